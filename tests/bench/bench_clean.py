@@ -1,11 +1,11 @@
-"""How fast the cleaner is, as ratios to things done in the same run: ``bench_clean.py [rounds] [--copies]``.
+"""Speed of the cleaner, as ratios to references of the same run: ``bench_clean.py [rounds] [--copies]``.
 
 End to end on real files in the page cache: both passes, every CRC checked, the new files written, synced and swapped
-in. References, each on the same segment and measured in turn with ours: a raw read and write of it (synced too),
-Kafka's own cleaner, and a plain Python dictionary over records as tuples. Ratios are best over best of rounds in which
-all take turns, of time on the wall and of processor time, the latter for busy machines. Kafka's is 4.1.1's class in a
-JVM that has cleaned the same log before (`TimeKafkasCleaner.java`), one thread, no throttle, a dedupe buffer of
-128 MiB; without its jars it is left out. Some minutes; with ``--copies`` only the raw copy, in half a minute.
+in. References run in turn with the cleaner on the same segment: a raw read and write with a sync, Kafka's cleaner, and
+a plain Python dictionary over records as tuples. Ratios are best to best over rounds in which each takes a turn, of
+wall time and of processor time, the latter for busy machines. Kafka's cleaner is the class of 4.1.1 in a JVM that has
+cleaned the same log before (`TimeKafkasCleaner.java`), with one thread, no throttle and a dedupe buffer of 128 MiB. It
+is left out without its jars. Takes some minutes; with ``--copies`` only the raw copy, in half a minute.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DRIVER = Path(__file__).with_name("TimeKafkasCleaner.java")
 
 
 class KafkasCleaner:
-    """A JVM that cleans the directories it is told, one by one."""
+    """A JVM that cleans the given directories, one by one."""
 
     def __init__(self) -> None:
         kafka = find_kafka()
@@ -54,14 +54,14 @@ class KafkasCleaner:
         )
 
     def clean(self, sample: Sample) -> tuple[Took, int]:
-        """(time of its cleaning alone, records left)."""
+        """(time of the cleaning alone, remaining records)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with copied(sample) as (directory,):
             self._process.stdin.write(f"{directory}\t{sample.next_offset}\t{NOW}\t{SEGMENT_BYTES}\n")
             self._process.stdin.flush()
             while not (line := self._process.stdout.readline()).startswith("cleaned\t"):
-                assert line, "Kafka's cleaner ended"
+                assert line, "the JVM of Kafka's cleaner must still run"
             wall, processor = (int(word) / 1e9 for word in line.split("\t")[1:])
             left = sum(records_in(path) for path in Path(directory).glob("*.log"))
         return Took(wall, processor), left
@@ -75,7 +75,7 @@ def records_in(path: Path) -> int:
 
 
 def by_dictionary(sample: Sample) -> tuple[Took, list[tuple]]:
-    """(time, what is left as tuples): two passes over tuples, nothing written."""
+    """(time, remaining records as tuples): two passes over tuples, without a write."""
     left: list[tuple] = []
     with copied(sample) as (directory,):
         log = opened(directory)
@@ -103,7 +103,7 @@ def left_by_ours(sample: Sample) -> list[tuple]:
 
 
 def side_by_side(sample: Sample) -> float:
-    """How many times as fast two logs are cleaned by two threads as one after the other."""
+    """Speed of two logs cleaned by two threads, relative to one after the other."""
     with copied(sample, copies=4) as directories:
         logs = [opened(each) for each in directories]
         alone = took(lambda: [clean(log) for log in logs[:2]])
@@ -116,7 +116,7 @@ def side_by_side(sample: Sample) -> float:
 
 def row(sample: Sample, kafka: KafkasCleaner | None, rounds: int) -> str:
     ours, copies, theirs = [], [], []
-    cleaned(sample), copy(sample)  # the first ones pay for what later ones find warm
+    cleaned(sample), copy(sample)  # the first runs warm the caches
     for _ in range(WARM_UPS if kafka else 0):
         kafka.clean(sample)
     plain, left = by_dictionary(sample)

@@ -1,8 +1,11 @@
-"""A log larger than the dedupe buffer: how many passes, and what is left: ``python tests/bench/bench_clean_passes.py``.
+"""A log larger than the dedupe buffer: number of passes and remaining records: ``python
+tests/bench/bench_clean_passes.py``.
 
-Segments with the same number of records, and a buffer with room for the keys of some of them. Asserted: a pass takes as
-many whole segments as the buffer holds keys of, so the number of passes is known before; none fills more than it was
-given; after the last one exactly the newest record of every key is left.
+All segments have the same number of records, and the buffer has space for the keys of some of them. It is asserted:
+
+1. A pass covers as many whole segments as the buffer holds keys of, so that the number of passes is known before.
+2. No pass uses more than its buffer.
+3. After the last pass exactly the newest record of every key remains.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from local.settings import LogSettings
 from local.storage import DiskStorage
 
 SEGMENTS = 24
-RECORDS = 25_000  # of a segment, each with another key
+RECORDS = 25_000  # for each segment, with distinct keys
 KEYS = 400_000
 SEGMENTS_A_PASS = 4
 VALUE_BYTES = 100
@@ -34,7 +37,7 @@ def filled(root: str) -> tuple[Log, dict[bytes, int]]:
     log = Log.open(DiskStorage(), os.path.join(root, "t-0"), NAME, settings, now_ms=0)
     draw, newest = random.Random(5), dict[bytes, int]()
     for segment in range(SEGMENTS):
-        # Keys of neighbours in a pass never meet: how many fit is then a matter of arithmetic.
+        # Segments of one pass share no key, so that the number of segments that fit can be computed.
         share = [key for key in range(KEYS) if key % SEGMENTS_A_PASS == segment % SEGMENTS_A_PASS]
         keys = [b"key-%016d" % key for key in draw.sample(share, RECORDS)]
         newest |= {key: log.next_offset + at for at, key in enumerate(keys)}
@@ -45,7 +48,8 @@ def filled(root: str) -> tuple[Log, dict[bytes, int]]:
 
 
 def main() -> None:
-    room = int(SEGMENTS_A_PASS * RECORDS * SLOT_BYTES / 0.9 * 1.1)  # a tenth more than they need, not a fifth segment
+    # a tenth more than they need, too little for a fifth segment
+    room = int(SEGMENTS_A_PASS * RECORDS * SLOT_BYTES / 0.9 * 1.1)
     with tempfile.TemporaryDirectory() as root:
         log, newest = filled(root)
         before, passes, read = log.size_bytes, 0, 0
@@ -59,7 +63,8 @@ def main() -> None:
             passes += 1
             read += done.bytes_read
             assert done.cleaner_offset == min(passes * SEGMENTS_A_PASS, SEGMENTS) * RECORDS
-            assert done.distinct_keys >= SEGMENTS_A_PASS * RECORDS  # and some of the segment that did not fit
+            # including some keys of the segment that did not fit
+            assert done.distinct_keys >= SEGMENTS_A_PASS * RECORDS
             assert done.buffer_utilization <= 1
             use = f"{done.buffer_utilization:.0%}"
             print(f"| {passes} | {done.cleaner_offset} | {log_records(log)} | {use} | {spent[1]:.2f} |")

@@ -1,7 +1,7 @@
-"""How fast the kernels are, as ratios to things done in the same run: ``python tests/bench/bench_codec.py``.
+"""Speed of the kernels, as ratios to references of the same run: ``python tests/bench/bench_codec.py``.
 
 References: memcpy of the same bytes, a raw read of the same file from the page cache, the same work in plain Python,
-and aiokafka's compiled reader and builder. Medians; slices of 4 MiB as readers take them. Under a minute.
+and aiokafka's compiled reader and builder. Medians. Slices of 4 MiB, like in readers. Takes less than a minute.
 """
 
 import os
@@ -37,7 +37,7 @@ def seconds(work, rounds=ROUNDS):
 
 
 def sample_records(count, value_bytes):
-    """20-byte keys, JSON-like values of half to one and a half times the nominal size."""
+    """20-byte keys, and JSON-like values of half to one and a half times the nominal size."""
     draw = random.Random(7)
     row = '{{"id":{},"user":"u{}","state":"{}","amount":{:.4f}}},'
     text = "".join(row.format(i, i * 7 % 999, "paid" if i % 3 else "open", i * 0.37) for i in range(4000)).encode()
@@ -72,7 +72,7 @@ def slices(data):
 
 
 def drain(results):
-    """Let go of each result before the next one, as readers do: kept ones would be paid for in fresh pages."""
+    """Release each result before the next one, like readers: retained results would cost new memory pages."""
     for _ in results:
         pass
 

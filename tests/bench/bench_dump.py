@@ -1,10 +1,10 @@
-"""`tiered dump` against Kafka's own dump tool on the same segment: whole processes, wall and CPU seconds.
+"""`tiered dump` against Kafka's dump tool on the same segment: whole processes, wall and CPU seconds.
 
     python tests/bench/bench_dump.py [MiB]
 
-Both start from nothing, so the start of a JVM is in Kafka's figures; the first row (an empty segment) says how much
-that is. `shallow` prints a line a batch, `deep` a line a record, `data` its key and value too. The jars of the pinned
-Kafka are fetched by Maven once (tests/interop/kafka_artifacts.py).
+Each process is started for each run, so Kafka's figures include the start of a JVM. The first row (an empty segment)
+shows this share. `shallow` prints a line for each batch, `deep` for each record, `data` also its key and value. Maven
+downloads the jars of the pinned Kafka once (tests/interop/kafka_artifacts.py).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _row(name: str, theirs: list[str], mine: list[str]) -> None:
 
 
 def _run(command: list[str]) -> tuple[float, float]:
-    """Wall and CPU seconds of one process, its output thrown away. Raises where it fails."""
+    """Wall and CPU seconds of one process, without its output. Raises if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)

@@ -1,11 +1,13 @@
-"""Memory and time of the cleaner's map at many keys: ``python tests/bench/bench_key_map.py [millions ...]``.
+"""Memory and time of the cleaner's offset map at many keys: ``python tests/bench/bench_key_map.py [millions ...]``.
 
-Distinct keys of 20 bytes go in as the cleaner's first pass sends them: whole plain batches of 16 KB, in one loop with
-their checksums, once as new keys and once more as known ones, the slots nine tenths full in the end. Each size has a
-process of its own. Bytes a key are those of the map, then what the process grew by while it was filled, the two bits a
-record included (VmRSS before, peak after). Nanoseconds a key are of processor time: all of the loop, then without its
-checksums and the walk over the records, which a run with batches to pass by has alone. 10 and 50 million by default:
-three gigabytes of memory, a minute or two.
+Distinct keys of 20 bytes are added like in the first pass of the cleaner: whole uncompressed batches of 16 KB, in one
+loop with their checksums, first as new keys, then as known keys. At the end nine tenths of the slots are used. Each
+size runs in its own process.
+
+Bytes for each key are those of the map, and then the growth of the process including two bits for each record (VmRSS
+before, peak after). Nanoseconds for each key are processor time: of the whole loop, and without checksums and the walk
+over records, which a run with skipped batches measures. Default: 10 and 50 million keys, which need three gigabytes
+and one or two minutes.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def keys_of(first: int, count: int) -> np.ndarray:
 
 
 def batches_of(count: int) -> np.ndarray:
-    """Batches with the keys in order; their offsets ascend within each chunk, which is all that is asked here."""
+    """Batches with the keys in order. Offsets ascend within each chunk, which is sufficient here."""
     settings, parts = LogSettings(batch_bytes=16 << 10), []
     for first in range(0, count, CHUNK):
         rows = min(CHUNK, count - first)
@@ -65,7 +67,7 @@ def slices_of(data: memoryview) -> list[tuple[int, memoryview, object]]:
     found, at = [], 0
     while at < len(data):
         table = kernels.scan_batches(data[at : at + SLICE_BYTES], verify=False)
-        while table.is_corrupt:  # a chunk begins again at offset 0
+        while table.is_corrupt:  # a chunk begins at offset 0 again
             table = kernels.scan_batches(data[at : at + table.valid_bytes], verify=False)
         found.append((at, data[at : at + table.valid_bytes], table))
         at += table.valid_bytes
@@ -73,7 +75,7 @@ def slices_of(data: memoryview) -> list[tuple[int, memoryview, object]]:
 
 
 def memory_bytes(name: str) -> int:
-    """``VmRSS``, what the process holds now, or ``VmHWM``, the most it held."""
+    """``VmRSS``, the current memory of the process, or ``VmHWM``, its peak."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 

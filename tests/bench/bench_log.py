@@ -4,18 +4,18 @@
 
 | row | reference |
 |---|---|
-| append of tuples, one batch of about 256 KiB after another | os.write of the same bytes |
+| append of tuples, batches of about 256 KiB | os.write of the same bytes |
 | append of an Arrow table, and of the same records as columns of another log | os.write of the same bytes |
 | local read: columns, CRC checked | os.pread of the same bytes |
 | open after a crash: every CRC checked, indexes rebuilt | os.pread of the same bytes |
 | clean: tenfold duplication of keys, CRC checked | read and write of the same bytes |
 | open of a directory of 10,000 segments after a clean shutdown | os.scandir and a stat of the same files |
 | the same after a crash: the last segment recovered | the same |
-| random reads by offset in it, first and second time round | open, os.pread, close of the same bytes |
-| random lookups by time in it, each read at what it found | the same |
+| random reads by offset in it, first and second pass | open, os.pread, close of the same bytes |
+| random lookups by timestamp in it, each followed by a read | the same |
 | tiered read: columns from a file:// bucket, chunk and batch CRCs checked | os.pread of the same bytes |
 
-Medians of the runs, the reference measured next to each. Page cache to page cache.
+Medians of the runs, with the reference measured next to each. Page cache to page cache.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _bench_many_segments(directory: Path) -> None:
 
 
 def _write_segments(directory: Path) -> int:
-    """As an appending log would have left them, without its fsyncs; one past the last offset."""
+    """Write segments like an appending log, without its fsyncs. Returns the next offset."""
     directory.mkdir()
     value = os.urandom(1000)
     for base in range(0, SEGMENTS * BATCHES, BATCHES):

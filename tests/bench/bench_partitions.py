@@ -1,10 +1,10 @@
-"""Many partitions at work in one daemon: start, memory, idle CPU, requests, a scrape, a status.
+"""Many partitions in one daemon: start, memory, idle CPU, requests, a scrape, a status.
 
     python tests/bench/bench_partitions.py [PARTITIONS] [SEGMENTS] [ROUNDS]
 
-Makes so many partitions of so many segments (default 1,000 of 100), of which all but the newest ten of each are in the
-bucket alone, in a temporary directory with a bucket as a folder (unsynced, for speed); then measures a fresh process
-over it. CPU is the process's own, so neighbours do not matter much.
+Creates partitions with segments (default 1,000 of 100) in a temporary directory with a bucket as a directory, without
+syncs. All but the newest ten segments of each partition are in the bucket only. Then it measures a new process. CPU is
+that of the process itself, so that other processes have little influence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def config_of(root: str) -> Config:
 
 
 def make(root: str, partitions: int, segments: int) -> None:
-    """Ten records a segment; 100 partitions a topic."""
+    """Ten records for each segment, 100 partitions for each topic."""
     Path(root, "bucket").mkdir(parents=True)
     Path(root, "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "{file_url(f"{root}/bucket")}"\n')
     os.fsync = lambda fd: None

@@ -1,20 +1,20 @@
 """The remote tier against bare clients, on one real server, in one run: ``bench_remote.py [--mib 256] [--rounds 9]``.
 
-| row | ours | reference | goal |
+| row | measured | reference | goal |
 |---|---|---|---|
 | upload | `copy_segment` of a file: every batch decoded, checksums, verification | multipart, same parts | 0.9 |
 | read | all batches of a segment, cold, checked, by `TieredReader`, then decoded too | ranged GETs, same sizes | 0.8 |
-| random read | 64 KiB somewhere, by offset: nothing known, head known, indexes known | one GET of 64 KiB | |
+| random read | 64 KiB at an offset: nothing known, manifest known, indexes known | one GET of 64 KiB | |
 
-References are obstore's own functions, and where it is faster http.client on presigned URLs, which signs no bodies and
-checks nothing; what their GETs bring they throw away, while ours goes through one cache, full of another segment's
-chunks. Ranges are RANGE_BYTES, THREADS of them at once, for everybody. The server is Versity S3 Gateway on loopback
-over files in memory; it shares the cores, so only ratios mean anything: 1.0 is as fast as the reference, more is
-faster. Everybody takes a turn in each round. A ratio is the median of the rounds' own ratios, in brackets that of the
-processor time of this process.
+References are obstore's functions, and where it is faster http.client on presigned URLs, which signs no bodies and
+checks nothing. References discard the bytes of their GETs, while the reader uses a cache that is full of chunks of
+another segment. Ranges are RANGE_BYTES, THREADS of them in parallel, for all. The server is Versity S3 Gateway on
+loopback over files in memory. It shares the cores, so that only ratios are meaningful: 1.0 is as fast as the reference,
+more is faster. Each takes a turn in each round. A ratio is the median of the ratios of the rounds, in brackets that of
+the processor time of this process.
 
-Random reads are measured twice: on loopback, where nothing but processor time counts, and with FAR_S added to each
-answer, ours and the reference's, where it counts how often one answer waits for another ("turns").
+Random reads are measured twice: on loopback, where only processor time counts, and with FAR_S added to each answer of
+both sides, where the number of dependent requests counts ("turns").
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ PREFIX = PREFIXES[0]
 PARTITION = TopicPartition("orders", 0)
 BATCH_BYTES, VALUE_BYTES = 16 << 10, 100  # Kafka's batch.size, and small records: the most work for each byte
 SMALL_BYTES, SMALL_COUNT = 64 << 10, 20
-FAR_S, FAR_COUNT, FAR_ROUNDS = 0.02, 5, 5  # some 20 to 30 ms are what S3 takes for a first byte
+FAR_S, FAR_COUNT, FAR_ROUNDS = 0.02, 5, 5  # S3 needs about 20 to 30 ms for a first byte
 Work = Callable[[], object]
 
 
@@ -173,13 +173,13 @@ def load() -> str:
     return f"{os.getloadavg()[0]:.1f}"
 
 
-# --- ours -----------------------------------------------------------------------------------------------------------
+# --- the remote tier ------------------------------------------------------------------------------------------------
 
 
 class Ours:
     def __init__(self, server: RunningServer, segment: SegmentToCopy) -> None:
         self.segment = segment
-        self.cache, self.turn = ChunkCache(min(CACHE_BYTES, segment.size_bytes)), 0  # never room for both partitions
+        self.cache, self.turn = ChunkCache(min(CACHE_BYTES, segment.size_bytes)), 0  # no space for both partitions
         self.store = FarStore(open_store(f"s3://{BUCKET}/ours", {**server.options(), "client": "obstore"}))
         self.logs = [MetadataLog(self.store, prefix) for prefix in PREFIXES]
         for number, log in enumerate(self.logs):
@@ -206,7 +206,7 @@ class Ours:
         return RemotePartition(self.store, PREFIX, cache or ChunkCache(), metadata=self.log, guesses=RangePredictor())
 
     def reader(self) -> TieredReader:
-        """Of both partitions in turn: what is cached is the other one's."""
+        """A reader of both partitions in turn, so that the cache holds only chunks of the other partition."""
         self.turn += 1
         log, prefix = self.logs[self.turn % 2], PREFIXES[self.turn % 2]
         remote = RemotePartition(self.store, prefix, self.cache, metadata=log)
@@ -230,12 +230,12 @@ class Ours:
         }
 
     def read_small(self, partition: RemotePartition) -> None:
-        row = partition.head().segments[0]
+        row = partition.manifest().segments[0]
         offset = random.randrange(row.next_offset * 9 // 10)
         assert len(partition.read(row, partition.position_of_offset(row, offset), SMALL_BYTES)) == SMALL_BYTES
 
     def requests_of(self, work: Work) -> tuple[int, str]:
-        """(how often one waited for another, what was asked)."""
+        """(number of dependent requests, the requests by verb)."""
         before, self.store.turns = self.store.counts(), 0
         work()
         made = self.store.counts() - before
@@ -244,7 +244,7 @@ class Ours:
 
 
 class FarStore(MeteredStore):
-    """Each answer takes `delay_s` longer; `turns` counts those that came one after another."""
+    """A store whose answers take `delay_s` longer. `turns` counts dependent requests."""
 
     delay_s = 0.0
     turns = 0
@@ -271,7 +271,7 @@ class FarStore(MeteredStore):
             time.sleep(self.delay_s)
 
 
-# --- the references -------------------------------------------------------------------------------------------------
+# --- references -----------------------------------------------------------------------------------------------------
 
 
 class Raw:
@@ -340,14 +340,14 @@ class Raw:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """In memory where the system has such a place."""
+    """A directory, in memory if the system has such a place."""
     shared = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
         yield Path(folder)
 
 
 def made_up_segment(path: Path, mib: int) -> SegmentToCopy:
-    """Batches of BATCH_BYTES, all alike but for their offsets, with an offset index of each fourth."""
+    """Batches of BATCH_BYTES that differ only in their offsets, with an offset index of each fourth batch."""
     draw = random.Random(1)
     count = BATCH_BYTES // (VALUE_BYTES + 24)
     records = [Record(b"key-%08d" % n, draw.randbytes(VALUE_BYTES), 1_700_000_000_000 + n) for n in range(count)]

@@ -1,9 +1,11 @@
-"""Requests and dollars for each TiB, metered: ``python tests/bench/bench_requests.py [--mib 64 256 1024]``.
+"""Requests and dollars for each TiB, counted: ``python tests/bench/bench_requests.py [--mib 64 256 1024]``.
 
-A segment of each size is copied and committed, then read from end to end by one stream, then at random places, all
-cold, and then it expires and is deleted as a round of the manager does it; what the store was asked for is counted as
-S3 bills it and multiplied by the price list of `policies.cost.prices` (S3 Standard). The figures depend on the sizes
-alone, not on the machine: the store is a directory.
+1. A segment of each size is copied and committed.
+2. It is read from end to end by one stream, and then at random positions, all without a cache.
+3. It expires and is deleted like in the maintenance of a manager.
+
+The requests are counted as S3 bills them and multiplied by the price list of `policies.cost.prices` (S3 Standard). The
+figures depend on the sizes only, not on the machine: the store is a directory.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def whole_of(counts: RequestCounts, many: float) -> str:
 
 
 def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts, ...]:
-    """What it took to copy and commit, to expire and delete, to read all, and to read small pieces READS times."""
+    """Requests to copy and commit, to expire and delete, to read all, and to read small pieces READS times."""
     segment = made_up_segment(path, mib)
     log = MetadataLog(store, PREFIX)
     log.become_writer("bench", 0, topic="orders", topic_id=TOPIC_ID, partition=0)
@@ -84,19 +86,19 @@ def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts
 
 
 def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: SegmentEntry) -> RequestCounts:
-    """One segment by itself, its pins not listed before: the dearest way. Its heads go with hundreds of others."""
+    """One segment alone without a previous listing of pins, the most expensive way. Manifests share their GC."""
     begun = store.counts()
     gone = expire_segments([row.ulid], now_ms=1, log_start_offset=row.next_offset)
-    head = log.commit(gone, 1, touches=(row.base_offset, row.next_offset))
-    due = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=1) for each in head.unlinked}
-    keys = PinWatch(store, PREFIX).free(due, sequence=head.sequence, now_ms=2)
+    manifest = log.commit(gone, 1, touches=(row.base_offset, row.next_offset))
+    due = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=1) for each in manifest.unlinked}
+    keys = PinWatch(store, PREFIX).free(due, sequence=manifest.sequence, now_ms=2)
     assert len(keys) == 2
     log.check_still_writer()
     delete_objects(store, PREFIX, sorted(keys), has_forks=False)
     log.commit(remove_pending_deletes(keys), 2)
     taken = store.counts() - begun
-    heads = 3 / MANIFESTS_AT_ONCE  # a collection: a boundary, two listings, three looks
-    return taken + RequestCounts(puts=heads, gets=3 * heads, lists=2 * heads)  # type: ignore[arg-type]
+    manifests = 3 / MANIFESTS_AT_ONCE  # one collection: a boundary, two listings, three reads
+    return taken + RequestCounts(puts=manifests, gets=3 * manifests, lists=2 * manifests)  # type: ignore[arg-type]
 
 
 def cold(store: ObjectStore, log: MetadataLog) -> RemotePartition:

@@ -1,8 +1,8 @@
-"""What the server of metrics and pages costs a daemon: ``bench_serving.py``, half a minute.
+"""Cost of the metrics and pages server for a daemon: ``bench_serving.py``, half a minute.
 
-Processor time and resident memory of one fresh process that has loaded what a manager at work loads: the import of the
-server, its start with the first answer, a scrape over a new connection and one more over the same, and a second in
-which nobody asks. No time on the wall.
+Processor time and resident memory of a new process with the modules of a running manager: the import of the server,
+its start with the first answer, a scrape over a new connection, another over the same, and a second without requests.
+Wall time is not measured.
 """
 
 from __future__ import annotations

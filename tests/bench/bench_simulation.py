@@ -1,8 +1,8 @@
-"""Every case of the simulation beside a real manager: ``python tests/bench/bench_simulation.py [WORD...]``.
+"""Every case of the simulation compared with a real manager: ``python tests/bench/bench_simulation.py [WORD...]``.
 
-Prints the table of docs/explanation/cost-model.md: of each case what was sent, and the verb or count of bytes that was
-foretold worst. With words only cases that have one of them in their name. Ends with 1 when any is more than one in a
-hundred off. A minute of one core; the figures do not depend on the machine.
+Prints the table of docs/explanation/cost-model.md: the requests of each case, and the verb or byte count with the
+largest error. Words select cases by name. Exits with 1 if an error is above one percent. Takes a minute of one core.
+The figures do not depend on the machine.
 """
 
 from __future__ import annotations

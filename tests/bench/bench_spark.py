@@ -1,12 +1,13 @@
-"""Spark reading the bucket beside the same records in Parquet, `binaryFile` with our decoder, and Kafka's connector.
+"""Spark reads of the bucket against Parquet, `binaryFile` with this project's decoder, and Kafka's connector.
 
     .ci/with python tests/bench/bench_spark.py [--records 3000000] [--master 'local[2]'] [--no-kafka | --scaling]
 
 One command, one run, one table in Markdown. Every case writes the same rows to Spark's `noop` sink, best of three after
-one that warms up; the ratio is to Parquet, by wall and by CPU. CPU is that of Spark's JVM and Python workers, steadier
-than the clock on a busy machine; a broker's is beside it. The broker is Kafka's own and reads the very batches, written
-into its directory by us; it and the connector come from Maven Central, and without them their rows are left out.
-`--scaling` sets one task at a time beside two: the same reads by `local[1]` and `local[2]`, turn by turn.
+a warm-up. The ratio is to Parquet, by wall time and by CPU. CPU is that of Spark's JVM and Python workers, which is
+steadier than wall time on a busy machine. The CPU of a broker is listed separately. The broker is a real Kafka and
+reads the same batches, written into its directory by this program. Broker and connector come from Maven Central, and
+without them their rows are left out. `--scaling` compares one task at a time with two: the same reads by `local[1]` and
+`local[2]`, in turn.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from tiered.spark.source.rows import TYPES
 RECORDS = 3_000_000
 PER_BATCH, BATCHES_PER_SEGMENT = 1000, 250
 SEGMENT_BYTES = 32 << 20
-TOPICS = ("bench0", "bench1", "bench2", "bench3")  # of one partition each: so many tasks has Kafka's connector
+# of one partition each, which is the number of tasks of Kafka's connector
+TOPICS = ("bench0", "bench1", "bench2", "bench3")
 COLUMNS = tuple(name for name in TYPES if name != "headers")
 NOW_MS = 1_700_000_000_000
 TRIES = 3
@@ -55,7 +57,7 @@ def main(records, master, with_kafka):
         bucket = fill_bucket(f"{work}/bucket", records)
         broker, connector = stack.enter_context(kafka(Path(work), records)) if with_kafka else (None, "")
         conf = {"spark__driver__extraClassPath": connector} if connector else {}
-        # Whole files in one row each, as binaryFile has them, need the memory.
+        # binaryFile reads whole files into one row each, which needs this memory.
         spark = spark_session(
             "bench", master, spark__driver__memory="2g", spark__driver__extraJavaOptions=QUIET_JAVA, **conf
         )
@@ -69,8 +71,10 @@ def main(records, master, with_kafka):
 
 
 def scaling(records):
-    """How much sooner two tasks at a time are done than one, and how many cores one has in use by itself: a task is a
-    Python process that decodes and a thread of the JVM that takes rows, so one alone may fill more than one core."""
+    """Speed-up of two parallel tasks over one, and the cores that one task uses.
+
+    A task is a Python process that decodes and a JVM thread that takes rows, so that it may use more than one core.
+    """
     with tempfile.TemporaryDirectory() as work:
         bucket = fill_bucket(f"{work}/bucket", records)
         found = {}
@@ -96,7 +100,7 @@ def scaling(records):
 
 
 def cases_of(spark, url, work, records):
-    """What is measured, the reference first."""
+    """The measured cases, the reference first."""
     pruned = source(spark).schema("offset long, key binary")
     topics = ",".join(TOPICS)
     return {
@@ -118,18 +122,18 @@ def connector_cases(spark, broker, url):
         reader = spark.read.format("kafka").option("kafka.bootstrap.servers", broker.address)
         return reader.option("subscribe", ",".join(TOPICS)).load()
 
-    assert load().count() == source(spark).load(url).count(), "both hold the same records"
+    assert load().count() == source(spark).load(url).count(), "both must hold the same number of records"
     return {
         "Kafka's connector, 7 columns": lambda: noop(load()),
         "Kafka's connector, offset and key": lambda: noop(load().select("offset", "key")),
     }
 
 
-# --- the records -----------------------------------------------------------------------------------------------------
+# --- records ---------------------------------------------------------------------------------------------------------
 
 
 def batches_of(records):
-    """One topic's batches: 16-byte keys and 100 incompressible bytes."""
+    """The batches of one topic: 16-byte keys and 100 incompressible bytes."""
     rng = random.Random(7)
     samples = [
         encode_batch([(rng.randbytes(16), rng.randbytes(100), NOW_MS + n) for n in range(PER_BATCH)]) for _ in range(20)
@@ -152,7 +156,8 @@ def fill_bucket(directory, records):
 
 @contextlib.contextmanager
 def kafka(work, records):
-    """A running broker that holds the same batches, and the connector's class path; without them None and nothing."""
+    """A running broker with the same batches, and the class path of the connector. Without Kafka: None and an empty
+    text."""
     try:
         found, connector = find_kafka(), kafka_connector.class_path(work)
     except KafkaMissing as missing:
@@ -181,7 +186,7 @@ def kafka(work, records):
         broker.stop()
 
 
-# --- the reads -------------------------------------------------------------------------------------------------------
+# --- reads -----------------------------------------------------------------------------------------------------------
 
 
 def noop(frame):
@@ -223,7 +228,7 @@ def binary_files(spark, directory):
     return files.load(directory).select("content").mapInArrow(decode, schema)
 
 
-# --- the figures -----------------------------------------------------------------------------------------------------
+# --- figures ---------------------------------------------------------------------------------------------------------
 
 
 def report(cases, records, stored, master, broker):
@@ -253,7 +258,7 @@ def measured(run, broker):
 
 
 def cpu_seconds(broker):
-    """User and system time of all descendants that live, and of their ended children: (without the broker, its)."""
+    """User and system time of living descendants and their ended children: (without the broker, the broker's)."""
     parents, spent = {}, {}
     for name in os.listdir("/proc"):
         if name.isdigit():

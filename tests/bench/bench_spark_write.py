@@ -1,12 +1,12 @@
-"""Spark writing the bucket: compaction beside plain Spark SQL, ingest beside Parquet. Prints a table in markdown.
+"""Spark writes to the bucket: compaction against plain Spark SQL, ingest against Parquet. Prints a Markdown table.
 
     .ci/with python tests/bench/bench_spark_write.py [records [keys]]
 
-Everything in one session and one run, in rounds in which each takes its turn. CPU is that of this process's descendants
-(JVM and Python workers): steadier than the clock on a busy machine. Shuffled bytes are what the tasks of all stages
-tell Spark that they wrote; the count is tried on bytes of a known number first. The plain queries write their outcome
-as Parquet, for the compaction writes its own too; the compaction has a fresh copy of the bucket in every try,
-made outside of the time.
+All cases run in one session and one run, in rounds in which each takes its turn. CPU is that of this process's
+descendants (JVM and Python workers), which is steadier than wall time on a busy machine. Shuffled bytes are those that
+the tasks of all stages report to Spark; the count is first tested with a known number of bytes. The plain queries write
+their result as Parquet, because the compaction writes its result too. The compaction gets a new copy of the bucket for
+every try, made outside of the measured time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tiered.spark.session import QUIET_JAVA, spark_session
 RECORDS, KEYS = 10_000_000, 1_000_000
 SEGMENTS, CHUNK, VALUE_BYTES = 16, 100_000, 100
 TRIES = 3
-NOW_MS = 1_700_000_000_000 + 86_400_000  # after every record: a timestamp of the future is refused
+NOW_MS = 1_700_000_000_000 + 86_400_000  # after every record, because a timestamp in the future is refused
 SETTINGS = {"cleanup.policy": "compact"}
 
 
@@ -66,7 +66,7 @@ def main(records: int, keys: int) -> None:
 
 
 def compactions(spark: Any, work: str) -> dict[str, Callable[[], Callable[[], object]]]:
-    """Each makes ready, and gives what is measured."""
+    """Each prepares its input and returns the measured function."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
 
@@ -125,9 +125,9 @@ def ingests(spark: Any, work: str) -> dict[str, Callable[[], Callable[[], object
 
 
 def table(kind: str, cases: dict[str, Callable[[], Callable[[], object]]], spark: Any) -> None:
-    """Best of the rounds, in each of which everybody takes a turn; ratios are the rounds' own: median (least, most)."""
+    """Best of the rounds, in each of which all take a turn. Ratios are those of the rounds: median (least, most)."""
     for ready in cases.values():
-        ready()()  # once for the JVM
+        ready()()  # warm-up of the JVM
     rounds = [{name: measured(spark, ready()) for name, ready in cases.items()} for _ in range(TRIES)]
     first = next(iter(cases))
     for name in cases:
@@ -148,10 +148,11 @@ def measured(spark: Any, run: Callable[[], object]) -> Cost:
 
 
 def shuffled_bytes(spark: Any) -> int:
-    """What the tasks of all stages so far have written for shuffles, as they told at their ends.
+    """Bytes written for shuffles by the tasks of all stages so far, as reported at their ends.
 
-    Spark's listeners run behind: what is still queued is waited for. (Sums by executor, as the status store has them,
-    are not complete at a job's end.)
+    Spark's listeners lag behind, so queued events are awaited. (Sums by executor in the status store are not complete
+    at
+    the end of a job.)
     """
     context, jvm = spark.sparkContext._jsc.sc(), spark.sparkContext._jvm
     context.listenerBus().waitUntilEmpty()
@@ -161,7 +162,7 @@ def shuffled_bytes(spark: Any) -> int:
 
 
 def check_the_count(spark: Any) -> str:
-    """Bytes that nothing can compress go through a shuffle: so many must be counted, and little more."""
+    """Shuffle incompressible bytes: the count must be their number, and little more."""
     sent, before = 20 << 20, shuffled_bytes(spark)
 
     def noise(batches: Any) -> Any:
@@ -177,7 +178,8 @@ def check_the_count(spark: Any) -> str:
 
 
 def fill(directory: str, records: int, keys: int) -> int:
-    """`records` with uniform 16-byte keys and 100 incompressible bytes, in one partition of 16 segments; bytes."""
+    """Write `records` with uniform 16-byte keys and 100 incompressible bytes, in one partition of 16 segments. Returns
+    bytes."""
     Path(directory).mkdir()
     store, random = open_store(f"file://{directory}"), np.random.default_rng(7)
     segment_bytes = max(1 << 20, -(-records * (VALUE_BYTES + 25) // SEGMENTS))

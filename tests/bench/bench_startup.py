@@ -1,13 +1,13 @@
-"""What a command costs before it does anything, and a status of many topics: whole processes, CPU and wall.
+"""Start-up cost of commands, and a status of many topics: whole processes, CPU and wall time.
 
     python tests/bench/bench_startup.py [TOPICS] [SEGMENTS] [TURNS]
     python tests/bench/bench_startup.py make DIR [TOPICS] [SEGMENTS]
 
-Makes so many topics (default 100) of so many segments (default 20, half of them in the bucket alone) in a temporary
-directory with a bucket as a folder, then copies the bucket to an S3 server on loopback. Each command is a process of
-its own, as a person would start it, with compiled bytecode; one that starts Python and does nothing is the reference.
-CPU-seconds are the process's own, user and system together; medians of TURNS (default 15), all commands taking turns.
-Far: every answer of the S3 server comes 20 ms later. The CPU of the server, which shares the machine, is in no column.
+Creates topics (default 100) with segments (default 20, half of them in the bucket only) in a temporary directory with a
+bucket as a directory, and copies the bucket to an S3 server on loopback. Each command is its own process with compiled
+bytecode, like in real use. A process that only starts Python is the reference. CPU seconds are user and system time of
+the process. Medians of TURNS (default 15), with all commands in turn. Far: every answer of the S3 server arrives 20 ms
+later. The CPU of the server, which shares the machine, is in no column.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cost(NamedTuple):
 
 
 def make(root: str, topics: int, segments: int) -> None:
-    """Ten records a segment; of each topic the newer half of the segments is on the disk as well."""
+    """Ten records for each segment. The newer half of the segments of each topic is also on the disk."""
     Path(root, "bucket").mkdir(parents=True)
     Path(root, "tiered.toml").write_text(f'[local]\ndir = "data"\n[remote]\nurl = "{file_url(f"{root}/bucket")}"\n')
     os.fsync = lambda fd: None
@@ -73,7 +73,7 @@ def make(root: str, topics: int, segments: int) -> None:
 
 
 def upload(root: str, server: RunningServer) -> None:
-    """The bucket's objects, under the same names, into a bucket of the server."""
+    """Copy the objects of the bucket, under the same names, to a bucket of the server."""
     server.create_bucket(BUCKET)
     store = open_store(f"s3://{BUCKET}", server.options())
     for path in sorted(Path(root, "bucket").rglob("*")):
@@ -83,7 +83,7 @@ def upload(root: str, server: RunningServer) -> None:
 
 
 def configure(root: str, endpoint: str) -> None:
-    """The directory's configuration names the server's bucket instead of the folder."""
+    """Set the server's bucket instead of the directory in the configuration."""
     Path(root, "tiered.toml").write_text(
         f'[local]\ndir = "data"\n[remote]\nurl = "s3://{BUCKET}"\n[remote.options]\nendpoint_url = "{endpoint}"\n'
         f'key = "{ACCESS_KEY}"\nsecret = "{SECRET_KEY}"\nclient_kwargs = {{ region_name = "us-east-1" }}\n'
@@ -92,7 +92,7 @@ def configure(root: str, endpoint: str) -> None:
 
 
 def run(command: Sequence[str]) -> Cost:
-    """Raises CalledProcessError for a command that fails."""
+    """Run a command. Raises CalledProcessError if it fails."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(ROOT)
     begun = time.perf_counter()
@@ -106,10 +106,10 @@ def run(command: Sequence[str]) -> Cost:
 
 
 def table(commands: dict[str, Sequence[str]], turns: int) -> None:
-    """A row for each command: medians, and what is the command's own above the bare interpreter."""
+    """A row for each command: medians, and the cost above the bare interpreter."""
     found: dict[str, list[Cost]] = {name: [] for name in commands}
     for command in commands.values():
-        run(command)  # what the disk has to be asked for is in memory from here on
+        run(command)  # later runs find the files in the page cache
     for _ in range(turns):
         for name, command in commands.items():
             found[name].append(run(command))

@@ -1,16 +1,16 @@
-"""The clients of S3 side by side, in one run: ``python tests/bench/bench_stores.py [--mib 64] [--rounds 5]``.
+"""The S3 clients compared in one run: ``python tests/bench/bench_stores.py [--mib 64] [--rounds 5]``.
 
-| row | what |
+| row | measured |
 |---|---|
-| upload | one object in parts of 8 MiB, as `ObjectStore.upload` sends a segment |
+| upload | one object in parts of 8 MiB, like `ObjectStore.upload` sends a segment |
 | ranges | the object in parallel ranged GETs of 8 MiB, `get_ranges` |
-| small | 64 ranged GETs of 4 KiB at random places, one after the other: milliseconds each |
+| small | 64 ranged GETs of 4 KiB at random positions, one after the other: milliseconds each |
 | create | 64 create-if-absent of 1 KiB, one after the other: milliseconds each |
 
-Clients: ``raw`` is http.client on presigned URLs, in threads, the floor of what Python can do; ``boto3`` its own
-transfer; ``s3fs`` and ``obstore`` are this project's stores; ``face`` is obstore's fsspec face without our store. The
-server is versitygw on loopback, over a directory; it shares the cores, so only ratios mean anything. Rounds are
-interleaved; best of each. CPU is this process's, in ms for each MiB.
+Clients: ``raw`` is http.client on presigned URLs, in threads, the lower bound for Python. ``boto3`` is its own
+transfer. ``s3fs`` and ``obstore`` are this project's stores. ``face`` is obstore's fsspec interface without this
+project's store. The server is versitygw on loopback, over a directory. It shares the cores, so that only ratios are
+meaningful. Rounds are interleaved; best of each. CPU is that of this process, in ms for each MiB.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BUCKET, SMALL_BYTES, SMALL_COUNT, THREADS = "bench-bucket", 4096, 64, 8
 
 
 class Client:
-    """Named steps; a client without one lacks it."""
+    """Named steps. A client may lack a step."""
 
     def __init__(self, name: str, **steps: Callable[[], object]) -> None:
         self.name, self.steps = name, steps
@@ -130,7 +130,7 @@ def with_boto3(server: RunningServer, body: bytes) -> Client:
 
 
 def raw(server: RunningServer, body: bytes) -> Client:
-    """Presigned requests over one connection a thread; the upload is one in parts, as everybody's."""
+    """Presigned requests over one connection for each thread. The upload is multipart, like for all clients."""
     client = boto(server)
     place = urlsplit(server.url)
     url = client.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "raw"}, ExpiresIn=36000)

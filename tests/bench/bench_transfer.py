@@ -1,14 +1,14 @@
-"""Transfer in figures: ``python tests/bench/bench_transfer.py upload|memory|local [--mib N] [--rounds N]``.
+"""Transfer benchmarks: ``python tests/bench/bench_transfer.py upload|memory|local [--mib N] [--rounds N]``.
 
-| part | ours | reference, in the same run |
+| part | measured | reference, in the same run |
 |---|---|---|
-| upload | `copy_segment` in each way of keeping it, every batch decoded | multipart uploads of the file, same parts |
-| memory | peak resident memory of copies at once, in a process of its own; 1024 MiB unless --mib | the process before |
-| local | a local file read ahead by aiofiles, cold and warm, with the work of a copy | read where it is asked for |
+| upload | `copy_segment` in each object encoding, every batch decoded | multipart uploads of the file, same parts |
+| memory | peak resident memory of parallel copies, in its own process; 1024 MiB unless --mib | the process before |
+| local | a local file read ahead by aiofiles, cold and warm, with the work of a copy | reads on demand |
 
-The upload goes to Versity S3 Gateway on loopback, over files in memory; everybody takes a turn in each round, and a
-ratio is the median of the rounds' own. The memory part copies to the same server, a process of its own, over files on
-the disk: clients, their buffers and what waits for the server are in the figure, the server's own memory is not.
+The upload uses Versity S3 Gateway on loopback, over files in memory. Each takes a turn in each round, and a ratio is
+the median of the ratios of the rounds. The memory part copies to the same server in another process, over files on the
+disk. Its figure includes clients, their buffers and queued data, but not the memory of the server.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
 
 @contextmanager
 def segment_file(mib: int) -> Iterator[tuple[str, int]]:
-    """A file of about `mib` MiB of batches of JSON-like records, and the offset after its last."""
+    """A file of about `mib` MiB of batches of JSON-like records, and its next offset."""
     value = b'{"id": %d, "name": "customer %d", "amount": %d.%02d}'
     records = [Record(b"key-%08d" % n, value % (n, n * 7, n * 13, n % 100), n) for n in range(2000)]
     batch, offset = bytearray(encode_batch(records, base_offset=0)), 0
@@ -148,14 +148,14 @@ def memory(asked: argparse.Namespace) -> None:
             with tempfile.TemporaryDirectory() as folder, RunningServer(KINDS["versitygw"], Path(folder)) as server:
                 server.create_bucket(BUCKET)
                 words = [sys.executable, __file__, "memory-child", f"--mib={asked.mib or 1024}", f"--copies={copies}"]
-                patient = {"proxies": {}, "read_timeout": 300}  # a gateway over a disk completes 1 GiB for long
+                patient = {"proxies": {}, "read_timeout": 300}  # a gateway over a disk needs long to complete 1 GiB
                 options = json.dumps({**server.options(), "client": client, "config_kwargs": patient})
                 subprocess.run([*words, f"--mode={mode}", f"--options={options}"], check=True)
 
 
 def memory_child(asked: argparse.Namespace, path: str, next_offset: int) -> None:
     store = open_store(f"s3://{BUCKET}/ours", json.loads(asked.options))
-    store.put("warm", b"x")  # imports, clients and tables of the codecs
+    store.put("warm", b"x")  # load imports, clients and codec tables
     warm = segment_of(path, next_offset)
     warm.inspect().take(memoryview(warm.read(0, 1 << 20)))  # type: ignore[misc]
     before = peak_mib()

@@ -1,8 +1,8 @@
-"""The logs that the cleaner's benchmarks clean, and how they are timed.
+"""Logs for the benchmarks of the cleaner, and their timing.
 
-Each is one sealed segment in batches of 16 KB with keys of 20 bytes, made once for a run; every measurement cleans a
-copy of its files, and the raw copy reads the very same segment. S are values of 100 bytes, L of 1000; ten records a
-key, or nearly nine records of ten survive.
+Each log is one closed segment of 16 KB batches with keys of 20 bytes, made once for a run. Every measurement cleans a
+copy of its files, and the raw copy reads the same segment. Values have 100 bytes (S) or 1000 bytes (L). A key has ten
+records, or nearly nine of ten records survive.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kind:
     name: str
     value_bytes: int
     survivors: float
-    goal: float  # times the raw copy
+    goal: float  # multiple of the speed of the raw copy
 
 
 KINDS = (
@@ -54,7 +54,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """The files of a closed log; `next_offset` is where its only sealed segment ends."""
+    """The files of a closed log. `next_offset` is the end of its only closed segment."""
 
     kind: Kind
     directory: str
@@ -81,7 +81,7 @@ def best(runs: list[Took]) -> Took:
 
 
 def ratios(reference: list[Took], subject: list[Took]) -> Took:
-    """How many times as fast the subject is, best over best: a disk's and a machine's bad moments go one way only."""
+    """Speed of the subject relative to the reference, best to best, because disturbances only slow a run down."""
     one, other = best(reference), best(subject)
     return Took(one.wall_seconds / other.wall_seconds, one.processor_seconds / other.processor_seconds)
 
@@ -107,7 +107,8 @@ def made(kind: Kind, root: str) -> Sample:
 @contextmanager
 def copied(sample: Sample, copies: int = 1) -> Iterator[list[str]]:
     """Directories with the files of a sample, on the disk."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:  # Kafka may be removing files, too
+    # Kafka may be deleting files at the same time
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
         made = [os.path.join(root, str(at), "t-0") for at in range(copies)]
         for each in made:
             shutil.copytree(sample.directory, each)
@@ -122,7 +123,7 @@ def opened(directory: str) -> Log:
 
 
 def clean(log: Log) -> cleaner.CleaningResult:
-    """Both passes, every checksum checked, the new files synced and swapped in."""
+    """Both passes, with every checksum checked and the new files synced and swapped in."""
     result = cleaner.clean(log, DiskStorage(), clean_from=0, now_ms=NOW, tombstones_below=None)
     assert result is not None
     return result

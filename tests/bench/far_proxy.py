@@ -1,7 +1,7 @@
-"""A TCP proxy on loopback that makes a server far away: connecting takes a while, and so does every answer.
+"""A TCP proxy on loopback that adds latency to a server: to connections, and to every answer.
 
-What the server sends arrives `delay_s` after it was sent, in order; what goes there is not delayed, so a request
-and its answer take `delay_s` longer in all, and a new connection once as much again.
+Data of the server arrives `delay_s` after it was sent, in order. Data to the server is not delayed. A request with its
+answer so takes `delay_s` longer, and a new connection takes `delay_s` once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ READ_BYTES = 1 << 16
 
 @contextmanager
 def far(url: str, delay_s: float) -> Iterator[str]:
-    """The server at `url`, `delay_s` away: its address there."""
+    """The address of a proxy with a delay of `delay_s` to the server at `url`."""
     place = urlsplit(url)
     assert place.hostname is not None
     assert place.port is not None
@@ -62,7 +62,7 @@ class _Proxy:
 
 
 async def _carry(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay_s: float) -> None:
-    """Every piece `delay_s` after it came, the end of the stream too."""
+    """Pass on every piece `delay_s` after its arrival, and the end of the stream too."""
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 

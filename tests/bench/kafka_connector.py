@@ -1,8 +1,8 @@
-"""Spark's Kafka connector for benchmarks: its jars from Maven Central, as a class path for a session on one machine.
+"""Spark's Kafka connector for benchmarks: its jars from Maven Central, as a class path for a local session.
 
-Its companion for delegation tokens (spark-token-provider-kafka-0-10) is left out: not every copy of Maven Central has
-it. What the connector calls of it stands in `no_tokens`, for a broker without authentication, where the original does
-the same: nothing. It is compiled against Spark's jars.
+Its companion for delegation tokens (spark-token-provider-kafka-0-10) is left out, because not every mirror of Maven
+Central has it. `no_tokens` implements the calls of the connector to it for a broker without authentication, where the
+original also does nothing. It is compiled against Spark's jars.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from kafka_artifacts import KafkaMissing, fetch_jars
 
-VERSION = "4.2.0"  # the newest there is; it runs on later Sparks
+VERSION = "4.2.0"  # the newest version; it runs on later Sparks
 _NAME = "spark-sql-kafka-0-10_2.13"
 _TOKENS = ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13")
 
 
 def class_path(work: Path) -> str:
-    """For ``spark.driver.extraClassPath``; classes are compiled into `work`. Raises KafkaMissing."""
+    """The value of ``spark.driver.extraClassPath``. Classes are compiled into `work`. Raises KafkaMissing."""
     import pyspark
 
     found = fetch_jars(f"{_NAME}-{VERSION}", [("org.apache.spark", _NAME, VERSION)], without=[_TOKENS])

@@ -1,10 +1,10 @@
-"""What the index costs at 1,000, 100,000 and a million segments: opening, looking up, committing; requests and times.
+"""Cost of the manifest index at 1,000, 100,000 and a million segments: opens, lookups, commits; requests and times.
 
     python tests/bench/metadata.py [--segments 1000 100000 1000000] [--store s3|memory|file]
 
-Rows are made up and committed in runs of 1,000, as nothing else is measured here; the sizes of names, numbers and index
-ranges are those of segments of 1 GiB. ``s3`` is Versity S3 Gateway on loopback. Times are medians, on the wall and in
-brackets of this process's processor time; requests and bytes do not depend on the machine.
+Entries are synthetic and committed in runs of 1,000, because nothing else is measured. Sizes of names, numbers and
+index ranges are those of segments of 1 GiB. ``s3`` is Versity S3 Gateway on loopback. Times are medians of wall time,
+in brackets of processor time of this process. Requests and bytes do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def store_of(kind: str, folder: Path, stack: ExitStack) -> ObjectStore:
 
 
 class Measured:
-    """A partition with so many segments, and each step's time and requests as a cell of a table."""
+    """A partition with `count` segments. Time and requests of each step are the cells of a table."""
 
     def __init__(self, count: int, store: ObjectStore, copies: str) -> None:
         self.store, self.inner, self.copies = MeteredStore(store), store, copies
@@ -78,15 +78,15 @@ class Measured:
         while run := list(islice(rows, RUN)):
             self.writer.commit(add_segments(run), now_ms=2)
             first_of_run.append(run[0])
-        head = self.writer.refresh()
-        assert head.segment_count == count
-        self.head, self.newest, self.middle = head, head.segments[-1], first_of_run[len(first_of_run) // 2]
+        manifest = self.writer.refresh()
+        assert manifest.segment_count == count
+        self.manifest, self.newest, self.middle = manifest, manifest.segments[-1], first_of_run[len(first_of_run) // 2]
         self.cells: dict[str, str] = {}
 
     def table(self) -> dict[str, str]:
         pages = [info.size_bytes for info in self.inner.list(PREFIX + PAGES)]
         told = f"{len(pages)} of {sum(pages) // len(pages) // 1000} kB" if pages else "none"
-        self.cells |= {"head": f"{len(encode_manifest(self.head)) // 1000} kB", "pages of rows": told}
+        self.cells |= {"head": f"{len(encode_manifest(self.manifest)) // 1000} kB", "pages of rows": told}
         self.cold()
         self.warm()
         self.writing()
@@ -135,14 +135,14 @@ class Measured:
         return MetadataLog(self.store, PREFIX, copies=manifest_disk_cache(copies) if copies is not None else None)
 
     def by_offset(self, log: MetadataLog, offset: int, *, is_warm: bool = False) -> SegmentEntry:
-        head = (log.cached if is_warm else None) or log.refresh()
-        found = log.ask(head, lambda index: index.find_by_offset(offset))
+        manifest = (log.cached if is_warm else None) or log.refresh()
+        found = log.ask(manifest, lambda index: index.find_by_offset(offset))
         assert found is not None
         return found
 
     def by_timestamp(self, log: MetadataLog, stamp: int, *, is_warm: bool = False) -> SegmentEntry:
-        head = (log.cached if is_warm else None) or log.refresh()
-        found = log.ask(head, lambda index: index.find_by_timestamp(stamp))
+        manifest = (log.cached if is_warm else None) or log.refresh()
+        found = log.ask(manifest, lambda index: index.find_by_timestamp(stamp))
         assert found is not None
         return found
 

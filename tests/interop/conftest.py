@@ -1,4 +1,4 @@
-"""One Kafka for the whole run, and what it wrote: made once, looked at by many tests, never changed by them."""
+"""One Kafka for the whole run and its directories: made once, used by many tests, changed by none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def written_by_kafka(kafka, tmp_path_factory):
 
 @pytest.fixture(scope="session", params=["clean", "crashed"])
 def opened(request, written_by_kafka, tmp_path_factory):
-    """(what Kafka's clients read, our logs by topic) of a copy of each directory: recovered by us when it crashed."""
+    """(readings of Kafka's clients, logs by topic) of a copy of each directory, recovered here if it crashed."""
     found = getattr(written_by_kafka, request.param)
     copy = tmp_path_factory.mktemp("opened") / "data"
     shutil.copytree(found.root, copy)
@@ -50,13 +50,13 @@ def loaded_by_kafka(kafka, tmp_path_factory):
 
 @pytest.fixture(scope="session", params=["clean", "recovered"])
 def loaded(request, loaded_by_kafka):
-    """One of the broker's lives on what we wrote."""
+    """One run of the broker on the directory written by this project."""
     return getattr(loaded_by_kafka, request.param)
 
 
 @pytest.fixture(scope="session")
 def reopened(loaded, tmp_path_factory):
-    """Our logs by topic, opened in place after the broker appended to them and stopped."""
+    """Logs by topic, opened after the broker appended to them and stopped."""
     copy = tmp_path_factory.mktemp("reopened") / "data"
     shutil.copytree(loaded.root, copy)
     directory = LogDirectory(DiskStorage(), str(copy))

@@ -1,7 +1,7 @@
-"""The pinned Apache Kafka and a Java to run it: jars from Maven Central, fetched once into the user's cache folder.
+"""The pinned Apache Kafka and a Java to run it: jars from Maven Central, downloaded once into the user's cache.
 
-The jars of a version lie in one directory that appears whole, by a rename, under a lock: parallel test workers and a
-killed download leave either all of it or nothing. No jar is ever part of the checkout.
+The jars of a version are in one directory, which is renamed into place under a lock. Parallel test workers and an
+aborted download so leave the complete directory or none. No jar is part of the checkout.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KAFKA_VERSION = "4.1.1"
-_LOG4J_VERSION = "2.24.3"  # the log4j-core that this Kafka brings
+_LOG4J_VERSION = "2.24.3"  # the log4j-core of this Kafka version
 _SCALA_VERSION = "2.13"
-_JAVA_MAJOR_MIN = 17  # Kafka 4 brokers
-_FETCH_SECONDS_MAX = 200  # 54 MB; below the time a single test has
+_JAVA_MAJOR_MIN = 17  # required by Kafka 4 brokers
+_FETCH_SECONDS_MAX = 200  # 54 MB; less than the timeout of a test
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-# Spark's artifacts name a mirror of Maven Central of their own, which is taken for Central itself here.
+# Spark's artifacts name their own mirror of Maven Central. It is replaced by Maven Central here.
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>interop</groupId><artifactId>kafka</artifactId><version>1</version>
@@ -45,12 +45,12 @@ _ARTIFACTS = (
 )
 
 
-# Kafka's own remote storage manager, for tests: in a jar of test classes, needing nothing that the broker lacks.
+# Kafka's remote storage manager for tests, in a jar of test classes without dependencies beyond the broker's.
 _TIERED_STORAGE = (("org.apache.kafka", "kafka-storage", KAFKA_VERSION, "test"),)
 
 
 class KafkaMissing(Exception):
-    """This machine cannot get or run the broker; the text says why."""
+    """Why this machine cannot download or run the broker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +62,13 @@ class Kafka:
 
 
 def find_kafka() -> Kafka:
-    """The pinned Kafka, fetched on first use. Raises KafkaMissing."""
+    """The pinned Kafka, downloaded on first use. Raises KafkaMissing."""
     jars = fetch_jars(f"kafka-{KAFKA_VERSION}-log4j-{_LOG4J_VERSION}", _ARTIFACTS)
     return Kafka(java=_find_java(), class_path=f"{jars}/*")
 
 
 def find_tiered_kafka() -> Kafka:
-    """As `find_kafka`, with `LocalTieredStorage` on the class path. Raises KafkaMissing."""
+    """Like `find_kafka`, with `LocalTieredStorage` on the class path. Raises KafkaMissing."""
     kafka = find_kafka()
     jars = fetch_jars(f"kafka-storage-test-{KAFKA_VERSION}", _TIERED_STORAGE, without=(("*", "*"),))
     return Kafka(java=kafka.java, class_path=f"{kafka.class_path}:{jars}/*")
@@ -89,9 +89,9 @@ def _java_major(java: str) -> int:
 
 
 def fetch_jars(folder: str, artifacts: Sequence[tuple[str, ...]], without: Sequence[tuple[str, str]] = ()) -> Path:
-    """A directory with the jars of artifacts and all they need, but for those `without`.
+    """A directory with the jars of artifacts and their dependencies, except those of `without`.
 
-    An artifact is (group, name, version), with a classifier behind it where it has one.
+    An artifact is (group, name, version), followed by its classifier if it has one.
 
     Raises KafkaMissing.
     """
@@ -122,7 +122,7 @@ def _download(root: Path, jars: Path, dependencies: str) -> None:
     with tempfile.TemporaryDirectory(dir=root) as folder:
         pom = Path(folder, "pom.xml")
         pom.write_text(_POM.format(dependencies=dependencies))
-        # -C: a jar whose checksum differs is refused.
+        # -C: a jar with another checksum is refused.
         words = [
             "mvn",
             "-q",

@@ -1,8 +1,8 @@
-"""One Kafka broker on loopback: format its directories, start, stop, kill, and run Kafka's own tools.
+"""One Kafka broker on loopback: format its directories, start, stop, kill it, and run Kafka's tools.
 
-KRaft, one node that is broker and controller. The ports are the system's choice, made anew at every start (the quorum
-is a static one of one voter, so nothing on disk remembers a port); when another process was quicker, the next pair is
-tried. Only the process that was started here is ever signalled.
+KRaft with one node that is broker and controller. Every start uses new free ports. The quorum is static with one voter,
+so that no file on disk has a port. If another process takes a port first, the next pair is tried. Only the process
+started here is signalled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from kafka_artifacts import Kafka
 
 _CLUSTER_ID = "dGllcmVkLWludGVyb3AtMQ"
-_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")  # quick to start, small
+_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")  # fast start, little memory
 _START_SECONDS_MAX = 60
 _STOP_SECONDS_MAX = 60
 _TOOL_SECONDS_MAX = 120
@@ -63,10 +63,10 @@ logger.unified.level=INFO
 
 
 class KafkaBroker:
-    """A broker whose everything lies below `home`; it runs between `start` and `stop` or `kill`."""
+    """A broker with all its files below `home`. It runs between `start` and `stop` or `kill`."""
 
     def __init__(self, kafka: Kafka, home: Path, *, log_dirs: Sequence[str] = ("data",), settings: str = "") -> None:
-        """`settings` are lines of server.properties behind those of every broker here."""
+        """`settings` are lines of server.properties, added to those of every broker of the tests."""
         self.home = home
         self.log_dirs = [home / name for name in log_dirs]
         self.address = ""
@@ -76,8 +76,8 @@ class KafkaBroker:
 
     @property
     def pid(self) -> int:
-        """Of the running broker."""
-        assert self._process is not None, "it does not run"
+        """Process id of the running broker."""
+        assert self._process is not None, "the broker must be running"
         return self._process.pid
 
     @property
@@ -85,15 +85,15 @@ class KafkaBroker:
         return self.home / "broker.log"
 
     def format(self) -> None:
-        """Kafka's own storage tool gives each log directory its meta.properties."""
+        """Create meta.properties of each log directory with Kafka's storage tool."""
         self.home.mkdir(parents=True, exist_ok=True)
         self._write_settings(*_free_ports(2))
         words = ["format", "-t", _CLUSTER_ID, "-c", str(self._settings)]
         self.tool("kafka.tools.StorageTool", *words)
 
     def start(self) -> None:
-        """Returns when the broker accepts connections, which is after it has loaded its logs."""
-        assert self._process is None, "it runs"
+        """Start, and return when the broker accepts connections, which is after it has loaded its logs."""
+        assert self._process is None, "the broker must not be running"
         for _ in range(_STARTS_MAX):
             port, controller_port = _free_ports(2)
             self._write_settings(port, controller_port)
@@ -108,15 +108,15 @@ class KafkaBroker:
         raise AssertionError(f"the broker did not start:\n{self._told()}")
 
     def stop(self) -> None:
-        """A clean shutdown; nothing when it does not run."""
+        """Stop cleanly. Does nothing if it does not run."""
         self._end(kill=False)
 
     def kill(self) -> None:
-        """SIGKILL: no clean-shutdown marker, indexes at their full allocated size, checkpoints as old as they are."""
+        """SIGKILL: no clean-shutdown marker, indexes at their allocated size, checkpoints not updated."""
         self._end(kill=True)
 
     def tool(self, name: str, *words: str, stdin: bytes = b"") -> str:
-        """The stdout of one of Kafka's command-line classes; fails the test when it does."""
+        """The stdout of one of Kafka's command-line classes. Fails the test if the tool fails."""
         command = self._java("-Xmx256m", name, *words)
         done = subprocess.run(command, input=stdin, capture_output=True, timeout=_TOOL_SECONDS_MAX)
         told = done.stderr.decode("utf-8", "replace")
@@ -126,7 +126,7 @@ class KafkaBroker:
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def warnings(self) -> list[str]:
-        """What the broker logged about its logs, warnings and errors alone."""
+        """Warnings and errors that the broker logged."""
         lines = self.log_path.read_text().splitlines() if self.log_path.exists() else []
         return [line for line in lines if " WARN " in line or " ERROR " in line]
 

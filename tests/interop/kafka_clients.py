@@ -1,7 +1,7 @@
-"""What the tests ask of a broker, through aiokafka: topics, producing in every manner, reading everything.
+"""Requests of the tests to a broker through aiokafka: create topics, produce, read.
 
-Each call opens a client, does one thing and closes it; every topic has one partition. Records read come back as the
-project's own `StoredRecord`, so that comparing is `==`.
+Each call opens a client, does one thing and closes it. Every topic has one partition. Records are returned as
+`StoredRecord` of this project, so that they can be compared with `==`.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ def run(work: Coroutine[object, object, T]) -> T:
 
 
 def create_topics(address: str, topics: Mapping[str, Mapping[str, str]]) -> None:
-    """Topics of one partition with their settings; every topic must be new."""
+    """Create topics of one partition with their settings. Every topic must be new."""
     run(_create_topics(address, topics))
 
 
 def wait_for_leaders(address: str, topics: Iterable[str]) -> None:
-    """Until every topic's partition 0 is led: a broker listens before it may lead, and longer so after a crash."""
+    """Wait until partition 0 of every topic has a leader. A broker accepts connections before that."""
     run(_wait_for_leaders(address, list(topics)))
 
 
 def delete_records(address: str, before: Mapping[str, int]) -> None:
-    """Raise the log start of topics' partition 0."""
+    """Raise the log start offset of partition 0 of topics."""
     run(_delete_records(address, before))
 
 
 def produce(address: str, topic: str, records: Iterable[Record], **settings: object) -> None:
-    """Plain or idempotent (`enable_idempotence`) sends, in order, one batch a `max_batch_size`."""
+    """Plain or idempotent (`enable_idempotence`) sends, in order, one batch for each `max_batch_size`."""
     run(_produce(address, topic, records, settings))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one transactional producer does next; `verb` is begin, send, commit, abort."""
+    """The next action of one transactional producer. `verb` is begin, send, commit or abort."""
 
     producer: str
     verb: str
@@ -59,30 +59,30 @@ class Step:
 
 
 def transactions(address: str, steps: Sequence[Step], **settings: object) -> None:
-    """Play `steps` in order, one producer for each name (its transactional id).
+    """Run `steps` in order, with one producer for each name (its transactional id).
 
-    A transaction without an end stays open, as after a producer's crash.
+    A transaction without an end stays open, like after a crash of its producer.
     """
     run(_transactions(address, steps, settings))
 
 
 def send_batch(address: str, topic: str, batch: bytes) -> tuple[int, int]:
-    """One encoded batch as it is, whatever its producer fields: the broker's (error code, base offset)."""
+    """Send one encoded batch unchanged, with any producer fields. Returns the broker's (error code, base offset)."""
     return run(_send_batch(address, topic, batch))
 
 
 def read(address: str, topics: Sequence[str], *, committed: bool = False) -> dict[str, list[StoredRecord]]:
-    """Everything in partition 0 of each topic, from its start to its end (with `committed`, to its stable end)."""
+    """All records of partition 0 of each topic, up to the end (with `committed`, up to the last stable offset)."""
     return run(_read(address, topics, committed))
 
 
 def bounds(address: str, topics: Sequence[str], *, committed: bool = False) -> dict[str, tuple[int, int]]:
-    """Log start and log end (with `committed`, the last stable) offset of each topic's partition 0."""
+    """Log start and log end offset (with `committed`, last stable offset) of partition 0 of each topic."""
     return run(_bounds(address, topics, committed))
 
 
 def wait_until(claim: Callable[[], bool], what: str, seconds_max: float = 60) -> None:
-    """For what the broker does by itself, in its own time."""
+    """Wait for a background action of the broker."""
     due = time.monotonic() + seconds_max
     while not claim():
         assert time.monotonic() < due, f"waited {seconds_max} s in vain: {what}"
@@ -112,7 +112,7 @@ async def _wait_for_leaders(address: str, topics: list[str]) -> None:
             await asyncio.sleep(0.05)
     finally:
         await admin.close()
-    await _bounds(address, topics, False)  # tried until the broker itself knows that it leads
+    await _bounds(address, topics, False)  # retried until the broker itself knows its leadership
 
 
 def _is_led(topic: Mapping[str, Any]) -> bool:

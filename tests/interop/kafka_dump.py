@@ -1,6 +1,6 @@
-"""Kafka's dump tool as values: what `DumpLogSegments` prints of many files, parsed line by line.
+"""Kafka's dump tool as values: the output of `DumpLogSegments` for many files, parsed line by line.
 
-Batches become `Row` dicts under the tool's own names with numbers and truths as such; records stay text.
+Batches become `Row` dictionaries under the names of the tool, with numbers and booleans. Records stay text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DUMP_TOOL = "kafka.tools.DumpLogSegments"
 
 @dataclass(slots=True)
 class Dumped:
-    """One file: its batches and records (a ``.log``), its entries (an index, a snapshot); every line as printed."""
+    """One file: batches and records of a ``.log``, entries of an index or a snapshot, and every printed line."""
 
     batches: list[Row] = field(default_factory=list)
     records: list[Row] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Dumped:
 
 
 def dump(broker: KafkaBroker, files: Sequence[Path], *options: str) -> dict[Path, Dumped]:
-    """All `files` in one run of the tool, with deep iteration and the records' data."""
+    """Dump all `files` in one run of the tool, with deep iteration and the data of records."""
     if not files:
         return {}
     words = ["--files", ",".join(map(str, files)), "--deep-iteration", "--print-data-log", *options]

@@ -1,9 +1,10 @@
-"""Directories that we wrote, given to a real broker: what it makes of them, and what it goes on to write.
+"""Directories written by this project and loaded by a real broker: its readings, and the records it appends.
 
-The broker creates the topics and stops; then our `LogDirectory` opens the broker's own log directory and fills the
-partitions in it (`kept` says with what), each kind of log a topic. Two copies are loaded: `clean` with our
-clean-shutdown marker, which Kafka trusts; `recovered` without marker, recovery point and indexes, so that Kafka checks
-every batch and makes every index anew. In both a producer then appends to every topic, and the broker stops.
+1. The broker creates the topics and stops.
+2. `LogDirectory` opens the broker's log directory and fills its partitions (`kept`), one kind of log for each topic.
+3. Two copies are loaded by the broker. `clean` has this project's clean-shutdown marker, which Kafka trusts.
+   `recovered` has no marker, recovery point and indexes, so that Kafka checks every batch and rebuilds every index.
+4. In both copies a producer appends to every topic, and the broker stops.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NOW_MS = T0 + 1_000_000
 APPENDED = [Record(b"by kafka %d" % at, b"after ours", NOW_MS + at, (("h", b"1"),)) for at in range(3)]
 CONTINUED = [Record(b"continued %d" % at, b"by its producer", NOW_MS + at) for at in range(5)]
 SETTINGS = LogSettings(segment_bytes=12_000, index_interval_bytes=700, batch_bytes=2_000)
-IDEMPOTENT, TRANSACTIONAL = 900_000, 900_010  # producer ids that the broker does not give away
+IDEMPOTENT, TRANSACTIONAL = 900_000, 900_010  # producer ids that the broker does not assign
 _READERS_STATE = ("*.index", "*.timeindex", "*.txnindex", "*.snapshot")
 
 
@@ -55,7 +56,7 @@ Fill = Callable[[Log], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A sort of log: our settings, how it is filled, and the topic's settings at the broker."""
+    """A kind of log: the settings here, a function that fills it, and the settings of its topic at the broker."""
 
     fill: Fill
     settings: LogSettings = SETTINGS
@@ -63,7 +64,7 @@ class Kind:
 
 
 def _append_samples(log: Log, *, keyed: bool = False, count: int = 300, start: int = 0) -> None:
-    # Null for both is legal, though some clients refuse to send it.
+    # A record without key and value is legal, though some clients refuse to send it.
     records = [*sample_records(count, keyed=keyed, start=start), *([] if keyed else [Record(None, None, T0)])]
     for at in range(0, len(records), 30):
         log.append(records[at : at + 30], now_ms=NOW_MS)
@@ -75,7 +76,7 @@ def _fill_mixed(log: Log) -> None:
 
 
 def _fill_compacted(log: Log) -> None:
-    """Cleaned in two rounds: gaps, batches kept empty for their range, merged segments, and a dirty end."""
+    """A log cleaned in two passes: gaps, empty batches that preserve their range, merged segments, and a dirty end."""
     for start in (0, 300):
         _append_samples(log, keyed=True, start=start)
         log.roll(now_ms=NOW_MS)
@@ -106,7 +107,7 @@ def _fill_epochs(log: Log) -> None:
 
 
 def _fill_idempotent(log: Log) -> None:
-    """Two producers, four batches of five each."""
+    """Two producers with four batches of five records each."""
     for at in range(8):
         records = sample_records(5, start=at * 5)
         log.append(records, now_ms=NOW_MS, producer=idempotent(at % 2, at // 2 * 5))
@@ -117,7 +118,7 @@ def idempotent(which: int, base_sequence: int) -> Producer:
 
 
 def _fill_transactions(log: Log) -> None:
-    """Three producers interleaved over several segments: committed, aborted, and in the end one left open."""
+    """Three interleaved producers over several segments: committed, aborted, and one left open at the end."""
     sequences = dict.fromkeys(range(TRANSACTIONAL, TRANSACTIONAL + 3), 0)
 
     def send(producer_id: int, count: int, start: int) -> None:
@@ -139,7 +140,8 @@ def _fill_transactions(log: Log) -> None:
     log.append(sample_records(3, start=9_100), now_ms=NOW_MS)
 
 
-# What the first of them sends to the broker afterwards: what comes next, that again, then a gap, then an older life.
+# Batches that the first producer sends to the broker: the next one, a repetition, one after a gap, one of an older
+# epoch.
 CLAIMS = {
     "next": idempotent(0, 20),
     "next again": idempotent(0, 20),
@@ -174,7 +176,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What readers find in each topic; `stable` is the last stable offset, `bounds` log start and log end."""
+    """The readings of each topic. `stable` is the last stable offset, `bounds` are log start and log end offset."""
 
     records: dict[str, list[StoredRecord]]
     committed: dict[str, list[StoredRecord]]
@@ -184,10 +186,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """One life of the broker on our directory: as it found it, after it appended, and the directory it left.
+    """One run of the broker on the directory: its readings before and after appends, and the resulting directory.
 
-    `console` is what Kafka's console consumer printed, `warnings` what the broker logged, `answers` what it said (error
-    code, base offset) to batches of a producer whom only our files know.
+    `console` is the output of Kafka's console consumer. `warnings` are log lines of the broker. `answers` are its
+    (error
+    code, base offset) for batches of a producer that is known from the files only.
     """
 
     root: Path
@@ -200,8 +203,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedByKafka:
-    """`kept`: as we read it ourselves before; `dumps`: Kafka's dump tool on our files in `root`, untouched by Kafka;
-    `index_checks`: what the same tool said when it was asked to compare our indexes with our logs.
+    """The readings of this project and of the broker.
+
+    `kept`: readings of this project. `dumps`: the dump tool's output for the files in `root`, before any broker run.
+    `index_checks`: the tool's comparison of the indexes with the logs.
     """
 
     root: Path
@@ -241,9 +246,9 @@ def load(kafka: Kafka, home: Path) -> LoadedByKafka:
 
 
 def fill(root: Path) -> Seen:
-    """Our library on the broker's directory: every partition filled and closed in order."""
+    """Fill every partition of the broker's directory with this project's library, and close it cleanly."""
     directory = LogDirectory(DiskStorage(), str(root))
-    assert directory.was_clean, "the broker stopped in order"
+    assert directory.was_clean, "the broker must have stopped cleanly"
     logs = {}
     for name, kind in KINDS.items():
         logs[name] = directory.open_log(TopicPartition(name, 0), kind.settings, now_ms=NOW_MS)
@@ -254,7 +259,7 @@ def fill(root: Path) -> Seen:
 
 
 def look(logs: Mapping[str, Log]) -> Seen:
-    """What we read ourselves."""
+    """The readings of this project."""
     committed = Isolation.READ_COMMITTED
     return Seen(
         records={name: list(log.records(log.log_start_offset)) for name, log in logs.items()},
@@ -265,7 +270,7 @@ def look(logs: Mapping[str, Log]) -> Seen:
 
 
 def forget(root: Path) -> None:
-    """Leave only what no recovery can make again: Kafka has to read every batch."""
+    """Delete everything that a recovery can rebuild, so that Kafka reads every batch."""
     (root / ".kafka_cleanshutdown").unlink()
     (root / "recovery-point-offset-checkpoint").write_text("0\n0\n")
     for pattern in _READERS_STATE:
@@ -281,7 +286,7 @@ def _life(kafka: Kafka, home: Path) -> Loaded:
         clients.wait_for_leaders(broker.address, KINDS)
         found = _ask(broker)
         console = console_consumer(broker, sum(map(len, found.committed.values())))
-        warnings = broker.warnings()  # before it is sent what it must refuse
+        warnings = broker.warnings()  # before it gets batches that it must refuse
         answers = {name: _send_as(broker, producer) for name, producer in CLAIMS.items()}
         for topic in KINDS:
             clients.produce(broker.address, topic, APPENDED)
@@ -309,7 +314,7 @@ def _ask(broker: KafkaBroker) -> Seen:
 
 
 def console_consumer(broker: KafkaBroker, count: int) -> str:
-    """Every committed record of every topic, as Kafka's console consumer prints them: one line a record."""
+    """Every committed record of every topic, printed by Kafka's console consumer, one line for each record."""
     wanted = ("timestamp", "partition", "offset", "headers", "key", "value")
     formatted = [word for name in wanted for word in ("--property", f"print.{name}=true")]
     separators = {

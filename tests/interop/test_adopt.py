@@ -1,4 +1,4 @@
-"""A sidecar beside a running broker that rolls, deletes and compacts under load, against consumers of that broker."""
+"""A sidecar next to a broker that rolls, deletes and compacts under load, compared with consumers of that broker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOPICS = {
 
 
 class _Storage(DiskStorage):
-    """Refuses everything but reading below the broker's directory."""
+    """A disk that allows only reads below the broker's directory."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -68,7 +68,8 @@ def _records(topic: str, start: int, count: int) -> list[Record]:
 
 @pytest.fixture(scope="module")
 def adopted(kafka, tmp_path_factory):
-    """(store, what was sent, what a consumer read, its bounds, every round, the settings by the broker's files)."""
+    """(store, sent records, records of a consumer, its bounds, every pass of the sidecar, settings from the broker's
+    files)."""
     home = tmp_path_factory.mktemp("adopt")
     broker = KafkaBroker(kafka, home / "broker", settings=AT_WORK)
     broker.format()
@@ -95,9 +96,10 @@ def adopted(kafka, tmp_path_factory):
                 batch = _records(topic, turn * 120, 120)
                 clients.produce(broker.address, topic, batch, max_batch_size=30000)
                 sent[topic] += batch
-            # A sidecar without a processor loses what the broker deletes meanwhile, and says so: another test's story.
+            # A sidecar without enough processor time loses records deleted by the broker, and reports it. Another test
+            # covers this.
             clients.wait_until(lambda: _behind(rounds, len(sent["plain"])) < 500, "the sidecar keeps up", 90)
-        for topic in TOPICS:  # what was active is closed by what comes behind it
+        for topic in TOPICS:  # records appended later close the active segment
             clients.produce(broker.address, topic, _records(topic, 90_000, 300), max_batch_size=30000)
         clients.wait_until(
             lambda: (
@@ -120,7 +122,7 @@ def adopted(kafka, tmp_path_factory):
 
 
 def _behind(rounds, sent: int) -> int:
-    """How many records of "plain" the bucket lacks; the broker keeps the last 750 at least."""
+    """Number of records of "plain" missing in the bucket. The broker retains at least the last 750."""
     upto = [each.tiered_upto for each in rounds[-1] if each.partition.topic == "plain"] if rounds else []
     return sent - max(upto, default=0)
 
@@ -131,29 +133,29 @@ def _in_bucket(store, topic):
     return list(reader.records(name, reader.offsets(name)[0]))
 
 
-def test_nothing_is_wrong_with_what_is_in_the_bucket(adopted):
+def test_bucket_of_an_adopted_broker_is_sound(adopted):
     store, *_, rounds, _ = adopted
     assert damage(check_bucket(store)) == []
     assert all(each.lost == () for found in rounds for each in found)
 
 
-def test_every_record_that_was_sent_is_in_the_bucket_also_those_that_the_broker_deleted(adopted):
+def test_every_sent_record_is_in_the_bucket_even_if_the_broker_deleted_it(adopted):
     store, sent, at_broker, bounds, *_ = adopted
     found = _in_bucket(store, "plain")
     told = [(record.key, record.value, record.timestamp_ms) for record in found][:3000]
     assert told == [(each.key, each.value, each.timestamp_ms) for each in sent["plain"]]
-    assert bounds["plain"][0] > 0, "the broker deleted nothing"
+    assert bounds["plain"][0] > 0, "the broker must have deleted records"
     known = {record.offset: record for record in found}
     both = [record for record in at_broker["plain"] if record.offset in known]
     assert both
     assert all(known[record.offset] == record for record in both)
 
 
-def test_of_a_compacted_topic_the_newest_record_of_every_key_is_there(adopted):
+def test_bucket_has_the_newest_record_of_every_key_of_a_compacted_topic(adopted):
     store, sent, at_broker, *_ = adopted
     found = _in_bucket(store, "compacted")
-    assert len(found) < 3000, "nothing was cleaned"
-    assert len(at_broker["compacted"]) < 3000, "the broker cleaned nothing"
+    assert len(found) < 3000, "the bucket must have been compacted"
+    assert len(at_broker["compacted"]) < 3000, "the broker must have compacted its log"
     end = found[-1].offset + 1
     newest = {record.key: record for record in found}
     expected = {each.key: each.value for each in sent["compacted"]}
@@ -164,7 +166,7 @@ def test_of_a_compacted_topic_the_newest_record_of_every_key_is_there(adopted):
     assert all(known[record.offset] == record for record in there if record.offset in known)
 
 
-def test_the_topics_settings_are_those_that_the_broker_was_given(adopted):
+def test_topic_settings_equal_those_of_the_broker(adopted):
     store, *_, settings = adopted
     assert settings == {topic: {**given} for topic, given in TOPICS.items()}
     for topic, given in TOPICS.items():
@@ -172,7 +174,7 @@ def test_the_topics_settings_are_those_that_the_broker_was_given(adopted):
         assert MetadataLog(store, name.prefix).refresh().properties == given
 
 
-def test_lag_and_what_only_the_broker_has_are_told(adopted):
+def test_lag_and_bytes_at_risk_are_reported(adopted):
     *_, rounds, _ = adopted
     for each in rounds[-1]:
         assert each.at_risk_bytes > 0
@@ -180,10 +182,8 @@ def test_lag_and_what_only_the_broker_has_are_told(adopted):
 
 
 @pytest.mark.parametrize("is_adopted_before", [False, True])
-def test_records_deleted_at_the_broker_are_deleted_in_the_bucket_and_no_other(
-    kafka, tmp_path, is_adopted_before
-) -> None:
-    """DeleteRecords puts the log start inside a segment, and cuts the broker's epoch checkpoint there."""
+def test_only_records_deleted_at_the_broker_are_deleted_in_the_bucket(kafka, tmp_path, is_adopted_before) -> None:
+    """DeleteRecords sets the log start offset inside a segment, and truncates the broker's epoch checkpoint there."""
     settings = AT_WORK + "log.flush.start.offset.checkpoint.interval.ms=300\n"
     broker = KafkaBroker(kafka, tmp_path / "broker", settings=settings)
     broker.format()
@@ -229,4 +229,4 @@ def _ticked(told: AdoptSettings, adopter: Adopter):
 
 
 def _log_start(store, name: TopicPartition) -> int:
-    return RemoteLog(store).head(name).log_start_offset
+    return RemoteLog(store).manifest(name).log_start_offset

@@ -1,4 +1,4 @@
-"""Kafka's dump tool and we say the same of every file that the broker wrote: batches, indexes, snapshots."""
+"""Kafka's dump tool and this project agree on every file written by a broker: batches, indexes, snapshots."""
 
 import pytest
 from click.testing import CliRunner
@@ -27,7 +27,7 @@ def base_of(path):
 
 
 def batch_rows(table):
-    """A `BatchTable` under the dump tool's names."""
+    """A `BatchTable` under the names of the dump tool."""
     rows = []
     for at, position in enumerate(table.positions.tolist()):
         header = table.row(at)
@@ -57,7 +57,7 @@ def batch_rows(table):
     return rows
 
 
-def test_every_field_of_every_batch_agrees(written_by_kafka):
+def test_every_field_of_every_batch_equals_kafkas(written_by_kafka):
     kinds = set()
     for path, dumped in files_of(written_by_kafka, ".log"):
         table = kernels.scan_batches(path.read_bytes())
@@ -67,7 +67,7 @@ def test_every_field_of_every_batch_agrees(written_by_kafka):
             kinds |= {row["compresscodec"]} | {name for name in row if row[name] is True}
             kinds |= {"deleteHorizonMs"} if row["deleteHorizonMs"] is not None else set()
             kinds |= {"empty"} if row["count"] == 0 else set()
-    # What the tests above would prove nothing about, were it not there.
+    # Kinds of batches without which the tests would prove too little.
     assert kinds >= {
         "none",
         "gzip",
@@ -82,7 +82,7 @@ def test_every_field_of_every_batch_agrees(written_by_kafka):
 
 
 def told_of_records(data):
-    """(offset, timestamp, key size, value size) of every record, control records too."""
+    """(offset, timestamp, key size, value size) of every record, including control records."""
     rows = []
     for columns in kernels.decode_in_steps(data, include_control=True):
         told = (columns.offsets, columns.timestamps, columns.key_lengths, columns.value_lengths)
@@ -90,7 +90,7 @@ def told_of_records(data):
     return rows
 
 
-def test_every_record_is_at_the_offset_and_time_that_kafka_prints(written_by_kafka):
+def test_offset_timestamp_and_sizes_of_every_record_equal_kafkas(written_by_kafka):
     for path, dumped in files_of(written_by_kafka, ".log"):
         assert told_of_records(path.read_bytes()) == [
             (row["offset"], row.get("CreateTime", row.get("LogAppendTime")), row["keySize"], row["valueSize"])
@@ -98,7 +98,7 @@ def test_every_record_is_at_the_offset_and_time_that_kafka_prints(written_by_kaf
         ], path
 
 
-def test_offset_and_time_indexes_hold_what_kafka_prints(written_by_kafka):
+def test_offset_and_time_indexes_equal_the_dump_of_kafka(written_by_kafka):
     for path, dumped in files_of(written_by_kafka, ".index"):
         told = [(row["offset"], row["position"]) for row in dumped.entries]
         assert offset_index.entries(path.read_bytes(), base_of(path)) == told, path
@@ -107,10 +107,10 @@ def test_offset_and_time_indexes_hold_what_kafka_prints(written_by_kafka):
         assert time_index.entries(path.read_bytes(), base_of(path)) == told, path
 
 
-def test_rebuilt_indexes_are_kafkas_byte_for_byte(written_by_kafka):
+def test_rebuilt_indexes_equal_kafkas_byte_for_byte(written_by_kafka):
     for path, _ in files_of(written_by_kafka, ".log"):
         if path.parent.name.startswith("__"):
-            continue  # other index intervals
+            continue  # their index intervals differ
         interval = 4096 if path.parent.name.startswith(("console", "performance", "empty")) else 700
         made = build_indexes(kernels.scan_batches(path.read_bytes()), base_of(path), interval)
         assert (bytes(made.offset), bytes(made.time)) == (
@@ -119,7 +119,7 @@ def test_rebuilt_indexes_are_kafkas_byte_for_byte(written_by_kafka):
         ), path
 
 
-def test_aborted_transactions_are_those_that_kafka_prints(written_by_kafka):
+def test_aborted_transactions_equal_the_dump_of_kafka(written_by_kafka):
     for path, dumped in files_of(written_by_kafka, ".txnindex"):
         fields = ("producerId", "firstOffset", "lastOffset", "lastStableOffset")
         ours = [
@@ -129,7 +129,7 @@ def test_aborted_transactions_are_those_that_kafka_prints(written_by_kafka):
         assert ours == [tuple(row[name] for name in fields) for row in dumped.entries], path
 
 
-def test_producer_snapshots_hold_what_kafka_prints(written_by_kafka):
+def test_producer_snapshots_equal_the_dump_of_kafka(written_by_kafka):
     seen = 0
     for path, dumped in files_of(written_by_kafka, ".snapshot"):
         ours = [
@@ -139,7 +139,7 @@ def test_producer_snapshots_hold_what_kafka_prints(written_by_kafka):
                 "coordinatorEpoch": each.coordinator_epoch,
                 "currentTxnFirstOffset": None if each.transaction_first_offset < 0 else each.transaction_first_offset,
                 "lastTimestamp": each.timestamp_ms,
-                # The tool leaves these out for a producer of whom no batch is remembered.
+                # The tool omits these for a producer without a remembered batch.
                 **({"lastSequence": each.last_sequence} if each.last_offset >= 0 else {}),
                 **({"lastOffset": each.last_offset} if each.last_offset >= 0 else {}),
                 **({"offsetDelta": each.offset_delta} if each.last_offset >= 0 else {}),
@@ -149,10 +149,10 @@ def test_producer_snapshots_hold_what_kafka_prints(written_by_kafka):
         derived = ("firstSequence", "timestamp")
         assert ours == [{name: row[name] for name in row if name not in derived} for row in dumped.entries], path
         seen += len(ours)
-    assert seen, "no producer in any snapshot"
+    assert seen, "some snapshot must have a producer"
 
 
-def test_leader_epochs_begin_where_kafka_wrote_it(written_by_kafka):
+def test_leader_epochs_begin_at_the_offsets_of_kafkas_checkpoint(written_by_kafka):
     clean = written_by_kafka.clean
     for checkpoint in clean.root.glob("*/leader-epoch-checkpoint"):
         topic = names.parse_partition_directory(checkpoint.parent.name).topic
@@ -164,11 +164,11 @@ def test_leader_epochs_begin_where_kafka_wrote_it(written_by_kafka):
                 first_of[epoch] = min(first_of.get(epoch, offset), offset)
         read = dict(checkpoints.read_epochs(DiskStorage(), str(checkpoint)))
         assert first_of.keys() <= read.keys()
-        # A log that was compacted may have lost an epoch's first batch.
+        # Compaction may have removed the first batch of an epoch.
         assert all(read[epoch] <= offset for epoch, offset in first_of.items()), checkpoint
 
 
-def test_our_dump_prints_kafkas_lines(written_by_kafka):
+def test_tiered_dump_prints_the_lines_of_kafkas_tool(written_by_kafka):
     runner, compared = CliRunner(), 0
     for path, dumped in written_by_kafka.dumps.items():
         deep = ["--deep-iteration", "--print-data-log"] if path.suffix == ".log" else []
@@ -176,7 +176,8 @@ def test_our_dump_prints_kafkas_lines(written_by_kafka):
         assert done.exit_code == 0, (path, done.output)
         ours, theirs = lines_of(done.stdout), lines_of("\n".join(dumped.lines))
         if path.parent.name.startswith("__"):
-            # Their records are binary, which the two print differently, and so are KRaft's control records.
+            # Their records are binary, which the two tools print differently. The same holds for KRaft's control
+            # records.
             ours, theirs = ([line for line in told if line.startswith(PLAIN)] for told in (ours, theirs))
         assert ours == theirs, path
         compared += len(ours)
@@ -184,7 +185,7 @@ def test_our_dump_prints_kafkas_lines(written_by_kafka):
 
 
 def lines_of(text):
-    """What is printed of the file's content: the headings differ by the kind of file."""
+    """The printed lines of a file's content. Headings differ by the kind of file."""
     return [
         line.rstrip()
         for line in text.split("\n")

@@ -1,4 +1,4 @@
-"""Directories that we wrote, loaded by a real broker: read, recovered, appended to, and opened again by us."""
+"""Directories written by this project, loaded by a real broker: read, recovered, appended to, and opened again here."""
 
 import re
 import shutil
@@ -20,22 +20,22 @@ pytestmark = pytest.mark.kafka
 
 
 @pytest.mark.parametrize("topic", KINDS)
-def test_kafkas_clients_read_every_record_we_wrote(loaded_by_kafka, loaded, topic):
+def test_kafka_clients_read_every_record(loaded_by_kafka, loaded, topic):
     assert loaded.found.records[topic] == loaded_by_kafka.kept.records[topic]
 
 
 @pytest.mark.parametrize("topic", KINDS)
-def test_kafkas_committed_reads_are_ours(loaded_by_kafka, loaded, topic):
+def test_committed_reads_of_kafka_clients_equal_those_of_this_project(loaded_by_kafka, loaded, topic):
     assert loaded.found.stable[topic] == loaded_by_kafka.kept.stable[topic]
     assert loaded.found.committed[topic] == loaded_by_kafka.kept.committed[topic]
 
 
 @pytest.mark.parametrize("topic", KINDS)
-def test_the_broker_starts_and_ends_our_log_where_we_do(loaded_by_kafka, loaded, topic):
+def test_broker_has_the_same_log_start_and_end_offsets(loaded_by_kafka, loaded, topic):
     assert loaded.found.bounds[topic] == loaded_by_kafka.kept.bounds[topic]
 
 
-def test_the_console_consumer_prints_every_record_we_wrote(loaded_by_kafka, loaded):
+def test_console_consumer_prints_every_record(loaded_by_kafka, loaded):
     ours = [line for records in loaded_by_kafka.kept.committed.values() for line in map(printed, records)]
     assert sorted(loaded.console.split("<.>\n")[:-1]) == sorted(ours)
 
@@ -50,7 +50,7 @@ def printed(record):
     return "<|>".join((start, headers, text(record.key), text(record.value)))
 
 
-def test_kafkas_dump_tool_reads_our_batches_field_by_field(loaded_by_kafka):
+def test_dump_tool_of_kafka_reads_equal_batch_fields(loaded_by_kafka):
     logs = {path: dumped for path, dumped in loaded_by_kafka.dumps.items() if path.suffix == ".log"}
     assert len(logs) > len(KINDS)
     for path, dumped in logs.items():
@@ -62,7 +62,7 @@ def test_kafkas_dump_tool_reads_our_batches_field_by_field(loaded_by_kafka):
         ], path
 
 
-def test_kafkas_dump_tool_finds_no_fault_with_our_indexes(loaded_by_kafka):
+def test_dump_tool_of_kafka_finds_no_problem_in_the_indexes(loaded_by_kafka):
     told = loaded_by_kafka.index_checks
     assert not re.search(r"mismatch|[Nn]on-consecutive|[Ff]ound|invalid|out of order|missing", told), told
     passed = set(re.findall(r"(\S+) passed sanity check", told))
@@ -70,7 +70,7 @@ def test_kafkas_dump_tool_finds_no_fault_with_our_indexes(loaded_by_kafka):
     assert {str(path) for path in indexes if path.stat().st_size} <= passed
 
 
-def test_indexes_that_kafka_rebuilt_are_ours_byte_for_byte(loaded_by_kafka):
+def test_indexes_rebuilt_by_kafka_are_equal_byte_for_byte(loaded_by_kafka):
     compared = 0
     for path in loaded_by_kafka.root.glob("our-*/*.index"):
         theirs = loaded_by_kafka.recovered.root / path.parent.name / path.name
@@ -83,18 +83,18 @@ def test_indexes_that_kafka_rebuilt_are_ours_byte_for_byte(loaded_by_kafka):
     assert compared > len(KINDS)
 
 
-def test_the_broker_had_nothing_to_say_against_our_logs(loaded):
+def test_broker_logs_no_warning_about_the_logs(loaded):
     allowed = (
-        # The high watermark's checkpoint is the broker's own; it knows nothing of a log start that was raised by us.
+        # The broker's own high watermark checkpoint does not know a log start offset raised by this project.
         "Non-monotonic update of high watermark",
-        "Could not find offset index file",  # recovery makes it anew
+        "Could not find offset index file",  # recovery rebuilds it
     )
     about_ours = [line for line in loaded.warnings if "our-" in line]
     assert [line for line in about_ours if not any(word in line for word in allowed)] == []
 
 
 @pytest.mark.parametrize("topic", KINDS)
-def test_the_broker_goes_on_after_our_last_offset(loaded_by_kafka, loaded, topic):
+def test_broker_appends_after_the_last_offset(loaded_by_kafka, loaded, topic):
     _, end = loaded_by_kafka.kept.bounds[topic]
     kept = len(loaded_by_kafka.kept.records[topic])
     added = loaded.after.records[topic][kept:]
@@ -104,8 +104,8 @@ def test_the_broker_goes_on_after_our_last_offset(loaded_by_kafka, loaded, topic
     assert [record[3:] for record in added] == [(r.key, r.value, r.headers) for r in expected]
 
 
-def test_the_broker_knows_our_producers(loaded_by_kafka, loaded):
-    """From our snapshot after a clean shutdown, from our batches after a recovery."""
+def test_broker_has_the_state_of_the_producers(loaded_by_kafka, loaded):
+    """From the producer snapshot after a clean shutdown, from the batches after a recovery."""
     _, end = loaded_by_kafka.kept.bounds["our-idempotent"]
     assert loaded.answers == {
         "next": (NO_ERROR, end),
@@ -115,7 +115,7 @@ def test_the_broker_knows_our_producers(loaded_by_kafka, loaded):
     }
 
 
-def test_we_know_a_producer_that_went_on_at_the_broker(loaded_by_kafka, loaded, tmp_path):
+def test_producer_that_continued_at_the_broker_has_its_state_here(loaded_by_kafka, loaded, tmp_path):
     _, end = loaded_by_kafka.kept.bounds["our-idempotent"]
     shutil.copytree(loaded.root, tmp_path / "data")
     directory = LogDirectory(DiskStorage(), str(tmp_path / "data"))
@@ -130,7 +130,7 @@ def test_we_know_a_producer_that_went_on_at_the_broker(loaded_by_kafka, loaded, 
     directory.abandon()
 
 
-def test_the_transaction_index_that_kafka_rebuilt_is_ours_byte_for_byte(loaded_by_kafka):
+def test_transaction_index_rebuilt_by_kafka_is_equal_byte_for_byte(loaded_by_kafka):
     ours = sorted(loaded_by_kafka.root.glob("our-*/*.txnindex"))
     assert len(ours) > 1
     for path in ours:
@@ -138,7 +138,7 @@ def test_the_transaction_index_that_kafka_rebuilt_is_ours_byte_for_byte(loaded_b
         assert path.read_bytes() == theirs.read_bytes(), path
 
 
-def test_the_producer_snapshots_that_kafka_rebuilt_say_what_ours_say(loaded_by_kafka):
+def test_producer_snapshots_rebuilt_by_kafka_are_equal(loaded_by_kafka):
     compared = 0
     for path in loaded_by_kafka.root.glob("our-*/*.snapshot"):
         theirs = loaded_by_kafka.recovered.root / path.parent.name / path.name
@@ -151,14 +151,14 @@ def test_the_producer_snapshots_that_kafka_rebuilt_say_what_ours_say(loaded_by_k
 
 
 @pytest.mark.parametrize("topic", KINDS)
-def test_we_read_what_the_broker_added_to_our_log(loaded, reopened, topic):
+def test_records_appended_by_the_broker_are_read_here(loaded, reopened, topic):
     log = reopened[topic]
     assert list(log.records(log.log_start_offset)) == loaded.after.records[topic]
     assert (log.log_start_offset, log.next_offset) == loaded.after.bounds[topic]
     assert log.last_stable_offset == loaded.after.stable[topic]
 
 
-def test_we_append_to_a_log_that_went_from_us_to_the_broker_and_back(loaded, tmp_path):
+def test_log_returned_by_the_broker_accepts_appends_here(loaded, tmp_path):
     shutil.copytree(loaded.root, tmp_path / "data")
     directory = LogDirectory(DiskStorage(), str(tmp_path / "data"))
     log = directory.open_log(TopicPartition("our-mixed", 0), SETTINGS, now_ms=NOW_MS)

@@ -1,8 +1,8 @@
-"""Kafka's own cleaner over the same files as ours, round for round: the same batches are left, and the same records.
+"""Kafka's cleaner and this project's cleaner on the same files, pass by pass: equal batches and records remain.
 
-The stories are those of the oracle's tests: transactions committed, aborted and open, tombstones and horizons, headers,
-all codecs, both kinds of timestamps, idempotent producers, messages of formats 0 and 1. Before each round of ours the
-directory is copied; at the end one JVM cleans all the copies, with the clock of the story
+The histories are those of the oracle tests: transactions committed, aborted and open, tombstones and horizons, headers,
+all codecs, both timestamp types, idempotent producers, messages of formats 0 and 1. The directory is copied before each
+pass. At the end one JVM cleans all copies with the clock of the history
 (`org.apache.kafka.storage.internals.log.Cleaner`).
 """
 
@@ -26,15 +26,15 @@ from local.names import LOG
 from local.storage import DiskStorage
 
 STORIES = 40
-OLD_STORIES = 20  # those that begin with segments of formats 0 and 1
+OLD_STORIES = 20  # histories that begin with segments of formats 0 and 1
 DRIVER = Path(__file__).with_name("CleanWithKafka.java")
 _SECONDS_MAX = 300
 
-pytestmark = pytest.mark.xdist_group("kafkas cleaner")  # the stories are told once
+pytestmark = pytest.mark.xdist_group("kafkas cleaner")  # so that the histories are made once
 
 
 class Case(NamedTuple):
-    """One round: Kafka's copy of the files before it, and what ours left of them."""
+    """One pass: Kafka's copy of the files before it, and the files after this project's pass."""
 
     name: str
     copy: Path
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 class Recording(World):
-    """A story on a real disk; each round that cleans something leaves a `Case`."""
+    """A history on a real disk. Each pass that cleans something adds a `Case`."""
 
     def __init__(self, root: Path, name: str, old: OldLog) -> None:
         self.root, self.name, self.cases = root, name, list[Case]()
@@ -56,7 +56,7 @@ class Recording(World):
         dirty_from = self.log.cleaner_offset or 0
         copy = self.root / f"kafka-{len(self.cases)}" / "t-0"
         for segment in self.log.sources():
-            self.disk.set_modified_ms(segment.path(LOG), segment.modified_ms)  # by the clock of the story
+            self.disk.set_modified_ms(segment.path(LOG), segment.modified_ms)  # the clock of the history
         shutil.copytree(self.directory, copy)
         round_: dict[str, Any] = {"now_ms": self.now_ms, "delete_retention_ms": RETENTION_MS}
         done = cleaner.clean(self.log, self.disk, clean_from=0, tombstones_below=None, **round_)
@@ -96,9 +96,13 @@ def cases(kafka, tmp_path_factory) -> list[Case]:
     return cases
 
 
-def test_kafkas_cleaner_leaves_the_same_batches_of_every_round(cases: list[Case]) -> None:
-    """But for two things: ours also keeps the last batch of a segment that would be an empty file, empty; and the batch
-    that it makes of a set of an old format keeps the range of the set, Kafka's begins and ends with what is left."""
+def test_kafkas_cleaner_leaves_the_same_batches_in_every_pass(cases: list[Case]) -> None:
+    """There are two differences.
+
+    1. This project keeps the last batch of a segment that would become an empty file, without its records.
+    2. A batch converted from a set of an old format keeps the offset range of the set. Kafka's range is that of the
+       remaining records.
+    """
     assert len(cases) > 2 * STORIES
     for case in cases:
         theirs = [batch for segment in files(case.copy)[0] for batch in segment]
@@ -111,7 +115,7 @@ def test_kafkas_cleaner_leaves_the_same_entries_of_aborted_transactions(cases: l
         assert case.aborted == files(case.copy)[1], case.name
 
 
-def test_the_stories_have_what_cleaning_is_about(cases: list[Case]) -> None:
+def test_histories_cover_horizons_markers_and_empty_batches(cases: list[Case]) -> None:
     left = [batch for case in cases for segment in case.segments for batch in segment]
     assert any(batch.horizon_ms is not None and not batch.is_control for batch in left)
     assert any(batch.horizon_ms is not None and batch.is_control for batch in left)
@@ -122,7 +126,7 @@ def test_the_stories_have_what_cleaning_is_about(cases: list[Case]) -> None:
 
 
 def narrowed(batches: list[Batch]) -> list[Batch]:
-    """Those that were of an old format, which have no leader epoch, from their first record to their last."""
+    """Batches converted from an old format, which have no leader epoch, limited to their first and last record."""
     return [
         replace(batch, base_offset=batch.records[0].offset, last_offset=batch.records[-1].offset)
         if batch.leader_epoch < 0 and batch.records

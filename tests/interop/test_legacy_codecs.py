@@ -1,4 +1,4 @@
-"""Message formats 0 and 1 as aiokafka's and kafka-python's builders make them, read by us; ours read nothing else."""
+"""Message formats 0 and 1 built by aiokafka and kafka-python, read by this project's codec."""
 
 import struct
 import warnings
@@ -15,7 +15,7 @@ from local.format.compression import Codec
 from local.format.record import TimestampType
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own, on import
+    warnings.simplefilter("ignore", DeprecationWarning)  # raised by kafka-python at import
     import kafka.record.legacy_records as kafka_python
 
 T0 = 1_700_000_000_000
@@ -25,7 +25,7 @@ BUILDERS = {
     "kafka-python": kafka_python.LegacyRecordBatchBuilder,
 }
 OLD_CODECS = [Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4]
-# aiokafka never wrote lz4 in format 0; kafka-python's snappy needs a further library, which the set-up leaves out.
+# aiokafka never wrote lz4 in format 0. kafka-python's snappy needs a library that the set-up does not have.
 CASES = [
     (library, magic, codec)
     for library in BUILDERS
@@ -44,10 +44,10 @@ RECORDS = [
 
 
 def built_by(library, magic, codec, records=RECORDS, *, base_offset=0, append_ms=None):
-    """A set as a broker would have stored it: the producer's builder gave the bytes, the broker offset and time."""
+    """A set as stored by a broker: the bytes of a producer's builder, offset and time of the broker."""
     builder = BUILDERS[library](magic, int(codec), 1 << 22)
     for at, (key, value, timestamp) in enumerate(records):
-        # Offsets inside a compressed set of format 1 stay relative; all others are the record's own.
+        # Offsets in a compressed set of format 1 stay relative. All others are absolute.
         offset = at if codec and magic else base_offset + at
         assert builder.append(offset, timestamp, key, value) is not None
     data = bytearray(builder.build())
@@ -70,7 +70,7 @@ def expected(magic, records=RECORDS, base_offset=0):
 
 
 @pytest.mark.parametrize(("library", "magic", "codec"), CASES)
-def test_we_read_the_messages_of_others(library, magic, codec):
+def test_messages_of_other_libraries_are_read(library, magic, codec):
     data = built_by(library, magic, codec, base_offset=1000)
     assert read(data) == expected(magic, base_offset=1000)
     table = kernels.scan_batches(data)
@@ -84,16 +84,16 @@ def test_we_read_the_messages_of_others(library, magic, codec):
 
 @pytest.mark.parametrize("library", BUILDERS)
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4])
-def test_the_wrappers_append_time_is_every_records(library, codec):
+def test_append_time_of_a_wrapper_applies_to_every_record(library, codec):
     data = built_by(library, 1, codec, append_ms=T0 + 77)
     records = list(kernels.decode_columns(data).records())
     assert {(r.timestamp_ms, r.timestamp_type) for r in records} == {(T0 + 77, TimestampType.LOG_APPEND_TIME)}
 
 
 @pytest.mark.parametrize(("library", "magic", "codec"), CASES)
-def test_every_changed_byte_behind_the_offset_is_noticed(library, magic, codec):
+def test_every_changed_byte_after_the_offset_is_detected(library, magic, codec):
     data = built_by(library, magic, codec, RECORDS[:3])
-    for at in range(8, len(data)):  # the offset, outside the checksum, is not even needed for a set of format 0
+    for at in range(8, len(data)):  # the checksum does not cover the offset, which a set of format 0 does not even need
         damaged = bytearray(data)
         damaged[at] ^= 0x01
         if read_or_none(damaged) == read(data):
@@ -106,7 +106,7 @@ def read_or_none(data):
 
 
 @pytest.mark.parametrize(("library", "magic", "codec"), CASES)
-def test_every_cut_is_noticed(library, magic, codec):
+def test_every_truncation_is_detected(library, magic, codec):
     data = built_by(library, magic, codec, RECORDS[:3])
     whole = set(kernels.scan_batches(data).positions.tolist()) | {len(data)}
     for cut in range(len(data)):
@@ -116,7 +116,7 @@ def test_every_cut_is_noticed(library, magic, codec):
 
 
 @pytest.mark.parametrize(("library", "magic", "codec"), CASES)
-def test_an_old_brokers_log_is_read_and_gone_on_with(library, magic, codec):
+def test_log_of_an_old_broker_is_read_and_continued(library, magic, codec):
     disk = ModelDisk()
     disk.make_directory("./t-0")
     sets = [built_by(library, magic, codec, RECORDS[:4], base_offset=4 * at) for at in range(10)]

@@ -1,4 +1,4 @@
-"""aiokafka's and kafka-python's codecs read our batches, and ours reads theirs."""
+"""Codecs of aiokafka and kafka-python read this project's batches, and this project reads theirs."""
 
 import warnings
 
@@ -13,13 +13,13 @@ from local.format.record import Record, StoredRecord, TimestampType
 from local.records.batch import encode_batch, encode_marker
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python's own, on import
+    warnings.simplefilter("ignore", DeprecationWarning)  # raised by kafka-python at import
     import kafka.record.default_records as kafka_python
     from kafka.record import MemoryRecords as KafkaPythonRecords
 
 T0 = 1_700_000_000_000
 READERS = {"aiokafka": AioKafkaRecords, "kafka-python": KafkaPythonRecords}
-# kafka-python reads snappy only through a further library, which the set-up leaves out.
+# kafka-python's snappy needs a library that the set-up does not have.
 PAIRS = [(name, codec) for name in READERS for codec in Codec if (name, codec) != ("kafka-python", Codec.SNAPPY)]
 RECORDS = [
     Record(b"key", b"value", T0),
@@ -31,7 +31,7 @@ RECORDS = [
 
 
 def read_by(reader, data):
-    """(offset, timestamp, key, value, headers) of every record, the checksums verified."""
+    """(offset, timestamp, key, value, headers) of every record, with verified checksums."""
     records, read = READERS[reader](data), []
     while records.has_next():
         batch = records.next_batch()
@@ -47,13 +47,13 @@ def expected(records, base_offset=0):
 
 
 @pytest.mark.parametrize(("reader", "codec"), PAIRS)
-def test_others_read_our_batches(reader, codec):
+def test_other_libraries_read_encoded_batches(reader, codec):
     data = encode_batch(RECORDS, base_offset=1000, codec=codec)
     assert read_by(reader, data) == expected(RECORDS, 1000)
 
 
 @pytest.mark.parametrize(("reader", "codec"), PAIRS)
-def test_others_read_what_we_filtered(reader, codec):
+def test_other_libraries_read_filtered_batches(reader, codec):
     data = encode_batch(RECORDS, codec=codec) + encode_batch(RECORDS, base_offset=5, codec=codec)
     keep = np.array([0, 1, 0, 1, 0, 1, 1, 1, 1, 1], bool)
     made = kernels.filter_batches(data, keep, keep_last_batch=True)
@@ -62,13 +62,13 @@ def test_others_read_what_we_filtered(reader, codec):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_others_read_our_log_append_time(reader):
+def test_other_libraries_read_the_log_append_time(reader):
     data = encode_batch(RECORDS, timestamp_type=TimestampType.LOG_APPEND_TIME, append_time_ms=T0 + 77)
     assert {row[1] for row in read_by(reader, data)} == {T0 + 77}
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_others_know_our_marker_for_a_control_batch(reader):
+def test_other_libraries_recognise_a_marker_as_a_control_batch(reader):
     data = encode_marker(base_offset=9, is_commit=True, timestamp_ms=T0, producer_id=1, producer_epoch=0)
     batch = READERS[reader](data).next_batch()
     assert (batch.is_control_batch, batch.is_transactional, batch.base_offset) == (True, True, 9)
@@ -86,7 +86,7 @@ def built_by(library, codec, records):
 
 
 @pytest.mark.parametrize(("library", "codec"), PAIRS)
-def test_we_read_the_batches_of_others(library, codec):
+def test_batches_of_other_libraries_are_read(library, codec):
     data = built_by(library, int(codec), RECORDS)
     columns = kernels.decode_columns(data)
     created = TimestampType.CREATE_TIME
@@ -95,8 +95,8 @@ def test_we_read_the_batches_of_others(library, codec):
 
 
 @pytest.mark.parametrize("library", READERS)
-def test_our_plain_batch_is_theirs_byte_for_byte(library):
+def test_uncompressed_batch_equals_that_of_other_libraries_byte_for_byte(library):
     ours = encode_batch(RECORDS, leader_epoch=-1)
     theirs = bytearray(built_by(library, 0, RECORDS))
-    theirs[12:16] = ours[12:16]  # the leader epoch lies outside the checksum and is the broker's to set
+    theirs[12:16] = ours[12:16]  # the leader epoch is outside of the checksum and set by the broker
     assert bytes(theirs) == ours

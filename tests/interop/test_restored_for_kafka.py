@@ -1,4 +1,4 @@
-"""Topics that we tiered, restored from the bucket alone into a broker's log directory and served by that broker."""
+"""Tiered topics, restored from the bucket only into the log directory of a broker, which serves them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CUT = 137
 
 
 def _tiered(home: Path) -> FileStore:
-    """A bucket with everything that was appended, and no disk any more."""
+    """A bucket with all appended records. The local disk is deleted."""
     (home / "bucket").mkdir(parents=True)
     overrides = {**SMALL, "min.cleanable.dirty.ratio": "0", "file.delete.delay.ms": "0"}
     path = home / "tiered.toml"
@@ -61,7 +61,7 @@ def _add_transactions(manager: LogManager) -> None:
 
 @pytest.fixture(scope="module")
 def served(kafka, tmp_path_factory):
-    """(what our reader found in the bucket, what Kafka's clients found at the broker, and after it appended)."""
+    """(records in the bucket, records of Kafka's clients at the broker, the same after an append, warnings)."""
     home = tmp_path_factory.mktemp("restored-for-kafka")
     store = _tiered(home)
     broker = KafkaBroker(kafka, home / "broker")
@@ -100,7 +100,7 @@ def served(kafka, tmp_path_factory):
 
 
 @pytest.mark.parametrize("isolation", Isolation)
-def test_a_real_consumer_reads_what_was_tiered(served, isolation):
+def test_kafka_consumer_reads_every_restored_record(served, isolation):
     ours, theirs, _, _ = served
     for topic in TOPICS:
         expected = [each for each in ours[isolation][topic] if topic != "cut" or each.offset < CUT]
@@ -110,7 +110,7 @@ def test_a_real_consumer_reads_what_was_tiered(served, isolation):
         assert len(theirs[isolation]["transactions"]) == 630
 
 
-def test_the_broker_goes_on_where_the_bucket_ended(served):
+def test_broker_appends_after_the_last_offset_of_the_bucket(served):
     _, theirs, after, _ = served
     for topic in TOPICS:
         found = after[topic][len(theirs[Isolation.READ_UNCOMMITTED][topic]) :]
@@ -118,7 +118,7 @@ def test_the_broker_goes_on_where_the_bucket_ended(served):
     assert after["cut"][-1].offset == CUT
 
 
-def test_the_broker_had_nothing_to_say_against_it(served):
+def test_broker_logs_no_warning_about_restored_topics(served):
     warnings = served[-1]
     allowed = ("Non-monotonic update of high watermark",)
     about = [line for line in warnings if any(f"{topic}-0" in line for topic in TOPICS)]

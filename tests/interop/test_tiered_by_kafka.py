@@ -1,4 +1,4 @@
-"""A real broker's remote tier, and its log directory, read back record for record without the broker."""
+"""The remote tier and the log directory of a real broker, read record by record without the broker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tiered_by_kafka(tmp_path_factory):
     return tiering.tier(kafka, tmp_path_factory.mktemp("kafka-tiered"))
 
 
-def test_every_record_that_a_broker_tiered_is_read_back(tiered_by_kafka) -> None:
+def test_every_record_tiered_by_a_broker_is_read(tiered_by_kafka) -> None:
     written = tiered_by_kafka
     with open_remote(written.remote.as_uri(), layout="auto") as bucket:
         assert bucket.topics() == sorted(tiering.TOPICS)
@@ -46,7 +46,7 @@ def test_every_record_that_a_broker_tiered_is_read_back(tiered_by_kafka) -> None
                 assert bucket.reader().offset_for_timestamp(name, record.timestamp_ms) == first, topic
 
 
-def test_what_it_tiered_of_transactions_is_read_committed(tiered_by_kafka) -> None:
+def test_transactions_tiered_by_a_broker_are_read_committed(tiered_by_kafka) -> None:
     written, name = tiered_by_kafka, TopicPartition("transactions", 0)
     with open_remote(written.remote.as_uri(), layout="local-tiered-storage") as bucket:
         reader = bucket.reader(Isolation.READ_COMMITTED)
@@ -57,7 +57,7 @@ def test_what_it_tiered_of_transactions_is_read_committed(tiered_by_kafka) -> No
     assert len(found) < sum(record.offset < end for record in written.records["transactions"])
 
 
-def test_what_it_tiered_is_imported_and_sound(tiered_by_kafka) -> None:
+def test_bucket_tiered_by_a_broker_is_imported_and_sound(tiered_by_kafka) -> None:
     written, target = tiered_by_kafka, MemoryStore("memory://ours")
     source = open_store(written.remote.as_uri())
     layout = external_format(source, LayoutOptions(layout="auto"))
@@ -76,8 +76,8 @@ def test_what_it_tiered_is_imported_and_sound(tiered_by_kafka) -> None:
             assert len({tuple(reader.records(name, 0)) for reader in for_committed}) == 1, topic
 
 
-def test_a_log_directory_of_a_broker_is_read_without_the_broker(written_by_kafka, tmp_path) -> None:
-    """Closed in order; killed, its indexes at their full size with zeros behind; and with nothing but the logs."""
+def test_log_directory_of_a_broker_is_read_without_the_broker(written_by_kafka, tmp_path) -> None:
+    """Three states: stopped cleanly, killed with preallocated indexes padded by zeros, and with the log files only."""
     clean, crashed = written_by_kafka.clean, written_by_kafka.crashed
     for number, (found, strip) in enumerate(((clean, False), (crashed, False), (crashed, True))):
         root = tmp_path / str(number)

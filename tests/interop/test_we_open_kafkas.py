@@ -1,4 +1,4 @@
-"""Directories written by a real broker, stopped in order or killed: opened, recovered and read by us."""
+"""Directories of a real broker, stopped cleanly or killed: opened, recovered and read by this project."""
 
 import shutil
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.kafka
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_record_is_read_as_kafkas_clients_read_it(opened, topic):
+def test_every_record_equals_that_of_kafka_clients(opened, topic):
     found, logs = opened
     assert list(logs[topic].records(logs[topic].log_start_offset)) == found.records[topic]
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_committed_read_is_what_kafkas_clients_are_given(opened, topic):
+def test_committed_read_equals_that_of_kafka_clients(opened, topic):
     found, logs = opened
     log = logs[topic]
     assert log.last_stable_offset == found.stable[topic]
@@ -34,20 +34,20 @@ def test_a_committed_read_is_what_kafkas_clients_are_given(opened, topic):
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_log_starts_and_ends_where_the_broker_says(opened, topic):
+def test_log_start_and_end_offsets_equal_those_of_the_broker(opened, topic):
     found, logs = opened
     assert (logs[topic].log_start_offset, logs[topic].next_offset) == found.bounds[topic]
 
 
-def test_internal_topics_are_opened_too(opened):
+def test_internal_topics_are_opened(opened):
     _, logs = opened
     for topic in ("__cluster_metadata", "__transaction_state"):
         assert logs[topic].next_offset > 0
         assert list(logs[topic].columns(0))
 
 
-def test_what_we_recover_of_producers_is_what_kafka_recovers(written_by_kafka, tmp_path):
-    """The killed broker's directory, recovered by both: the snapshots at the log end say the same."""
+def test_recovered_producer_state_equals_that_of_kafka(written_by_kafka, tmp_path):
+    """The directory of the killed broker is recovered by both. The producer snapshots at the log end are equal."""
     shutil.copytree(written_by_kafka.crashed.root, tmp_path / "data")
     directory = LogDirectory(DiskStorage(), str(tmp_path / "data"))
     logs = [directory.open_log(TopicPartition(topic, 0), LogSettings(), now_ms=T0) for topic in TOPICS]
@@ -62,14 +62,15 @@ def test_what_we_recover_of_producers_is_what_kafka_recovers(written_by_kafka, t
 
 
 def producers_in(path):
-    """By producer id; none where there is no file: a log without producers needs none."""
+    """Entries by producer id. A log without producers may have no file, which gives no entries."""
     found = producer_snapshot.decode(path.read_bytes()) if path.exists() else []
     return sorted(found, key=lambda entry: entry.producer_id)
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["plain", "deep"])
-def test_verify_of_a_stopped_brokers_directories_raises_no_warning(written_by_kafka, deep):
-    """Cleaned topics, transactions, a raised log start and the internal topics, one by one and as a log directory."""
+def test_verify_of_the_directories_of_a_stopped_broker_has_no_findings(written_by_kafka, deep):
+    """Cleaned topics, transactions, a raised log start offset and the internal topics, each alone and as a log
+    directory."""
     root = written_by_kafka.clean.root
     directories = sorted({path.parent for path in root.glob("*/*.log")})
     assert {f"{topic}-0" for topic in TOPICS} < {each.name for each in directories}

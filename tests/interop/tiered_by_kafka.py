@@ -1,7 +1,7 @@
-"""What a real broker tiered with Kafka's `LocalTieredStorage`, and what its clients read of it: made once.
+"""The remote tier of a real broker with Kafka's `LocalTieredStorage`, and the readings of its clients: made once.
 
-The broker copies every closed segment and drops it from its disk at once, so its consumer's records came back through
-its own tier. Where the active segment begins is where the remote tier ends.
+The broker copies every closed segment and drops it from its disk at once, so that its consumer read the records through
+the broker's remote tier. The remote tier ends where the active segment begins.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOPICS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredByKafka:
-    """`remote` is what LocalTieredStorage calls its directory; keys are topics. `ends`: where the remote tier ends."""
+    """`remote` is the directory of LocalTieredStorage. Keys are topics. `ends` are the ends of the remote tier."""
 
     remote: Path
     records: dict[str, list[StoredRecord]]
@@ -56,7 +56,7 @@ class TieredByKafka:
 
 
 def tier(kafka: Kafka, home: Path) -> TieredByKafka:
-    """One broker's life: produce, wait for its tier, read everything, stop. Some fifteen seconds."""
+    """Run a broker once: produce, wait for its uploads, read everything, stop. Takes about fifteen seconds."""
     remote = home / "remote"
     broker = KafkaBroker(kafka, home, settings=_SETTINGS.format(remote=remote))
     broker.format()

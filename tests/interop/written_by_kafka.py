@@ -1,8 +1,11 @@
-"""Directories that a real broker wrote, with what its clients and its dump tool say is in them.
+"""Directories written by a real broker, with their content according to its clients and its dump tool.
 
-One broker life: produce every kind of thing, kill -9 it and copy the directory (`crashed`), start it again on the
-original, let it recover, read everything, stop it (`clean`). The internal topics are there too: the transaction
-coordinator's compacted log and the metadata log with the controller's control records.
+1. Produce records of every kind.
+2. Kill the broker (kill -9), and copy the directory (`crashed`).
+3. Start it again on the original, let it recover, read everything, and stop it (`clean`).
+
+The internal topics are included: the compacted log of the transaction coordinator, and the metadata log with control
+records of the controller.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from kafka_dump import Dumped, dump
 
 from local.format.record import Record, StoredRecord
 
-# An hour ago: brokers forget producers who were last heard of days ago.
+# One hour ago, because brokers remove producers without a batch for days.
 T0 = time.time_ns() // 1_000_000 - 3_600_000
 DUMPED = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
 _SEGMENTS = {"internal.segment.bytes": "12000", "index.interval.bytes": "700"}
 _COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000000000000"}
 
-# The codecs as the broker's own libraries write them: it compresses again what arrives in another codec.
+# Codecs as written by the broker's libraries: it recompresses batches of another codec.
 CODECS: dict[str, Mapping[str, str]] = {
     "none": {"compression.type": "uncompressed"},
     "gzip": {"compression.type": "gzip"},
@@ -55,7 +58,7 @@ TOPICS: dict[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A copy of a log directory, and what the broker's readers found in it; keys are topics."""
+    """A copy of a log directory, and its content according to the broker's readers, by topic."""
 
     root: Path
     records: dict[str, list[StoredRecord]]
@@ -66,7 +69,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenByKafka:
-    """`crashed` as the killed broker left it; `clean` after its restart and an orderly stop, dumped by Kafka."""
+    """`crashed`: the state after the kill. `clean`: after a restart and a clean stop, dumped by Kafka."""
 
     crashed: Written
     clean: Written
@@ -74,20 +77,21 @@ class WrittenByKafka:
 
 
 def sample_records(count: int, *, keyed: bool = False, start: int = 0) -> list[Record]:
-    """Headers, nulls, empty ones, times out of order, values that compress and values that don't."""
+    """Records with headers, nulls, empty values, timestamps out of order, compressible and incompressible values."""
     draw = random.Random(start)
     made = []
     for at in range(start, start + count):
         key = b"key-%d" % (at % 17) if keyed or at % 5 else None
         values = [b"", b"value %d " % at * 30, draw.randbytes(120).hex().encode(), "grüße".encode()]
-        value = draw.choice(values if key is None else [None, *values])  # aiokafka sends no record without both
+        # aiokafka sends no record without key and value
+        value = draw.choice(values if key is None else [None, *values])
         headers = (("trace", b"%d" % at), ("trace", None), ("ä", b"")) if at % 4 == 0 else ()
         made.append(Record(key, value, T0 + at * 10 - (500 if at % 7 == 0 else 0), headers))
     return made
 
 
 def write(kafka: Kafka, home: Path) -> WrittenByKafka:
-    """The whole life, as in the module text; some ten seconds."""
+    """Run the steps of the module docstring, which takes about ten seconds."""
     broker = KafkaBroker(kafka, home)
     broker.format()
     broker.start()
@@ -140,7 +144,7 @@ def _produce_all(broker: KafkaBroker) -> None:
 
 
 def _interleaved(topic: str, *, keyed: bool = False) -> list[Step]:
-    """Transactions of three producers, committed, aborted, overlapping; the last one stays open."""
+    """Transactions of three producers: committed, aborted and overlapping. The last one stays open."""
     steps = []
     for turn in range(4):
         parts = [sample_records(20, keyed=keyed, start=1000 + turn * 60 + at * 20) for at in range(3)]
@@ -153,7 +157,7 @@ def _interleaved(topic: str, *, keyed: bool = False) -> list[Step]:
 
 
 def _produce_with_java(broker: KafkaBroker) -> None:
-    """Kafka's own Java producer: idempotent by default, and transactional."""
+    """Kafka's Java producer: idempotent by default, and transactional."""
     where = ["--bootstrap-server", broker.address, "--topic", "console", "--compression-codec", "zstd"]
     reading = ["parse.key=true", "parse.headers=true", "null.marker=NULL", "key.separator=\t"]
     lines = "".join(f"h:{at},i:NULL\t{'NULL' if at % 3 == 0 else f'key {at}'}\tvalue {at}\n" for at in range(100))
@@ -166,7 +170,7 @@ def _produce_with_java(broker: KafkaBroker) -> None:
 
 
 def _wait_for_cleaner(root: Path) -> None:
-    """Until the cleaner has been through every sealed segment of both compacted topics."""
+    """Wait until the cleaner has cleaned every closed segment of both compacted topics."""
     clients.wait_until(lambda: all(_is_clean(root, topic) for topic in ("compacted", "tombstones")), "a cleaned log")
 
 
