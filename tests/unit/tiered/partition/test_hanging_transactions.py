@@ -36,9 +36,9 @@ def test_ending_a_hanging_transaction_releases_the_records_after_it(commit: bool
         held.log.append([Record(b"k", b"after", NOW)] * 60, now_ms=NOW)
         settle(manager)
         assert [(each.producer_id, each.first_offset) for each in open_transactions(held)] == [(8, 0), (7, 30)]
-        head = held.head()
-        assert head is not None
-        assert head.next_offset == 0
+        manifest = held.manifest()
+        assert manifest is not None
+        assert manifest.next_offset == 0
         assert list(manager.reader(Isolation.READ_COMMITTED).records(NAME, 0)) == []
         ended = end_transaction(held, 8, commit=commit, now_ms=NOW)
         assert (ended.first_offset, ended.producer_epoch) == (0, 3)
@@ -46,9 +46,9 @@ def test_ending_a_hanging_transaction_releases_the_records_after_it(commit: bool
         end_transaction(held, 7, commit=False, now_ms=NOW)
         assert open_transactions(held) == []
         settle(manager, NOW + 3_600_000)
-        head = held.head()
-        assert head is not None
-        assert head.next_offset > 60
+        manifest = held.manifest()
+        assert manifest is not None
+        assert manifest.next_offset > 60
         seen = [record.value for record in manager.reader(Isolation.READ_COMMITTED).records(NAME, 0)]
         assert seen == [b"8"] * (30 if commit else 0) + [b"after"] * 60
         with pytest.raises(NotFound, match="producer_id=7 open=none"):
@@ -58,7 +58,9 @@ def test_ending_a_hanging_transaction_releases_the_records_after_it(commit: bool
 def test_transaction_that_ended_by_itself_does_not_abort_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """1. The hanging transaction is found.
+    """An abort applies only to the transaction that was found:
+
+    1. The hanging transaction is found.
     2. Its marker arrives after all, and the producer begins a new transaction.
     3. The abort is refused, because it was asked for the old transaction.
     """

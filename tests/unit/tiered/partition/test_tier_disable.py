@@ -18,9 +18,9 @@ from local.format.record import Record
 from local.records.offset_spec import OffsetSpec
 from policies.decisions import DropLocal, Plan
 from remote.manifest import commit_protocol
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import MetadataIndex
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store import ObjectStore
 from tiered.cli.main import invoke
 from tiered.manager.manager import LogManager
@@ -50,10 +50,10 @@ def filled(world: World, properties: dict[str, str] = GRACE) -> LogManager:
     return manager
 
 
-def head_of(manager: LogManager) -> Head:
-    head = manager.partitions()[0].head()
-    assert head is not None
-    return head
+def head_of(manager: LogManager) -> Manifest:
+    manifest = manager.partitions()[0].manifest()
+    assert manifest is not None
+    return manifest
 
 
 def data_objects(store: ObjectStore) -> set[str]:
@@ -170,7 +170,7 @@ def test_entries_of_a_disabled_tier_are_not_read_before_their_deletion(world: Wo
         bucket = RemoteLog(world.store).reader()
         assert bucket.offsets(NAME) == (0, 0)
         assert bucket.offset_for_timestamp(NAME, 0) is None
-        index = MetadataIndex(head_of(manager), lambda spill: ())
+        index = MetadataIndex(head_of(manager), lambda page: ())
         assert list(index.rows()) == []
         assert index.find_by_offset(0) is None
         assert read(manager) == list(range(320))
@@ -249,8 +249,8 @@ def _check_after(world: World, first: int) -> None:
         settle(manager)
         settle(manager, NOW + 9 * HOUR)
         assert read(manager) == list(range(first, 320))
-        head = head_of(manager)
-        assert (head.parts, head.unlinked, head.unlinked_pages, head.given_up) == ((), (), (), False)
+        manifest = head_of(manager)
+        assert (manifest.parts, manifest.unlinked, manifest.unlinked_pages, manifest.given_up) == ((), (), (), False)
 
 
 def test_power_cut_at_any_disk_effect_is_completed_by_the_next_start() -> None:
@@ -305,7 +305,9 @@ def test_command_asks_for_confirmation_before_it_disables_a_tier(
 
 
 def test_no_segment_is_dropped_while_the_commit_of_a_disable_is_in_doubt(world: World) -> None:
-    """1. The disable is committed, and its answer is lost.
+    """A drop needs a manifest that is known to be current:
+
+    1. The disable is committed, and its answer is lost.
     2. The topic is enabled again.
     3. No segment is dropped, because the entries in the bucket no longer count.
     """
@@ -392,7 +394,9 @@ def test_no_segment_is_dropped_by_a_snapshot_older_than_the_disable(
 
 
 def test_reenabled_tier_reuses_no_upload_that_the_disable_deleted(world: World) -> None:
-    """1. The commit of an upload has no answer, so the writer remembers the upload for a retry.
+    """An upload in doubt must not be reused after a disable:
+
+    1. The commit of an upload has no answer, so the writer remembers the upload for a retry.
     2. The upload is in fact an entry, and the disable deletes it.
     3. The reenabled tier uploads the segment again.
     """

@@ -19,7 +19,7 @@ from remote.keys import data_key, partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.key_rotation import rewrap, rewrap_keys
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.manifest.sealing import keyed
 from remote.manifest.view import CompactedView
 from remote.segments.chunk_table import RAW, ZSTD
@@ -85,7 +85,7 @@ def test_compressed_and_encrypted_copies_are_read_with_the_key_ring(world, ring_
         write(manager, 500, 500)
         while manager.tick(NOW):
             pass
-        rows = manager.partitions()[0].head().segments
+        rows = manager.partitions()[0].manifest().segments
     kinds = {(row.codec, row.key_id) for row in rows}
     assert kinds == {("zstd", "one"), ("none", "two")}
     assert all(row.data_key.endswith(".enc") for row in rows)
@@ -228,12 +228,12 @@ def test_key_rotation_changes_no_data_object(world):
     with written(config) as manager:
         held = manager.partitions()[0]
         before = {info.key: store.get(info.key) for info in store.list("") if "/data/" in info.key}
-        rows = held.head().segments
+        rows = held.manifest().segments
         assert rewrap_keys(held.metadata, RING, "two", NOW) == len(rows) > 1
-        assert {row.key_id for row in held.head().segments} == {"two"}
-        sequence = held.head().sequence
+        assert {row.key_id for row in held.manifest().segments} == {"two"}
+        sequence = held.manifest().sequence
         assert rewrap_keys(held.metadata, RING, "two", NOW) == 0
-        assert held.head().sequence == sequence, "a rotation without changes must commit nothing"
+        assert held.manifest().sequence == sequence, "a rotation without changes must commit nothing"
     assert {info.key: store.get(info.key) for info in store.list("") if "/data/" in info.key} == before
     with RemoteLog(store, keys=KeyRing({"two": KEYS["two"]})) as bucket:
         assert sum(1 for _ in bucket.reader().records(P0, 0)) == 1000
@@ -251,7 +251,7 @@ def test_rotation_covers_entries_in_manifest_pages_and_views():
     log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
     for each in (*rows, plain):
         log.commit(add_segments([each]), 0)
-    assert log.cached.spills, "some entries must be in manifest pages"
+    assert log.cached.pages, "some entries must be in manifest pages"
     view = CompactedView(name="latest", horizon_offset=10, rows=(wrapped_row("V", 0, 10, "one", view="latest"),))
     changed = rewrap(RING, "two", PREFIX)(replace(log.cached, views=(view,)))
     assert [each.key_id for each in changed.views[0].rows] == ["two"]
@@ -263,7 +263,9 @@ def test_rotation_covers_entries_in_manifest_pages_and_views():
 
 
 def test_delayed_commit_cannot_add_an_entry_under_the_old_key_after_rotation():
-    """1. A commit in doubt had no answer and is not applied yet.
+    """A rotation must outlast every commit that was sent before it:
+
+    1. A commit in doubt had no answer and is not applied yet.
     2. The rotation reports that the old key is no longer used, so the operator may delete it.
     3. The delayed commit must then fail.
     """
@@ -309,10 +311,10 @@ def test_rotation_without_the_old_key_changes_nothing(world):
     config, _ = world
     with written(config, batches=1) as manager:
         held = manager.partitions()[0]
-        before = held.head()
+        before = held.manifest()
         with pytest.raises(AccessDenied, match="key_id=one"):
             rewrap_keys(held.metadata, KeyRing({"two": KEYS["two"]}), "two", NOW)
-        assert held.head() == before
+        assert held.manifest() == before
 
 
 def test_rotate_keys_command_shows_the_used_keys_and_changes_them(world, tmp_path, capsys):
@@ -354,7 +356,7 @@ def test_copies_report_their_progress(world):
         write(manager, 0, 500)
         while manager.tick(NOW):
             pass
-        rows = manager.partitions()[0].head().segments
+        rows = manager.partitions()[0].manifest().segments
     finals = {base: done for base, done, _ in told}
     assert finals == {each.base_offset: each.size_bytes for each in rows}
     assert all(done <= size for _, done, size in told)

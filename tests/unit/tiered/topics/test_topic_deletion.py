@@ -16,7 +16,7 @@ from local.format.record import Record
 from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from remote.check.partition_check import ObjectKind
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.manifest.manifest import decode_manifest
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket
@@ -24,7 +24,7 @@ from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 
 LIMIT_S = 60.0  # no operation takes this long, so a hanging test fails
-LEFT = {ObjectKind.HEAD, ObjectKind.BOUNDARY}  # objects that remain of a deleted partition
+LEFT = {ObjectKind.MANIFEST, ObjectKind.BOUNDARY}  # objects that remain of a deleted partition
 GRACE = {**TIERED, "remote.log.delete.grace.ms": "2h"}
 
 
@@ -126,7 +126,9 @@ class _Told:
 def test_pending_removal_of_a_deleted_log_spares_a_new_topic_of_the_same_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. Maintenance finds the log of a deleted topic, which the deletion itself is about to remove.
+    """Maintenance and the deletion race for one log:
+
+    1. Maintenance finds the log of a deleted topic, which the deletion itself is about to remove.
     2. The deletion completes, and a new topic of the same name has records.
     3. Maintenance continues, and must not remove the log of the new topic.
     """
@@ -276,8 +278,8 @@ def _check_after(world: World) -> None:
         assert manager._registry.deleted() == ()
     assert _directories(world.disk) == []
     assert _kinds(world.store) <= {*LEFT, ObjectKind.PROBE, ObjectKind.ORPHAN}
-    heads = [info.key for info in world.store.list("") if HEADS in info.key]
-    assert len(heads) <= 1, "only the manifest that marks the deletion may remain"
+    manifests = [info.key for info in world.store.list("") if MANIFESTS in info.key]
+    assert len(manifests) <= 1, "only the manifest that marks the deletion may remain"
 
 
 def _prepared() -> World:
@@ -319,7 +321,7 @@ def test_deletion_survives_a_failure_of_any_store_call(fault: Fault) -> None:
 
 
 def _epoch(world: World) -> int:
-    (newest,) = sorted(info.key for info in world.store.list("") if HEADS in info.key)[-1:]
+    (newest,) = sorted(info.key for info in world.store.list("") if MANIFESTS in info.key)[-1:]
     return decode_manifest(world.store.get(newest)).epoch
 
 
