@@ -53,6 +53,21 @@ def test_page_about_the_code_names_only_existing_files() -> None:
     assert len(named) > 15
 
 
+def settings_places() -> list[tuple[str, str]]:
+    """Each row of the table of places below "Add a setting that decides something": the place, the tests that fail."""
+    table = CODE_PAGE.read_text().partition("## Add a setting that decides")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([\w/.]+)` \| .+ \| (.+) \|$", table, re.MULTILINE)
+
+
+def test_places_of_a_setting_exist_and_name_the_setting() -> None:
+    places = settings_places()
+    assert len(places) > 10
+    wrong = [place for place, _ in places if not re.search(r"copy[._]lag", (ROOT / place).read_text(), re.IGNORECASE)]
+    assert wrong == []
+    tests = {path for _, tests in places for path in re.findall(r"`(tests/[\w/.]+)`", tests)}
+    assert [path for path in sorted(tests) if not (ROOT / path).exists()] == []
+
+
 def test_missing_script_marker_or_option_is_reported(tmp_path: Path) -> None:
     (tmp_path / "wrong.md").write_text(
         "```sh\n.ci/wth pytest\n.ci/with pytest -m sparkle\n.ci/with python tests/crash/campaign.py --stats 7\n"
