@@ -86,11 +86,11 @@ def measured(store: MeteredStore, path: object, mib: int) -> tuple[RequestCounts
 
 
 def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: SegmentEntry) -> RequestCounts:
-    """One segment alone without a previous listing of pins, the most expensive way. Manifests share their GC."""
+    """One segment without a prior listing of pins, the most expensive way. Manifests are deleted in batches."""
     begun = store.counts()
     gone = expire_segments([row.ulid], now_ms=1, log_start_offset=row.next_offset)
     manifest = log.commit(gone, 1, touches=(row.base_offset, row.next_offset))
-    due = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=1) for each in manifest.unlinked}
+    due = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=1) for each in manifest.pending_deletes}
     keys = PinWatch(store, PREFIX).free(due, sequence=manifest.sequence, now_ms=2)
     assert len(keys) == 2
     log.check_still_writer()

@@ -104,7 +104,7 @@ def test_search_is_usable_with_the_keyboard_and_shows_its_results(chromium: Chro
         assert tab.js("document.getElementById('search').value") == "clic"
 
 
-def test_foreign_text_is_escaped_on_every_page(chromium: Chromium, scenes) -> None:
+def test_untrusted_text_is_escaped_on_every_page(chromium: Chromium, scenes) -> None:
     with chromium.open(scenes("evil").root) as tab:
         for address in ("/", "/troubles", "/topics/t", "/topics/t/0"):
             tab.go(address)

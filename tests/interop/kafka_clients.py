@@ -85,7 +85,7 @@ def wait_until(claim: Callable[[], bool], what: str, seconds_max: float = 60) ->
     """Wait for a background action of the broker."""
     due = time.monotonic() + seconds_max
     while not claim():
-        assert time.monotonic() < due, f"waited {seconds_max} s in vain: {what}"
+        assert time.monotonic() < due, f"not reached within {seconds_max} s: {what}"
         time.sleep(0.05)
 
 

@@ -18,7 +18,7 @@ PLAIN = ("baseOffset: ", "offset: ", "timestamp: ", "producerId: ")
 
 def files_of(written, suffix):
     found = {path: dumped for path, dumped in written.dumps.items() if path.suffix == suffix}
-    assert found, f"no {suffix} among what was dumped"
+    assert found, f"no {suffix} file was dumped"
     return found.items()
 
 

@@ -97,7 +97,7 @@ def test_every_changed_byte_after_the_offset_is_detected(library, magic, codec):
         damaged = bytearray(data)
         damaged[at] ^= 0x01
         if read_or_none(damaged) == read(data):
-            raise AssertionError(f"byte {at} changed and nobody noticed")
+            raise AssertionError(f"byte {at} was changed and not detected")
 
 
 def read_or_none(data):

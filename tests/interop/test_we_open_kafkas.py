@@ -68,7 +68,7 @@ def producers_in(path):
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["plain", "deep"])
-def test_verify_of_the_directories_of_a_stopped_broker_has_no_findings(written_by_kafka, deep):
+def test_verify_of_the_directories_of_a_stopped_broker_has_no_warnings(written_by_kafka, deep):
     """Cleaned topics, transactions, a raised log start offset and the internal topics, each alone and as a log
     directory."""
     root = written_by_kafka.clean.root

@@ -45,7 +45,7 @@ def test_write_whose_driver_is_killed_between_partitions_is_completed_by_its_job
     for partition in (0, 1):
         wanted = {b"%200d" % number for number in range(partition, 400, 2)}
         found = values_of(file_bucket, partition)
-        assert (len(found), set(found)) == (200, wanted), "each row once"
+        assert (len(found), set(found)) == (200, wanted), "each row must be written once"
     assert len(list_partitions(file_bucket.store)) == 2
 
 

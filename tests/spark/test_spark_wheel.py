@@ -145,7 +145,9 @@ def test_wheel_contains_every_file_of_the_packages(installed):
     with zipfile.ZipFile(installed.wheel) as wheel:
         missing = {each for each in files if Path(each).suffix not in made} - set(wheel.namelist())
     assert "tiered/web/pages/lab.js" in files
-    assert {each for each in missing if not each.startswith("tiered/spark/discovery/")} == set(), "as pyspark_tiered"
+    assert {each for each in missing if not each.startswith("tiered/spark/discovery/")} == set(), (
+        "files of the discovery package are installed as pyspark_tiered"
+    )
 
 
 def test_command_of_the_wheel_runs_without_the_checkout(installed):

@@ -204,7 +204,7 @@ def _found(home: Path, word: str) -> str:
     return str(max(home.glob(word), key=lambda path: path.stat().st_size)) if "*" in word else word
 
 
-def test_json_lines_outside_of_tables_match_their_schema(
+def test_json_of_consume_dump_and_placement_matches_its_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.chdir(tmp_path)

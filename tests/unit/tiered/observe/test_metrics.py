@@ -18,7 +18,7 @@ from local.errors import AccessDenied, Corrupt, DiskFailed, Unavailable
 from local.names import TopicPartition
 from remote.fetch import read_ahead
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.observe.exposition import Form, Sample, exposition, form_of
 from tiered.observe.metric_table import BY_NAME, METRICS, Kind
@@ -163,7 +163,7 @@ def test_counters_and_gauges_match_the_operations_performed(world: World) -> Non
         assert station.values()["tiered_remote_delete_lag_bytes{topic=t}"] == 0
 
 
-def test_store_failures_are_counted_by_operation_and_class_without_not_found(world: World) -> None:
+def test_store_failures_are_counted_by_operation_and_class(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     station = Station(world, store)
     with station.manager as manager:
@@ -326,7 +326,7 @@ def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
         send(manager, 3000)
         settle(manager)
-        assert manager.partition(TopicPartition("t", 0)).head().spills, (
+        assert manager.partition(TopicPartition("t", 0)).manifest().pages, (
             "some entries must be in manifest pages, which only the bucket holds"
         )
     station = Station(world)  # it has read no manifest page yet

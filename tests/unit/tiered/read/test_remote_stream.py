@@ -38,7 +38,7 @@ CELL = 4 * CHUNK
 
 
 class Views(MemoryStore):
-    """A store that returns memory views, like a client with foreign memory. `noise` names objects read with a flipped
+    """A store that returns memory views, like a client with its own memory. `noise` names objects read with a flipped
     bit."""
 
     def __init__(self) -> None:
@@ -101,9 +101,9 @@ def uploaded(
     )
     log = MetadataLog(store, PREFIX)
     log.become_writer("test", 1, topic="orders", topic_id=TOPIC_ID, partition=0, properties={})
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=object_encoding, chunk_bytes=CHUNK)
-    log.commit(add_segments([row]), now_ms=1)
-    return row, log
+    entry = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=object_encoding, chunk_bytes=CHUNK)
+    log.commit(add_segments([entry]), now_ms=1)
+    return entry, log
 
 
 def reader_of(store: MemoryStore, log: MetadataLog, cache_bytes: int = 1 << 20) -> TieredReader:
@@ -138,16 +138,16 @@ def test_stream_from_any_offset_returns_every_batch(
 
 def test_running_stream_reads_each_cell_by_one_get_without_a_copy() -> None:
     store, batches = Views(), batches_of([300] * 1000)
-    row, log = uploaded(store, batches, ObjectEncoding())
+    entry, log = uploaded(store, batches, ObjectEncoding())
     given = list(pieces(reader_of(store, log), 0))
     late = [asked for asked in store.asked if asked[0] >= 2 * CELL]
-    cells = [(at, min(CELL, row.size_bytes - at)) for at in range(2 * CELL, row.size_bytes, CELL)]
+    cells = [(at, min(CELL, entry.size_bytes - at)) for at in range(2 * CELL, entry.size_bytes, CELL)]
     assert late == cells
-    assert sum(length for _, length in store.asked) == row.size_bytes
+    assert sum(length for _, length in store.asked) == entry.size_bytes
     copied = [piece for piece in given if id(piece.obj) not in store.given]
     assert all(len(piece) < 700 for piece in copied), "only batches that cross a cell boundary may be copied"
     assert len(copied) <= len(store.asked)
-    assert sum(map(len, given)) == row.size_bytes
+    assert sum(map(len, given)) == entry.size_bytes
 
 
 @pytest.mark.parametrize("object_encoding", [ObjectEncoding(), ObjectEncoding(codec=ZSTD)], ids=["as it is", "zstd"])
@@ -155,9 +155,9 @@ def test_flipped_bit_in_a_view_of_client_memory_is_found_before_delivery(
     object_encoding: ObjectEncoding,
 ) -> None:
     store, batches = Views(), batches_of([300] * 100)
-    row, log = uploaded(store, batches, object_encoding)
-    store.noise.add(PREFIX + row.data_key)
-    with pytest.raises(Corrupt, match=row.data_key):
+    entry, log = uploaded(store, batches, object_encoding)
+    store.noise.add(PREFIX + entry.data_key)
+    with pytest.raises(Corrupt, match=entry.data_key):
         list(pieces(reader_of(store, log), 0))
 
 
@@ -220,10 +220,10 @@ def test_inspector_sees_every_batch_once_and_in_order_for_all_part_sizes(
         read=lambda start, length: body[start : start + length],
         inspect=lambda: Seeing("the.log", 0, 3 * len(batches), ((0, 0),)),
     )
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=CHUNK)
+    entry = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=CHUNK)
     assert b"".join(seen) == body
-    assert row.record_count == 3 * len(batches)
-    assert store.get(PREFIX + row.data_key) == body
+    assert entry.record_count == 3 * len(batches)
+    assert store.get(PREFIX + entry.data_key) == body
 
 
 def test_wrong_offset_index_in_the_bucket_hides_no_record(caplog: pytest.LogCaptureFixture) -> None:

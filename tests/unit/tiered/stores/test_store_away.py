@@ -322,7 +322,7 @@ def test_doctor_with_a_dead_store_skips_checks_that_need_another_client(home: Aw
     from remote.store import unfinished_uploads
 
     def refuse(self: object) -> None:
-        raise AssertionError("a client of its own")
+        raise AssertionError("the check opened another client")
 
     monkeypatch.setattr(unfinished_uploads.UnfinishedUploads, "list", refuse)
     home.error = ERRORS["no way to it"]

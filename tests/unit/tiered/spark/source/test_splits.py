@@ -30,7 +30,7 @@ def segments_of(*sizes, each=100):
 
 
 def no_index(each, segment):
-    raise AssertionError("the index of a segment that is not cut was asked for")
+    raise AssertionError("the index of an uncut segment was requested")
 
 
 def shape(splits):

@@ -117,7 +117,7 @@ def test_login_form_sets_a_cookie_that_is_valid_until_the_server_stops() -> None
         assert ask(server, Cookie=pair)[0] == HTTPStatus.UNAUTHORIZED
 
 
-def test_every_answer_forbids_foreign_content_framing_and_caching() -> None:
+def test_every_answer_forbids_other_origins_framing_and_caching() -> None:
     with served(Gate(token=TOKEN)) as server:
         for path, headers in (("/", {}), ("/", {"Authorization": f"Bearer {TOKEN}"}), ("/", {"Host": "evil.example"})):
             found = ask(server, path, **headers)[1]

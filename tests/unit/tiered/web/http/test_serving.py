@@ -241,7 +241,7 @@ def figures_at_last(server: MetricsServer) -> str:
         status, figures = ask(server, "/metrics")
         if status == 200:
             return figures
-    raise AssertionError("no figures at all")
+    raise AssertionError("no metrics were returned")
 
 
 # -- TLS

@@ -15,7 +15,7 @@ from web_pages import CountingStore, Sound, data, page, site
 from local.errors import Corrupt
 from local.names import TopicPartition
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.service.worker import Worker
 from tiered.status.status_report import StatusReport, status_report
 from tiered.web.html import tag
@@ -230,7 +230,7 @@ def test_unknown_paths_are_not_found(world: World) -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_text_has_sufficient_contrast_in_both_themes(theme: dict[str, str]) -> None:
+def test_text_has_sufficient_contrast_in_every_theme(theme: dict[str, str]) -> None:
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
@@ -268,7 +268,9 @@ def test_metrics_endpoint_serves_pages_on_loopback_with_a_strict_policy(world: W
             for host in ("localhost:80", "[::1]:9464", "127.0.0.1"):
                 assert ask("/", Host=host)[0] == HTTPStatus.OK
             for host in ("evil.example", "evil.example:9464", "127.0.0.1.evil.example"):
-                assert ask("/", Host=host)[0] == HTTPStatus.MISDIRECTED_REQUEST, "DNS rebinding"
+                assert ask("/", Host=host)[0] == HTTPStatus.MISDIRECTED_REQUEST, (
+                    "a host name of another site (DNS rebinding) must be refused"
+                )
             for host in ("", "10.0.0.9"):
                 assert ask("/", Host=host)[0] == HTTPStatus.NOT_FOUND
         finally:

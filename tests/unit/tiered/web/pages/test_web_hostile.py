@@ -44,7 +44,7 @@ def until(claim: Callable[[], bool]) -> None:
         if claim():
             return
         pause.wait(0.02)
-    raise AssertionError("never")
+    raise AssertionError("the claim did not become true")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_slow_request_bytes_do_not_extend_the_timeout(impatient: None, begun: by
                     slow.send(b"x")
             except ConnectionError:
                 return
-        raise AssertionError("it was waited for all the time")
+        raise AssertionError("the connection was not closed at its timeout")
 
 
 def test_idle_connection_is_closed_after_its_timeout(monkeypatch) -> None:
@@ -304,8 +304,8 @@ def test_wrong_tokens_are_refused_and_logged_at_growing_intervals(caplog) -> Non
     with served(Gate(token=TOKEN)) as server, Raw(server) as client:
         for guess in guesses:
             form = f"token={quote(guess)}".encode()
-            head = f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(form)}\r\n\r\n"
-            told = client.send(head.encode() + form).answer()
+            manifest = f"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(form)}\r\n\r\n"
+            told = client.send(manifest.encode() + form).answer()
             assert (told[0], SECRET in told[1]) == (401, False), guess
         for guess in guesses[:20]:
             lines = ("Host: localhost", f"Authorization: Bearer x{guess}", f"Cookie: {COOKIE}={quote(guess)}")
