@@ -19,8 +19,9 @@ import org.apache.kafka.storage.internals.utils.Throttler;
 import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 
 /**
- * Times Kafka's own cleaner, without opening and closing the log: a line in is a partition's directory, the end of what
- * is cleaned, now in ms and segment.bytes; a line out is nanoseconds on the wall and of the cleaning thread's processor.
+ * Times Kafka's cleaner without the open and close of the log. An input line has the partition directory, the end offset
+ * of the cleaning, now in ms and segment.bytes. An output line has the nanoseconds of wall time and of processor time of
+ * the cleaning thread.
  */
 public class TimeKafkasCleaner {
     private static final ThreadMXBean THREADS = ManagementFactory.getThreadMXBean();

@@ -18,11 +18,11 @@ import org.apache.kafka.storage.internals.utils.Throttler;
 import org.apache.kafka.storage.log.metrics.BrokerTopicStats;
 
 /**
- * One round of Kafka's own cleaner over each partition directory named in a file of jobs, a line each:
+ * One pass of Kafka's cleaner over each partition directory of a job file, with one job for each line:
  * directory, first dirty offset, first uncleanable offset, now in ms, delete.retention.ms, segment.bytes.
  */
 public class CleanWithKafka {
-    /** The clock of one job: producers and horizons live in the past of the story, not in ours. */
+    /** The clock of one job: producers and delete horizons use the time of the history. */
     private record Fixed(long nowMs) implements Time {
         public long milliseconds() { return nowMs; }
         public long nanoseconds() { return nowMs * 1_000_000; }

@@ -4,7 +4,7 @@ import java.util.HashMap;
 import java.util.Map;
 import scala.Option;
 
-/** Settings of a consumer, put together one by one. No authentication: the broker of a benchmark asks for none. */
+/** Builds the settings of a consumer, without authentication, which the broker of a benchmark does not need. */
 public class KafkaConfigUpdater {
     private final Map<String, Object> settings = new HashMap<>();
 

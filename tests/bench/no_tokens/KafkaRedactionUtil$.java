@@ -3,7 +3,7 @@ package org.apache.spark.kafka010;
 import scala.Tuple2;
 import scala.collection.immutable.Seq;
 
-/** Nothing here is secret. */
+/** Redacts nothing, because no setting is secret. */
 public class KafkaRedactionUtil$ {
     public static final KafkaRedactionUtil$ MODULE$ = new KafkaRedactionUtil$();
 

@@ -4,7 +4,7 @@ import java.util.Map;
 import org.apache.spark.SparkConf;
 import scala.Option;
 
-/** No cluster has delegation tokens, so none is ever out of date. */
+/** No cluster has delegation tokens, so no token expires. */
 public class KafkaTokenUtil$ {
     public static final KafkaTokenUtil$ MODULE$ = new KafkaTokenUtil$();
 
