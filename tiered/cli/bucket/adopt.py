@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -14,13 +14,34 @@ from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.copy_progress import copy_progress_of
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Result, number, output_option, print_result
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
+
+
+class BrokerPartition(PartitionRow):
+    """The copied part of a broker's partition; `ahead` offsets are above the broker's high watermark.
+
+    Null: the figure is not known, because the partition stopped before the end of the bucket was read.
+    """
+
+    tiered_upto: Annotated[int | None, number("IN THE BUCKET UP TO")]
+    copied: Annotated[int, number("COPIED", format_count)]
+    copied_bytes: Annotated[int, number("BYTES", format_bytes)]
+    lag_segments: Annotated[int | None, number("WAIT", format_count)]
+    lag_bytes: Annotated[int | None, number("BYTES", format_bytes)]
+    ahead: int | None
+    at_risk_bytes: Annotated[int | None, number("ONLY ON THIS DISK", format_bytes)]
+
+
+class Adopted(Result):
+    """``tiered adopt``."""
+
+    partitions: list[BrokerPartition]
 
 
 @click.command("adopt")
@@ -116,7 +137,7 @@ def adopt(
             if once:
                 break
             stop.wait(every)
-    emit("partitions", map(_row, done), _COLUMNS, output)
+    print_result(Adopted([BrokerPartition.of(each.partition, each) for each in done]), output)
     return Exit.FAILED if any(each.problem for each in done) else Exit.DONE
 
 
@@ -157,22 +178,3 @@ def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...])
         yield server.address
     finally:
         server.close()
-
-
-def _row(each: AdoptedPartition) -> Row:
-    names = ("copied", "copied_bytes", "tiered_upto", "lag_segments", "lag_bytes", "at_risk_bytes", "ahead")
-    where = {"topic": each.partition.topic, "partition": each.partition.partition}
-    return {**where, **{name: getattr(each, name) for name in names}}
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("tiered_upto", "IN THE BUCKET UP TO", is_number=True),
-    Column("copied", "COPIED", format_count, is_number=True),
-    Column("copied_bytes", "BYTES", format_bytes, is_number=True),
-    Column("lag_segments", "WAIT", format_count, is_number=True),
-    Column("lag_bytes", "BYTES", format_bytes, is_number=True),
-    Column("ahead"),
-    Column("at_risk_bytes", "ONLY ON THIS DISK", format_bytes, is_number=True),
-)

@@ -229,7 +229,7 @@ def _plan_row(plan: CompactionPlan) -> BucketCompactionPlan:
     from tiered.jobs.rewriting import cost_of
     from tiered.stores.object_encoding import Keeping
 
-    rows = [row for group in plan.groups for row in group.rows]
+    rows = [row for group in plan.groups for row in group.entries]
     return BucketCompactionPlan.of(
         plan.name,
         plan,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -12,13 +12,29 @@ from local.errors import InvalidRequest
 from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, PricedWork, number, output_option, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from tiered.migrate.fork import ForkPlan
+
+
+class ForkedPartition(PartitionRow):
+    """A partition of the fork."""
+
+    log_start_offset: Annotated[int, number("START")]
+    next_offset: Annotated[int, number("END")]
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    topic_id: str
+
+
+class Forked(PricedWork):
+    """``tiered fork``."""
+
+    partitions: list[ForkedPartition]
 
 
 @click.command("fork")
@@ -71,19 +87,11 @@ def fork(
             )
         else:
             done = plan.partitions
-    rows: list[Row] = [
-        {
-            "topic": each.fork.topic,
-            "partition": each.fork.partition,
-            "topic_id": each.fork.topic_id,
-            "log_start_offset": each.head.log_start_offset,
-            "next_offset": each.next_offset,
-            "segments": len(each.rows),
-            "size_bytes": each.size_bytes,
-        }
+    rows = [
+        ForkedPartition.of(each.fork, each, log_start_offset=each.manifest.log_start_offset, segments=len(each.entries))
         for each in done
     ]
-    emit("partitions", rows, _COLUMNS, output, dry_run=dry_run, dollars=dollars)
+    print_result(Forked(dry_run=dry_run, dollars=dollars, partitions=rows), output)
     if len(done) < len(plan.partitions):
         session.say("interrupted; running it again goes on")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
@@ -99,14 +107,3 @@ def _tell_missing(plan: ForkPlan) -> int:
         what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"
         click.echo(f"! {name.topic}/{name.partition}: {what}", err=True)
     return Exit.FAILED if plan.missing else Exit.DONE
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("log_start_offset", "START", is_number=True),
-    Column("next_offset", "END", is_number=True),
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("topic_id"),
-)

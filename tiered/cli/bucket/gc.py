@@ -7,15 +7,16 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
+import msgspec
 
 from local.errors import InvalidRequest
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit, worst
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
@@ -29,6 +30,36 @@ if TYPE_CHECKING:
 
 LIST = "gc-list.json"
 _WRITING = "writing the list of orphans"
+
+
+class Orphan(Struct):
+    """An orphan; `age_ms` null: the store does not report it. `upload_id` of an unfinished upload."""
+
+    kind: Annotated[str, text("KIND")]
+    topic: Annotated[str, text("TOPIC")]
+    partition: Annotated[int, number("PARTITION")]
+    key: Annotated[str, text("KEY")]
+    size_bytes: Annotated[int, number("SIZE", format_bytes)]
+    age_ms: Annotated[int | None, number("AGE", format_ms)]
+    topic_id: str
+    upload_id: str | None
+
+
+class OrphansListed(Result):
+    """``tiered gc``; `more` orphans were found than the list holds."""
+
+    list_: str = msgspec.field(name="list")
+    more: int
+    store: str
+    size_bytes: int
+    dollars_per_month: float
+    orphans: list[Orphan]
+
+
+class OrphansDeleted(Result):
+    """``tiered gc --delete``."""
+
+    deleted: list[Orphan]
 
 
 @click.command("gc")
@@ -149,10 +180,8 @@ def _list(
     if not dry_run:
         write_given(path, encode_garbage(listed), _WRITING)
     dollars = listed.dollars_per_month(session.prices().of(None))
-    facts = {"store": listed.store, "size_bytes": listed.size_bytes, "dollars_per_month": dollars}
-    emit(
-        "orphans", [_row(each, now) for each in listed.entries], _COLUMNS, output, list=path, more=listed.more, **facts
-    )
+    orphans = [_orphan(each, now) for each in listed.entries]
+    print_result(OrphansListed.of(listed, list_=path, dollars_per_month=dollars, orphans=orphans), output)
     for prefix, why in {**listed.left_out, **listed.refused}.items():
         click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
     due = sum(each.is_due(now, grace_ms) for each in listed.entries)
@@ -178,7 +207,7 @@ def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str
     if not (yes or dry_run):
         _ask(listed, work.bucket)
     done = work.delete(listed, grace_ms, dry_run=dry_run)
-    emit("deleted", [_row(each, now_ms()) for each in done.entries], _COLUMNS, output)
+    print_result(OrphansDeleted([_orphan(each, now_ms()) for each in done.entries]), output)
     session.say(
         f"{'would delete' if dry_run else 'deleted'} {len(done.entries)}, {format_bytes(done.size_bytes)}; "
         f"kept {done.young} younger than {format_ms(grace_ms)}, {done.somebodys} that are somebody's or gone by now"
@@ -211,26 +240,5 @@ def _uploads(bucket: Bucket) -> UnfinishedUploads | None:
     return UnfinishedUploads(bucket.url, bucket.options)
 
 
-def _row(each: Garbage, now: int) -> Row:
-    return {
-        "kind": each.kind,
-        "topic": each.topic,
-        "topic_id": each.topic_id,
-        "partition": each.partition,
-        "key": each.key,
-        "size_bytes": each.size_bytes,
-        "age_ms": max(0, now - each.modified_ms) if each.modified_ms is not None else None,
-        "upload_id": each.upload_id,
-    }
-
-
-_COLUMNS = (
-    Column("kind", "KIND"),
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("key", "KEY"),
-    Column("size_bytes", "SIZE", format_bytes, is_number=True),
-    Column("age_ms", "AGE", format_ms, is_number=True),
-    Column("topic_id"),
-    Column("upload_id"),
-)
+def _orphan(each: Garbage, now: int) -> Orphan:
+    return Orphan.of(each, age_ms=max(0, now - each.modified_ms) if each.modified_ms is not None else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -16,7 +16,7 @@ from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.layouts import findings_code, layout_options, layout_words, report_findings
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
@@ -27,26 +27,39 @@ if TYPE_CHECKING:
     from remote.store import ObjectStore
     from tiered.migrate.import_bucket import ImportOutcome, ImportPlan
 
-_PLANNED = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    Column("read_bytes", "READ", format_bytes, is_number=True),
-    Column("write_bytes", "WRITE", format_bytes, is_number=True),
-    Column("gets", "GET", format_count, is_number=True),
-    Column("puts", "PUT", format_count, is_number=True),
-    Column("dollars", "$", format_dollars, is_number=True),
-)
-_DONE = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("topic_id", "TOPIC ID"),
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    Column("records", "RECORDS", format_count, is_number=True),
-    Column("size_bytes", "SIZE", format_bytes, is_number=True),
-    Column("next_offset", "NEXT", is_number=True),
-    Column("is_complete", None),
-)
+
+class PlannedImport(PartitionRow):
+    """Segments to read there and to write here, in requests and dollars."""
+
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    read_bytes: Annotated[int, number("READ", format_bytes)]
+    write_bytes: Annotated[int, number("WRITE", format_bytes)]
+    gets: Annotated[int, number("GET", format_count)]
+    puts: Annotated[int, number("PUT", format_count)]
+    dollars: Annotated[float, number("$", format_dollars)]
+
+
+class ImportPlanned(PricedWork):
+    """``tiered import --dry-run``, and an import without due segments."""
+
+    partitions: list[PlannedImport]
+
+
+class ImportedPartition(PartitionRow):
+    """The imported segments and records."""
+
+    topic_id: Annotated[str, text("TOPIC ID")]
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    records: Annotated[int, number("RECORDS", format_count)]
+    size_bytes: Annotated[int, number("SIZE", format_bytes)]
+    next_offset: Annotated[int, number("NEXT")]
+    is_complete: bool
+
+
+class Imported(Work):
+    """``tiered import``."""
+
+    partitions: list[ImportedPartition]
 
 
 @click.command("import")
@@ -102,15 +115,16 @@ def import_(
                 text = f"the import ends before offset {plan.blocked_from}: repair the objects that are named, or move"
                 click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
         code = findings_code([each for plan in plans for each in plan.findings])
-        due, dollars = [plan for plan in plans if plan.rows], sum(plan.cost.dollars for plan in plans)
+        due, dollars = [plan for plan in plans if plan.entries], sum(plan.cost.dollars for plan in plans)
         if dry_run or not due:
-            emit("partitions", [_planned(plan) for plan in due], _PLANNED, output, dry_run=dry_run, dollars=dollars)
+            rows = [_planned(plan) for plan in due]
+            print_result(ImportPlanned(dry_run=dry_run, dollars=dollars, partitions=rows), output)
             session.say("nothing to import" if not due else f"${format_dollars(dollars)}; nothing changed")
             return code
         if not yes:
             _ask(due, dollars)
         done = _imported(session, source, theirs, bucket, due, stop, scratch)
-    emit("partitions", [_done(each) for each in done], _DONE, output, dry_run=False)
+    print_result(Imported(dry_run=False, partitions=[_imported_row(each) for each in done]), output)
     if stop.is_set:
         session.say("interrupted; what is done is committed, running it again goes on")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
@@ -173,9 +187,9 @@ def _named(there: list[ExternalName], targets: tuple[str, ...], url: str) -> lis
         for name in there
         if not asked or any(name.topic == topic and number in (None, name.partition) for topic, number in asked)
     ]
-    for text, (topic, number) in zip(targets, asked, strict=True):
-        if not any(name.topic == topic and number in (None, name.partition) for name in found):
-            raise NotFound("looking for a partition to import, there is none", name=text, store=url)
+    for target, (topic, partition) in zip(targets, asked, strict=True):
+        if not any(name.topic == topic and partition in (None, name.partition) for name in found):
+            raise NotFound("looking for a partition to import, there is none", name=target, store=url)
     for name in found:
         ids = sorted({each.topic_id for each in found if each.topic == name.topic})
         if len(ids) > 1:
@@ -215,35 +229,16 @@ def _imported(
     return done
 
 
-def _planned(plan: ImportPlan) -> Row:
-    cost = plan.cost
-    return {
-        "topic": plan.name.topic,
-        "partition": plan.name.partition,
-        "segments": len(plan.rows),
-        "read_bytes": cost.read_bytes,
-        "write_bytes": cost.write_bytes,
-        "gets": cost.gets,
-        "puts": cost.puts,
-        "dollars": cost.dollars,
-    }
+def _planned(plan: ImportPlan) -> PlannedImport:
+    return PlannedImport.of(plan.name, plan.cost, segments=len(plan.entries))
 
 
-def _done(each: ImportOutcome) -> Row:
-    return {
-        "topic": each.name.topic,
-        "partition": each.name.partition,
-        "topic_id": each.name.topic_id,
-        "segments": each.rows,
-        "records": each.record_count,
-        "size_bytes": each.size_bytes,
-        "next_offset": each.next_offset,
-        "is_complete": each.is_complete,
-    }
+def _imported_row(each: ImportOutcome) -> ImportedPartition:
+    return ImportedPartition.of(each.name, each, segments=each.entries, records=each.record_count)
 
 
 def _ask(plans: list[ImportPlan], dollars: float) -> None:
-    count, size = sum(len(plan.rows) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
+    count, size = sum(len(plan.entries) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
     told = f"{counted(count, 'segment')}, {size}, for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told} would be imported; say --yes")

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -17,7 +17,7 @@ from local.errors import InvalidRequest
 from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, is_submitted, spark_job, spark_options, task_bucket
@@ -30,6 +30,38 @@ if TYPE_CHECKING:
 HERE = "none"  # --spark none: without Spark, in this process
 _JOB = re.compile(r"[0-9A-Za-z_-]{1,64}")
 _LINE_EVERY_S = 5.0
+
+
+class PipelineUnit(Struct):
+    """A node's directory or a partition's work in a stage. Null: not known yet."""
+
+    stage: Annotated[str, text("STAGE")]
+    node: Annotated[str | None, text("WHERE", of=lambda row: row.node or f"{row.topic}/{row.partition}")]
+    topic: str | None
+    partition: int | None
+    state: Annotated[str, text("STATE")]
+    segments_before: Annotated[int, number("SEGMENTS", format_count)]
+    segments_after: Annotated[int | None, number("THEN", format_count)]
+    bytes_before: Annotated[int, number("BYTES", format_bytes)]
+    bytes_after: Annotated[int | None, number("THEN", format_bytes)]
+    dollars: Annotated[float, number("$", format_dollars)]
+    why: Annotated[str, text("WHAT")]
+
+
+class PipelinePlan(Result):
+    """``tiered pipeline plan``."""
+
+    is_complete: bool
+    dollars: float
+    units: list[PipelineUnit]
+
+
+class PipelineRun(Result):
+    """``tiered pipeline run``."""
+
+    job: str
+    is_complete: bool
+    units: list[PipelineUnit]
 
 
 @click.group("pipeline")
@@ -101,7 +133,7 @@ def _plan(
         found = plan_pipeline(fleet, runner, now_ms=now_ms(), progress=session.progress.count("units"))
     due = [each for each in found if each.state is not State.NOTHING]
     dollars = sum(each.dollars for each in due)
-    emit("units", [_row(each) for each in due], _COLUMNS, output, is_complete=not stop.is_set, dollars=dollars)
+    print_result(PipelinePlan(not stop.is_set, dollars, [_row(each) for each in due]), output)
     if stop.is_set:
         return _interrupted(stop)
     size = format_bytes(sum(each.size_bytes for each in due if each.state is State.DUE))
@@ -160,8 +192,7 @@ def _told(session: Session, result: PipelineResult, job: str, stop: Stop, output
     from tiered.jobs.pipeline import State
 
     unfinished = (State.FAILED, State.LEFT_ALONE, State.DUE)
-    facts = {"job": job, "is_complete": result.is_complete}
-    emit("units", [_row(each) for each in result.units], _COLUMNS, output, **facts)
+    print_result(PipelineRun(job, result.is_complete, [_row(each) for each in result.units]), output)
     for each in result.units:
         if each.state in unfinished:
             session.warn(f"{each.stage}: {_where(each)}: {each.state}: {each.why}")
@@ -264,38 +295,17 @@ def _where(each: Unit) -> str:
     return f"{each.topic}/{each.partition}" if each.topic is not None else each.unit
 
 
-def _row(each: Unit) -> Row:
+def _row(each: Unit) -> PipelineUnit:
     from tiered.jobs.pipeline import Stage, State
 
     is_known = each.state is State.DONE or each.bytes_after > 0  # for due work only a merge plan knows the segments
     is_told = is_known or (each.state is State.DUE and each.stage is Stage.MERGE)
-    return {
-        "stage": str(each.stage),
-        "where": _where(each),
-        "node": each.unit if each.topic is None else None,
-        "topic": each.topic,
-        "partition": each.partition,
-        "state": str(each.state),
-        "segments_before": each.rows_before,
-        "segments_after": each.rows_after if is_told else None,
-        "bytes_before": each.bytes_before,
-        "bytes_after": each.bytes_after if is_known else None,
-        "dollars": each.dollars,
-        "why": each.why,
-    }
-
-
-_COLUMNS = (
-    Column("stage", "STAGE"),
-    Column("where", "WHERE", only_table=True),
-    Column("node"),
-    Column("topic"),
-    Column("partition"),
-    Column("state", "STATE"),
-    Column("segments_before", "SEGMENTS", format_count, is_number=True),
-    Column("segments_after", "THEN", format_count, is_number=True),
-    Column("bytes_before", "BYTES", format_bytes, is_number=True),
-    Column("bytes_after", "THEN", format_bytes, is_number=True),
-    Column("dollars", "$", format_dollars, is_number=True),
-    Column("why", "WHAT"),
-)
+    return PipelineUnit.of(
+        each,
+        stage=str(each.stage),
+        node=each.unit if each.topic is None else None,
+        state=str(each.state),
+        segments_before=each.rows_before,
+        segments_after=each.rows_after if is_told else None,
+        bytes_after=each.bytes_after if is_known else None,
+    )

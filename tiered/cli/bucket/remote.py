@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import LogError, Unavailable
 from tiered.cli.errors import worst
 from tiered.cli.layouts import findings_code, layout_options, layout_words, report_findings
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
 from tiered.cli.session import Session, store_options
 from tiered.config.units import format_bytes, format_count
 
@@ -18,17 +18,26 @@ if TYPE_CHECKING:
     from local.verify.findings import Finding
     from tiered.read.bucket_reader import RemoteLog
 
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("topic_id", "TOPIC ID"),
-    Column("log_start_offset", "START", is_number=True),
-    Column("next_offset", "NEXT", is_number=True),
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    Column("size_bytes", "SIZE", format_bytes, is_number=True),
-    Column("missing_offsets", "MISSING", format_count, is_number=True),
-    Column("error"),
-)
+
+class RemotePartition(PartitionRow):
+    """`missing_offsets` are held by no segment; `topic_id` null: the layout has none.
+
+    If the partition cannot be read, `error` says why, and the figures are null.
+    """
+
+    topic_id: Annotated[str | None, text("TOPIC ID")]
+    log_start_offset: Annotated[int | None, number("START")]
+    next_offset: Annotated[int | None, number("NEXT")]
+    segments: Annotated[int | None, number("SEGMENTS", format_count)]
+    size_bytes: Annotated[int | None, number("SIZE", format_bytes)]
+    missing_offsets: Annotated[int | None, number("MISSING", format_count)]
+    error: str | None
+
+
+class RemoteListed(Result):
+    """``tiered remote ls``."""
+
+    partitions: list[RemotePartition]
 
 
 @click.group("remote")
@@ -59,7 +68,7 @@ def ls(
     session.set_up_logging(tells_problems=True)
     from tiered.read.bucket_reader import open_remote
 
-    rows: list[Row] = []
+    rows: list[RemotePartition] = []
     errors: list[LogError] = []
     found: list[Finding] = []
     with open_remote(url, options, **layout_words(layout, prefixes, private_keys)) as bucket:
@@ -77,32 +86,28 @@ def ls(
                     click.echo(f"! {name}: {error}", err=True)
     if errors and len(errors) == len(rows):
         raise errors[0]
-    emit("partitions", rows, _COLUMNS, output)
+    print_result(RemoteListed(rows), output)
     return worst(errors) if errors else findings_code(found)
 
 
-def _row(view: RemoteLog, name: TopicPartition) -> Row:
-    head, lost = view.head(name), view.gaps(name)
+def _row(view: RemoteLog, name: TopicPartition) -> RemotePartition:
+    manifest, lost = view.manifest(name), view.gaps(name)
     report_findings(name, view.findings(name))
     for start, end in lost:
         click.echo(f"! {name}: no segment holds the offsets {start} to {end - 1}", err=True)
-    return {
-        "topic": name.topic,
-        "partition": name.partition,
-        "topic_id": head.topic_id or None,
-        "log_start_offset": head.log_start_offset,
-        "next_offset": head.next_offset,
+    return RemotePartition.of(
+        name,
+        manifest,
+        topic_id=manifest.topic_id or None,
         # Readers read nothing of a disabled tier, even if its objects still exist.
-        "segments": 0 if head.given_up else head.segment_count,
-        "size_bytes": 0 if head.given_up else head.size_bytes,
-        "missing_offsets": sum(end - start for start, end in lost),
-        "error": None,
-    }
+        segments=0 if manifest.tier_disabled else manifest.segment_count,
+        size_bytes=0 if manifest.tier_disabled else manifest.size_bytes,
+        missing_offsets=sum(end - start for start, end in lost),
+        error=None,
+    )
 
 
-def _unread(view: RemoteLog, name: TopicPartition, error: LogError) -> Row:
+def _unread(view: RemoteLog, name: TopicPartition, error: LogError) -> RemotePartition:
     """A partition of which only the name is known."""
     ids = view.topic_ids(name.topic)
-    unknown = dict.fromkeys(("log_start_offset", "next_offset", "segments", "size_bytes", "missing_offsets"))
-    where = {"topic": name.topic, "partition": name.partition, "topic_id": ids[0] if len(ids) == 1 else None}
-    return {**where, **unknown, "error": str(error)}
+    return RemotePartition.of(name, None, topic_id=ids[0] if len(ids) == 1 else None, error=str(error))

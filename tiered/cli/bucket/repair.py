@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -11,13 +11,35 @@ from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Struct, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from tiered.health.repair import PageRepair, RepairPlan, SegmentRepair, Untouched
     from tiered.health.scrub_report import ScrubReport
+
+
+class RepairRow(Struct):
+    """`state` is to do, repaired, hopeless, needless or failed; `source` and `relative` say where the good copy is."""
+
+    state: Annotated[str, text("STATE")]
+    topic: Annotated[str, text("TOPIC")]
+    partition: Annotated[int, number("PARTITION")]
+    object: Annotated[str, text("OBJECT")]
+    source: Annotated[str | None, text("FROM THE")]
+    relative: Annotated[str | None, text("OF")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
+    why: str | None
+    topic_id: str
+
+
+class Repaired(Work):
+    """``tiered repair``."""
+
+    size_bytes: int
+    repairs: list[RepairRow]
 
 
 @click.command("repair")
@@ -67,7 +89,7 @@ def repair(
             rows = [_row(each, "repaired") for each in done.done] + _left(plan)
             rows += [_untouched(each, "failed") for each in done.failed]
             failed = done.failed
-    emit("repairs", rows, _COLUMNS, output, dry_run=dry_run, size_bytes=plan.size_bytes)
+    print_result(Repaired(dry_run=dry_run, size_bytes=plan.size_bytes, repairs=rows), output)
     _tell(session, plan, failed, dry_run=dry_run)
     return Exit.CORRUPTION if plan.hopeless or failed else Exit.FINDINGS if todo and dry_run else Exit.DONE
 
@@ -87,7 +109,7 @@ def _ask(plan: RepairPlan) -> None:
     click.confirm(f"write {told} anew?", abort=True, err=True)
 
 
-def _left(plan: RepairPlan) -> list[Row]:
+def _left(plan: RepairPlan) -> list[RepairRow]:
     return [_untouched(each, "hopeless") for each in plan.hopeless] + [
         _untouched(each, "needless") for each in plan.needless
     ]
@@ -103,22 +125,11 @@ def _tell(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, 
         click.echo(f"! {each.name.topic}/{each.name.partition} {each.object}: no good copy{lost}: {each.why}", err=True)
 
 
-def _row(each: SegmentRepair | PageRepair, state: str) -> Row:
+def _row(each: SegmentRepair | PageRepair, state: str) -> RepairRow:
     from tiered.health.repair import SegmentRepair
 
-    part = each.row if isinstance(each, SegmentRepair) else each.spill
-    return {
-        "state": state,
-        "topic": each.name.topic,
-        "topic_id": each.name.topic_id,
-        "partition": each.name.partition,
-        "object": each.object,
-        "source": each.source,
-        "relative": _relative(each),
-        "base_offset": part.base_offset,
-        "next_offset": part.next_offset,
-        "why": None,
-    }
+    part = each.entry if isinstance(each, SegmentRepair) else each.page
+    return RepairRow.of(each, each.name, part, state=state, relative=_relative(each), why=None)
 
 
 def _relative(each: SegmentRepair | PageRepair) -> str | None:
@@ -127,30 +138,7 @@ def _relative(each: SegmentRepair | PageRepair) -> str | None:
     return str(relative.topic_partition) if relative is not None else None
 
 
-def _untouched(each: Untouched, state: str) -> Row:
-    return {
-        "state": state,
-        "topic": each.name.topic,
-        "topic_id": each.name.topic_id,
-        "partition": each.name.partition,
-        "object": each.object,
-        "source": None,
-        "relative": None,
-        "base_offset": each.offsets[0] if each.offsets is not None else None,
-        "next_offset": each.offsets[1] if each.offsets is not None else None,
-        "why": " ".join(each.why.split()),
-    }
-
-
-_COLUMNS = (
-    Column("state", "STATE"),
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("object", "OBJECT"),
-    Column("source", "FROM THE"),
-    Column("relative", "OF"),
-    Column("base_offset", "FROM", is_number=True),
-    Column("next_offset", "TO", is_number=True),
-    Column("why"),
-    Column("topic_id"),
-)
+def _untouched(each: Untouched, state: str) -> RepairRow:
+    base_offset, next_offset = each.offsets or (None, None)
+    words = {"state": state, "source": None, "relative": None, "why": " ".join(each.why.split())}
+    return RepairRow.of(each, each.name, base_offset=base_offset, next_offset=next_offset, **words)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -15,7 +15,7 @@ from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit, worst
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
@@ -24,6 +24,44 @@ if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
     from tiered.migrate.restore_plan import LeftOut, PartitionRestore, TopicRestore
     from tiered.migrate.restore_running import RestoredPartition
+
+
+class PlannedRestore(PartitionRow):
+    """`size_bytes` on the disk, `remote_bytes` in the bucket alone. Keys may be missing below `exact_from`."""
+
+    log_start_offset: Annotated[int, number("START")]
+    next_offset: Annotated[int, number("END")]
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    size_bytes: Annotated[int, number("ON THE DISK", format_bytes)]
+    remote_bytes: Annotated[int, number("IN THE BUCKET ALONE", format_bytes)]
+    read_bytes: Annotated[int, number("READ", format_bytes)]
+    gets: Annotated[int, number("GET", format_count)]
+    dollars: Annotated[float, number("$", format_dollars)]
+    exact_from: int | None
+
+
+class RestorePlanned(PricedWork):
+    """``tiered restore --dry-run``."""
+
+    partitions: list[PlannedRestore]
+
+
+class RestoredRow(PartitionRow):
+    """As planned; `epoch` null: the present writer was not fenced."""
+
+    log_start_offset: Annotated[int, number("START")]
+    next_offset: Annotated[int, number("END")]
+    size_bytes: Annotated[int, number("ON THE DISK", format_bytes)]
+    remote_bytes: Annotated[int, number("IN THE BUCKET ALONE", format_bytes)]
+    epoch: int | None
+    open_transactions: int
+    exact_from: int | None
+
+
+class Restored(Work):
+    """``tiered restore``."""
+
+    partitions: list[RestoredRow]
 
 
 @click.command("restore")
@@ -96,14 +134,8 @@ def restore(
         prices = session.prices()
         dollars = sum(each.dollars(prices) for each in parts)
         if dry_run:
-            emit(
-                "partitions",
-                (_planned(each, prices) for each in parts),
-                _PLANNED,
-                output,
-                dry_run=True,
-                dollars=dollars,
-            )
+            rows = [_planned(each, prices) for each in parts]
+            print_result(RestorePlanned(dry_run=True, dollars=dollars, partitions=rows), output)
             session.say(f"${format_dollars(dollars)}; nothing changed")
             return _say_left_out(left_out)
         if not yes:
@@ -119,7 +151,8 @@ def restore(
                 should_stop=lambda: stop.is_set,
                 progress=progress,
             )
-    emit("partitions", map(_restored, outcome.partitions), _DONE, output, dry_run=False)
+    done = [RestoredRow.of(each.partition, each) for each in outcome.partitions]
+    print_result(Restored(dry_run=False, partitions=done), output)
     if not outcome.is_complete:
         session.say("interrupted; running it again goes on, what is whole stays")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
@@ -154,52 +187,8 @@ def _say_rest(session: Session, done: Sequence[RestoredPartition], root: str) ->
     session.say(f"next: tiered verify {root}")
 
 
-def _planned(each: PartitionRestore, prices: PriceTable) -> Row:
-    return {
-        **_bounds(each.name.topic, each.name.partition, each.head.log_start_offset, each.next_offset),
-        "segments": len(each.rows),
-        "size_bytes": each.size_bytes,
-        "remote_bytes": each.remote_bytes,
-        "gets": each.gets,
-        "read_bytes": each.read_bytes,
-        "dollars": each.dollars(prices),
-        "exact_from": each.exact_from,
-    }
-
-
-def _restored(each: RestoredPartition) -> Row:
-    return {
-        **_bounds(each.partition.topic, each.partition.partition, each.log_start_offset, each.next_offset),
-        "size_bytes": each.size_bytes,
-        "remote_bytes": each.remote_bytes,
-        "epoch": each.epoch,
-        "open_transactions": each.open_transactions,
-        "exact_from": each.exact_from,
-    }
-
-
-def _bounds(topic: str, partition: int, log_start_offset: int, next_offset: int) -> dict[str, object]:
-    where = {"topic": topic, "partition": partition}
-    return {**where, "log_start_offset": log_start_offset, "next_offset": next_offset}
-
-
-_WHERE = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("log_start_offset", "START", is_number=True),
-    Column("next_offset", "END", is_number=True),
-)
-_SIZES = (
-    Column("size_bytes", "ON THE DISK", format_bytes, is_number=True),
-    Column("remote_bytes", "IN THE BUCKET ALONE", format_bytes, is_number=True),
-)
-_PLANNED = (
-    *_WHERE,
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    *_SIZES,
-    Column("read_bytes", "READ", format_bytes, is_number=True),
-    Column("gets", "GET", format_count, is_number=True),
-    Column("dollars", "$", format_dollars, is_number=True),
-    Column("exact_from"),
-)
-_DONE = (*_WHERE, *_SIZES, Column("epoch"), Column("open_transactions"), Column("exact_from"))
+def _planned(each: PartitionRestore, prices: PriceTable) -> PlannedRestore:
+    start = each.manifest.log_start_offset
+    return PlannedRestore.of(
+        each.name, each, log_start_offset=start, segments=len(each.entries), dollars=each.dollars(prices)
+    )

@@ -15,12 +15,20 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_time
-from tiered.cli.bucket.rewrite_tables import COPIED, DONE, PLANNED, copied, done_row, planned_row, to_copy
+from tiered.cli.bucket.rewrite_tables import (
+    Copied,
+    RewritePlanned,
+    Rewritten,
+    RewrittenPartition,
+    copied,
+    to_copy,
+    to_rewrite,
+)
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket, open_target
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import emit, output_option
+from tiered.cli.render import output_option, print_result
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, target_bucket, task_bucket
@@ -178,7 +186,8 @@ def copy(
         plans = [plan_copy(bucket.store, target, name, now_ms=now_ms(), **kept) for name in names]  # type: ignore[arg-type]
         dollars = sum(plan.cost.dollars for plan in plans)
         if dry_run:
-            emit("partitions", [to_copy(plan) for plan in plans], PLANNED, output, dry_run=True, dollars=dollars)
+            rows = [to_copy(plan) for plan in plans]
+            print_result(RewritePlanned(dry_run=True, dollars=dollars, partitions=rows), output)
             session.say(f"${format_dollars(dollars)}; nothing changed")
             return Exit.DONE
         if not yes:
@@ -196,7 +205,7 @@ def copy(
             done = _copied_in_tasks(session, ways, to, plans, stop, on_spark)
         else:
             done = _copied_here(session, bucket, target, plans, stop)
-    emit("partitions", [copied(each) for each in done], COPIED, output, dry_run=False)
+    print_result(Copied(dry_run=False, partitions=[copied(each) for each in done]), output)
     for each in done:
         for difference in each.differences:
             click.echo(f"! {each.name.topic}/{each.name.partition}: {difference}", err=True)
@@ -218,8 +227,8 @@ def _copied_here(
         for plan in plans:
             if not stop.is_set:
                 done.append(run_copy(bucket.store, target, plan, progress=progress, **how))  # type: ignore[arg-type]
-                of = counted(len(plan.rows), "segment")
-                session.say(f"{plan.name.topic}/{plan.name.partition}: {done[-1].rows:,} of {of}")
+                of = counted(len(plan.entries), "segment")
+                session.say(f"{plan.name.topic}/{plan.name.partition}: {done[-1].entries:,} of {of}")
     return done
 
 
@@ -248,7 +257,7 @@ def _opened(
 
 
 def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
-    count, size = sum(len(plan.rows) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
+    count, size = sum(len(plan.entries) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
     told = f"{counted(count, 'segment')}, {size}, to {url} for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{told} would be copied; say --yes")
@@ -276,7 +285,8 @@ def _run(
         due = [plan for plan in plans if plan.groups]
         dollars = sum(plan.cost.dollars for plan in due)
         if dry_run or not due:
-            emit("partitions", [planned_row(plan) for plan in due], PLANNED, output, dry_run=dry_run, dollars=dollars)
+            rows = [to_rewrite(plan) for plan in due]
+            print_result(RewritePlanned(dry_run=dry_run, dollars=dollars, partitions=rows), output)
             session.say("nothing to rewrite" if not due else f"${format_dollars(dollars)}; nothing changed")
             return Exit.DONE
         if not yes:
@@ -290,7 +300,8 @@ def _run(
             done = _done_in_tasks(session, bucket, due, storage_class, stop, on_spark, is_configured=url is None)
         else:
             done = _done(session, bucket, due, target, stop)
-    emit("partitions", [done_row(plan, outcome) for plan, outcome in done], DONE, output, dry_run=False)
+    rewritten = [RewrittenPartition.of(plan.name, outcome) for plan, outcome in done]
+    print_result(Rewritten(dry_run=False, partitions=rewritten), output)
     if stop.is_set:
         session.say("interrupted; what is done is committed, running it again goes on")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED

@@ -1,87 +1,84 @@
-"""Tables of plans and results of ``tiered rewrite``."""
+"""Plans and results of ``tiered rewrite``, as printed."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from tiered.cli.render import Column, Row
+from tiered.cli.render import PartitionRow, PricedWork, Work, number
 from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from tiered.jobs.bucket_copying import CopyOutcome, CopyPlan
-    from tiered.jobs.rewriting import RewriteOutcome, RewritePlan
+    from tiered.jobs.rewriting import RewritePlan
 
 
-def to_copy(plan: CopyPlan) -> Row:
-    cost, count = plan.cost, len(plan.rows)
-    figures = {"segments": count, "groups": count, "read_bytes": cost.read_bytes, "write_bytes": cost.write_bytes}
-    where = {"topic": plan.name.topic, "partition": plan.name.partition}
-    return {**where, **figures, "gets": cost.gets, "puts": cost.puts, "dollars": cost.dollars}
+class PlannedCopy(PartitionRow):
+    """Segments to read and to write, in requests and dollars."""
+
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    groups: Annotated[int, number("BECOME", format_count)]
+    read_bytes: Annotated[int, number("READ", format_bytes)]
+    write_bytes: Annotated[int, number("WRITE", format_bytes)]
+    gets: Annotated[int, number("GET", format_count)]
+    puts: Annotated[int, number("PUT", format_count)]
+    dollars: Annotated[float, number("$", format_dollars)]
 
 
-def copied(each: CopyOutcome) -> Row:
-    return {
-        "topic": each.name.topic,
-        "partition": each.name.partition,
-        "segments": each.rows,
-        "size_bytes": each.size_bytes,
-        "behind": each.behind,
-        "differences": len(each.differences),
-        "is_complete": each.is_complete,
-    }
+class RewritePlanned(PricedWork):
+    """``tiered rewrite merge|recode|copy --dry-run``."""
+
+    partitions: list[PlannedCopy]
 
 
-def planned_row(plan: RewritePlan) -> Row:
-    cost = plan.cost
-    return {
-        "topic": plan.name.topic,
-        "partition": plan.name.partition,
-        "groups": len(plan.groups),
-        "segments": sum(len(group.rows) for group in plan.groups),
-        "read_bytes": cost.read_bytes,
-        "write_bytes": cost.write_bytes,
-        "gets": cost.gets,
-        "puts": cost.puts,
-        "dollars": cost.dollars,
-    }
+class RewrittenPartition(PartitionRow):
+    """Segments and bytes of the committed groups, before and after.
+
+    `given_up` groups were replaced by another writer, `expired` groups are no longer in the bucket. Without
+    `is_complete` some groups are still due.
+    """
+
+    rows_before: Annotated[int, number("SEGMENTS", format_count)]
+    rows_after: Annotated[int, number("NOW", format_count)]
+    stored_before: Annotated[int, number("BYTES", format_bytes)]
+    stored_after: Annotated[int, number("NOW", format_bytes)]
+    unchanged: Annotated[int, number("AS THEY WERE", format_count)]
+    given_up: Annotated[int, number("NOT DONE", format_count)]
+    expired: int
+    is_complete: bool
+    groups: int
 
 
-def done_row(plan: RewritePlan, outcome: RewriteOutcome) -> Row:
-    where = {"topic": plan.name.topic, "partition": plan.name.partition}
-    return {**where, **asdict(outcome)}
+class Rewritten(Work):
+    """``tiered rewrite merge|recode``."""
+
+    partitions: list[RewrittenPartition]
 
 
-PLANNED = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("segments", "SEGMENTS", format_count, is_number=True),
-    Column("groups", "BECOME", format_count, is_number=True),
-    Column("read_bytes", "READ", format_bytes, is_number=True),
-    Column("write_bytes", "WRITE", format_bytes, is_number=True),
-    Column("gets", "GET", format_count, is_number=True),
-    Column("puts", "PUT", format_count, is_number=True),
-    Column("dollars", "$", format_dollars, is_number=True),
-)
-DONE = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("rows_before", "SEGMENTS", format_count, is_number=True),
-    Column("rows_after", "NOW", format_count, is_number=True),
-    Column("stored_before", "BYTES", format_bytes, is_number=True),
-    Column("stored_after", "NOW", format_bytes, is_number=True),
-    Column("unchanged", "AS THEY WERE", format_count, is_number=True),
-    Column("given_up", "NOT DONE", format_count, is_number=True),
-    Column("expired"),
-    Column("is_complete"),
-    Column("groups"),
-)
-COPIED = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("segments", "COPIED", format_count, is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("behind", "BEHIND", format_count, is_number=True),
-    Column("differences", "DIFFERENCES", format_count, is_number=True),
-    Column("is_complete"),
-)
+class CopiedPartition(PartitionRow):
+    """`behind` segments were added to the source during the copy."""
+
+    segments: Annotated[int, number("COPIED", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    behind: Annotated[int, number("BEHIND", format_count)]
+    differences: Annotated[int, number("DIFFERENCES", format_count)]
+    is_complete: bool
+
+
+class Copied(Work):
+    """``tiered rewrite copy``."""
+
+    partitions: list[CopiedPartition]
+
+
+def to_copy(plan: CopyPlan) -> PlannedCopy:
+    count = len(plan.entries)
+    return PlannedCopy.of(plan.name, plan.cost, segments=count, groups=count)
+
+
+def to_rewrite(plan: RewritePlan) -> PlannedCopy:
+    segments = sum(len(group.entries) for group in plan.groups)
+    return PlannedCopy.of(plan.name, plan.cost, segments=segments, groups=len(plan.groups))
+
+
+def copied(each: CopyOutcome) -> CopiedPartition:
+    return CopiedPartition.of(each.name, each, segments=each.entries, differences=len(each.differences))

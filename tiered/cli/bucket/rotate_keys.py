@@ -5,12 +5,33 @@ No segment is rewritten.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
 
 from tiered.cli.errors import Exit, worst
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
+
+
+class WrappedKeys(Struct):
+    """`keys` are the keys that wrap the data keys, with counts. `key_id` is the one from now on.
+
+    `sealed` counts manifests and pages.
+    """
+
+    where: Annotated[str, text("PARTITION")]
+    keys: Annotated[str, text("WRAPPED BY")]
+    key_id: Annotated[str, text("KEY NOW")]
+    rewrapped: Annotated[int, number("SEGMENTS")]
+    sealed: Annotated[int, number("SEALED")]
+
+
+class KeysRotated(Result):
+    """``tiered rotate-keys``."""
+
+    keys: list[WrappedKeys]
 
 
 @click.command("rotate-keys")
@@ -31,27 +52,17 @@ def rotate_keys(session: Session, topics: tuple[str, ...], dry_run: bool, output
     with session.manager(read_only=dry_run) as manager:
         found = rotate(manager, topics or None, now_ms=now_ms(), dry_run=dry_run, progress=progress.count("partitions"))
         problems = {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
-    rows: list[Row] = [
-        {
-            "where": str(each.partition),
-            "keys": ",".join(f"{used_id}:{count}" for used_id, count in sorted(each.used.items())) or "-",
-            "key_id": each.key_id or "-",
-            "rewrapped": each.rewrapped,
-            "sealed": each.sealed,
-        }
+    rows = [
+        WrappedKeys.of(
+            each,
+            where=str(each.partition),
+            keys=",".join(f"{used_id}:{count}" for used_id, count in sorted(each.used.items())) or "-",
+            key_id=each.key_id or "-",
+        )
         for each in found
     ]
-    emit("keys", rows, _COLUMNS, output)
+    print_result(KeysRotated(rows), output)
     session.report_problems(problems)
     if dry_run:
         session.say("nothing changed; next: tiered rotate-keys")
     return worst(problems.values())
-
-
-_COLUMNS = (
-    Column("where", "PARTITION"),
-    Column("keys", "WRAPPED BY"),
-    Column("key_id", "KEY NOW"),
-    Column("rewrapped", "SEGMENTS", is_number=True),
-    Column("sealed", "SEALED", is_number=True),
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -13,7 +13,7 @@ from tiered.cli.bucket_options import Bucket, bucket_options, lost_partitions, o
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, task_bucket
@@ -28,6 +28,43 @@ if TYPE_CHECKING:
 
 STATE = "scrub-state.jsonl"
 _WRITING = "writing the report of a scrub"
+
+
+class ScrubFinding(Struct):
+    """`object` is relative to the partition's prefix, `at` and `length` are bytes of it. `good_copy` is a place."""
+
+    severity: Annotated[str, text("SEVERITY")]
+    topic: Annotated[str, text("TOPIC")]
+    partition: Annotated[int, number("PARTITION")]
+    object: Annotated[str, text("OBJECT")]
+    what: Annotated[str, text("WHAT")]
+    at: Annotated[int | None, number("AT")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
+    good_copy: Annotated[str | None, text("GOOD COPY")]
+    topic_id: str
+    length: int | None
+    ulid: str | None
+
+
+class Scrubbed(Result):
+    """``tiered scrub``; `report` is the file that it wrote.
+
+    `unread_segments` could not be opened; of `unread_partitions` even the encrypted manifests could not be read.
+    `lost` are partitions with records that the bucket lacks although this disk has dropped them.
+    """
+
+    store: str
+    is_deep: bool
+    started_ms: int
+    finished_ms: int
+    read_bytes: int
+    unread_segments: int
+    unread_bytes: int
+    unread_partitions: int
+    report: str | None
+    lost: list[str]
+    findings: list[ScrubFinding]
 
 
 @click.command("scrub")
@@ -88,14 +125,8 @@ def scrub(
     path = report or (_default_report(session, found) if told else None)
     if path is not None:
         _write(path, found)
-    emit(
-        "findings",
-        [_row(each) for each in found.findings],
-        _COLUMNS,
-        output,
-        **_facts(found, path),
-        lost=[str(name) for name in lost],
-    )
+    findings = [ScrubFinding.of(each) for each in found.findings]
+    print_result(Scrubbed.of(found, report=path, lost=[str(name) for name in lost], findings=findings), output)
     _tell(session, found, path)
     session.report_problems(lost)
     if found.of("corrupt"):
@@ -205,40 +236,3 @@ def _depth(found: ScrubReport) -> str:
     if found.unread_partitions:
         unread = f"{counted(found.unread_partitions, 'partition')} and {unread}"
     return f"{format_bytes(found.read_bytes)} read, {unread}, see the findings"
-
-
-def _facts(found: ScrubReport, path: str | None) -> dict[str, object]:
-    return {
-        "store": found.store,
-        "is_deep": found.is_deep,
-        "started_ms": found.started_ms,
-        "finished_ms": found.finished_ms,
-        "read_bytes": found.read_bytes,
-        "unread_segments": found.unread_segments,
-        "unread_bytes": found.unread_bytes,
-        "unread_partitions": found.unread_partitions,
-        "report": path,
-    }
-
-
-def _row(each: object) -> Row:
-    import msgspec
-
-    row: dict[str, object] = msgspec.structs.asdict(each)  # type: ignore[arg-type]
-    return row
-
-
-_COLUMNS = (
-    Column("severity", "SEVERITY"),
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("object", "OBJECT"),
-    Column("what", "WHAT"),
-    Column("at", "AT", is_number=True),
-    Column("base_offset", "FROM", is_number=True),
-    Column("next_offset", "TO", is_number=True),
-    Column("good_copy", "GOOD COPY"),
-    Column("topic_id"),
-    Column("length"),
-    Column("ulid"),
-)

@@ -23,69 +23,6 @@ class Offsets(Versioned):
     offsets: list[OffsetFound]
 
 
-class ScrubFinding(Where):
-    """`object` is relative to the partition's prefix, `at` and `length` bytes of it; `good_copy` says where one is."""
-
-    severity: str
-    topic_id: str
-    object: str
-    what: str
-    at: int | None
-    length: int | None
-    base_offset: int | None
-    next_offset: int | None
-    ulid: str | None
-    good_copy: str | None
-
-
-class Scrubbed(Versioned):
-    """``tiered scrub``; `report` is the file that it wrote. `unread_segments` could not be opened,
-    and of `unread_partitions` not even the sealed heads.
-
-    `lost` are partitions whose records the bucket lacks although this disk has dropped them.
-    """
-
-    store: str
-    is_deep: bool
-    started_ms: int
-    finished_ms: int
-    read_bytes: int
-    unread_segments: int
-    unread_bytes: int
-    unread_partitions: int
-    report: str | None
-    lost: list[str]
-    findings: list[ScrubFinding]
-
-
-class Orphan(Where):
-    """What is nobody's; `age_ms` null where the store does not tell, `upload_id` of an unfinished upload."""
-
-    kind: str
-    topic_id: str
-    key: str
-    size_bytes: int
-    age_ms: int | None
-    upload_id: str | None
-
-
-class GarbageListed(Versioned):
-    """``tiered gc``; `more` were found than the list holds."""
-
-    list_: str = msgspec.field(name="list")
-    more: int
-    store: str
-    size_bytes: int
-    dollars_per_month: float
-    orphans: list[Orphan]
-
-
-class GarbageDeleted(Versioned):
-    """``tiered gc --delete``."""
-
-    deleted: list[Orphan]
-
-
 class LogDirectory(Strict):
     """A log directory; null where it cannot be read, `error` says why."""
 

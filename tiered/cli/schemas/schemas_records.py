@@ -366,14 +366,14 @@ class DumpedHead(msgspec.Struct):
     schema_version: int
     path: str
     segments: list[ManifestSegmentSection]
-    unlinked: list[ManifestPendingSection] | UnsetType = UNSET
-    unlinked_pages: list[ManifestPageSection] | UnsetType = UNSET
+    pending_deletes: list[ManifestPendingSection] | UnsetType = UNSET
+    pending_page_deletes: list[ManifestPageSection] | UnsetType = UNSET
     pages: list[ManifestPageSection] | UnsetType = UNSET
 
 
 class DumpedHeadSection(_OfFile, kw_only=True):
     """``tiered dump --section`` of a head, but for its segments."""
 
-    unlinked: list[ManifestPendingSection] | UnsetType = UNSET
-    unlinked_pages: list[ManifestPageSection] | UnsetType = UNSET
+    pending_deletes: list[ManifestPendingSection] | UnsetType = UNSET
+    pending_page_deletes: list[ManifestPageSection] | UnsetType = UNSET
     pages: list[ManifestPageSection] | UnsetType = UNSET
