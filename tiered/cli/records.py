@@ -7,10 +7,12 @@ import datetime
 import json
 import os
 from collections.abc import Callable
+from typing import Self
 
 from local.errors import InvalidRequest
 from local.format.record import Header, Record, StoredRecord
 from local.names import TopicPartition
+from tiered.cli.render import PartitionRow, Struct
 
 _TIMESTAMP_MS_MAX = 2**63 - 1
 _READ = ("key", "value", "timestamp", "headers")
@@ -66,21 +68,41 @@ def parse_template(template: str) -> Field:
     return text
 
 
-def as_json(partition: TopicPartition, record: StoredRecord) -> dict[str, object]:
-    """Return a record for `json.dumps`; bytes that are not UTF-8 become ``{"base64": ...}``.
+class Base64(Struct):
+    """Bytes that are not UTF-8."""
 
-    ``append --jsonl`` reads this form.
-    """
-    return {
-        "topic": partition.topic,
-        "partition": partition.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp_ms,
-        "timestampType": int(record.timestamp_type),
-        "key": _text(record.key),
-        "value": _text(record.value),
-        "headers": [{"key": name, "value": _text(value)} for name, value in record.headers],
-    }
+    base64: str
+
+
+class ConsumedHeader(Struct):
+    """A header of a record."""
+
+    key: str
+    value: str | Base64 | None
+
+
+class ConsumedRecord(PartitionRow, rename="camel"):
+    """A line of ``tiered consume -o jsonl``; ``append --jsonl`` reads it."""
+
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: str | Base64 | None
+    value: str | Base64 | None
+    headers: list[ConsumedHeader]
+
+    @classmethod
+    def of_stored(cls, partition: TopicPartition, record: StoredRecord) -> Self:
+        return cls(
+            topic=partition.topic,
+            partition=partition.partition,
+            offset=record.offset,
+            timestamp=record.timestamp_ms,
+            timestamp_type=int(record.timestamp_type),
+            key=_text(record.key),
+            value=_text(record.value),
+            headers=[ConsumedHeader(name, _text(value)) for name, value in record.headers],
+        )
 
 
 def rfc3339(timestamp_ms: int) -> str:
@@ -111,9 +133,8 @@ def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], 
 def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> ReadLine:
     """Read JSON objects as records; null or missing is null, a missing timestamp is the clock's.
 
-    The location fields of `as_json` and ``tiered dump`` are ignored, except a partition that contradicts `partition`.
-    Any
-    other field is an error: a misspelt ``value`` would create a tombstone.
+    The location fields of `ConsumedRecord` and ``tiered dump`` are ignored, except a partition that contradicts
+    `partition`. Any other field is an error: a misspelt ``value`` would create a tombstone.
     """
 
     def read(line: bytes, number: int) -> Record:
@@ -153,13 +174,13 @@ def _check_fields(body: dict[str, object], line: int, partition: int | None) -> 
         )
 
 
-def _text(value: bytes | None) -> str | dict[str, str] | None:
+def _text(value: bytes | None) -> str | Base64 | None:
     if value is None:
         return None
     try:
         return value.decode()
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
+        return Base64(base64.b64encode(value).decode())
 
 
 def _timestamp(value: object, line: int) -> int | None:

@@ -190,6 +190,11 @@ def print_table(rows: Iterable[Struct], columns: Sequence[Column]) -> None:
     _write_table(rows, columns)
 
 
+def to_json(row: Struct) -> str:
+    """Return a line of JSON."""
+    return _json(msgspec.to_builtins(row))
+
+
 def write_lines(lines: Iterable[str]) -> None:
     """Write lines on stdout as they arrive."""
     for line in lines:

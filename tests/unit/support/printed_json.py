@@ -40,10 +40,10 @@ def watch() -> None:
     """Wrap the JSON writer. Call once in a process."""
     write, spell = render._write_json, render._json
 
-    def watched_write(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
+    def watched_write(what: str, entries: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
         _written.heads.append(())
         try:
-            write(what, rows, facts)
+            write(what, entries, facts)
         finally:
             _written.heads.pop()
 
@@ -82,10 +82,10 @@ def _note(command: str, value: dict[str, object]) -> None:
         if is_head:
             _written.heads[-1] = check_object(command, value)
         else:
-            rows = check_row(command, value, _written.heads[-1] if _written.heads else ())
+            entries = check_row(command, value, _written.heads[-1] if _written.heads else ())
             if _written.heads:
                 _written.heads[-1] = tuple(
-                    each for each in _written.heads[-1] if not set(rows).isdisjoint(row_types(each))
+                    each for each in _written.heads[-1] if not set(entries).isdisjoint(row_types(each))
                 )
         if _written.heads and (len(_written.heads[-1]) == 1 or not is_head):
             seen.update(name for name in COMMANDS[command] if SCHEMAS[name] in _written.heads[-1])
@@ -98,16 +98,16 @@ def check_object(command: str, value: dict[str, object]) -> tuple[type, ...]:
     return _converted(value, types_of(command))
 
 
-def check_row(command: str, row: dict[str, object], heads: tuple[type, ...] = ()) -> tuple[type, ...]:
+def check_row(command: str, entry: dict[str, object], heads: tuple[type, ...] = ()) -> tuple[type, ...]:
     """The possible types of a row in an object of one of `heads`, or of a line of the command."""
     types = tuple(each for one in heads or types_of(command) for each in row_types(one))
     if not heads and command in WITH_SECTIONS:
-        for found in (each for each in types if set(row) <= set(each.__struct_encode_fields__)):
+        for found in (each for each in types if set(entry) <= set(each.__struct_encode_fields__)):
             for each in msgspec.structs.fields(found):
-                if each.encode_name in row:
-                    msgspec.convert(row[each.encode_name], each.type)
+                if each.encode_name in entry:
+                    msgspec.convert(entry[each.encode_name], each.type)
             return types
-    return _converted(row, types)
+    return _converted(entry, types)
 
 
 def _converted(value: dict[str, object], types: tuple[type, ...]) -> tuple[type, ...]:
@@ -132,6 +132,8 @@ def types_of(command: str) -> tuple[type, ...]:
 @functools.cache
 def row_types(of: type) -> tuple[type, ...]:
     """The element types of the lists of a type."""
+    if not _tag(of) and "schema_version" not in of.__struct_fields__:
+        return (of,)  # a line by itself
     found = []
     for each in msgspec.structs.fields(of):
         for one in (each.type, *get_args(each.type)):

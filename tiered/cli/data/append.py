@@ -10,7 +10,7 @@ import os
 import signal
 import stat
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -21,7 +21,7 @@ from tiered.cli.data.lines import line_runs, open_lines
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import PartitionRow, Result, number, output_option, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import format_count, parse_duration
@@ -34,6 +34,20 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
 
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
+
+
+class AppendedRange(PartitionRow):
+    """The first offset, one past the last, and the number of records; other producers' records may be between."""
+
+    base_offset: Annotated[int, number("FROM", format_count)]
+    next_offset: Annotated[int, number("NEXT", format_count)]
+    records: Annotated[int, number("RECORDS", format_count)]
+
+
+class Appended(Result):
+    """``tiered append``."""
+
+    appended: list[AppendedRange]
 
 
 @click.command("append")
@@ -105,9 +119,9 @@ def append(
                 failure = error
             failure = given.make_durable() or failure
         # The records are durable, and the manager is closed.
-        rows = given.rows()
+        rows = [AppendedRange.of(each) for each in given.shares()]
         if rows or (output == "json" and failure is None):
-            emit("appended", rows, _COLUMNS, output)
+            print_result(Appended(rows), output)
         if rows and away:
             session.say("appended to this disk; 'tiered run' copies the records once the store answers")
         if failure is not None or stop.is_set:
@@ -145,15 +159,6 @@ def _remote(session: Session, manager: LogManager, topic: str, partition: int | 
     return RemoteAppend(session, manager, topic, partition, timeout_ms)
 
 
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("base_offset", "FROM", format_count, is_number=True),
-    Column("next_offset", "NEXT", format_count, is_number=True),
-    Column("records", "RECORDS", format_count, is_number=True),
-)
-
-
 class _Given:
     """The appended records: for each partition first offset, next offset and count."""
 
@@ -172,18 +177,6 @@ class _Given:
             shares = {TopicPartition(self._topic, self._partition): records}
         for name, share in shares.items():
             self._append_share(name, share)
-
-    def rows(self) -> list[dict[str, object]]:
-        return [
-            {
-                "topic": name.topic,
-                "partition": name.partition,
-                "base_offset": base,
-                "next_offset": end,
-                "records": count,
-            }
-            for name, (base, end, count) in sorted(self._rows.items())
-        ]
 
     def make_durable(self) -> LogError | None:
         """Flush the appended records to disk; return the error of each failed partition, which then does not count."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
@@ -17,7 +16,7 @@ from tiered.cli.arguments import Position, parse_partition, parse_position
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import PartitionRow, Result, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import stop_signals
 from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options
@@ -27,6 +26,41 @@ if TYPE_CHECKING:
     from tiered.spark.jobs.exporting import ExportResult
 
 _LINE_EVERY_S = 5.0
+
+
+class PlannedExport(PartitionRow):
+    """The range of a partition to export, in `tasks` tasks."""
+
+    start_offset: Annotated[int, number("FROM")]
+    next_offset: Annotated[int, number("TO")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    tasks: Annotated[int, number("TASKS")]
+
+
+class BackfillPlan(Work):
+    """``tiered backfill --dry-run``."""
+
+    target: str
+    ranges: list[PlannedExport]
+
+
+class ParquetFile(PartitionRow):
+    """A Parquet file."""
+
+    base_offset: Annotated[int, number("FROM")]
+    next_offset: Annotated[int, number("TO")]
+    records: Annotated[int, number("RECORDS")]
+    size_bytes: Annotated[int, number("BYTES")]
+    key: Annotated[str, text("FILE")]
+
+
+class Backfilled(Result):
+    """``tiered backfill``."""
+
+    job: str
+    is_complete: bool
+    records: int
+    files: list[ParquetFile]
 
 
 @click.command("backfill")
@@ -85,7 +119,8 @@ def backfill(
 
     if dry_run:
         ranges = plan_export(bucket.url, **asked)
-        emit("ranges", [dataclasses.asdict(each) for each in ranges], _RANGES, output, dry_run=True, target=target)
+        planned = BackfillPlan(dry_run=True, target=target, ranges=[PlannedExport.of(each) for each in ranges])
+        print_result(planned, output)
         size = format_bytes(sum(each.size_bytes for each in ranges))
         session.say(f"would read {size} in {sum(each.tasks for each in ranges)} tasks; nothing changed")
         return Exit.DONE
@@ -173,28 +208,9 @@ class _Lines:
 
 
 def _tell(session: Session, result: ExportResult, output: str) -> None:
-    facts = {"job": result.job_id, "is_complete": result.is_complete, "records": result.records}
-    emit("files", [dataclasses.asdict(each) for each in result.files], _COLUMNS, output, **facts)
+    files = [ParquetFile.of(each) for each in result.files]
+    print_result(Backfilled.of(result, job=result.job_id, files=files), output)
     size = format_bytes(result.size_bytes)
     session.say(
         f"{counted(result.records, 'record')} in {counted(len(result.files), 'file')}, {size}, job {result.job_id}"
     )
-
-
-_RANGES = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("start_offset", "FROM", is_number=True),
-    Column("next_offset", "TO", is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("tasks", "TASKS", is_number=True),
-)
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("base_offset", "FROM", is_number=True),
-    Column("next_offset", "TO", is_number=True),
-    Column("records", "RECORDS", is_number=True),
-    Column("size_bytes", "BYTES", is_number=True),
-    Column("key", "FILE"),
-)

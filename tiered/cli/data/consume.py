@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +14,8 @@ from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
 from tiered.cli.errors import Exit
 from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_options, layout_words, report_findings
-from tiered.cli.records import as_json, parse_template
+from tiered.cli.records import ConsumedRecord, parse_template
+from tiered.cli.render import to_json
 from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def consume(
             session.report_served_alone(_problems(source), partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
-                write(json.dumps(as_json(partition, record), ensure_ascii=False).encode() + b"\n")
+                write(to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n")
             else:
                 write(show(partition, record))
         return _unread(source, partitions)

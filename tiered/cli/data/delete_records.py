@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import sys
-from typing import IO
+from typing import IO, Annotated
 
 import click
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Work, number, output_option, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_count
 
 _VERSION = 1  # of Kafka's JSON file
+
+
+class DeletedRange(PartitionRow):
+    """The log start offset before and now."""
+
+    before: Annotated[int, number("START BEFORE", format_count)]
+    low_watermark: Annotated[int, number("START", format_count)]
+    offsets: Annotated[int, number("OFFSETS DELETED", format_count)]
+
+
+class DeletedRecords(Work):
+    """``tiered delete-records``."""
+
+    partitions: list[DeletedRange]
 
 
 @click.command("delete-records")
@@ -41,17 +55,8 @@ def delete_records(
         if not dry_run:
             _confirm(sum(each.low_watermark - each.before for each in planned.values()), yes)
             planned = manager.delete_records(offsets, now_ms=now_ms())
-    rows: list[Row] = [
-        {
-            "topic": name.topic,
-            "partition": name.partition,
-            "before": each.before,
-            "low_watermark": each.low_watermark,
-            "offsets": each.low_watermark - each.before,
-        }
-        for name, each in planned.items()
-    ]
-    emit("partitions", rows, _COLUMNS, output, dry_run=dry_run)
+    rows = [DeletedRange.of(name, each, offsets=each.low_watermark - each.before) for name, each in planned.items()]
+    print_result(DeletedRecords(dry_run=dry_run, partitions=rows), output)
 
 
 def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> dict[TopicPartition, int]:
@@ -107,12 +112,3 @@ def _confirm(count: int, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("records would be deleted for good; say --yes, or --dry-run to see which")
     click.confirm(f"delete the records of {format_count(count)} offsets for good?", abort=True, err=True)
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("before", "START BEFORE", format_count, is_number=True),
-    Column("low_watermark", "START", format_count, is_number=True),
-    Column("offsets", "OFFSETS DELETED", format_count, is_number=True),
-)

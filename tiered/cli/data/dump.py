@@ -273,7 +273,7 @@ def _ring_for(session: Session, source: FileSource) -> KeyRing:
     from tiered.config.key_rings import load_key_ring
     from tiered.inspect.dump_sources import Kind
 
-    return load_key_ring(_key_ring(session), os.environ) if source.kind is Kind.HEAD else NO_KEYS
+    return load_key_ring(_key_ring(session), os.environ) if source.kind is Kind.MANIFEST else NO_KEYS
 
 
 def _key_ring(session: Session) -> str | None:
@@ -325,7 +325,7 @@ def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractCo
     return open_remote(asked.url, asked.options, topic_ids=chosen, **words)
 
 
-def _print_log(asked: _Asked, log: LogDump, head: list[str], **facts: object) -> None:
+def _print_log(asked: _Asked, log: LogDump, manifest: list[str], **facts: object) -> None:
     from tiered.inspect import dump_output
     from tiered.inspect.decoders import DECODERS
 
@@ -333,12 +333,12 @@ def _print_log(asked: _Asked, log: LogDump, head: list[str], **facts: object) ->
     if asked.by_byte:
         from tiered.cli.data.dump_hex import print_hex
 
-        print_hex(islice(log.hex_batches(with_records=not asked.batches), count), head, form, **facts)
+        print_hex(islice(log.hex_batches(with_records=not asked.batches), count), manifest, form, **facts)
         return
     headers = DECODERS[asked.encoding]
     if form == "text":
         rows = log.batches_and_records(_decode(asked), headers=headers) if asked.is_deep else log.batches()
-        write_lines(head)
+        write_lines(manifest)
         write_lines(lines_of(islice(rows, count), with_data=asked.prints_data))
     elif not asked.is_deep:
         columns = _BATCH_COLUMNS

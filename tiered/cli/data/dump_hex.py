@@ -18,10 +18,10 @@ _LINES_MAX = 16  # of one field in the table; other forms have every byte
 Batches = Iterable["tuple[BatchRow, Iterable[HexField]]"]
 
 
-def print_hex(batches: Batches, head: list[str], output: str, **facts: object) -> None:
-    """Print `head` and the fields as a table; other formats have `facts` and a row for each field."""
+def print_hex(batches: Batches, manifest: list[str], output: str, **facts: object) -> None:
+    """Print `manifest` and the fields as a table; other formats have `facts` and a row for each field."""
     if output in ("table", "text"):
-        write_lines(head)
+        write_lines(manifest)
         write_lines(_lines(batches))
         return
     emit("fields", _rows(batches), _COLUMNS, output, **facts)

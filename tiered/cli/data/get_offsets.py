@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -11,8 +11,9 @@ from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition, parse_time
 from tiered.cli.errors import unread_code
 from tiered.cli.records import rfc3339
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
+from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from local.records.isolation import Isolation
@@ -31,6 +32,21 @@ _SPECS = {
     "latest-tiered": -5,
     "earliest-pending-upload": -6,
 }
+
+
+class OffsetFound(PartitionRow):
+    """The requested offset; null if there is none."""
+
+    offset: Annotated[int | None, number("OFFSET")]
+    timestamp: Annotated[int | None, text("TIME", rfc3339)]
+    leader_epoch: Annotated[int | None, number("EPOCH")]
+
+
+class Offsets(Result):
+    """``tiered get-offsets``."""
+
+    unread: list[UnreadPartitions]
+    offsets: list[OffsetFound]
 
 
 @click.command("get-offsets")
@@ -61,17 +77,11 @@ def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed
         partitions = _partitions(manager, names)
         isolation = Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED
         found, unread = _found(manager, partitions, asked, isolation)
-    rows: list[Row] = [
-        {
-            "topic": name.topic,
-            "partition": name.partition,
-            "offset": each.offset if each is not None else None,
-            "timestamp": each.timestamp_ms if each is not None else None,
-            "leader_epoch": each.leader_epoch if each is not None else None,
-        }
+    rows = [
+        OffsetFound.of(name, each, timestamp=each.timestamp_ms if each is not None else None)
         for name, each in found.items()
     ]
-    emit("offsets", rows, _COLUMNS, output, unread=unread_rows(unread))
+    print_result(Offsets(unread_rows(unread), rows), output)
     session.report_problems(unread)
     return unread_code(unread.values())
 
@@ -111,20 +121,7 @@ def parse_spec(text: str, now_ms: int) -> int:
 def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:
     """Return the requested partitions without duplicates; without a name all."""
     found: dict[TopicPartition, None] = {}
-    for topic, number in names or [(each.name, None) for each in manager.topics()]:
-        chosen = manager.topic(topic).partitions() if number is None else [TopicPartition(topic, number)]
+    for topic, partition in names or [(each.name, None) for each in manager.topics()]:
+        chosen = manager.topic(topic).partitions() if partition is None else [TopicPartition(topic, partition)]
         found |= dict.fromkeys(chosen)
     return list(found)
-
-
-def _time(timestamp_ms: int) -> str:
-    return rfc3339(timestamp_ms)
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("offset", "OFFSET", is_number=True),
-    Column("timestamp", "TIME", _time),
-    Column("leader_epoch", "EPOCH", is_number=True),
-)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -12,13 +12,31 @@ from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
 from tiered.cli.errors import unread_code
 from tiered.cli.records import rfc3339
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_count
+from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.partition.partition import Partition
+
+
+class OpenTransaction(PartitionRow):
+    """A transaction without its end; `waiting` offsets are not returned to committed readers."""
+
+    producer_id: Annotated[int, number("PRODUCER")]
+    producer_epoch: Annotated[int, number("EPOCH")]
+    first_offset: Annotated[int, number("SINCE OFFSET", format_count)]
+    waiting: Annotated[int, number("OFFSETS WAITING", format_count)]
+    timestamp: Annotated[int, text("LAST RECORD", rfc3339)]
+
+
+class Transactions(Result):
+    """``tiered transactions list``."""
+
+    unread: list[UnreadPartitions]
+    transactions: list[OpenTransaction]
 
 
 @click.group("transactions")
@@ -41,20 +59,17 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
         problems = manager.problems if not asked else {}
         opened = {each.name for each in held}
         unread = {name: error for name, error in problems.items() if name not in opened}
-        rows: list[Row] = [
-            {
-                "topic": each.partition.topic,
-                "partition": each.partition.partition,
-                "producer_id": each.producer_id,
-                "producer_epoch": each.producer_epoch,
-                "first_offset": each.first_offset,
-                "waiting": one.log.next_offset - each.first_offset,
-                "timestamp": each.last_timestamp_ms,
-            }
-            for one in held
-            for each in open_transactions(one)
+        rows = [
+            OpenTransaction.of(
+                each.partition,
+                each,
+                waiting=held_one.log.next_offset - each.first_offset,
+                timestamp=each.last_timestamp_ms,
+            )
+            for held_one in held
+            for each in open_transactions(held_one)
         ]
-    emit("transactions", rows, _COLUMNS, output, unread=unread_rows(unread))
+    print_result(Transactions(unread_rows(unread), rows), output)
     session.report_problems(problems)
     return unread_code(unread.values())
 
@@ -102,8 +117,8 @@ def _held(manager: LogManager, asked: list[tuple[str, int | None]]) -> list[Part
     if not asked:
         return manager.partitions()
     wanted: dict[TopicPartition, Partition] = {}
-    for topic, number in asked:
-        names = manager.topic(topic).partitions() if number is None else [TopicPartition(topic, number)]
+    for topic, partition in asked:
+        names = manager.topic(topic).partitions() if partition is None else [TopicPartition(topic, partition)]
         wanted |= {name: manager.partition(name) for name in names}
     return list(wanted.values())
 
@@ -115,14 +130,3 @@ def _confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("this cannot be taken back; say --yes")
     click.confirm(question, abort=True, err=True)
-
-
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("producer_id", "PRODUCER", is_number=True),
-    Column("producer_epoch", "EPOCH", is_number=True),
-    Column("first_offset", "SINCE OFFSET", format_count, is_number=True),
-    Column("waiting", "OFFSETS WAITING", format_count, is_number=True),
-    Column("timestamp", "LAST RECORD", rfc3339),
-)

@@ -3,22 +3,77 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import click
+import msgspec
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_partition_at
 from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Row, emit, output_option
+from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes
 
 if TYPE_CHECKING:
     from tiered.inspect.log_dir_usage import LogDirStatus
+
+
+class LogDirectory(Struct):
+    """A log directory. Null: it cannot be read, and `error` says why."""
+
+    path: Annotated[str, text("DIRECTORY")]
+    state: Annotated[str, text("STATE")]
+    partitions: Annotated[int | None, number("PARTS")]
+    size_bytes: Annotated[int | None, number("SIZE", format_bytes)]
+    free_bytes: Annotated[int | None, number("FREE", format_bytes)]
+    total_bytes: Annotated[int | None, number("OF", format_bytes)]
+    error: str | None
+
+
+class LogDirs(Result):
+    """``tiered log-dirs``."""
+
+    directories: list[LogDirectory]
+
+
+def _moving(row: PlacedPartition) -> str:
+    return "future" if row.is_future else "leaving" if row.is_deleted else ""
+
+
+class PlacedPartition(Struct):
+    """A partition's directory: `is_future` is moving in, `is_deleted` is being deleted."""
+
+    path: Annotated[str, text("DIRECTORY")]
+    topic: Annotated[str, text("TOPIC")]
+    partition: Annotated[int, number("PARTITION")]
+    size_bytes: Annotated[int, number("SIZE", format_bytes)]
+    is_future: bool
+    is_deleted: Annotated[bool, text("MOVING", of=_moving)]
+
+
+class LogDirsPartitions(Result):
+    """``tiered log-dirs -p``."""
+
+    partitions: list[PlacedPartition]
+
+
+class Move(PartitionRow):
+    """`free_bytes` null: the file system does not report it."""
+
+    from_: Annotated[str, text("FROM")] = msgspec.field(name="from")
+    to: Annotated[str, text("TO")]
+    size_bytes: Annotated[int, number("SIZE", format_bytes)]
+    free_bytes: Annotated[int | None, number("FREE THERE", format_bytes)]
+
+
+class LogDirsMove(Result):
+    """``tiered log-dirs move --dry-run``."""
+
+    moves: list[Move]
 
 
 @click.group("log-dirs", invoke_without_command=True)
@@ -36,9 +91,9 @@ def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, ou
     assert session is not None, "made by the main command"
     found = describe_log_dirs(session.config(), topics)
     if by_partition:
-        emit("partitions", _partition_rows(found), _PARTITIONS, output)
+        print_result(LogDirsPartitions(_partition_rows(found)), output)
     else:
-        emit("directories", [_row(each) for each in found], _DIRECTORIES, output)
+        print_result(LogDirs([_row(each) for each in found]), output)
     offline = [each for each in found if each.error is not None]
     for each in offline:
         click.echo(f"! {each.facts.path}: {' '.join(str(each.error).split())}", err=True)
@@ -64,8 +119,8 @@ def move(session: Session, partition: str, target: str, dry_run: bool, output: s
         from tiered.inspect.log_dir_usage import plan_move
 
         planned = plan_move(session.config(), name, root)
-        row = {"topic": name.topic, "partition": name.partition, "from": planned.source, "to": planned.target}
-        emit("moves", [{**row, "size_bytes": planned.size_bytes, "free_bytes": planned.free_bytes}], _MOVE, output)
+        moved = Move.of(name, planned, from_=planned.source, to=planned.target)
+        print_result(LogDirsMove([moved]), output)
         session.say("nothing changed")
         return
     # No other process reads here: the old files need no grace period.
@@ -88,55 +143,19 @@ def _counting_up(advance: Callable[[int], None]) -> Callable[[int, int], None]:
     return tell
 
 
-def _row(each: LogDirStatus) -> Row:
-    return {
-        "path": each.facts.path,
-        "state": each.state,
-        "partitions": each.facts.partition_count if each.error is None else None,
-        "size_bytes": each.size_bytes if each.error is None else None,
-        "free_bytes": each.facts.free_bytes,
-        "total_bytes": each.facts.total_bytes,
-        "error": str(each.error) if each.error is not None else None,
-    }
+def _row(each: LogDirStatus) -> LogDirectory:
+    return LogDirectory.of(
+        each,
+        each.facts,
+        partitions=each.facts.partition_count if each.error is None else None,
+        size_bytes=each.size_bytes if each.error is None else None,
+        error=str(each.error) if each.error is not None else None,
+    )
 
 
-def _partition_rows(found: list[LogDirStatus]) -> Iterator[Row]:
-    for each in found:
-        for replica in each.replicas:
-            yield {
-                "path": each.facts.path,
-                "topic": replica.partition.topic,
-                "partition": replica.partition.partition,
-                "size_bytes": replica.size_bytes,
-                "is_future": replica.is_future,
-                "is_deleted": replica.is_deleted,
-                "what": "future" if replica.is_future else "leaving" if replica.is_deleted else "",
-            }
-
-
-_DIRECTORIES = (
-    Column("path", "DIRECTORY"),
-    Column("state", "STATE"),
-    Column("partitions", "PARTS", is_number=True),
-    Column("size_bytes", "SIZE", format_bytes, is_number=True),
-    Column("free_bytes", "FREE", format_bytes, is_number=True),
-    Column("total_bytes", "OF", format_bytes, is_number=True),
-    Column("error"),
-)
-_MOVE = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("from", "FROM"),
-    Column("to", "TO"),
-    Column("size_bytes", "SIZE", format_bytes, is_number=True),
-    Column("free_bytes", "FREE THERE", format_bytes, is_number=True),
-)
-_PARTITIONS = (
-    Column("path", "DIRECTORY"),
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("size_bytes", "SIZE", format_bytes, is_number=True),
-    Column("is_future"),
-    Column("is_deleted"),
-    Column("what", "MOVING", only_table=True),
-)
+def _partition_rows(found: list[LogDirStatus]) -> list[PlacedPartition]:
+    return [
+        PlacedPartition.of(replica.partition, replica, each.facts, path=each.facts.path)
+        for each in found
+        for replica in each.replicas
+    ]

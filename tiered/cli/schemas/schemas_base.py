@@ -20,16 +20,3 @@ class Where(Strict):
 
     topic: str
     partition: int
-
-
-class Priced(Versioned):
-    """Work and its price; a dry run plans it only."""
-
-    dry_run: bool
-    dollars: float
-
-
-class Done(Versioned):
-    """Work; a dry run plans it only."""
-
-    dry_run: bool

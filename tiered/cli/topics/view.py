@@ -221,7 +221,7 @@ def _view(each: ViewStatus, now: int) -> View:
         "horizon_offset": view.horizon_offset if view.is_built else None,
         "backlog_bytes": each.backlog.size_bytes,
         "ago_ms": max(0, now - run.started_ms) if run is not None else None,
-        "parts": len(view.rows),
+        "parts": len(view.entries),
         "last_run_ms": run.started_ms if run is not None else None,
         "started_ms": view.under_way.started_ms if view.under_way is not None else None,
         "failed_ms": view.failure.failed_ms if view.failure is not None else None,

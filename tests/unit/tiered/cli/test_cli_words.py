@@ -8,7 +8,7 @@ from local.errors import InvalidRequest
 from local.format.record import StoredRecord, TimestampType
 from local.names import TopicPartition
 from tiered.cli.arguments import Position, parse_partition, parse_position, parse_time
-from tiered.cli.records import as_json, parse_template, rfc3339
+from tiered.cli.records import Base64, ConsumedRecord, parse_template, rfc3339
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 
@@ -80,4 +80,4 @@ def test_unknown_sign_in_a_template_is_refused(template: str) -> None:
 
 def test_bytes_that_are_not_text_are_printed_as_base64() -> None:
     odd = RECORD._replace(value=b"\xff")
-    assert as_json(TopicPartition("orders", 3), odd)["value"] == {"base64": "/w=="}
+    assert ConsumedRecord.of_stored(TopicPartition("orders", 3), odd).value == Base64("/w==")
