@@ -59,7 +59,9 @@ class TopicPartition:
     def __post_init__(self) -> None:
         check_topic(self.topic)
         if not 0 <= self.partition <= PARTITION_MAX:
-            raise InvalidRequest("naming a partition, not in 0..2147483647", topic=self.topic, partition=self.partition)
+            raise InvalidRequest(
+                "invalid partition number, it is not in 0..2147483647", topic=self.topic, partition=self.partition
+            )
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}"
@@ -76,8 +78,8 @@ def check_topic(topic: str) -> str:
     Raises InvalidRequest if Kafka refuses the name, so it cannot contain a path.
     """
     if not topic or topic in (".", "..") or len(topic) > TOPIC_LENGTH_MAX or not _TOPIC.fullmatch(topic):
-        allowed = "a-z A-Z 0-9 . _ - and at most 249 of them, not '.' or '..'"
-        raise InvalidRequest("naming a topic, not a legal name", topic=repr(topic), allowed=allowed)
+        allowed = "at most 249 of a-z A-Z 0-9 . _ -, but not '.' or '..'"
+        raise InvalidRequest("invalid topic name", topic=repr(topic), allowed=allowed)
     return topic
 
 
@@ -150,5 +152,5 @@ def encode_uuid(value: uuid.UUID) -> str:
 def check_topic_id(text: str) -> str:
     """Return the id unchanged. Raises InvalidRequest unless it is 22 characters of URL-safe base64."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{22}", text):
-        raise InvalidRequest("reading a topic id, not 22 characters of url-safe base64", topic_id=repr(text))
+        raise InvalidRequest("invalid topic id, it is not 22 characters of URL-safe base64", topic_id=repr(text))
     return text

@@ -388,5 +388,7 @@ def _write_group(work: _Work, group: Sequence[SegmentVerdict], base_offset: int)
     storage.unlink(path)
     if is_alone:
         facts = {"path": group[0].segment.path(LOG), "size_bytes": size, "limit": POSITION_MAX}
-        raise InvalidRequest("cleaning a segment, what stays of it is larger than a segment may be", **facts)
+        raise InvalidRequest(
+            "cannot clean a segment, the remaining records are larger than the maximum segment size", **facts
+        )
     return None

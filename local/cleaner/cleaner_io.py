@@ -32,7 +32,7 @@ class CleanerThrottle:
     def check(self) -> None:
         """Raises CleaningAborted if the pass was asked to stop."""
         if self.should_stop():
-            raise CleaningAborted("cleaning a log, asked to let go of it", partition=self.partition)
+            raise CleaningAborted("the cleaner was stopped on request", partition=self.partition)
 
     def mapped(self, storage: Storage, segment: Segment) -> memoryview:
         """Map all of a closed segment, without a copy.
@@ -41,7 +41,7 @@ class CleanerThrottle:
         """
         mapped = storage.map(segment.path(LOG))
         if len(mapped) < segment.size_bytes:
-            attempt = "cleaning a segment, it ends inside a batch"
+            attempt = "cannot clean a segment, it ends inside a batch"
             raise Corrupt(attempt, path=segment.path(LOG), at=len(mapped))
         return mapped[: segment.size_bytes]
 

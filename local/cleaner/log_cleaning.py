@@ -42,7 +42,9 @@ def clean_log(
     """
     gate = log.cleaning
     if not gate.try_start():
-        raise CleaningAborted("cleaning a log, not now", partition=log.partition, state=gate.now)
+        raise CleaningAborted(
+            "cannot clean the log now, its cleaning state does not allow it", partition=log.partition, state=gate.now
+        )
     before, first_offset = log.cleaner_offset, log.local_log_start_offset
 
     def undo() -> None:
@@ -69,9 +71,11 @@ def clean_log(
     except (NotFound, Conflict) as error:
         if log.local_log_start_offset == first_offset:
             raise
-        raise CleaningAborted("cleaning a log, segments were dropped meanwhile", partition=log.partition) from error
+        raise CleaningAborted(
+            "the cleaner pass was aborted, segments of the log were deleted during the pass", partition=log.partition
+        ) from error
     finally:
         is_done = gate.end(undo)
     if not is_done:
-        raise CleaningAborted("cleaning a log, asked to let go of it", partition=log.partition)
+        raise CleaningAborted("the cleaner was stopped on request", partition=log.partition)
     return result

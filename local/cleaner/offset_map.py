@@ -311,7 +311,7 @@ def build_offset_map_of_part(
     end = next_offset if newest.end_offset is None else newest.end_offset
     if not len(newest.keys) and newest.end_offset is not None:
         facts = {"path": segment.path(LOG), "offset": end, "dedupe_buffer_bytes": buffer.size_bytes}
-        raise InvalidRequest("cleaning a log, one key does not fit the dedupe buffer", **facts)
+        raise InvalidRequest("cannot clean the log, one key does not fit in the dedupe buffer", **facts)
     return newest, end
 
 
@@ -358,7 +358,7 @@ def _records(storage: Storage, segments: Sequence[Segment], next_offset: int, bu
 def check_whole(segment: Segment, start: int, whole: int, expected: int) -> None:
     """Raises Corrupt unless a slice consists of whole batches to its end."""
     if whole < expected:
-        raise Corrupt("cleaning a segment, it ends inside a batch", path=segment.path(LOG), at=start + whole)
+        raise Corrupt("cannot clean a segment, it ends inside a batch", path=segment.path(LOG), at=start + whole)
 
 
 def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[Flags, Flags]:

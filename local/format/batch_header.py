@@ -94,7 +94,9 @@ class BatchHeader:
         """The codec. Raises Corrupt for the three ids without a codec."""
         if self.attributes & CODEC_BITS > Codec.ZSTD:
             raise Corrupt(
-                "reading a batch header, no such codec", base_offset=self.base_offset, attributes=self.attributes
+                "cannot read a batch header, the codec is unknown",
+                base_offset=self.base_offset,
+                attributes=self.attributes,
             )
         return Codec(self.attributes & CODEC_BITS)
 
@@ -150,9 +152,9 @@ def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
         return None if fields is None else header_of(fields)
     length = int.from_bytes(view[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
     if magic != MAGIC:
-        raise Corrupt("reading a batch header, magic above 2", at=at, magic=magic)
+        raise Corrupt("cannot read a batch header, its magic is above 2", at=at, magic=magic)
     if length < LENGTH_MIN:
-        raise Corrupt("reading a batch header, length below 49", at=at, length=length)
+        raise Corrupt("cannot read a batch header, its length is below 49", at=at, length=length)
     if len(view) - at < HEADER_BYTES:
         return None
     return header_of(HEADER.unpack_from(view, at))
@@ -182,7 +184,7 @@ def seal(header: BatchHeader, section: Buffer) -> bytes:
     """Join header and section to one batch, and set its length and checksum."""
     body = memoryview(section).cast("B")
     if len(body) > BATCH_BYTES_MAX - HEADER_BYTES:
-        raise InvalidRequest("sealing a batch, larger than 2^31 bytes", bytes=len(body))
+        raise InvalidRequest("cannot seal a batch, it is larger than 2^31 bytes", bytes=len(body))
     header = replace(header, batch_length=LENGTH_MIN + len(body), crc=0)
     crc = crc32c(body, crc32c(header.pack()[CRC_START:]))
     return b"".join((replace(header, crc=crc).pack(), body))

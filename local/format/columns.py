@@ -152,7 +152,7 @@ class Columns:
         Raises InvalidRequest if there is no whole batch.
         """
         if not len(self.table):
-            raise InvalidRequest("asking for the next offset of bytes without a whole batch", bytes=len(self.data))
+            raise InvalidRequest("cannot compute the next offset, the bytes hold no whole batch", bytes=len(self.data))
         return int(self.table.last_offsets[-1]) + 1
 
     def key(self, index: int) -> bytes | None:
@@ -198,7 +198,7 @@ class Columns:
             key = self._slice(at, length)
             value_length, at = read_varint(self.data, at + max(length, 0), end)
             if key is None:
-                raise Corrupt("reading a header, its key has no length", at=at)
+                raise Corrupt("cannot read a record header, its key has no length", at=at)
             headers.append((key.decode("utf-8", "replace"), self._slice(at, value_length)))
             at += max(value_length, 0)
         return tuple(headers)

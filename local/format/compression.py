@@ -79,7 +79,7 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     view = memoryview(data).cast("B")
     chosen = check_level(codec, level)
     if codec is not Codec.NONE and len(view) > INFLATED_BYTES_MAX:
-        raise InvalidRequest("compressing a batch", bytes=len(view), inflated_bytes_max=INFLATED_BYTES_MAX)
+        raise InvalidRequest("cannot compress a batch", bytes=len(view), inflated_bytes_max=INFLATED_BYTES_MAX)
     match codec:
         case Codec.NONE:
             return bytes(view)
@@ -175,7 +175,7 @@ def size_guesses(codec: Codec, data: memoryview, limit: int) -> tuple[int, ...]:
             case Codec.ZSTD:
                 bounds = (_zstd_bound(data),)
     except (struct.error, IndexError) as error:
-        raise _damaged(codec, data, "the frame ends too early") from error
+        raise _damaged(codec, data, "the compressed frame is truncated") from error
     return tuple(sorted({min(bound, limit) for bound in bounds}))
 
 
@@ -191,7 +191,9 @@ def check_level(codec: Codec, level: int | None) -> int:
         return default
     if not lowest <= level <= highest:
         allowed = f"{lowest}..{highest}"
-        raise InvalidRequest("choosing a compression level", codec=codec.name.lower(), level=level, allowed=allowed)
+        raise InvalidRequest(
+            "cannot choose a compression level", codec=codec.name.lower(), level=level, allowed=allowed
+        )
     return level
 
 
@@ -234,12 +236,12 @@ def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
         return
     at = len(_XERIAL_HEADER)
     if len(data) < at:
-        raise _damaged(Codec.SNAPPY, data, "the frame ends too early")
+        raise _damaged(Codec.SNAPPY, data, "the compressed frame is truncated")
     while at < len(data):
         (length,) = struct.unpack_from(">i", data, at) if at + 4 <= len(data) else (-1,)
         at += 4 + length
         if length < 0 or at > len(data):
-            raise _damaged(Codec.SNAPPY, data, "a block's length leaves the frame", at=at)
+            raise _damaged(Codec.SNAPPY, data, "the length of a block exceeds the frame", at=at)
         yield data[at - length : at]
 
 
@@ -309,7 +311,7 @@ def _lz4_bound(data: memoryview) -> int:
                 end = start + length
             at = end + _lz4_tail(data[at + 4], is_empty=end == at, header=_lz4_header_bytes(data[at + 4]))
         else:
-            raise _damaged(Codec.LZ4, data, "no lz4 frame", at=at)
+            raise _damaged(Codec.LZ4, data, "not an lz4 frame", at=at)
     return total
 
 
@@ -371,7 +373,7 @@ def _zstd_bound(data: memoryview) -> int:
             size, at = _zstd_frame(data, at)
             total += size
         else:
-            raise _damaged(Codec.ZSTD, data, "no zstd frame", at=at)
+            raise _damaged(Codec.ZSTD, data, "not a zstd frame", at=at)
     return total
 
 
@@ -402,4 +404,4 @@ def _copy(data: memoryview, out: memoryview) -> int:
 
 def _damaged(codec: Codec, data: memoryview, found: str, **facts: object) -> Corrupt:
     size = len(data)
-    return Corrupt("inflating a batch", codec=codec.name.lower(), found=found, compressed_bytes=size, **facts)
+    return Corrupt("cannot decompress a batch", codec=codec.name.lower(), found=found, compressed_bytes=size, **facts)

@@ -48,7 +48,9 @@ def crc32c_each(data: Buffer, lengths: Sequence[int]) -> list[int]:
         return found
     view, edges = memoryview(data).cast("B"), list(accumulate(lengths, initial=0))
     if min(lengths, default=0) < 0 or edges[-1] > len(view):
-        raise InvalidRequest("summing pieces, they leave the data", bytes=len(view), pieces=len(lengths))
+        raise InvalidRequest(
+            "cannot compute checksums, a piece is outside the data", bytes=len(view), pieces=len(lengths)
+        )
     return [crc32c(view[start:end]) for start, end in pairwise(edges)]
 
 

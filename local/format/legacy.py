@@ -69,7 +69,7 @@ def header_fields(view: memoryview, at: int) -> tuple[int, ...] | None:
         return None
     offset, length, crc, magic, attributes = _HEAD.unpack_from(view, at)
     if length < _LENGTHS_MIN[magic]:
-        attempt = f"reading a message of format {magic}, length below {_LENGTHS_MIN[magic]}"
+        attempt = f"cannot read a message of format {magic}, its length is below {_LENGTHS_MIN[magic]}"
         raise Corrupt(attempt, at=at, length=length)
     if len(view) - at < _LENGTH_OVERHEAD + _LENGTHS_MIN[magic]:
         return None
@@ -139,7 +139,7 @@ def _inflated(entry: memoryview, wrapper: Message, limit: int) -> memoryview:
     if codec > Codec.LZ4:
         raise _wrong("no such codec", attributes=wrapper.attributes)
     if wrapper.value_length < 0:
-        raise _wrong("a compressed set without value")
+        raise _wrong("the compressed message set has no value")
     value = entry[wrapper.value_at : wrapper.value_at + wrapper.value_length]
     if codec == Codec.LZ4 and entry[MAGIC_AT] == 0:
         value = mended_lz4(value)
@@ -151,7 +151,7 @@ def _messages(data: memoryview, magic: int, *, verify: bool) -> Iterator[Message
     at = 0
     while at < len(data) or not at:
         if len(data) - at < _LENGTH_OVERHEAD + _LENGTHS_MIN[magic]:
-            raise _wrong("the set ends inside a message" if at or len(data) else "an empty set", at=at)
+            raise _wrong("the message set ends inside a message" if at or len(data) else "an empty set", at=at)
         if data[at + MAGIC_AT] != magic:
             raise _wrong("formats mixed within a set", at=at)
         message = _read(data, at, is_inner=True)
@@ -211,4 +211,4 @@ def _put_record(section: bytearray, data: memoryview, message: Message, time_del
 
 
 def _wrong(found: str, **facts: object) -> Corrupt:
-    return Corrupt(f"reading a message of an old format, {found}", **facts)
+    return Corrupt(f"cannot read a message of format 0 or 1, {found}", **facts)

@@ -44,4 +44,4 @@ def _read(data: memoryview, at: int, end: int, bytes_max: int, mask: int) -> tup
         if byte < 0x80:
             raw &= mask
             return raw >> 1 ^ -(raw & 1), at + index + 1
-    raise Corrupt("reading a varint, it runs past its end", at=at)
+    raise Corrupt("cannot read a varint, it is longer than its field", at=at)

@@ -67,7 +67,7 @@ class IndexRows:
         relative = np.concatenate((np.empty(0, np.int64), *self._last_offsets)) - base_offset
         times = np.maximum.accumulate(np.maximum(np.concatenate((np.empty(0, np.int64), *self._times)), -1))
         if len(sizes) and (relative[-1] > _RELATIVE_MAX or relative[0] < 0):
-            raise OutsideSegment("building indexes, an offset outside the segment", base_offset=base_offset)
+            raise OutsideSegment("cannot build indexes, an offset is outside the segment", base_offset=base_offset)
         positions = np.cumsum(sizes, dtype=np.int64) - sizes
         rows = _entry_rows(positions, interval_bytes)
         is_later = np.concatenate((times[:1] >= 0, times[1:] > times[:-1]))

@@ -60,7 +60,7 @@ def judge(offsets: Body | None, times: Body | None, log_bytes: int, first_timest
     good_offsets = offset_index.sound_entries(offsets, log_bytes)
     good_times = time_index.sound_entries(times)
     if good_offsets * offset_index.ENTRY_BYTES < len(offsets):
-        problem = "the offset index is torn, out of order or reaches past the log"
+        problem = "the offset index is torn, out of order or points past the end of the log"
     elif good_times * time_index.ENTRY_BYTES < len(times):
         problem = "the time index is torn or out of order"
     elif len(times) <= time_index.ENTRY_BYTES and log_bytes:
@@ -136,7 +136,7 @@ def headers_of(
         end = position + table.valid_bytes
     if end < size_bytes and not may_be_torn:
         problem = kernels.scan_batches(read(end, HEADER_BYTES), verify=False).problem
-        raise Corrupt(f"rebuilding indexes, {problem}", path=path, at=end)
+        raise Corrupt(f"cannot rebuild indexes, {problem}", path=path, at=end)
     return joined_tables(parts or [kernels.scan_batches(b"")])
 
 

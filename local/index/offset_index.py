@@ -80,10 +80,16 @@ def check(data: Buffer, log_bytes: int, *, path: str) -> None:
     Raises Corrupt unless the file has only whole entries, both columns rise and all positions are below `log_bytes`.
     """
     if len(data) % ENTRY_BYTES:
-        raise Corrupt("reading an offset index, not a multiple of 8 bytes", path=path, size_bytes=len(data))
+        raise Corrupt(
+            "cannot read an offset index, its size is not a multiple of 8 bytes", path=path, size_bytes=len(data)
+        )
     sound = sound_entries(data, log_bytes)
     if sound * ENTRY_BYTES < len(data):
-        raise Corrupt("reading an offset index, entry out of order or past the log", path=path, entry=sound)
+        raise Corrupt(
+            "cannot read an offset index, an entry is out of order or points past the end of the log",
+            path=path,
+            entry=sound,
+        )
 
 
 def sound_entries(data: Buffer, log_bytes: int) -> int:

@@ -150,7 +150,7 @@ class SealedIndexes:
         if scanned[0] == timestamp_ms:
             return found  # Kafka up to 4.0 writes the last offset of the whole append here
         with suppress(Corrupt):
-            self.rebuild(f"the last time entry names no batch: timestamp_ms={timestamp_ms} offset={offset}")
+            self.rebuild(f"the last time index entry points to no batch: timestamp_ms={timestamp_ms} offset={offset}")
         return scanned
 
     def rebuild(self, problem: str, is_still: Callable[[], bool] = lambda: True) -> None:
@@ -168,12 +168,12 @@ class SealedIndexes:
             made = build_indexes(
                 self._headers(), self._base_offset, self._access.interval_bytes or offset_index.INTERVAL_BYTES
             )
-            _log.warning("a segment's indexes are wrong: path=%s cause=%s", self._path(LOG), problem)
+            _log.warning("the indexes of a segment are wrong: path=%s cause=%s", self._path(LOG), problem)
             if not self._access.is_shared and not self._is_closed:
                 try:
                     self._write(made, problem)
                 except DiskFailed as error:
-                    _log.warning("could not rebuild a segment's indexes: path=%s cause=%s", self._path(LOG), error)
+                    _log.warning("cannot rebuild the indexes of a segment: path=%s cause=%s", self._path(LOG), error)
                 else:
                     self._made, self._judged = {}, _TRUSTED
                     return
@@ -209,7 +209,9 @@ class SealedIndexes:
         if suffix in self._made:
             return bytearray(self._made[suffix])
         if judged.problem is not None and not self._access.is_shared:
-            raise Corrupt(f"reading an index, {judged.problem}, and no rebuilding it", path=self._path(suffix))
+            raise Corrupt(
+                f"cannot read an index, {judged.problem}, and this process may not rebuild it", path=self._path(suffix)
+            )
         with self._held():
             if judged.problem is not None and not self._storage.exists(self._path(suffix)):
                 return bytearray()
@@ -328,7 +330,7 @@ class SealedIndexes:
         try:
             self._rebuild(judged.problem, self._access.interval_bytes)
         except (Corrupt, DiskFailed) as error:
-            _log.warning("could not rebuild a segment's indexes: path=%s cause=%s", log_path, error)
+            _log.warning("cannot rebuild the indexes of a segment: path=%s cause=%s", log_path, error)
             return unusable
         return _TRUSTED
 
@@ -344,13 +346,13 @@ class SealedIndexes:
             index_files.write_aside(*place, made)
             with self._held():
                 if self._is_closed:
-                    raise DiskFailed("rebuilding indexes, the log was closed", path=self._path(LOG))
+                    raise DiskFailed("cannot rebuild indexes, the log was closed", path=self._path(LOG))
                 INDEX_MAPS.forget(self, INDEX_SUFFIXES)
                 index_files.put_in_place(*place)
         except LogError:
             index_files.discard_aside(*place)
             raise
-        _log.warning("rebuilt a segment's indexes: path=%s cause=%s", self._path(LOG), problem)
+        _log.warning("rebuilt the indexes of a segment: path=%s cause=%s", self._path(LOG), problem)
 
     def _headers(self) -> BatchTable:
         """Return the headers of all batches. Raises NotFound, Corrupt.

@@ -89,10 +89,12 @@ def entries(data: Buffer, base_offset: int) -> list[tuple[int, int]]:
 def check(data: Buffer, *, path: str) -> None:
     """Raise Corrupt unless the file holds only whole entries, timestamps rising and offsets never falling."""
     if len(data) % ENTRY_BYTES:
-        raise Corrupt("reading a time index, not a multiple of 12 bytes", path=path, size_bytes=len(data))
+        raise Corrupt(
+            "cannot read a time index, its size is not a multiple of 12 bytes", path=path, size_bytes=len(data)
+        )
     sound = sound_entries(data)
     if sound * ENTRY_BYTES < len(data):
-        raise Corrupt("reading a time index, entry out of order", path=path, entry=sound)
+        raise Corrupt("cannot read a time index, an entry is out of order", path=path, entry=sound)
 
 
 def sound_entries(data: Buffer) -> int:

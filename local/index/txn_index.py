@@ -49,7 +49,7 @@ def entries(data: Buffer, *, path: str = "") -> list[AbortedTransaction]:
     for at in range(0, len(view) - ENTRY_BYTES + 1, ENTRY_BYTES):
         version, producer, first, last, stable = _ENTRY.unpack_from(view, at)
         if version != VERSION:
-            raise Corrupt("reading a transaction index, no such version", path=path, at=at, version=version)
+            raise Corrupt("cannot read a transaction index, its version is unknown", path=path, at=at, version=version)
         found.append(
             AbortedTransaction(producer_id=producer, first_offset=first, last_offset=last, last_stable_offset=stable)
         )
@@ -69,7 +69,7 @@ def check(data: Buffer, base_offset: int, *, path: str) -> None:
     for at, each in enumerate(entries(data, path=path)):
         if each.last_offset <= before or each.first_offset > each.last_offset:
             where = {"path": path, "at": at * ENTRY_BYTES}
-            raise Corrupt("reading a transaction index, offsets not in order", **where)
+            raise Corrupt("cannot read a transaction index, its offsets are out of order", **where)
         before = each.last_offset
 
 

@@ -72,20 +72,20 @@ class SegmentTransactions:
         known = {(each.producer_id, each.last_offset): each for each in entries}
         for place, each in known.items():
             if place not in self.aborts:
-                return f"no transaction was aborted there: producer_id={place[0]} marker_at={place[1]}"
+                return f"the log has no aborted transaction for this entry: producer_id={place[0]} marker_at={place[1]}"
             if each.last_stable_offset > self.aborts[place].stable_max:
-                return f"a last stable offset is too high: producer_id={place[0]} marker_at={place[1]}"
+                return f"the last stable offset of an entry is too high: producer_id={place[0]} marker_at={place[1]}"
         for place, abort in self.aborts.items():
             where = f"producer_id={place[0]} marker_at={place[1]}"
             entry = known.get(place)
             if entry is None:
                 if abort.first_record is not None:
-                    return f"an aborted transaction is missing: {where}"
+                    return f"the index lacks an aborted transaction: {where}"
                 continue
             is_late = abort.first_record is not None and entry.first_offset > abort.first_record
             is_early = abort.marker_before is not None and entry.first_offset <= abort.marker_before
             if is_late or is_early:
-                return f"an aborted transaction begins elsewhere: {where} first_offset={entry.first_offset}"
+                return f"an entry has a wrong first offset: {where} first_offset={entry.first_offset}"
         return None
 
 
@@ -176,10 +176,10 @@ def carried_problem(
         if marker is not None and marker.is_abort:
             entry = known.get((producer, marker.offset))
             if entry is None or entry.first_offset > first:
-                return f"an aborted transaction is missing: producer_id={producer} marker_at={marker.offset}"
+                return f"the index lacks an aborted transaction: producer_id={producer} marker_at={marker.offset}"
     for (producer, offset), each in known.items():
         if each.first_offset <= ended.get(producer, -1):
-            return f"an aborted transaction begins elsewhere: producer_id={producer} marker_at={offset}"
+            return f"an entry has a wrong first offset: producer_id={producer} marker_at={offset}"
     return None
 
 

@@ -117,7 +117,7 @@ def decode_columns(
     if ends[-1] > decompressed_bytes_max or rows * COLUMNS_ROW_BYTES > max(decompressed_bytes_max, _ARENA_BYTES_MIN):
         where = {"at": int(table.positions[done - 1]), "base_offset": int(table.base_offsets[done - 1])}
         raise InvalidRequest(
-            "decoding batches, together they inflate past the limit of one call; decode them in steps",
+            "the batches decompress to more than the limit of one call; decode them in steps",
             limit=decompressed_bytes_max,
             batches=len(table),
             **where,
@@ -269,7 +269,11 @@ def filter_batches(
     flags = np.ascontiguousarray(keep)
     counted = int(table.record_counts.sum(dtype=np.int64))
     if flags.dtype != np.bool_ or flags.shape != (counted,):
-        raise InvalidRequest("filtering batches, not one flag per record", flags=flags.shape, records=counted)
+        raise InvalidRequest(
+            "cannot filter batches, the number of flags differs from the number of records",
+            flags=flags.shape,
+            records=counted,
+        )
     bits = np.packbits(flags, bitorder="little")
     if actions is None:
         actions = _actions(table, _kept_counts(table, bits), keep_last_batch=keep_last_batch)
@@ -288,7 +292,9 @@ def rebuilt_batches(
     view = _bytes_of(data)
     table = _filterable(view)
     if keep.dtype != np.uint8 or len(keep) * 8 < int(table.record_counts.sum(dtype=np.int64)):
-        raise InvalidRequest("filtering batches, not one flag per record", flags=len(keep) * 8)
+        raise InvalidRequest(
+            "cannot filter batches, the number of flags differs from the number of records", flags=len(keep) * 8
+        )
     return _rebuilt(view, table, keep, actions, horizon_ms, out)
 
 
@@ -341,7 +347,7 @@ def _bytes_of(data: Buffer) -> memoryview:
     try:
         return memoryview(data).cast("B")
     except (TypeError, ValueError) as error:
-        raise InvalidRequest("reading batches, not one contiguous buffer", got=type(data).__name__) from error
+        raise InvalidRequest("cannot read batches, the buffer is not contiguous", got=type(data).__name__) from error
 
 
 def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
@@ -353,7 +359,7 @@ def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
         checked = _chosen.scan_batches(view, verify=verify, position=at).problem
         problem = table.problem if checked is None or checked in legacy_scan.FOUND else checked
         base_offset = int.from_bytes(view[at : at + 8], "big", signed=True)
-        raise Corrupt(f"decoding a batch, {problem}", at=at, base_offset=base_offset)
+        raise Corrupt(f"cannot decode a batch, {problem}", at=at, base_offset=base_offset)
     return table
 
 
@@ -383,7 +389,7 @@ def _checked(view: memoryview, table: BatchTable) -> BatchTable:
     ends = table.positions + table.sizes
     is_short = table.sizes < np.where(table.magics == MAGIC, HEADER_BYTES, MAGIC_END)
     if (table.positions < 0).any() or is_short.any() or (ends > len(view)).any():
-        raise InvalidRequest("decoding batches, the table is of other data", bytes=len(view), rows=len(table))
+        raise InvalidRequest("cannot decode batches, the table belongs to other data", bytes=len(view), rows=len(table))
     return table
 
 
@@ -427,7 +433,7 @@ def _inflated(
         section: memoryview | bytearray = view[position + HEADER_BYTES : position + size]
         if packed[row] and table.record_counts[row] > PACKED_RECORDS_MAX:
             facts = {"records": int(table.record_counts[row]), "limit": PACKED_RECORDS_MAX}
-            attempt = "inflating a batch, more records than one may hold"
+            attempt = "cannot decompress a batch, it has more records than a batch may have"
             raise _placed(Corrupt(attempt, **facts), table.row(row), position)
         try:
             if magic != MAGIC:
@@ -487,7 +493,9 @@ def _filterable(view: memoryview) -> BatchTable:
     """The table of `view`. Raises InvalidRequest unless it consists of whole batches; raises Corrupt."""
     table = _scanned(view, verify=True)
     if table.problem is not None:
-        raise InvalidRequest("filtering batches, the data ends inside one", at=table.valid_bytes, bytes=len(view))
+        raise InvalidRequest(
+            "cannot filter batches, the data ends inside a batch", at=table.valid_bytes, bytes=len(view)
+        )
     return table
 
 
@@ -511,7 +519,7 @@ def _rebuilt(
 ) -> Iterator[memoryview]:
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)
     if actions.shape != (len(table),) or (is_rebuilt & (_kept_counts(table, bits) == 0)).any():
-        raise InvalidRequest("filtering batches, not a sensible action per batch", batches=len(table))
+        raise InvalidRequest("cannot filter batches, an action is unknown", batches=len(table))
     firsts = _firsts(table.record_counts)
     is_packed = is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)
     apart = np.flatnonzero(is_packed | (table.magics != MAGIC)).tolist()

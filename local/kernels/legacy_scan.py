@@ -55,7 +55,9 @@ def verified(view: memoryview, table: BatchTable) -> BatchTable:
         found = legacy.crc_of(view[at : at + size])
         if found != crc:
             facts = {"expected": f"{crc:08x}", "found": f"{found:08x}"}
-            raise Corrupt("decoding a batch, crc differs", at=at, base_offset=int(table.base_offsets[row]), **facts)
+            raise Corrupt(
+                "cannot decode a batch, crc differs", at=at, base_offset=int(table.base_offsets[row]), **facts
+            )
     return table.select(~is_legacy)
 
 

@@ -159,7 +159,7 @@ def check_crc(data: memoryview, header: BatchHeader, position: int) -> None:
     found = crc32c(data[position + CRC_START : end])
     if found != header.crc:
         facts = {"expected": f"{header.crc:08x}", "found": f"{found:08x}"}
-        raise Corrupt("decoding a batch, crc differs", at=position, base_offset=header.base_offset, **facts)
+        raise Corrupt("cannot decode a batch, crc differs", at=position, base_offset=header.base_offset, **facts)
 
 
 def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, position: int) -> list[PlainRecord]:
@@ -186,14 +186,14 @@ def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, posit
 
 def wrong_batch(found: str, header: BatchHeader, position: int) -> Corrupt:
     """The error for invalid content of a batch."""
-    return Corrupt(f"decoding a batch, {found}", at=position, base_offset=header.base_offset)
+    return Corrupt(f"cannot decode a batch, {found}", at=position, base_offset=header.base_offset)
 
 
 def _read_record(data: memoryview, header: BatchHeader, at: int, end: int) -> PlainRecord:
     start = at
     length, at = read_varint(data, at, end)
     if not 0 < length <= end - at:
-        raise Corrupt("reading a record, length", at=at)
+        raise Corrupt("cannot read a record, its length is wrong", at=at)
     end = at + length
     delta, rest = read_varlong(data, at + 1, end)  # the attributes byte of a record has no meaning so far
     offset_delta, at = read_varint(data, rest, end)
@@ -203,15 +203,15 @@ def _read_record(data: memoryview, header: BatchHeader, at: int, end: int) -> Pl
     header_start = _skip(value_start, value_length, end)
     count, at = read_varint(data, header_start, end)
     if count < 0 or 2 * count > end - at:
-        raise Corrupt("reading a record, header count", at=at)
+        raise Corrupt("cannot read a record, its header count is wrong", at=at)
     for _ in range(count):
         header_length, at = read_varint(data, at, end)
         if header_length < 0:
-            raise Corrupt("reading a record, header key without length", at=at)
+            raise Corrupt("cannot read a record, a header key has no length", at=at)
         header_length, at = read_varint(data, _skip(at, header_length, end), end)
         at = _skip(at, header_length, end)
     if at != end:
-        raise Corrupt("reading a record, bytes left over", at=at)
+        raise Corrupt("cannot read a record, bytes remain after its last field", at=at)
     is_append_time = header.attributes & LOG_APPEND_TIME
     timestamp = header.max_timestamp_ms if is_append_time else wrapped(header.base_timestamp_ms + delta)
     return PlainRecord(
@@ -221,7 +221,7 @@ def _read_record(data: memoryview, header: BatchHeader, at: int, end: int) -> Pl
 
 def _skip(at: int, length: int, end: int) -> int:
     if not -1 <= length <= end - at:
-        raise Corrupt("reading a record, field length", at=at, length=length)
+        raise Corrupt("cannot read a record, the length of a field is wrong", at=at, length=length)
     return at + max(length, 0)
 
 
@@ -325,18 +325,24 @@ def normal_record(
     Raises InvalidRequest for any other value.
     """
     if not isinstance(record, tuple) or not 3 <= len(record) <= 4:
-        raise InvalidRequest("encoding a record, not (key, value, timestamp_ms[, headers])", got=type(record).__name__)
+        raise InvalidRequest(
+            "cannot encode a record, it is not (key, value, timestamp_ms[, headers])", got=type(record).__name__
+        )
     timestamp, headers = timestamp_of(record), []
     given = record[3] if len(record) == 4 else ()
     if not isinstance(given, tuple | list):
-        raise InvalidRequest("encoding a record, its headers are no sequence", got=type(given).__name__)
+        raise InvalidRequest("cannot encode a record, its headers are not a sequence", got=type(given).__name__)
     for header in given:
         if not isinstance(header, tuple) or len(header) != 2 or not isinstance(header[0], str):
-            raise InvalidRequest("encoding a header, not (str, bytes or None)", got=type(header).__name__)
+            raise InvalidRequest(
+                "cannot encode a record header, it is not (str, bytes or None)", got=type(header).__name__
+            )
         try:
             headers.append((header[0].encode(), _field(header[1])))
         except UnicodeEncodeError as error:
-            raise InvalidRequest("encoding a header, its key is no utf-8", key=ascii(header[0])) from error
+            raise InvalidRequest(
+                "cannot encode a record header, its key is not valid UTF-8", key=ascii(header[0])
+            ) from error
     return _field(record[0]), _field(record[1]), timestamp, headers
 
 
@@ -345,7 +351,9 @@ def timestamp_of(record: object) -> int:
     try:
         timestamp = operator.index(record[2])  # type: ignore[index]
     except (TypeError, IndexError, KeyError) as error:
-        raise InvalidRequest("encoding a record, its timestamp is no integer", record=type(record).__name__) from error
+        raise InvalidRequest(
+            "cannot encode a record, its timestamp is not an integer", record=type(record).__name__
+        ) from error
     if not -1 <= timestamp <= LONG_MAX:
         raise InvalidRequest("encoding a record, timestamp outside -1..2^63-1", timestamp_ms=timestamp)
     return timestamp
@@ -356,7 +364,7 @@ def _field(value: object) -> bytes | None:
         return value
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    raise InvalidRequest("encoding a record, a field is neither bytes nor None", got=type(value).__name__)
+    raise InvalidRequest("cannot encode a record, a field is neither bytes nor None", got=type(value).__name__)
 
 
 def _append_field(body: bytearray, value: bytes | None) -> None:
@@ -481,7 +489,7 @@ def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: l
         try:
             length, body = read_varint(data, at, end)
             if not 0 < length <= end - body:
-                raise Corrupt("reading a record, length", at=at)
+                raise Corrupt("cannot read a record, its length is wrong", at=at)
             at = body + length
             if flag:
                 delta, rest = read_varlong(data, body + 1, at)

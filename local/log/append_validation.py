@@ -50,7 +50,7 @@ def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicParti
     check_size(len(batch), settings, partition=partition)
     problem = kernels.scan_batches(batch).problem
     if problem is not None or header.record_count < 1:
-        raise Corrupt(f"appending a batch, {problem or 'no records'}", partition=partition)
+        raise Corrupt(f"cannot append a batch, {problem or 'it has no records'}", partition=partition)
     columns = kernels.decode_columns(batch)
     if settings.refuses_keyless:
         refuse_keyless(np.flatnonzero(columns.key_lengths < 0).tolist(), partition)
@@ -70,7 +70,7 @@ def check_size(size: int, settings: LogSettings, *, partition: TopicPartition) -
     for name, limit in (("max.message.bytes", settings.max_message_bytes), ("segment.bytes", settings.segment_bytes)):
         if size > limit:
             facts = {"size_bytes": size, name.replace(".", "_"): limit}
-            raise InvalidRequest(f"appending, batch above {name}", partition=partition, **facts)
+            raise InvalidRequest(f"cannot append, a batch is larger than {name}", partition=partition, **facts)
 
 
 def check_keys(records: Sequence[Record], *, partition: TopicPartition) -> None:
@@ -82,7 +82,7 @@ def refuse_keyless(missing: Sequence[int], partition: TopicPartition) -> None:
     """Raise InvalidRequest (Kafka's INVALID_RECORD) if `missing` names records without key."""
     if missing:
         raise InvalidRequest(
-            "appending to a compacted topic, records without key", partition=partition, records=missing[:_NAMED_MAX]
+            "cannot append to a compacted topic, a record has no key", partition=partition, records=missing[:_NAMED_MAX]
         )
 
 
@@ -103,7 +103,7 @@ def check_times(times: ArrayLike, settings: LogSettings, *, partition: TopicPart
     wrong = np.flatnonzero(outside & (found != NO_TIMESTAMP))
     if len(wrong):
         raise InvalidRequest(
-            "appending, record times outside what the topic allows",
+            "cannot append, a record time is outside the range that the topic allows",
             partition=partition,
             records=wrong[:_NAMED_MAX].tolist(),
             count=len(wrong),
@@ -115,13 +115,15 @@ def check_times(times: ArrayLike, settings: LogSettings, *, partition: TopicPart
 
 def _check_form(header: BatchHeader, size: int, partition: TopicPartition) -> None:
     if header.is_legacy:
-        raise InvalidRequest("appending a batch, not of format 2", partition=partition, magic=header.magic)
+        raise InvalidRequest("cannot append a batch, it is not of format 2", partition=partition, magic=header.magic)
     if header.size_bytes != size:
-        raise Corrupt("appending a batch, bytes after its end", partition=partition, size_bytes=size)
+        raise Corrupt("cannot append a batch, bytes follow its end", partition=partition, size_bytes=size)
     if header.is_control or header.record_count != header.last_offset_delta + 1:
-        raise InvalidRequest("appending a batch, offsets not dense or a control batch", partition=partition)
+        raise InvalidRequest(
+            "cannot append a batch, its offsets have gaps or it is a control batch", partition=partition
+        )
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        raise InvalidRequest("appending a batch, its times claim to be the log's", partition=partition)
+        raise InvalidRequest("cannot append a batch, its timestamp type is LogAppendTime", partition=partition)
     _check_producer(header, partition)
 
 
@@ -129,11 +131,11 @@ def _check_producer(header: BatchHeader, partition: TopicPartition) -> None:
     """Check that a producer has an epoch and a sequence, and that a transaction has a producer."""
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
         raise InvalidRequest(
-            "appending a producer's batch without epoch or sequence",
+            "cannot append a batch of a producer, it has no epoch or sequence",
             partition=partition,
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
             base_sequence=header.base_sequence,
         )
     if header.is_transactional and header.producer_id < 0:
-        raise InvalidRequest("appending a transactional batch without a producer", partition=partition)
+        raise InvalidRequest("cannot append a transactional batch, it has no producer id", partition=partition)

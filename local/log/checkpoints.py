@@ -27,7 +27,7 @@ def read_offsets(storage: Storage, path: str) -> dict[TopicPartition, int]:
         try:
             found[TopicPartition(topic, _number(partition, 32))] = _number(offset, 64)
         except (ValueError, InvalidRequest):
-            raise Corrupt("reading a checkpoint, not an entry", path=path, line=line) from None
+            raise Corrupt("cannot read a checkpoint, a line is not an entry", path=path, line=line) from None
     return found
 
 
@@ -42,7 +42,9 @@ def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]]:
         try:
             found.append((_number(epoch, 32), _number(start, 64)))
         except ValueError:
-            raise Corrupt("reading a leader-epoch checkpoint, not an entry", path=path, line=line) from None
+            raise Corrupt(
+                "cannot read a leader epoch checkpoint, a line is not an entry", path=path, line=line
+            ) from None
     return found
 
 
@@ -65,7 +67,7 @@ def read_topic_id(storage: Storage, directory: str) -> str | None:
     try:
         return names.check_topic_id(fields["topic_id"])
     except (KeyError, InvalidRequest):
-        raise Corrupt("reading partition metadata, no topic id", path=path) from None
+        raise Corrupt("cannot read partition metadata, it has no topic id", path=path) from None
 
 
 def write_topic_id(storage: Storage, directory: str, topic_id: str, *, syncs_name: bool = True) -> None:
@@ -130,12 +132,12 @@ def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[st
     if not lines:
         return []
     if lines[0] != b"0" or len(lines) < 2 or lines[1] != b"%d" % (len(lines) - 2):
-        raise Corrupt("reading a checkpoint, version or count differs", path=path)
+        raise Corrupt("cannot read a checkpoint, its version or entry count is wrong", path=path)
     rows = []
     for at, line in enumerate(lines[2:], start=3):
         fields = line.decode("utf-8", "replace").split(" ")
         if len(fields) != width:
-            raise Corrupt("reading a checkpoint, not an entry", path=path, line=at)
+            raise Corrupt("cannot read a checkpoint, a line is not an entry", path=path, line=at)
         rows.append((at, fields))
     return rows
 

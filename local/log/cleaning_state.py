@@ -81,7 +81,9 @@ def after(now: Cleaning, event: Event) -> Cleaning:
     """Return the next state. Raises InvalidRequest for a blank in the table."""
     target = NEXT.get((now.state, event))
     if target is None:
-        raise InvalidRequest("changing the state of a cleaning, not from here", state=now, event=event.value)
+        raise InvalidRequest(
+            "cannot change the cleaning state, the transition is not allowed", state=now, event=event.value
+        )
     if target is not State.PAUSED:
         return Cleaning(target)
     pauses = now.pauses - 1 if event is Event.RESUME else now.pauses + 1
@@ -140,7 +142,7 @@ class CleaningGate:
         """
         with self._changed:
             if self._cleaner == threading.get_ident():
-                raise InvalidRequest("pausing a cleaning, the cleaner itself asks", partition=self._partition)
+                raise InvalidRequest("the cleaner cannot pause its own cleaning", partition=self._partition)
             self._changed.wait_for(lambda: self._now.state is not State.ABORTED)
             is_running = self._now.state is State.IN_PROGRESS
             self._change(Event.PAUSE)

@@ -43,7 +43,7 @@ def encode_column_batches(
     The columns must not change before the last batch was taken.
     """
     if not sum(map(len, chunks)):
-        raise InvalidRequest("appending, no records", partition=partition)
+        raise InvalidRequest("cannot append, there are no records", partition=partition)
     if settings.refuses_keyless:
         _check_keys(chunks, partition)
     times = [chunk.timestamps for chunk in chunks]

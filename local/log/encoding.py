@@ -35,7 +35,7 @@ def encode_batches(
     - record times outside the topic's limits.
     """
     if not records:
-        raise InvalidRequest("appending, no records", partition=partition)
+        raise InvalidRequest("cannot append, there are no records", partition=partition)
     if settings.refuses_keyless:
         check_keys(records, partition=partition)
     if producer is not None:

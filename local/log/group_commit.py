@@ -57,7 +57,7 @@ class GroupCommit:
                     if self._covered >= position:
                         return
                     if self._failure is not None:
-                        raise DiskFailed("waiting for an fsync, it failed; reopen the log", cause=self._failure)
+                        raise DiskFailed("an fsync failed; reopen the log", cause=self._failure)
                     leads = self._is_syncing = True
                 reached = self._sync()
             except BaseException as error:

@@ -336,7 +336,7 @@ def _without_overlap(
             discard(storage, directory, [segment])
         else:
             raise Corrupt(
-                "loading a log, a segment reaches into the next one",
+                "cannot load the log, a segment overlaps the next segment",
                 path=kept[-1].path(names.LOG),
                 next_offset=end,
                 next_base_offset=segment.base_offset,

@@ -290,7 +290,11 @@ class Log(ShrinkableLog):
 
         def made(view: LogView) -> bytes:
             if offset > view.next_offset:
-                raise NotFound("making a producer snapshot, above the log end", partition=self.partition, offset=offset)
+                raise NotFound(
+                    "cannot write a producer snapshot, its offset is above the log end offset",
+                    partition=self.partition,
+                    offset=offset,
+                )
             return ProducerFiles(self._storage, self.directory, is_onlooker=True).encoded(offset, view.bases)
 
         while True:
@@ -333,7 +337,7 @@ class Log(ShrinkableLog):
         """Close the files without writing. The log must be reopened."""
         with self._lock:
             # Threads that wait for a sync get the error before the files are closed.
-            self._fail(DiskFailed("using a log that was let go of, reopen it", partition=self.partition))
+            self._fail(DiskFailed("the log was closed; reopen it", partition=self.partition))
             for segment in self._view.segments:
                 segment.close()
 
@@ -342,7 +346,7 @@ class Log(ShrinkableLog):
     def _look(self, log_start_offset: int, *, is_tiered: bool) -> None:
         """Load the current files for a read-only open; every change is refused from here on."""
         if self._look_again is not None and self.size_bytes and not self._storage.exists(self.directory):
-            raise NotFound("looking at a log again, it was moved or deleted", path=self.directory)
+            raise NotFound("cannot refresh the log, it was moved or deleted", path=self.directory)
         self._failed = True
         self._look_again = partial(self._look, log_start_offset, is_tiered=is_tiered)
         with self._lock:
@@ -484,7 +488,7 @@ class Log(ShrinkableLog):
         with self._failing():
             broken.retire()
             if broken.has_failed_sync:
-                raise DiskFailed("recovering a segment, a sync of it failed before", partition=self.partition)
+                raise DiskFailed("cannot recover a segment, an earlier fsync of it failed", partition=self.partition)
             producers = self._snapshots.state_at(broken.base_offset, [segment.base_offset for segment in sealed])
             found = recovery.recover_segment(
                 self._storage,
@@ -496,7 +500,9 @@ class Log(ShrinkableLog):
             )
             if found.next_offset < self.next_offset:
                 lost = {"next_offset": found.next_offset, "written": self.next_offset}
-                raise DiskFailed("recovering a segment, written batches are gone", partition=self.partition, **lost)
+                raise DiskFailed(
+                    "cannot recover a segment, written batches are missing", partition=self.partition, **lost
+                )
             active = Segment.load(
                 self._storage,
                 self.directory,

@@ -81,7 +81,7 @@ class ShrinkableLog(ReadableLog):
             self._check_may_change()
             if offset > self.next_offset:
                 facts = {"offset": offset, "first_offset": self.log_start_offset, "next_offset": self.next_offset}
-                raise OffsetOutOfRange("raising the log start", partition=self.partition, **facts)
+                raise OffsetOutOfRange("cannot raise the log start offset", partition=self.partition, **facts)
             if offset > self.log_start_offset:
                 self._publish(list(self._view.segments), log_start_offset=offset)
                 self._forget_old_epochs()
@@ -214,7 +214,7 @@ class ShrinkableLog(ReadableLog):
             self._check_may_change()
             if ends_at is not None and self.next_offset != ends_at:
                 facts = {"partition": self.partition, "expected": ends_at, "found": self.next_offset}
-                raise Conflict("starting a log over, it got records meanwhile", **facts)
+                raise Conflict("cannot restart the log at another offset, records were appended to it", **facts)
             start = self.log_start_offset
             self.before_cut(offset, now_ms)
             self._certify_no_further_than(offset)
@@ -245,7 +245,9 @@ class ShrinkableLog(ReadableLog):
             if not set(old) <= set(self._view.segments[:-1]):
                 swap.discard(self._storage, self.directory, base_offset)
                 facts = {"partition": self.partition, "base_offset": base_offset}
-                raise Conflict("swapping in a cleaned segment, those it stands for are gone", **facts)
+                raise Conflict(
+                    "cannot swap in a cleaned segment, the segments that it replaces no longer exist", **facts
+                )
             with self._failing_unless_full():
                 swap.announce(self._storage, self.directory, base_offset)
             with self._failing():
@@ -290,7 +292,7 @@ class ShrinkableLog(ReadableLog):
 
         segment = view.segment(base_offset)
         if segment is None:
-            raise NotFound("rebuilding a transaction index, no such segment", base_offset=base_offset)
+            raise NotFound("cannot rebuild a transaction index, the segment does not exist", base_offset=base_offset)
         with self._lock:
             if segment.is_retired:
                 return  # the next view has its replacement
@@ -301,7 +303,7 @@ class ShrinkableLog(ReadableLog):
                 try:
                     segment.replace_aborted(entries, on_disk=True)
                 except DiskFailed as error:
-                    _log.warning("could not rebuild a transaction index: cause=%s", error)
+                    _log.warning("cannot rebuild a transaction index: cause=%s", error)
                 else:
                     return
             segment.replace_aborted(entries, on_disk=False)
@@ -472,12 +474,12 @@ class ShrinkableLog(ReadableLog):
 
     def _check_usable(self) -> None:
         if self._failed:
-            raise DiskFailed("using a log whose disk failed, reopen it to recover", partition=self.partition)
+            raise DiskFailed("the disk of the log failed; reopen the log to recover it", partition=self.partition)
 
     def _check_may_change(self) -> None:
         self._check_usable()
         if self._is_closed:
-            raise DiskFailed("changing a log that was closed, reopen it", partition=self.partition)
+            raise DiskFailed("cannot change the log, it was closed; reopen it", partition=self.partition)
 
     def _publish(
         self, segments: list[Segment] | None, *, log_start_offset: int | None = None, next_offset: int | None = None

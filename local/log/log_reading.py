@@ -140,7 +140,7 @@ class ReadableLog:
         """Return the segment with exactly this base. Raises NotFound."""
         found = self._view.segment(base_offset)
         if found is None:
-            raise NotFound("finding a local segment", partition=self.partition, base_offset=base_offset)
+            raise NotFound("cannot find a local segment", partition=self.partition, base_offset=base_offset)
         return found
 
     # -- reads ---------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class ReadableLog:
                 place = error.base_offset, error.problem
                 if place in mended:
                     facts = {"partition": self.partition, "base_offset": error.base_offset}
-                    raise Corrupt(f"reading committed records, {error.problem}", **facts) from error
+                    raise Corrupt(f"cannot read committed records, {error.problem}", **facts) from error
                 mended.add(place)
                 self._mend_transactions(view, *place)
             except NotFound:

@@ -116,7 +116,7 @@ class LogView:
         first = self.local_log_start_offset
         if not first <= offset <= self.next_offset:
             facts = {"offset": offset, "first_offset": first, "next_offset": self.next_offset}
-            raise OffsetOutOfRange("reading the local log", partition=partition, **facts)
+            raise OffsetOutOfRange("cannot read the local log", partition=partition, **facts)
 
     def read(self, offset: int, limits: ReadLimits) -> BatchRun:
         """Return whole batches, the first one holding or following `offset`; empty if the limits admit none.

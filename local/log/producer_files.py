@@ -108,7 +108,9 @@ class ProducerFiles:
         try:
             producers = self.state_at(offset, bases)
         except Corrupt as error:
-            _log.warning("no producer snapshot before dropping segments: offset=%d cause=%s", offset, error)
+            _log.warning(
+                "cannot write a producer snapshot before segments are dropped: offset=%d cause=%s", offset, error
+            )
             return
         if not len(producers):
             return
@@ -183,7 +185,7 @@ class ProducerFiles:
             except NotFound:
                 continue
             except Corrupt as error:
-                _log.warning("a producer snapshot is damaged, an older one is used: path=%s cause=%s", path, error)
+                _log.warning("a producer snapshot is damaged, an older snapshot is used: path=%s cause=%s", path, error)
                 if not self._is_onlooker:
                     self._storage.unlink(path)
                     self._forget(at)

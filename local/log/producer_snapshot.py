@@ -72,18 +72,21 @@ def decode(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
     """
     view = memoryview(data).cast("B")
     if len(view) < MANIFEST_BYTES:
-        raise Corrupt("reading a producer snapshot, shorter than its head", path=path, size_bytes=len(view))
+        raise Corrupt("cannot read a producer snapshot, it is shorter than its header", path=path, size_bytes=len(view))
     version, crc, count = _HEAD.unpack_from(view)
     if version != VERSION:
-        raise Corrupt("reading a producer snapshot, no such version", path=path, version=version)
+        raise Corrupt("cannot read a producer snapshot, its version is unknown", path=path, version=version)
     found = crc32c(view[_CRC_START:])
     if found != crc:
         raise Corrupt(
-            "reading a producer snapshot, crc differs", path=path, expected=f"{crc:08x}", found=f"{found:08x}"
+            "cannot read a producer snapshot, its CRC differs", path=path, expected=f"{crc:08x}", found=f"{found:08x}"
         )
     if count < 0 or len(view) != MANIFEST_BYTES + count * ENTRY_BYTES:
         raise Corrupt(
-            "reading a producer snapshot, size and count differ", path=path, size_bytes=len(view), count=count
+            "cannot read a producer snapshot, its size does not match its entry count",
+            path=path,
+            size_bytes=len(view),
+            count=count,
         )
     return [_entry(fields) for fields in _ENTRY.iter_unpack(view[MANIFEST_BYTES:])]
 

@@ -59,7 +59,7 @@ class Producer:
     def __post_init__(self) -> None:
         fields = ((self.producer_id, 2**63 - 1), (self.producer_epoch, 2**15 - 1), (self.base_sequence, SEQUENCE_MAX))
         if not all(0 <= number <= highest for number, highest in fields):
-            raise InvalidRequest("naming a producer, a number is negative or leaves its field", producer=self)
+            raise InvalidRequest("invalid producer, a number is negative or too large for its field", producer=self)
 
 
 class RememberedBatch(NamedTuple):
@@ -141,7 +141,7 @@ class ProducerState:
         _check_sequence(known, header)
         if known.transaction_first_offset is not None and not header.is_transactional:
             raise InvalidRequest(
-                "appending outside of a transaction while the producer's is open",
+                "cannot append outside of a transaction, the producer has an open transaction",
                 producer_id=header.producer_id,
                 transaction_first_offset=known.transaction_first_offset,
             )
@@ -158,13 +158,13 @@ class ProducerState:
         known = self._known.get(producer_id)
         if first_offset is not None and (known is None or known.transaction_first_offset != first_offset):
             facts = {"producer_id": producer_id, "first_offset": first_offset}
-            raise NotFound("ending a transaction, it has ended meanwhile", **facts)
+            raise NotFound("cannot end the transaction, it has already ended", **facts)
         if known is None:
             return
         _check_epoch(known, producer_id, producer_epoch)
         if coordinator_epoch < known.coordinator_epoch:
             raise ProducerFenced(
-                "ending a transaction, a newer coordinator has written",
+                "cannot end the transaction, a newer coordinator has written",
                 producer_id=producer_id,
                 coordinator_epoch=coordinator_epoch,
                 newest_coordinator_epoch=known.coordinator_epoch,
@@ -268,7 +268,10 @@ def _repeated(known: _Known, header: BatchHeader) -> RememberedBatch | None:
 def _check_epoch(known: _Known, producer_id: int, epoch: int) -> None:
     if epoch < known.epoch:
         raise ProducerFenced(
-            "appending with an old producer epoch", producer_id=producer_id, producer_epoch=epoch, newest=known.epoch
+            "cannot append, the producer epoch is too old",
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            newest=known.epoch,
         )
 
 
@@ -278,7 +281,7 @@ def _check_sequence(known: _Known, header: BatchHeader) -> None:
     expected = sequence_after(known.batches[-1].last_sequence, 1) if is_same and known.batches else 0
     if header.base_sequence != expected:
         raise OutOfOrderSequence(
-            "appending a batch, its sequence does not follow the producer's last one",
+            "cannot append a batch, its sequence does not follow the last sequence of the producer",
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
             base_sequence=header.base_sequence,

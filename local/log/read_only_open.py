@@ -67,7 +67,13 @@ def _look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
     missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
     if missing:
         facts = {"directory": directory, "base_offset": min(missing)}
-        raise Unavailable("looking at a log, a swap is under way; look again, or let its owner finish it", **facts)
+        raise Unavailable(
+            (
+                "cannot open the log read-only, a segment swap is in progress; retry, or let the manager "
+                "of the directory finish it"
+            ),
+            **facts,
+        )
     segments = [found_segment(storage, directory, base, files, LOOKING) for base in bases]
     if not segments:
         return nothing(storage, directory, log_start_offset)
@@ -91,7 +97,7 @@ def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
     newest = max(before, default=(-1, ""))[0]
     for after in (_logs(files), _logs(storage.list(directory))):
         if {each for each in after if each[0] <= newest} != before:
-            raise Unavailable("looking at a log, its owner changes it at this moment; look again", directory=directory)
+            raise Unavailable("cannot open the log read-only, its manager is changing it; retry", directory=directory)
     return files
 
 

@@ -146,10 +146,10 @@ def recover_segment(
         size, valid, cut = len(data), table.valid_bytes, table.problem
         if len(table) and not _fits(table, base_offset, may_begin_below=may_begin_below):
             facts = {"path": path, "base_offset": base_offset, "first_offset": int(table.base_offsets[0])}
-            raise OutsideSegment("recovering a segment, its offsets do not fit its name", **facts)
+            raise OutsideSegment("cannot recover a segment, its offsets do not fit its file name", **facts)
         next_offset = int(table.last_offsets[-1]) + 1 if len(table) else base_offset
         if valid < size and next_offset < trusted_to:
-            attempt = f"recovering a segment, {cut} below the recovery point"
+            attempt = f"cannot recover a segment, {cut} below the recovery point"
             raise Corrupt(attempt, path=path, at=valid, durable=trusted_to)
         aborted = replay(producers, data, table, path)
     finally:
@@ -157,7 +157,7 @@ def recover_segment(
     # Synced even without a cut: the bytes may be in the page cache only, and they count as durable from now on.
     _truncate_and_sync(storage, path, valid if valid < size else None)
     if valid < size:
-        _log.warning("cut a segment's tail: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
+        _log.warning("cut the tail of a segment: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
     _write_txn_index(storage, directory, base_offset, txn_index.encode(aborted))
     _write_indexes(storage, directory, base_offset, table, interval_bytes)
     return RecoveredSegment(
@@ -194,7 +194,9 @@ def replay(
     try:
         return producers.replay(data, table, from_offset)
     except Corrupt as error:
-        raise Corrupt(f"reading a segment's producers, {error.attempt}", **{**error.facts, "path": path}) from error
+        raise Corrupt(
+            f"cannot read the producers of a segment: {error.attempt}", **{**error.facts, "path": path}
+        ) from error
 
 
 def check_txn_index(storage: Storage, directory: str, base_offset: int) -> str | None:
@@ -219,7 +221,7 @@ def rebuild_txn_index(storage: Storage, directory: str, base_offset: int, produc
     finally:
         data.release()
     replace_file(storage, join(directory, segment_file(base_offset, TXN_INDEX)), txn_index.encode(aborted))
-    _log.warning("rebuilt a segment's transaction index: path=%s", path)
+    _log.warning("rebuilt the transaction index of a segment: path=%s", path)
 
 
 def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, interval_bytes: int) -> None:
@@ -234,13 +236,13 @@ def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, inter
     try:
         table = kernels.scan_batches(data, verify=False)
         if table.problem is not None:
-            raise Corrupt(f"rebuilding indexes, {table.problem}", path=path, at=table.valid_bytes)
+            raise Corrupt(f"cannot rebuild indexes, {table.problem}", path=path, at=table.valid_bytes)
     finally:
         data.release()
     indexes = build_indexes(table, base_offset, interval_bytes)
     index_files.write_aside(storage, directory, base_offset, indexes)
     index_files.put_in_place(storage, directory, base_offset)
-    _log.warning("rebuilt a segment's indexes: path=%s", path)
+    _log.warning("rebuilt the indexes of a segment: path=%s", path)
 
 
 def _write_indexes(storage: Storage, directory: str, base_offset: int, table: BatchTable, interval_bytes: int) -> None:

@@ -68,10 +68,12 @@ def put_right(
         where = {"path": path, "base_offset": base_offset, "first_offset": first, "last_offset": last}
         if next_base is not None and last >= next_base:
             facts = {**where, "next_base_offset": next_base}
-            raise Corrupt("loading a log, a segment reaches into the next one", **facts)
+            raise Corrupt("cannot load the log, a segment overlaps the next segment", **facts)
         if first < base_offset and end_before is not None and end_before > first:
             if table.last_offsets[0] < base_offset:
-                raise Corrupt("loading a log, a segment reaches into the one before", **where, end_before=end_before)
+                raise Corrupt(
+                    "cannot load the log, a segment overlaps the previous segment", **where, end_before=end_before
+                )
         elif not 0 <= first - base_offset <= RELATIVE_OFFSET_MAX:
             _rename(storage, directory, base_offset, first)
             return True
@@ -88,7 +90,7 @@ def _rename(storage: Storage, directory: str, base_offset: int, first_offset: in
     path = join(directory, segment_file(base_offset, LOG))
     storage.rename(path, join(directory, segment_file(first_offset, LOG)))
     storage.sync_directory(directory)
-    _log.warning("renamed a segment after its first batch: path=%s first_offset=%d", path, first_offset)
+    _log.warning("renamed a segment to the base offset of its first batch: path=%s first_offset=%d", path, first_offset)
 
 
 def _split(storage: Storage, directory: str, base_offset: int, data: memoryview, table: BatchTable) -> None:
@@ -114,7 +116,7 @@ def _split(storage: Storage, directory: str, base_offset: int, data: memoryview,
             storage.rename(part + CLEANED, part + SWAP)
     storage.sync_directory(directory)
     recovery.finish_swaps(storage, directory)
-    _log.warning("split a segment of too many offsets: path=%s bases=%s", path, bases)
+    _log.warning("split a segment that spans too many offsets: path=%s bases=%s", path, bases)
 
 
 def _first_rows(table: BatchTable, base_offset: int) -> list[int]:
@@ -134,7 +136,7 @@ def _aborted(storage: Storage, directory: str, base_offset: int) -> list[txn_ind
     try:
         return txn_index.entries(storage.read(path), path=path)
     except Corrupt as error:
-        _log.warning("a transaction index is left out of a split: path=%s cause=%s", path, error)
+        _log.warning("a transaction index was not split: path=%s cause=%s", path, error)
         return []
 
 

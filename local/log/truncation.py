@@ -67,7 +67,7 @@ def find(storage: Storage, segments: Sequence[Segment], offset: int) -> Cut | No
         data.release()
     rows = int((table.last_offsets < offset).sum())
     if rows == len(table) and table.problem is not None:
-        raise Corrupt(f"truncating a log, {table.problem}", path=segment.path(LOG), at=table.valid_bytes)
+        raise Corrupt(f"cannot truncate the log, {table.problem}", path=segment.path(LOG), at=table.valid_bytes)
     return Cut(
         segment=segment,
         doomed=segments[len(staying) :],
@@ -88,7 +88,7 @@ def make(storage: Storage, directory: str, cut: Cut, *, interval_bytes: int) -> 
     segment.retire()
     if segment.has_failed_sync:
         # A sync under way failed: the remaining bytes may be lost even if the next sync succeeds.
-        raise DiskFailed("truncating a log, a sync of it failed", path=segment.path(LOG))
+        raise DiskFailed("cannot truncate the log, an fsync of it failed", path=segment.path(LOG))
     recovery.cut_segment(storage, directory, segment.base_offset, cut.position, cut.kept, aborted, interval_bytes)
     return Segment.load(storage, directory, segment.base_offset, interval_bytes=interval_bytes)
 

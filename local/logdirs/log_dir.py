@@ -82,7 +82,7 @@ class LogDirectory:
         """The topic id of a partition. Raises NotFound if the partition is not in this directory."""
         found = checkpoints.read_topic_id(self.storage, self.path(partition))
         if found is None:
-            raise NotFound("finding a partition", partition=partition, directory=self.root)
+            raise NotFound("partition not found", partition=partition, directory=self.root)
         return found
 
     def create(self, partition: TopicPartition, topic_id: str, *, is_opened_next: bool = False) -> None:
@@ -96,7 +96,9 @@ class LogDirectory:
         self.storage.make_directory(directory)
         existing = checkpoints.read_topic_id(self.storage, directory)
         if existing not in (None, topic_id):
-            raise InvalidRequest("creating a partition, it exists", partition=partition, topic_id=existing)
+            raise InvalidRequest(
+                "cannot create the partition, it already exists", partition=partition, topic_id=existing
+            )
         if existing is None:
             self.forget(partition)
         checkpoints.write_topic_id(self.storage, directory, topic_id, syncs_name=not is_opened_next)
@@ -193,7 +195,11 @@ class LogDirectory:
             if not error.lacks_room:
                 raise
             if not self._is_refused:
-                _log.warning("checkpoints wait for room: directory=%s error=%s", self.root, error)
+                _log.warning(
+                    ("cannot write checkpoints, the disk is full; the next round retries: directory=%s error=%s"),
+                    self.root,
+                    error,
+                )
             self._is_refused = True
             return error
         self._is_refused = False
@@ -239,7 +245,7 @@ class LogDirectory:
             unsealed = [log for _, log in self._open_logs() if not log.close()]
             is_refused = self.try_checkpoints() is not None
             if unwritten := [log.partition for log in unsealed if log.has_unwritten]:
-                attempt = "closing logs, not sealed and not durable; the next start recovers them"
+                attempt = "cannot close the logs durably; the next start recovers them"
                 raise DiskFailed(attempt, partitions=unwritten)
             if is_clean and not is_refused and not unsealed:
                 self._mark_clean()
@@ -252,7 +258,14 @@ class LogDirectory:
         except DiskFailed as error:
             if not error.lacks_room:
                 raise
-            _log.warning("not marked clean, the next start recovers: directory=%s error=%s", self.root, error)
+            _log.warning(
+                (
+                    "the log directory was not marked as cleanly closed, the next start recovers it: "
+                    "directory=%s error=%s"
+                ),
+                self.root,
+                error,
+            )
 
     def abandon(self) -> None:
         """Release files and lock without writing anything, as a crash would."""
@@ -307,7 +320,7 @@ class LogDirectory:
             self._lock = self.storage.lock(join(self.root, names.LOCK))
         except Conflict:
             raise Conflict(
-                "opening a log directory, another manager has it open: stop it, or wait for it",
+                "another manager has the log directory open; stop that manager, or wait until it ends",
                 directory=self.root,
             ).with_code(ErrorCode.DIRECTORY_HELD) from None
         self.identity = checkpoints.ensure_meta_properties(self.storage, self.root, self.identity)
@@ -327,5 +340,5 @@ class LogDirectory:
 
     def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self._lock is None:  # a late task after `close`: another process may hold the directory
-            raise DiskFailed("writing checkpoints, the directory was let go of", directory=self.root)
+            raise DiskFailed("cannot write checkpoints, the log directory was closed", directory=self.root)
         checkpoints.write_offsets(self.storage, join(self.root, name), offsets)

@@ -121,7 +121,7 @@ class LogDirectories:
         roots = self._where.get(partition, ())
         if len(roots) > 1:
             raise Corrupt(
-                "finding a partition, it is in more than one log directory; keep one, move the others away",
+                "the partition is in more than one log directory; keep one copy, move the others away",
                 partition=partition,
                 directories=",".join(roots),
             )
@@ -135,7 +135,7 @@ class LogDirectories:
         self.check_online(partition)
         root = self.root_of(partition)
         if root is None:
-            raise NotFound("finding a partition", partition=partition, directories=",".join(self.roots))
+            raise NotFound("partition not found", partition=partition, directories=",".join(self.roots))
         return self._directories[root]
 
     def is_online(self, partition: TopicPartition) -> bool:
@@ -220,7 +220,9 @@ class LogDirectories:
         if root is None:
             root = choose(self.facts()).path
             if not is_new:
-                _log.warning("nothing of a partition was found, begun anew: partition=%s directory=%s", partition, root)
+                _log.warning(
+                    "found no data of a partition, created it empty: partition=%s directory=%s", partition, root
+                )
             with self._changing:
                 self._where[partition] = (root,)
         self._directories[root].create(partition, topic_id, is_opened_next=True)
@@ -256,20 +258,27 @@ class LogDirectories:
         """
         source = self.of(partition)
         if root not in self.roots or root == source.root:
-            what = "it is there already" if root == source.root else "no such log directory"
+            what = (
+                "the partition is already in this log directory"
+                if root == source.root
+                else "the log directory is not configured"
+            )
             raise InvalidRequest(
-                f"moving a partition, {what}", partition=partition, to=root, known=",".join(self.roots)
+                f"cannot move the partition, {what}", partition=partition, to=root, known=",".join(self.roots)
             )
         if root in self._offline:
             raise offline(root, self._offline[root])
         target = self._directories[root]
         log = source.logs.get(partition)
         if log is None:
-            raise NotFound("moving a partition, its log is not open", partition=partition)
+            raise NotFound("cannot move the partition, its log is not open", partition=partition)
         space = target.storage.space(root)
         if space is not None and space.free_bytes < log.size_bytes:
             raise DiskFailed(
-                "moving a partition, no room for it", to=root, size_bytes=log.size_bytes, free_bytes=space.free_bytes
+                "cannot move the partition, the target directory has too little free space",
+                to=root,
+                size_bytes=log.size_bytes,
+                free_bytes=space.free_bytes,
             )
         topic_id = checkpoints.read_topic_id(source.storage, source.path(partition))
         doomed = move_log(log, source, target, progress=progress)
@@ -323,7 +332,7 @@ class LogDirectories:
                 remove_tree(due.directory.storage, due.directory.root, due.path)
             except LogError as error:
                 still.append(due._replace(since_ms=now_ms, delay_ms=max(due.delay_ms, _AGAIN_MS)))
-                _log.warning("left what a move left behind: path=%s error=%s", due.path, error)
+                _log.warning("cannot delete a leftover directory of a move: path=%s error=%s", due.path, error)
             with self._changing:  # only after the deletion: `is_gone` needs the topic id until then
                 self._doomed = [each for each in self._doomed if each is not due] + still
 
@@ -374,7 +383,7 @@ class LogDirectories:
 
     def _watched(self, storage: Storage, root: str) -> WatchedStorage:
         def on_failure(error: LogError) -> None:
-            _log.error("log directory goes offline: directory=%s error=%s", root, error)
+            _log.error("a log directory is offline: directory=%s error=%s", root, error)
             with self._changing:
                 self._offline = {**self._offline, root: error}
             self.on_offline(root, error)
@@ -385,7 +394,7 @@ class LogDirectories:
         """Raises DiskFailed if a directory is offline: it may hold the partition that was found nowhere."""
         if self._offline:
             raise DiskFailed(
-                "finding a partition, it is in no directory that is online",
+                "the partition is in no log directory that is online",
                 partition=partition,
                 offline=",".join(self._offline),
             ).with_code(ErrorCode.DIRECTORY_OFFLINE)
@@ -395,8 +404,10 @@ class LogDirectories:
         for each in self._leftovers:
             if each.partition == partition and each.is_of(topic_id):
                 raise Conflict(
-                    "beginning a partition, a copy of it is there that a move left behind; "
-                    "rename it to the partition's name to keep it, or move it away",
+                    (
+                        "cannot create the partition, a move left a copy of it; rename the copy to the name of "
+                        "the partition to keep it, or move it away"
+                    ),
                     partition=partition,
                     path=each.path,
                 )
@@ -411,9 +422,7 @@ class LogDirectories:
         for root in self.roots:
             if root not in self._offline:
                 if is_one_of_several and known and not self._try(root, self._is_there):
-                    self._lose(
-                        root, NotFound("opening a log directory, there is none; make it if it is new", path=root)
-                    )
+                    self._lose(root, NotFound("the log directory does not exist; create it if it is new", path=root))
                     continue
                 like = self._take_one(root, like) or like
         if len(self._offline) == len(self.roots):
@@ -473,7 +482,7 @@ class LogDirectories:
 
     def _lose(self, root: str, error: LogError) -> None:
         watched = self._storages[root]
-        assert isinstance(watched, WatchedStorage), "one directory alone is never offline"
+        assert isinstance(watched, WatchedStorage), "a single directory is never offline"
         watched.fail(error)
 
     def _look_at(self, root: str) -> MetaProperties | None:
@@ -532,11 +541,12 @@ def _agreed(known: Mapping[str, MetaProperties]) -> MetaProperties | None:
             mine, other = getattr(found, what), getattr(like, what)
             if mine != other:
                 raise InvalidRequest(
-                    f"opening log directories, their {what.replace('_', '.')} differs", **{first: other, root: mine}
+                    f"the log directories have different values of {what.replace('_', '.')}",
+                    **{first: other, root: mine},
                 )
         if found.directory_id and found.directory_id in ids:
             raise InvalidRequest(
-                "opening log directories, two have one directory.id; is one a copy of the other?",
+                "two log directories have the same directory.id; one may be a copy of the other",
                 directories=f"{ids[found.directory_id]},{root}",
                 directory_id=found.directory_id,
             )

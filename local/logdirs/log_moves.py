@@ -259,13 +259,13 @@ class _Copy:
         walk = BatchRuns(segment.read, size_bytes, start=known.size_bytes, chunk_bytes=CHUNK_BYTES)
         for run in walk:
             if run.damage is not None:
-                raise Corrupt(f"moving a log, {run.damage}", path=segment.path(LOG), at=run.position)
+                raise Corrupt(f"cannot move the log, {run.damage}", path=segment.path(LOG), at=run.position)
             file.append(run.data)
             known.size_bytes += len(run.data)
         if walk.size_bytes < size_bytes:
-            raise NotFound("copying a segment, it became shorter", path=segment.path(LOG))
+            raise NotFound("cannot copy a segment, its file became shorter", path=segment.path(LOG))
         if walk.problem is not None:
-            raise Corrupt(f"moving a log, {walk.problem}", path=segment.path(LOG), at=walk.position)
+            raise Corrupt(f"cannot move the log, {walk.problem}", path=segment.path(LOG), at=walk.position)
 
     def _path(self, base_offset: int, suffix: str) -> str:
         return join(self._directory, names.segment_file(base_offset, suffix))

@@ -89,7 +89,7 @@ def settle(
             elif not _discard(each, where, storages):
                 alone.append(each)
         except DiskFailed as error:
-            _log.warning("left what a move left behind: path=%s error=%s", each.path, error)
+            _log.warning("cannot delete a leftover directory of a move: path=%s error=%s", each.path, error)
             alone.append(each)
     return alone
 
@@ -121,7 +121,7 @@ def _discard(
         return False
     storages[root].sync_directory(root)
     remove_tree(leftover.storage, leftover.root, leftover.path)
-    _log.info("removed what a move left behind: path=%s", leftover.path)
+    _log.info("deleted a leftover directory of a move: path=%s", leftover.path)
     return True
 
 

@@ -149,5 +149,5 @@ class _WatchedFile:
 
 def offline(directory: str, why: LogError, **facts: object) -> DiskFailed:
     """The error for a call that needs an offline directory."""
-    error = DiskFailed("using a log directory that is offline", **facts, directory=directory, because=repr(str(why)))
+    error = DiskFailed("the log directory is offline", **facts, directory=directory, because=repr(str(why)))
     return error.with_code(ErrorCode.DIRECTORY_OFFLINE)

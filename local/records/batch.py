@@ -74,14 +74,14 @@ def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
     header = read_header(view, at)
     if header is None or at + header.size_bytes > len(view):
         told = None if header is None else header.base_offset
-        raise Corrupt("checking a batch, truncated", at=at, base_offset=told, bytes=len(view) - at)
+        raise Corrupt("a batch is truncated", at=at, base_offset=told, bytes=len(view) - at)
     if header.is_legacy:
         found = legacy.crc_of(view[at : at + header.size_bytes])
     else:
         found = crc32c(view[at + CRC_START : at + header.size_bytes])
     if found != header.crc:
         facts = {"expected": f"{header.crc:08x}", "found": f"{found:08x}"}
-        raise Corrupt("checking a batch, crc differs", at=at, base_offset=header.base_offset, **facts)
+        raise Corrupt("a batch is damaged, its crc differs", at=at, base_offset=header.base_offset, **facts)
     return header
 
 
@@ -109,7 +109,9 @@ def encode_batch(
 
     attributes = codec | (LOG_APPEND_TIME if timestamp_type else 0) | (TRANSACTIONAL if is_transactional else 0)
     if (append_time_ms is None) is bool(timestamp_type):
-        raise InvalidRequest("encoding a batch, append time and timestamp type disagree", append_time_ms=append_time_ms)
+        raise InvalidRequest(
+            "cannot encode a batch, append time and timestamp type contradict each other", append_time_ms=append_time_ms
+        )
     append_ms = -1 if append_time_ms is None else append_time_ms
     _check_fields(base_offset, leader_epoch, append_ms, producer_id, producer_epoch, base_sequence)
     fields = (base_offset, leader_epoch, attributes, append_ms, producer_id, producer_epoch, base_sequence)
@@ -157,12 +159,12 @@ def read_marker(data: Buffer, at: int = 0) -> Marker | None:
     columns = kernels.decode_columns(view, verify=False, include_control=True)
     key, value = (columns.key(0), columns.value(0)) if len(columns) else (None, None)
     if key is None or len(key) < _MARKER_KEY.size:
-        raise Corrupt("reading a control record, its key is too short", base_offset=header.base_offset)
+        raise Corrupt("cannot read a control record, its key is too short", base_offset=header.base_offset)
     _, kind = _MARKER_KEY.unpack_from(key)
     if kind not in (_ABORT, _COMMIT):
         return None
     if value is None or len(value) < _MARKER_VALUE.size:
-        raise Corrupt("reading a transaction marker, its value is too short", base_offset=header.base_offset)
+        raise Corrupt("cannot read a transaction marker, its value is too short", base_offset=header.base_offset)
     return Marker(kind == _COMMIT, _MARKER_VALUE.unpack_from(value)[1])
 
 
@@ -175,9 +177,9 @@ def assign_offset(batch: bytearray | memoryview, base_offset: int, leader_epoch:
     _check_fields(base_offset, leader_epoch, -1, -1, -1, -1)
     header = read_header(batch)
     if header is None:
-        raise Corrupt("assigning an offset, truncated", bytes=len(batch))
+        raise Corrupt("cannot assign an offset, the batch is truncated", bytes=len(batch))
     if header.is_legacy:
-        raise InvalidRequest("assigning an offset, not a batch of format 2", magic=header.magic)
+        raise InvalidRequest("cannot assign an offset, the batch is not of format 2", magic=header.magic)
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 12, leader_epoch)
 
@@ -191,7 +193,7 @@ def assign_timestamp(batch: bytearray, timestamp_type: TimestampType, max_timest
     _check_fields(0, -1, max_timestamp_ms, -1, -1, -1)
     header = read_header(batch)
     if header is None:
-        raise Corrupt("assigning a timestamp, truncated", bytes=len(batch))
+        raise Corrupt("cannot assign a timestamp, the batch is truncated", bytes=len(batch))
     attributes = header.attributes & ~LOG_APPEND_TIME | (LOG_APPEND_TIME if timestamp_type else 0)
     struct.pack_into(">h", batch, 21, attributes)
     struct.pack_into(">q", batch, 35, max_timestamp_ms)
@@ -202,7 +204,7 @@ def _check_fields(
     base_offset: int, leader_epoch: int, append_ms: int, producer_id: int, producer_epoch: int, base_sequence: int
 ) -> None:
     if not 0 <= base_offset < _LONG[1] - _INT[1]:
-        raise InvalidRequest("encoding a batch, offset outside 0..2^63", base_offset=base_offset)
+        raise InvalidRequest("cannot encode a batch, an offset is outside 0..2^63", base_offset=base_offset)
     for name, number, (lowest, highest) in (
         ("leader_epoch", leader_epoch, _INT),
         ("append_time_ms", append_ms, _LONG),
@@ -211,4 +213,4 @@ def _check_fields(
         ("base_sequence", base_sequence, _INT),
     ):
         if not lowest <= number <= highest:
-            raise InvalidRequest("encoding a batch, a number leaves its field", **{name: number})
+            raise InvalidRequest("cannot encode a batch, a number is too large for its field", **{name: number})

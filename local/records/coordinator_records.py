@@ -51,7 +51,7 @@ def decode_offsets_record(key: bytes | None, value: bytes | None) -> tuple[Field
     Returns ``{"type": n, "data": {...}}`` for the key and ``{"version": n, "data": {...}}`` for the value.
     A value of None is a tombstone. Raises Corrupt if the bytes are not such a record.
     """
-    kind, head = _begin(key, "reading a consumer offset's key")
+    kind, head = _begin(key, "cannot read the key of a consumer offset")
     if kind > 2:
         return _unknown(kind, key, value)
     data: Fields = {"group": head.text()}
@@ -63,7 +63,7 @@ def decode_offsets_record(key: bytes | None, value: bytes | None) -> tuple[Field
 
 def decode_transaction_record(key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
     """A record of `__transaction_state`, in the form of `decode_offsets_record`."""
-    kind, head = _begin(key, "reading a transaction's key")
+    kind, head = _begin(key, "cannot read the key of a transaction")
     if kind > 0:
         return _unknown(kind, key, value)
     data: Fields = {"transactionalId": head.text()}
@@ -82,7 +82,7 @@ class _Reader:
 
     def take(self, length: int) -> bytes:
         if length < 0 or self._at + length > len(self._data):
-            raise Corrupt(f"{self._attempt}, it ends too early", at=self._at, size_bytes=len(self._data))
+            raise Corrupt(f"{self._attempt}, it is truncated", at=self._at, size_bytes=len(self._data))
         self._at += length
         return self._data[self._at - length : self._at]
 
@@ -107,7 +107,7 @@ class _Reader:
     def items(self, read: Callable[[], object]) -> list[object] | None:
         count = self.length(4)
         if count > len(self._data):
-            raise Corrupt(f"{self._attempt}, more items than bytes", at=self._at, items=count)
+            raise Corrupt(f"{self._attempt}, it declares more items than bytes", at=self._at, items=count)
         return None if count == -1 else [read() for _ in range(count)]
 
     def tags(self) -> dict[int, bytes]:
@@ -122,7 +122,7 @@ class _Reader:
 
     def end(self) -> None:
         if self._at != len(self._data):
-            raise Corrupt(f"{self._attempt}, bytes after its end", at=self._at, size_bytes=len(self._data))
+            raise Corrupt(f"{self._attempt}, bytes follow its end", at=self._at, size_bytes=len(self._data))
 
     def _varint(self) -> int:
         value = 0
@@ -131,21 +131,21 @@ class _Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise Corrupt(f"{self._attempt}, a length of more than five bytes", at=self._at)
+        raise Corrupt(f"{self._attempt}, a length has more than five bytes", at=self._at)
 
     def _present(self, text: str | None) -> str:
         if text is None:
-            raise Corrupt(f"{self._attempt}, a null where none may be", at=self._at)
+            raise Corrupt(f"{self._attempt}, a field must not be null", at=self._at)
         return text
 
 
 def _begin(key: bytes | None, attempt: str) -> tuple[int, _Reader]:
     if key is None:
-        raise Corrupt(f"{attempt}, there is none")
+        raise Corrupt(f"{attempt}, it is missing")
     head = _Reader(key, attempt)
     kind = head.number(2)
     if kind < 0:
-        raise Corrupt(f"{attempt}, no such type", type=kind)
+        raise Corrupt(f"{attempt}, its type is unknown", type=kind)
     return kind, head
 
 
@@ -159,10 +159,12 @@ def _value(
 ) -> Fields | None:
     if value is None:
         return None
-    body = _Reader(value, "reading a coordinator's value")
+    body = _Reader(value, "cannot read the value of a coordinator record")
     version = body.number(2)
     if not 0 <= version <= newest:
-        raise Corrupt("reading a coordinator's value, no such version", version=version, newest=newest)
+        raise Corrupt(
+            "cannot read the value of a coordinator record, its version is unknown", version=version, newest=newest
+        )
     body.is_flexible = version >= flexible_from
     data = read(body, version)
     body.end()

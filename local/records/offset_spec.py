@@ -47,4 +47,4 @@ def parse_spec(spec: OffsetSpec | int) -> OffsetSpec | int:
         return OffsetSpec(spec)
     except ValueError:
         known = " ".join(f"{each.value}={each.name.lower()}" for each in OffsetSpec)
-        raise InvalidRequest("looking up an offset, no such spec", spec=spec, known=known) from None
+        raise InvalidRequest("invalid offset specification", spec=spec, known=known) from None

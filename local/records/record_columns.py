@@ -75,7 +75,7 @@ def of_columns(columns: Columns) -> RecordColumns:
     Raises InvalidRequest for control records: a marker belongs to the log it was written to.
     """
     if len(columns) and (columns.table.attributes[columns.batch_ordinals] & CONTROL).any():
-        raise InvalidRequest("appending columns, control records are not for appending")
+        raise InvalidRequest("cannot append columns, they contain control records")
     has_headers = bool(columns.header_counts.any())
     return RecordColumns(
         key_data=columns.data,
@@ -109,7 +109,11 @@ def of_arrow(data: object, *, now_ms: int) -> list[RecordColumns]:
     unknown = sorted(set(table.column_names) - {"key", "value", "timestamp", "headers"})
     if unknown or len(set(table.column_names)) != len(table.column_names):
         expected = "key, value, timestamp, headers"
-        raise InvalidRequest("appending an arrow table, other columns", unknown=unknown or "twice", expected=expected)
+        raise InvalidRequest(
+            "cannot append an Arrow table, its columns differ from the allowed columns",
+            unknown=unknown or "twice",
+            expected=expected,
+        )
     chunks = table.to_batches()
     if len(chunks) > 1 and table.num_rows < _CHUNK_ROWS_MIN * len(chunks):
         chunks = table.combine_chunks().to_batches()
@@ -120,7 +124,7 @@ def _table(data: object) -> pa.Table:
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise InvalidRequest("appending columns, pyarrow is not installed", got=type(data).__name__) from error
+        raise InvalidRequest("cannot append columns, pyarrow is not installed", got=type(data).__name__) from error
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -128,7 +132,9 @@ def _table(data: object) -> pa.Table:
     try:
         return pa.table(data)  # any object with Arrow's C interface
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise InvalidRequest("appending columns, neither columns nor arrow", got=type(data).__name__) from error
+        raise InvalidRequest(
+            "cannot append columns, the value is neither Columns nor an Arrow table", got=type(data).__name__
+        ) from error
 
 
 def _of_batch(batch: pa.RecordBatch, now_ms: int) -> RecordColumns:
@@ -164,7 +170,7 @@ def _binary(
     ]
     lengths = np.diff(bounds)
     if is_large and len(lengths) and int(lengths.max()) > _INT_MAX:
-        raise InvalidRequest("appending an arrow table, a field above 2^31 bytes", column=name)
+        raise InvalidRequest("cannot append an Arrow table, a field is larger than 2^31 bytes", column=name)
     lengths = lengths.astype(np.int32, copy=False)
     if array.null_count:
         lengths[array.is_null().to_numpy(zero_copy_only=False)] = -1
@@ -185,24 +191,28 @@ def _plain_binary(name: str, column: pa.Array[Any]) -> pa.Array[Any]:
         if types.is_binary_view(kind) or types.is_string_view(kind) or types.is_fixed_size_binary(kind):
             return column.cast(pa.large_binary() if not types.is_string_view(kind) else pa.large_string())
     except pa.ArrowException as error:
-        raise InvalidRequest("appending an arrow table, a cast failed", column=name, type=column.type) from error
-    raise InvalidRequest("appending an arrow table, neither binary nor string", column=name, type=kind)
+        raise InvalidRequest("cannot append an Arrow table, a cast failed", column=name, type=column.type) from error
+    raise InvalidRequest("cannot append an Arrow table, a column is neither binary nor string", column=name, type=kind)
 
 
 def _timestamps(column: pa.Array[Any]) -> NDArray[np.int64]:
     import pyarrow as pa
 
     if column.null_count:
-        raise InvalidRequest("appending an arrow table, null timestamps", nulls=column.null_count)
+        raise InvalidRequest("cannot append an Arrow table, a timestamp is null", nulls=column.null_count)
     kind = column.type
     if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
-        raise InvalidRequest("appending an arrow table, neither timestamps nor integers", column="timestamp", type=kind)
+        raise InvalidRequest(
+            "cannot append an Arrow table, the timestamp column holds neither timestamps nor integers",
+            column="timestamp",
+            type=kind,
+        )
     try:
         if pa.types.is_timestamp(kind):
             column = column.cast(pa.timestamp("ms", tz=kind.tz), safe=False)
         numbers: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
-        raise InvalidRequest("appending an arrow table, a cast failed", column="timestamp", type=kind) from error
+        raise InvalidRequest("cannot append an Arrow table, a cast failed", column="timestamp", type=kind) from error
     return np.ascontiguousarray(numbers, np.int64)
 
 
@@ -214,7 +224,7 @@ def _headers(column: pa.Array[Any]) -> dict[str, Any]:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     is_structs = is_list and pa.types.is_struct(kind.value_type)
     if not pa.types.is_map(kind) and not (is_structs and {each.name for each in kind.value_type} == {"key", "value"}):
-        attempt = "appending an arrow table, neither a list of structs nor a map"
+        attempt = "cannot append an Arrow table, the headers column is neither a list of structs nor a map"
         raise InvalidRequest(attempt, column="headers", type=kind)
     data, starts, counts = bytearray(), [], []
     for row in column.to_pylist():
@@ -224,7 +234,9 @@ def _headers(column: pa.Array[Any]) -> dict[str, Any]:
         append_varint(data, len(pairs))
         for key, value in pairs:
             if not isinstance(key, str) or not isinstance(value, bytes | None):
-                raise InvalidRequest("appending an arrow table, a header is not (string, binary)", row=len(starts) - 1)
+                raise InvalidRequest(
+                    "cannot append an Arrow table, a header is not (string, binary)", row=len(starts) - 1
+                )
             text = key.encode()
             append_varint(data, len(text))
             data += text

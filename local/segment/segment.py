@@ -369,7 +369,7 @@ class Segment:
         size = found.size_bytes
         table = headers_of(lambda at, length: self.read(at, min(length, size - at)), size, path=self.path(LOG))
         made = build_indexes(table, self.base_offset, self._access.interval_bytes or offset_index.INTERVAL_BYTES)
-        _log.warning("a segment's indexes are wrong: path=%s cause=%s", self.path(LOG), problem)
+        _log.warning("the indexes of a segment are wrong: path=%s cause=%s", self.path(LOG), problem)
         entries = found.offset_index_bytes // offset_index.ENTRY_BYTES, found.time_index_bytes // time_index.ENTRY_BYTES
         with self._lock:
             self._rebuilt = _Rebuilt(bytes(made.offset), bytes(made.time), *entries)
@@ -554,17 +554,17 @@ class Segment:
 
     def _check_present(self) -> None:
         if self._retired:
-            raise NotFound("reading a segment, it was replaced or deleted", path=self.path(LOG))
+            raise NotFound("cannot read a segment, it was replaced or deleted", path=self.path(LOG))
 
     def _check_same(self, size_bytes: int) -> None:
         """Raise NotFound if another process cleaned or truncated the segment: its size differs then."""
         if size_bytes < self.size_bytes or (size_bytes > self.size_bytes and not self.may_grow):
-            raise NotFound("reading a segment, its owner replaced it", path=self.path(LOG))
+            raise NotFound("cannot read a segment, the manager of the directory replaced it", path=self.path(LOG))
 
     def _sync_files(self, *suffixes: str) -> bool:
         with self._sync_lock:
             if self._has_failed_sync:
-                raise DiskFailed("syncing a segment, an earlier sync of it failed", path=self.path(LOG))
+                raise DiskFailed("cannot sync a segment, an earlier fsync of it failed", path=self.path(LOG))
             is_open = any(suffix in self._writers for suffix in suffixes)
             due = [suffix for suffix in suffixes if suffix in self._unsynced and suffix in self._writers]
             try:

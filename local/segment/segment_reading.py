@@ -95,11 +95,11 @@ def read_segment(segment: Segment, offset: int, limits: ReadLimits) -> BatchRun 
             return _cut(data, table, first, limits)
         at = position + table.valid_bytes
         if table.is_corrupt:
-            raise Corrupt(f"reading a segment, {table.problem}", path=segment.path(LOG), at=at)
+            raise Corrupt(f"cannot read a segment, {table.problem}", path=segment.path(LOG), at=at)
         if position + len(data) >= segment.size_bytes:
             if table.problem is None:
                 return None
-            raise Corrupt("reading a segment, it ends inside a batch", path=segment.path(LOG), at=at)
+            raise Corrupt("cannot read a segment, it ends inside a batch", path=segment.path(LOG), at=at)
         header = read_header(data, table.valid_bytes)
         want = max(want, header.size_bytes if header else 0)
         position = at
@@ -124,16 +124,16 @@ def _contradiction(segment: Segment, entry: tuple[int, int], data: memoryview, t
     last_offset, position = entry
     where = f"entry offset={last_offset} position={position}"
     if not 0 <= position < segment.size_bytes:
-        return f"an offset entry points outside the log: {where}"
+        return f"an offset index entry points past the end of the log: {where}"
     header = None
     with suppress(Corrupt):
         header = read_header(data)
     is_whole = header is not None and header.size_bytes <= segment.size_bytes - position
     if header is None or not is_whole or (table.is_corrupt and not len(table)):
-        return f"an offset entry points at no batch: {where}"
+        return f"an offset index entry points to no batch: {where}"
     begins_at = int(table.base_offsets[0]) if len(table) else header.base_offset
     if begins_at > last_offset or _passes_over(table, last_offset):
-        return f"an offset entry points at another batch: {where} base_offset={begins_at}"
+        return f"an offset index entry points to another batch: {where} base_offset={begins_at}"
     return None
 
 
@@ -210,7 +210,9 @@ def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple
     wrong = next((each for each in cuts if not _is_right(segment, each)), None)
     if wrong is not None:
         is_still = partial(_has_cut, segment, slice_bytes, wrong)
-        segment.rebuild_indexes(f"an offset entry points at no batch: offset={wrong[0]} position={wrong[1]}", is_still)
+        segment.rebuild_indexes(
+            f"an offset index entry points to no batch: offset={wrong[0]} position={wrong[1]}", is_still
+        )
         cuts = _cuts(segment, slice_bytes)
     bounds = [0, *(position for _, position in cuts), segment.size_bytes]
     return list(pairwise(bounds)) if segment.size_bytes else []

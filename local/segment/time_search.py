@@ -48,7 +48,7 @@ def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundO
 
 def _report(segment: Segment, timestamp_ms: int, claimed: int) -> None:
     """Rebuild the indexes: a late batch is below the offset `claimed`, and the time index denies it."""
-    problem = f"a time entry hides records: timestamp_ms={timestamp_ms} offset={claimed}"
+    problem = f"a time index entry skips records: timestamp_ms={timestamp_ms} offset={claimed}"
     with suppress(Corrupt):
         segment.rebuild_indexes(problem, lambda: segment.time_start(timestamp_ms).claimed_offset == claimed)
 

@@ -194,12 +194,12 @@ class DiskFile:
 
     def __init__(self, path: str, flags: int) -> None:
         self._path = path
-        with _translated("opening a file", path):
+        with _translated("cannot open a file", path):
             self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
 
     def append(self, data: Body) -> None:
         rest = memoryview(data)
-        with _translated("writing to a file", self._path):
+        with _translated("cannot write to a file", self._path):
             while rest:
                 written = os.write(self._fd, rest)
                 if not written:  # some file systems return 0 instead of ENOSPC: a retry would loop for ever
@@ -207,19 +207,19 @@ class DiskFile:
                 rest = rest[written:]
 
     def read(self, start: int, length: int) -> bytes:
-        with _translated("reading a file", self._path):
+        with _translated("cannot read a file", self._path):
             return _read_fully(self._fd, start, length)
 
     def size(self) -> int:
-        with _translated("reading a file's size", self._path):
+        with _translated("cannot read the size of a file", self._path):
             return os.fstat(self._fd).st_size
 
     def truncate(self, size: int) -> None:
-        with _translated("truncating a file", self._path):
+        with _translated("cannot truncate a file", self._path):
             os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
-        with _translated("syncing a file", self._path):
+        with _translated("cannot sync a file", self._path):
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class DiskStorage:
         return DiskFile(path, os.O_RDONLY)
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        with _translated("reading a file", path):
+        with _translated("cannot read a file", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return _read_fully(fd, start, os.fstat(fd).st_size - start if length is None else length)
@@ -249,7 +249,7 @@ class DiskStorage:
                 os.close(fd)
 
     def map(self, path: str) -> memoryview:
-        with _translated("mapping a file", path):
+        with _translated("cannot map a file", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size
@@ -265,30 +265,30 @@ class DiskStorage:
         return _mode(path) is not None
 
     def size(self, path: str) -> int:
-        with _translated("reading a file's size", path):
+        with _translated("cannot read the size of a file", path):
             return os.stat(path).st_size
 
     def modified_ms(self, path: str) -> int:
-        with _translated("reading a file's time", path):
+        with _translated("cannot read the time of a file", path):
             return os.stat(path).st_mtime_ns // 1_000_000
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        with _translated("setting a file's time", path):
+        with _translated("cannot set the time of a file", path):
             os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
 
     def space(self, path: str) -> Space | None:
-        with _translated("asking for the free space", path):
+        with _translated("cannot determine the free space of the disk", path):
             found = os.statvfs(path)
             device = os.stat(path).st_dev
             return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, device)
 
     def list(self, path: str) -> list[str]:
-        with _translated("listing a directory", path):
+        with _translated("cannot list a directory", path):
             return sorted(os.listdir(path))
 
     def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
         found: dict[str, FileFacts] = {}
-        with _translated("listing a directory", path), os.scandir(path) as entries:
+        with _translated("cannot list a directory", path), os.scandir(path) as entries:
             for entry in entries:
                 if not entry.name.endswith(endings):
                     continue
@@ -327,19 +327,19 @@ class DiskStorage:
             self.sync_directory(each)
 
     def rename(self, source: str, target: str) -> None:
-        with _translated("renaming a file", source):
+        with _translated("cannot rename a file", source):
             os.rename(source, target)
 
     def unlink(self, path: str) -> None:
-        with _translated("removing a file", path), _ignoring_missing():
+        with _translated("cannot remove a file", path), _ignoring_missing():
             os.unlink(path)
 
     def remove_directory(self, path: str) -> None:
-        with _translated("removing a directory", path), _ignoring_missing():
+        with _translated("cannot remove a directory", path), _ignoring_missing():
             os.rmdir(path)
 
     def sync_directory(self, path: str) -> None:
-        with _translated("syncing a directory", path):
+        with _translated("cannot sync a directory", path):
             fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
@@ -352,12 +352,12 @@ class DiskStorage:
             fcntl.flock(file._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            raise Conflict("locking a directory, another process has it open", path=path) from None
+            raise Conflict("another process holds the lock of the directory", path=path) from None
         return file
 
 
 def _make(path: str) -> None:
-    with _translated("making a directory", path):
+    with _translated("cannot create a directory", path):
         os.makedirs(path, 0o700, exist_ok=True)
 
 
@@ -366,7 +366,7 @@ def _mode(path: str) -> int | None:
 
     An error of the disk is raised, not reported as absence.
     """
-    with _translated("looking for a file", path):
+    with _translated("cannot read the status of a file", path):
         try:
             return os.stat(path).st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -379,7 +379,7 @@ def _translated(attempt: str, path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise NotFound(f"{attempt}, there is none", path=path) from None
+        raise NotFound(f"{attempt}, it does not exist", path=path) from None
     except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
         raise AccessDenied(attempt, path=path, cause=_cause(error)) from error
     except OSError as error:

@@ -153,9 +153,11 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
         if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
             found.append(_of_root(join(root, each), each))
     if not partitions and names.META_PROPERTIES not in there:
-        found.append(told(Severity.WARNING, root, "nothing of a log is here; is its disk mounted?"))
+        found.append(told(Severity.WARNING, root, "the directory holds no log data; check that its disk is mounted"))
     for name in sorted(vouched.keys() - partitions.keys()):
-        found.append(told(Severity.INFO, root, f"the checkpoints name a partition that is not here: {name}"))
+        found.append(
+            told(Severity.INFO, root, f"a checkpoint names a partition that this directory does not hold: {name}")
+        )
     for name in sorted(partitions):
         directory = join(root, partitions[name])
         try:
@@ -172,10 +174,10 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
 
 def _of_root(path: str, name: str) -> Finding:
     if name.endswith(("-delete", "-stray", "-future")):
-        return told(Severity.INFO, path, "a partition's directory on its way in or out")
+        return told(Severity.INFO, path, "the partition directory is being created, moved or deleted")
     if name.endswith(names.TEMPORARY):
-        return told(Severity.INFO, path, "left over from a checkpoint that was being written")
-    return told(Severity.WARNING, path, "a stray file: nothing of a log directory has this name")
+        return told(Severity.INFO, path, "leftover file of an interrupted checkpoint write")
+    return told(Severity.WARNING, path, "unexpected file, no file of a log directory has this name")
 
 
 def _was_clean(storage: Storage, root: str) -> bool:
@@ -214,9 +216,9 @@ def _vouched(storage: Storage, root: str) -> tuple[dict[TopicPartition, Vouched]
 def _verify_file(storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes) -> list[Finding]:
     parsed = parse_segment_file(path.rpartition("/")[2])
     if not storage.exists(path):
-        raise NotFound("verifying, no such file or directory", path=path)
+        raise NotFound("cannot verify, there is no such file or directory", path=path)
     if parsed is None or parsed[1] != names.LOG:
-        raise InvalidRequest("verifying a file, not a segment's .log", path=path)
+        raise InvalidRequest("cannot verify the file, its name does not end in .log", path=path)
     place = SegmentPlace(directory=parent(path), base_offset=parsed[0], may_be_torn=False)
     interval_bytes = options.interval_of(place.directory)
     report = check_segment(storage, place, deep=options.deep, interval_bytes=interval_bytes, on_bytes=on_bytes)
@@ -265,7 +267,7 @@ def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator
     for (_, before), (place, report) in pairwise(reports):
         first = report.first_offset
         if first is not None and first < min(place.base_offset, before.next_offset):
-            what = f"a batch reaches into the segment before: first_offset={first} end_before={before.next_offset}"
+            what = f"a batch overlaps the previous segment: first_offset={first} end_before={before.next_offset}"
             found = (first, before.next_offset)
             yield Finding(severity=Severity.CORRUPT, path=place.path(names.LOG), what=what, at=0, offsets=found)
 
@@ -312,23 +314,30 @@ def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clea
         if name in _OF_A_PARTITION:
             continue
         if name.endswith(names.DELETED):
-            yield told(Severity.INFO, path, "waits for its removal")
+            yield told(Severity.INFO, path, "the file waits for its deletion")
         elif name.endswith(_ON_THE_WAY):
-            what = "left over from a swap or a checkpoint that was being written; the next start removes or finishes it"
+            what = (
+                "leftover file of an interrupted swap or checkpoint write; the next start deletes it or "
+                "finishes the swap"
+            )
             yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
         elif parsed is None or parsed[1] not in (*names.SEGMENT_SUFFIXES, names.PRODUCER_SNAPSHOT):
-            yield told(Severity.WARNING, path, "a stray file: nothing of a partition has this name")
+            yield told(Severity.WARNING, path, "unexpected file, no file of a partition has this name")
         elif parsed[1] in names.SEGMENT_SUFFIXES and parsed[0] not in bases:
-            what = "an index without its log; the next start removes it"
+            what = "the index has no .log file; the next start deletes the index"
             yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
 
 
 def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
     """Find checkpoints past the log end."""
     for what, offset, severity in (
-        ("the recovery point lies past the log's end, so flushed records are gone", vouched.recovery_point, 2),
-        ("the log start lies past the log's end, so the next start drops every record", vouched.log_start_offset, 2),
-        ("the cleaner's checkpoint lies past the log's end", vouched.cleaner_offset, 1),
+        ("the recovery point is past the end of the log, so flushed records are missing", vouched.recovery_point, 2),
+        (
+            "the log start offset is past the end of the log, so the next start deletes every record",
+            vouched.log_start_offset,
+            2,
+        ),
+        ("the cleaner checkpoint is past the end of the log", vouched.cleaner_offset, 1),
     ):
         if offset is not None and end is not None and offset > end:
             said = f"{what}: checkpoint={offset} next_offset={end}"
@@ -357,11 +366,14 @@ def _check_epochs(
         yield damaged(error, path)
         return
     if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
-        yield told(Severity.CORRUPT, path, "epochs or their offsets do not ascend")
+        yield told(Severity.CORRUPT, path, "the epochs or their offsets do not ascend")
         return
     epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
     if not was_clean and entries and entries[0][1] > (log_start or 0):
-        what = f"it begins above the checkpoint of log starts, which may be older: epochs_from={entries[0][1]}"
+        what = (
+            "the first epoch is above the checkpointed log start offset, which may be older: "
+            f"epochs_from={entries[0][1]}"
+        )
         yield told(Severity.INFO, path, f"{what} log_start_offset={log_start}")
         log_start = entries[0][1]
     for place, report in reports:
@@ -372,7 +384,7 @@ def _check_epochs(
             known = epochs.epoch_at(offset)
             if known != found.epoch:
                 log = place.path(names.LOG)
-                what = f"a batch of leader epoch {found.epoch}, where the checkpoint says {known}: path={log}"
+                what = f"a batch has leader epoch {found.epoch}, the checkpoint has {known}: path={log}"
                 yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(offset, offset + 1))
                 break
 
@@ -396,7 +408,7 @@ def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:
     path = join(directory, names.PARTITION_METADATA)
     try:
         if checkpoints.read_topic_id(storage, directory) is None:
-            yield told(Severity.INFO, path, "there is no topic id")
+            yield told(Severity.INFO, path, "the topic id is missing")
     except Corrupt as error:
         yield damaged(error, path)
 

@@ -50,7 +50,7 @@ def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
     if cause in PASSING:
         raise error
     severity = Severity.CORRUPT if isinstance(error, DiskFailed) else Severity.WARNING
-    what = f"could not be read, {error.attempt}: cause={cause}"
+    what = f"the file is unreadable, {error.attempt}: cause={cause}"
     return Finding(severity=severity, path=str(error.facts.get("path", path)), what=what)
 
 

@@ -71,7 +71,11 @@ def check_offset_index(
     row = np.searchsorted(places.positions, positions)
     is_start = _at(places.positions, row, -1) == positions
     found += _told(
-        ~is_start & ~bad, "index entry, its position is no batch's start", offset_index.ENTRY_BYTES, offsets, path
+        ~is_start & ~bad,
+        "the position of an index entry is not the start of a batch",
+        offset_index.ENTRY_BYTES,
+        offsets,
+        path,
     )
     own = _at(places.last_offsets, row, -1)
     following = np.append(positions[1:], places.size_bytes)
@@ -81,10 +85,15 @@ def check_offset_index(
     checked = is_start & ~bad
     wrong = checked & (own != offsets) & ~is_append
     found += _told(
-        wrong, "index entry, its offset is not the batch's last", offset_index.ENTRY_BYTES, offsets, path, own
+        wrong,
+        "the offset of an index entry is not the last offset of its batch",
+        offset_index.ENTRY_BYTES,
+        offsets,
+        path,
+        own,
     )
     if (checked & (own != offsets) & is_append).any():
-        found.append(_information(path, "index entries are of whole appends, as Kafka up to 4.0 writes them"))
+        found.append(_information(path, "the index entries cover whole appends, as Kafka up to 4.0 writes them"))
     return [*found, *_gaps(positions, places, path, interval_bytes)]
 
 
@@ -102,16 +111,20 @@ def check_time_index(
     row = np.searchsorted(places.last_offsets, offsets)
     is_last = _at(places.last_offsets, row, -1) == offsets
     found += _told(
-        ~is_last & ~bad, "time index entry, its offset is no batch's last", time_index.ENTRY_BYTES, offsets, path
+        ~is_last & ~bad,
+        "the offset of a time index entry is not the last offset of a batch",
+        time_index.ENTRY_BYTES,
+        offsets,
+        path,
     )
     so_far = np.maximum.accumulate(places.max_timestamps) if len(places) else places.max_timestamps
     largest = _at(so_far, row, -1)
     checked = is_last & ~bad
     wrong = checked & (largest != timestamps)
-    what = "time index entry, its timestamp is not the largest so far"
+    what = "the timestamp of a time index entry is not the largest so far"
     found += _told(wrong, what, time_index.ENTRY_BYTES, offsets, path, largest)
     if (checked & ~wrong & (_at(places.max_timestamps, row, -1) != timestamps)).any():
-        found.append(_information(path, "time index entries are of whole appends, as Kafka up to 4.0 writes them"))
+        found.append(_information(path, "the time index entries cover whole appends, as Kafka up to 4.0 writes them"))
     return [*found, *_missing_time(timestamps, so_far, path, is_active=is_active)]
 
 
@@ -128,7 +141,7 @@ def without_zeros(data: bytes, entry_bytes: int) -> bytes:
 def _whole(data: bytes, entry_bytes: int, path: str) -> tuple[list[Finding], bytes]:
     found: list[Finding] = []
     if len(data) % entry_bytes:
-        what = f"not a multiple of {entry_bytes} bytes"
+        what = f"the size is not a multiple of {entry_bytes} bytes"
         at = len(data) - len(data) % entry_bytes
         found.append(Finding(severity=Severity.CORRUPT, path=path, what=what, at=at))
         data = data[:at]
@@ -172,7 +185,7 @@ def _gaps(positions: NDArray[np.int64], places: BatchPlaces, path: str, interval
     gap = int(gaps.max()) - 2 * largest_batch
     if gap > _GAP_TOLD * interval_bytes:
         severity = Severity.WARNING if gap > _GAP_ODD * interval_bytes else Severity.INFO
-        what = f"no entry for {int(gaps.max())} bytes of the log: interval={interval_bytes}"
+        what = f"the index has no entry for {int(gaps.max())} bytes of the log: interval={interval_bytes}"
         yield Finding(severity=severity, path=path, what=what, at=int(gaps.argmax()) * offset_index.ENTRY_BYTES)
 
 

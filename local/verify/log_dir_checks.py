@@ -40,11 +40,14 @@ def _look(storage: Storage, roots: Sequence[str]) -> Iterator[Finding]:
                 (left if marked else here)[partition].append(join(root, name))
     for partition, paths in sorted(here.items()):
         for path in paths[1:]:
-            what = f"a partition in two log directories, which is refused: partition={partition} other={paths[0]}"
+            what = (
+                "the partition is in two log directories, a manager refuses to start: "
+                f"partition={partition} other={paths[0]}"
+            )
             yield Finding(severity=Severity.CORRUPT, path=path, what=what)
     for partition, paths in sorted(left.items()):
         for path in paths if partition not in here else ():
-            what = f"what a move left, and the partition itself is not there: partition={partition}"
+            what = f"a move left this copy and the partition itself is missing: partition={partition}"
             yield Finding(severity=Severity.WARNING, path=path, what=what)
 
 

@@ -58,7 +58,7 @@ def check_producers(
     for offset in sorted(snapshots):
         path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
         if offset > end:
-            yield told(Severity.WARNING, path, f"a snapshot past the log's end: next_offset={end}")
+            yield told(Severity.WARNING, path, f"the snapshot is past the end of the log: next_offset={end}")
     if end in snapshots and end != reports[-1][0].base_offset:
         yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
 
@@ -132,11 +132,11 @@ def _compare_aborted(
     # An entry is written after its marker, and read here before it.
     severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
     for producer, begin, last in sorted(expected - found):
-        what = f"an aborted transaction is missing: producer_id={producer}"
+        what = f"the index lacks an aborted transaction: producer_id={producer}"
         yield Finding(severity=severity, path=path, what=what, offsets=(begin, last + 1))
     for producer, begin, last in sorted(found - expected):
         if begin >= first or is_whole:
-            what = f"no such transaction was aborted in the log: producer_id={producer}"
+            what = f"the log has no aborted transaction for this entry: producer_id={producer}"
             yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(begin, last + 1))
 
 
@@ -162,7 +162,7 @@ def _compare(
             continue
         if known is None:
             if is_whole:
-                what = f"the snapshot knows a producer that is not in the log: producer_id={entry.producer_id}"
+                what = f"the snapshot names a producer that is not in the log: producer_id={entry.producer_id}"
                 yield told(Severity.WARNING, path, what)
             continue
         for what, snapshot, log in (

@@ -31,9 +31,10 @@ from local.storage import Storage, StorageFile, join
 from local.verify.findings import Finding, Severity, unreadable
 from local.verify.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of
 
-BEGINS_BELOW = "the segment begins below its file name; the next start renames it"
+BEGINS_BELOW = "the segment begins below the offset of its file name; the next start renames it"
 BEGINS_BELOW_INSIDE = (
-    "the segment begins below its file name; its records are served under this name, and a recovery renames it"
+    "the segment begins below the offset of its file name; readers find its records under "
+    "this name, and a recovery renames it"
 )
 TOO_WIDE = "the segment spans more than 2^31-1 offsets; the next start splits it"
 OnBytes = Callable[[int], None]
@@ -128,7 +129,7 @@ def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None
         _warn_once(report, _of_batch(place.path(LOG), run, row, TOO_WIDE, Severity.WARNING))
     if place.next_base is not None and last >= place.next_base:
         row = int((table.last_offsets >= place.next_base).argmax())
-        what = f"a batch reaches into the next segment: next_base_offset={place.next_base}"
+        what = f"a batch overlaps the next segment: next_base_offset={place.next_base}"
         report.findings.append(_of_batch(place.path(LOG), run, row, what))
     expected = place.base_offset if report.first_offset is None else report.next_offset
     starts = np.concatenate(([expected], table.last_offsets[:-1] + 1))
@@ -202,7 +203,7 @@ def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: Segmen
     is_last = place.next_base is None
     is_lawful = is_last and place.may_be_torn and report.next_offset >= place.durable_to
     if is_lawful:
-        what = f"the file ends inside a batch, which recovery cuts off: bytes={left}"
+        what = f"the file ends inside a batch, recovery removes the partial batch: bytes={left}"
         severity = Severity.INFO
     elif walk.is_torn:
         what = f"the file ends inside a batch: bytes={left}"
@@ -223,7 +224,7 @@ def _check_indexes(
         path = place.path(suffix)
         if data is None:
             if suffix != TXN_INDEX:
-                what = "the index is missing; the next start makes it anew"
+                what = "the index is missing; the next start rebuilds it"
                 severity = Severity.INFO if place.may_be_torn else Severity.WARNING
                 report.findings.append(Finding(severity=severity, path=path, what=what))
         elif suffix == OFFSET_INDEX:
@@ -248,7 +249,7 @@ def _check_aborted(data: bytes, place: SegmentPlace, report: SegmentReport) -> N
         where = at if isinstance(at, int) else None
         report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=error.attempt, at=where))
     if torn := len(data) % txn_index.ENTRY_BYTES:
-        what = f"the file ends inside an entry, which is ignored: bytes={torn}"
+        what = f"the file ends inside an entry, the partial entry is ignored: bytes={torn}"
         report.findings.append(Finding(severity=Severity.WARNING, path=path, what=what, at=len(data) - torn))
 
 

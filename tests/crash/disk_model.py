@@ -187,7 +187,7 @@ class ModelDisk:
 
     def list(self, path: str) -> list[str]:
         if path not in self.directories:
-            raise NotFound("listing a directory, there is none", path=path)
+            raise NotFound("cannot list a directory, it does not exist", path=path)
         below = path + "/"
         start = len(below)
         inside = [*self.names, *self.directories]
@@ -260,7 +260,7 @@ class ModelDisk:
 
         def act() -> None:
             if self.list(path):
-                raise DiskFailed("removing a directory", path=path, cause="enotempty")
+                raise DiskFailed("cannot remove a directory", path=path, cause="enotempty")
             self._change(self._entry(path, None))
             del self.directories[path]
 
@@ -281,13 +281,13 @@ class ModelDisk:
 
     def lock(self, path: str) -> _Held:
         if path in self.locks:
-            raise Conflict("locking a directory, another process has it open", path=path)
+            raise Conflict("another process holds the lock of the directory", path=path)
         self.locks.add(path)
         return _Held(self, path)
 
     def _inode(self, path: str) -> Inode:
         if path not in self.names:
-            raise NotFound("opening a file, there is none", path=path)
+            raise NotFound("cannot open a file, it does not exist", path=path)
         return self.names[path]
 
     def _entry(self, path: str, node: Inode | Directory | None) -> Entry:

@@ -341,7 +341,7 @@ def test_a_cleaned_segment_above_the_largest_position_is_an_error_and_stays_dirt
     log = tightly_packed(disk, 1)
     before = [(info.base_offset, info.size_bytes) for info in log.segments()]
     monkeypatch.setattr(cleaner, "POSITION_MAX", before[0][1])
-    with pytest.raises(InvalidRequest, match="larger than a segment may be"):
+    with pytest.raises(InvalidRequest, match="larger than the maximum segment size"):
         cleaner.clean(log, disk, now_ms=0)
     assert not log.cleaner_offset
     assert [(info.base_offset, info.size_bytes) for info in log.segments()] == before

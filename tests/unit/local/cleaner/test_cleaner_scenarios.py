@@ -318,7 +318,7 @@ def test_a_buffer_too_small_for_one_key_is_refused_and_nothing_changes() -> None
     story.log.append_batch(encode_batch([(b"k" * 40, b"v", NOW)] * 3, codec=Codec.ZSTD), now_ms=NOW)
     story.log.roll(now_ms=NOW)
     effects = story.disk.effects
-    with pytest.raises(InvalidRequest, match="one key does not fit the dedupe buffer"):
+    with pytest.raises(InvalidRequest, match="one key does not fit in the dedupe buffer"):
         story.round(buffer_bytes=24)
     assert story.disk.effects == effects
 

@@ -138,7 +138,7 @@ def test_an_invalid_message_set_is_corrupt_and_the_error_names_its_position(case
 
 
 def test_a_wrapper_without_value_is_corrupt() -> None:
-    with pytest.raises(Corrupt, match="without value"):
+    with pytest.raises(Corrupt, match="has no value"):
         read(message(1, 3, None, None, timestamp_ms=1, attributes=1))
 
 
@@ -154,7 +154,7 @@ def test_a_decompression_bomb_in_a_wrapper_is_stopped_at_the_limit(monkeypatch: 
     monkeypatch.setattr(kernels, "INFLATED_BYTES_MAX", 1 << 20)
     data = wrapper(1, [message(1, 0, b"k", bytes(32 << 20), timestamp_ms=1)], 0, timestamp_ms=1)
     tracemalloc.start()
-    with pytest.raises(Corrupt, match="inflating"):
+    with pytest.raises(Corrupt, match="cannot decompress"):
         read(data)
     assert tracemalloc.get_traced_memory()[1] < 8 << 20
     tracemalloc.stop()
@@ -201,7 +201,7 @@ def test_impossible_message_sizes_are_corrupt_and_not_a_torn_tail(magic: int, ca
     struct.pack_into(">i", data, 8, length)
     assert kernels.scan_batches(data).is_corrupt
     if case != "above 2^31-13":
-        with pytest.raises(Corrupt, match="length below"):
+        with pytest.raises(Corrupt, match="length is below"):
             read_header(data)
 
 
@@ -250,7 +250,7 @@ def test_bytes_of_an_unknown_format_behind_an_old_message_end_the_scan() -> None
 
 def test_old_messages_are_refused_by_offset_assignment_and_by_appends() -> None:
     data = many(1, 2)
-    with pytest.raises(InvalidRequest, match="not a batch of format 2"):
+    with pytest.raises(InvalidRequest, match="the batch is not of format 2"):
         assign_offset(bytearray(data), 5, 0)
     log = open_log(ModelDisk())
     with pytest.raises(InvalidRequest, match="not of format 2"):
@@ -385,7 +385,7 @@ def test_a_damaged_wrapper_aborts_the_pass_and_is_not_changed() -> None:
     bad = wrapper(1, [b"not a message at all"], 20, timestamp_ms=1)
     disk, log = sealed(many(1, 20) + bad, LogSettings(segment_bytes=2000, is_compacted=True))
     before = {name: bytes(file.data) for name, file in disk.names.items()}
-    with pytest.raises(Corrupt, match="old format"):
+    with pytest.raises(Corrupt, match="format 0 or 1"):
         cleaner.clean(log, disk, clean_from=0, now_ms=1)
     assert {name: bytes(file.data) for name, file in disk.names.items()} == before
 

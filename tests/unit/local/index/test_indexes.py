@@ -56,7 +56,7 @@ def test_a_lookup_in_an_empty_index_returns_the_segment_start() -> None:
         offset_index.pack(0, 5, 100),
         offset_index.pack(0, 5, 10) + b"\0" * 8,
     ],
-    ids=["torn", "offset repeats", "position repeats", "past the log", "zero-filled tail"],
+    ids=["torn", "offset repeats", "position repeats", "past the end of the log", "zero-filled tail"],
 )
 def test_a_damaged_offset_index_is_refused_with_its_path(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"path=x\.index"):

@@ -36,7 +36,7 @@ def test_the_bytes_of_an_aborted_transaction_equal_kafkas() -> None:
 def test_a_torn_entry_is_ignored_and_a_later_version_is_refused() -> None:
     data = txn_index.encode([_aborted(1, 0, 5, 6), _aborted(2, 3, 9, 10)])
     assert txn_index.entries(data[:-1]) == [_aborted(1, 0, 5, 6)]
-    with pytest.raises(Corrupt, match="no such version"):
+    with pytest.raises(Corrupt, match="its version is unknown"):
         txn_index.entries(b"\0\1" + data[2:])
 
 

@@ -42,7 +42,9 @@ def test_every_state_accepts_only_the_events_in_the_transition_table(now: Cleani
     if (now, event) in LEGAL:
         assert after(now, event) == LEGAL[now, event]
     else:
-        with pytest.raises(InvalidRequest, match=r"changing the state of a cleaning, not from here: state="):
+        with pytest.raises(
+            InvalidRequest, match=r"cannot change the cleaning state, the transition is not allowed: state="
+        ):
             after(now, event)
 
 
@@ -67,7 +69,7 @@ def test_the_error_for_an_invalid_resume_names_the_state() -> None:
 def test_the_cleaner_thread_cannot_abort_its_own_pass() -> None:
     gate = CleaningGate(NAME)
     assert gate.try_start()
-    with pytest.raises(InvalidRequest, match="the cleaner itself asks"):
+    with pytest.raises(InvalidRequest, match="cannot pause its own cleaning"):
         gate.abort_and_pause()
 
 
@@ -98,7 +100,8 @@ def test_a_pass_starts_again_only_after_every_pause_of_the_last_one_is_resumed()
 
 def test_a_paused_log_is_not_cleaned() -> None:
     disk, log = filled()
-    with log.cleaning.paused(), pytest.raises(CleaningAborted, match=r"not now: partition=t/0 state=paused\(1\)"):
+    refusal = r"its cleaning state does not allow it: partition=t/0 state=paused\(1\)"
+    with log.cleaning.paused(), pytest.raises(CleaningAborted, match=refusal):
         clean_log(log, disk, clean_from=0, now_ms=0)
     assert clean_log(log, disk, clean_from=0, now_ms=0) is not None
 

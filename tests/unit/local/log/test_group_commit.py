@@ -100,7 +100,7 @@ def test_a_failed_sync_fails_every_present_and_later_waiter_and_is_not_retried()
     disk = Disk()
     commit = GroupCommit(disk.sync)
     commit.cover(3)
-    disk.written, disk.error = 5, DiskFailed("syncing a file", path="x")
+    disk.written, disk.error = 5, DiskFailed("cannot sync a file", path="x")
     leader = Waiter(commit, 4)
     assert disk.began.acquire(timeout=PATIENCE_S)
     followers = [Waiter(commit, position) for position in (5, 6)]
@@ -110,7 +110,7 @@ def test_a_failed_sync_fails_every_present_and_later_waiter_and_is_not_retried()
     for each in (*followers, Waiter(commit, 4), Waiter(commit, 9)):
         outcome = each.join()
         assert isinstance(outcome, DiskFailed)
-        assert "it failed" in str(outcome)
+        assert "an fsync failed" in str(outcome)
     assert Waiter(commit, 3).join() == "done"
     commit.cover(100)
     assert isinstance(Waiter(commit, 9).join(), DiskFailed), "after a failed sync no later position counts as durable"

@@ -252,7 +252,7 @@ def test_records_without_timestamp_set_no_max_timestamp_and_cause_no_roll() -> N
 def test_an_encoded_batch_that_recovery_would_truncate_is_refused() -> None:
     log = open_log(ModelDisk(), LogSettings(is_compacted=True))
     good = encode_batch([Record(b"a", b"b", 1)])
-    with pytest.raises(InvalidRequest, match="without key"):
+    with pytest.raises(InvalidRequest, match="has no key"):
         log.append_batch(encode_batch([Record(None, b"b", 1)]), now_ms=0)
     for at, number in ((22, 7), (57, 0), (60, 99)):
         batch = bytearray(good)

@@ -175,7 +175,7 @@ def test_a_failed_fsync_fails_all_waiters_and_is_not_retried_by_a_roll_or_close(
         assert disk.began.acquire(timeout=PATIENCE_S)
         followers = [Appender(log) for _ in range(5)]
         waiting(log._commit, 5)
-        disk.error = DiskFailed("syncing a file", path="x", cause="eio")
+        disk.error = DiskFailed("cannot sync a file", path="x", cause="eio")
         if then == "roll":
             late = threading.Thread(target=lambda log=log: _ignoring(lambda: log.roll(now_ms=1000)))
             late.start()
@@ -205,7 +205,7 @@ def test_a_write_that_fails_during_a_failing_fsync_makes_nothing_durable() -> No
     log = open_log(disk, LogSettings())
     leader = Appender(log)
     assert disk.began.acquire(timeout=PATIENCE_S)
-    disk.error = DiskFailed("syncing a file", path="x", cause="eio")
+    disk.error = DiskFailed("cannot sync a file", path="x", cause="eio")
     disk.fail_at, disk.cut_before = disk.effects + 1, True
     writer = Appender(log)
     assert disk.has_injected.wait(PATIENCE_S)

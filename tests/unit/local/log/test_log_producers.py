@@ -72,7 +72,7 @@ def test_the_records_of_a_producer_become_one_batch_or_are_refused() -> None:
         encode_batch(RECORDS, producer_id=1, producer_epoch=-1, base_sequence=0),
         encode_batch(RECORDS, is_transactional=True),
     ],
-    ids=["a control batch", "no sequence", "no epoch", "a transaction of nobody"],
+    ids=["a control batch", "not a sequence", "no epoch", "a transaction of nobody"],
 )
 def test_a_client_cannot_append_markers_or_batches_without_producer_fields(batch: bytes) -> None:
     log = open_log(ModelDisk())

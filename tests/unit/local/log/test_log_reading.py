@@ -7,6 +7,7 @@ from disk_model import ModelDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_world import fill, open_log
+from run_profile import examples
 
 from local import kernels
 from local.errors import InvalidRequest, OffsetOutOfRange
@@ -166,7 +167,7 @@ def _append_at(log: Log, times: list[int], codec: Codec, append_ms: int | None) 
     return times if append_ms is None else [append_ms] * len(times)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(APPENDS, st.integers(0, 150), st.integers(0, 400), st.booleans())
 def test_a_time_lookup_returns_the_first_record_at_or_after_it_for_any_time_order(
     appends: list[tuple[list[int], Codec, int | None]], start: int, interval: int, reopen: bool

@@ -93,7 +93,7 @@ def test_a_failed_fsync_is_never_retried_nor_acknowledged() -> None:
     fill(log, 10)
 
     def fail() -> None:
-        raise DiskFailed("syncing a file", path="x")
+        raise DiskFailed("cannot sync a file", path="x")
 
     log.segment(0).sync_log = fail  # type: ignore[method-assign]
     with pytest.raises(DiskFailed):
@@ -118,7 +118,7 @@ def test_a_failed_write_is_cut_off_and_later_appends_succeed(cause: str) -> None
             file.append(bytes(data)[:20] if self.is_full else data)
             if self.is_full:
                 self.is_full = False
-                raise DiskFailed("writing to a file", path="x", cause=cause)
+                raise DiskFailed("cannot write to a file", path="x", cause=cause)
 
         def __getattr__(self, name: str) -> object:
             return getattr(file, name)
@@ -153,7 +153,7 @@ def test_a_failed_roll_leaves_no_segment_that_hides_later_records() -> None:
 
     def no_room(path: str) -> object:
         if path.endswith("3.index"):
-            raise DiskFailed("opening a file", path=path, cause="emfile")
+            raise DiskFailed("cannot open a file", path=path, cause="emfile")
         return real(path)
 
     disk.create = no_room  # type: ignore[method-assign,assignment]
@@ -178,7 +178,7 @@ def test_an_overlapping_empty_segment_is_deleted_and_one_with_records_is_corrupt
     disk.create("./t-0/00000000000000000003.log").append(encode_batch([Record(b"a", b"b", 1)], base_offset=3))
     for suffix in (".index", ".timeindex"):
         disk.create(f"./t-0/00000000000000000003{suffix}")
-    with pytest.raises(Corrupt, match="reaches into the next one"):
+    with pytest.raises(Corrupt, match="overlaps the next segment"):
         open_log(disk)
 
 

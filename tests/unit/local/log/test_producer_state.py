@@ -128,7 +128,7 @@ def test_a_marker_without_open_transaction_aborts_nothing_and_updates_the_epochs
     assert state.update(marker_header(1, 4), 0, Marker(is_commit=False, coordinator_epoch=9)) is None
     with pytest.raises(OutOfOrderSequence, match="expected=0"):
         state.check(header(1, 4, 1))
-    with pytest.raises(ProducerFenced, match="old producer epoch"):
+    with pytest.raises(ProducerFenced, match="the producer epoch is too old"):
         state.check_marker(1, 3, 9)
     with pytest.raises(ProducerFenced, match="newest_coordinator_epoch=9"):
         state.check_marker(1, 4, 8)
@@ -192,7 +192,7 @@ def test_a_replay_of_batches_gives_the_same_state() -> None:
 
 @pytest.mark.parametrize("numbers", [(-1, 0, 0), (0, -1, 0), (0, 0, -1), (0, 2**15, 0), (0, 0, 2**31), (2**63, 0, 0)])
 def test_a_producer_with_a_field_out_of_range_is_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(InvalidRequest, match="naming a producer"):
+    with pytest.raises(InvalidRequest, match="invalid producer"):
         Producer(producer_id=numbers[0], producer_epoch=numbers[1], base_sequence=numbers[2])
 
 

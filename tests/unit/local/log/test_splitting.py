@@ -147,7 +147,7 @@ def test_a_segment_with_records_below_its_file_name_is_renamed(opening: dict, ba
 def test_segments_with_overlapping_offsets_are_refused_and_not_changed() -> None:
     disk = _disk({0: [_batch(0, 6)], 20: [_batch(4, 4), _batch(8, 2)]})
     before = {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(".log")}
-    with pytest.raises(Corrupt, match="reaches into"):
+    with pytest.raises(Corrupt, match="overlaps the"):
         open_log(disk, recovery_point=0)
     assert {name: bytes(inode.data) for name, inode in disk.names.items() if name.endswith(".log")} == before
 
@@ -168,7 +168,9 @@ def test_after_a_clean_shutdown_a_misnamed_segment_is_served_and_reported_by_ver
     log.close()
     (told,) = (each for each in directories.verify(disk, "./t-0") if "file name" in each.what)
     assert (told.severity, told.path) == (Severity.WARNING, f"./t-0/{names.segment_file(6, names.LOG)}")
-    assert told.what.startswith("the segment begins below its file name; its records are served under this name")
+    assert told.what.startswith(
+        "the segment begins below the offset of its file name; readers find its records under this name"
+    )
     again = open_log(disk, recovery_point=0)
     assert [info.base_offset for info in again.segments()] == [0, 4, 12]
     assert _offsets(again) == list(range(16))

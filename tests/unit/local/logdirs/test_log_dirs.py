@@ -84,9 +84,9 @@ def test_each_directory_has_its_own_id_and_the_cluster_and_node_id_of_the_others
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("cluster.id=", "cluster.id=x"), r"cluster\.id differs"),
-        (("node.id=1", "node.id=2"), r"node\.id differs"),
-        (None, r"one directory\.id"),
+        (("cluster.id=", "cluster.id=x"), r"different values of cluster\.id"),
+        (("node.id=1", "node.id=2"), r"different values of node\.id"),
+        (None, r"the same directory\.id"),
     ],
 )
 def test_directories_with_contradicting_identities_are_refused_before_any_write(
@@ -236,7 +236,7 @@ def test_a_directory_that_fails_to_open_is_offline_and_its_partitions_unavailabl
     assert list(dirs.offline) == [A]
     for name in lost:
         assert dirs.topic_id(name) is None
-        with pytest.raises(DiskFailed, match="no directory that is online"):
+        with pytest.raises(DiskFailed, match="no log directory that is online"):
             dirs.create(name, ID, choose_log_dir, is_new=False)
     dirs.create(TopicPartition("new", 0), ID, choose_log_dir)
     dirs.close()

@@ -197,12 +197,12 @@ def test_a_batch_above_the_limit_after_compression_is_halved() -> None:
 
 # -- refused before anything is appended
 
-OTHERS = "other columns"
+OTHERS = "its columns differ"
 BAD: dict[str, tuple[Any, str]] = {
     "another column": (pa.table({"key": [b"a"], "offset": [1]}), OTHERS),
     "a column twice": (pa.Table.from_arrays([pa.array([b"a"])] * 2, names=["key", "key"]), "twice"),
     "numbers as values": (pa.table({"value": [1]}), "neither binary nor string"),
-    "a null time": (pa.table({"key": [b"a", b"b"], "timestamp": [1, None]}), "null timestamps"),
+    "a null time": (pa.table({"key": [b"a", b"b"], "timestamp": [1, None]}), "a timestamp is null"),
     "a time below none": (pa.table({"key": [b"a"], "timestamp": [-2]}), "timestamp outside"),
     "a time above int64": (pa.table({"key": [b"a"], "timestamp": pa.array([2**64 - 1], pa.uint64())}), "cast failed"),
     "text as time": (pa.table({"key": [b"a"], "timestamp": ["now"]}), "neither timestamps nor integers"),
@@ -219,8 +219,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "headers that are none": (pa.table({"key": [b"a"], "headers": [[1]]}), "neither a list of structs nor a map"),
     "nothing": (pa.table({"key": pa.array([], pa.binary())}), "no records"),
     "no columns": (pa.table({}), "no records"),
-    "no table": (17, "neither columns nor arrow"),
-    "a list": ([(b"a", b"b", 1)], "neither columns nor arrow"),
+    "no table": (17, "neither Columns nor an Arrow table"),
+    "a list": ([(b"a", b"b", 1)], "neither Columns nor an Arrow table"),
 }
 
 
@@ -235,7 +235,7 @@ def test_columns_that_are_not_records_are_refused_and_nothing_is_appended(case: 
 
 def test_a_compacted_topic_refuses_columns_with_null_keys_and_names_the_records() -> None:
     table = pa.concat_tables([table_of(PLAIN), table_of(PLAIN)])
-    with pytest.raises(InvalidRequest, match=r"records without key.*records=\[1, 6\]"):
+    with pytest.raises(InvalidRequest, match=r"a record has no key.*records=\[1, 6\]"):
         made(table, is_compacted=True)
 
 
