@@ -13,8 +13,9 @@ CLOCK_TABLE = (
         minimum=0,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="So long a manager at work goes by the time before a jump of the machine's clock, and says so: nothing "
-        "expires by a clock that is put right sooner. Over as soon as the store says the same time as the machine, and "
-        "not over while it says another. 0 believes the clock at once.",
+        doc="Time for which a running manager uses the time before a jump of the machine's clock, and reports "
+        "it: no record expires because of a clock that is corrected sooner. It ends early when the store's "
+        "clock agrees with the machine's, and never while the store's clock differs. 0 trusts the clock at "
+        "once.",
     ),
 )

@@ -70,21 +70,21 @@ TABLE = (
         kind=Kind.SET,
         default="delete",
         choices=("delete", "compact"),
-        doc="What becomes of old records: deleted by age or size, compacted to each key's newest, both, or neither.",
+        doc="Treatment of old records: deleted by age or size, compacted to each key's newest, both, or neither.",
     ),
     Property(
         name="retention.ms",
         kind=Kind.MS,
         default="7d",
         minimum=-1,
-        doc="How long records are kept over both tiers; -1 for ever.",
+        doc="Time for which records are retained over both tiers; -1 for ever.",
     ),
     Property(
         name="retention.bytes",
         kind=Kind.BYTES,
         default="-1",
         minimum=-1,
-        doc="How much of a partition is kept over both tiers; -1 without limit.",
+        doc="Bytes of a partition that are retained over both tiers; -1 without limit.",
     ),
     Property(
         name="local.retention.ms",
@@ -136,7 +136,7 @@ TABLE = (
         default="4096",
         minimum=0,
         maximum=_INT32_MAX,
-        doc="About how many bytes of log lie between two index entries.",
+        doc="Approximate bytes of log between two index entries.",
     ),
     Property(
         name="max.message.bytes",
@@ -151,22 +151,22 @@ TABLE = (
         kind=Kind.ENUM,
         default="CreateTime",
         choices=("CreateTime", "LogAppendTime"),
-        doc="Whose clock stamps records: the producer's or the log's.",
+        doc="The clock that stamps records: the producer's or the log's.",
     ),
     Property(
         name="message.timestamp.before.max.ms",
         kind=Kind.MS,
         default=str(_INT64_MAX),
         minimum=0,
-        doc="How far behind the clock a record's time may lie (CreateTime); an older one is refused.",
+        doc="Maximum age of a record's time by the clock (CreateTime); an older one is refused.",
     ),
     Property(
         name="message.timestamp.after.max.ms",
         kind=Kind.MS,
         default="1h",
         minimum=0,
-        doc="How far ahead of the clock a record's time may lie (CreateTime); a later one is refused, as it would keep "
-        "its segment from expiring until then. Raise it for a topic into which data with times to come is imported "
+        doc="Maximum of a record's time ahead of the clock (CreateTime); a later one is refused, as it would "
+        "prevent the expiry of its segment until then. Raise it for a topic with imported future times "
         "(forecasts, plans, clocks that were wrong).",
     ),
     Property(
@@ -174,7 +174,7 @@ TABLE = (
         kind=Kind.ENUM,
         default="producer",
         choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
-        doc="The codec of batches encoded here; 'producer' keeps what arrives and does not compress.",
+        doc="The codec of batches encoded here; 'producer' keeps arriving batches and does not compress.",
     ),
     Property(
         name="compression.gzip.level", kind=Kind.INT, default="-1", minimum=-1, maximum=9, doc="-1 is gzip's default."
@@ -271,7 +271,7 @@ TABLE = (
         minimum=0,
         maximum=1,
         is_per_topic=False,
-        doc="How full a key map may get; what does not fit is cleaned in a later pass.",
+        doc="Maximum fill level of an offset map; further keys are cleaned in a later pass.",
     ),
     Property(
         name="log.cleaner.io.max.bytes.per.second",
@@ -316,7 +316,7 @@ TABLE = (
         name="remote.log.copy.disable",
         kind=Kind.BOOL,
         default="false",
-        doc="Makes a tier read-only: no copies, expiry goes on, local files follow retention.* (KIP-950).",
+        doc="Makes a tier read-only: no copies; expiry continues, and local files follow retention.* (KIP-950).",
     ),
     Property(
         name="remote.copy.lag.ms",
@@ -346,7 +346,7 @@ TABLE = (
         default="none",
         choices=("none", "zstd"),
         source=Source.TIERED,
-        doc="How new segments are compressed in the store; those that do not shrink are left as they are.",
+        doc="Compression of new segments in the store; segments that do not shrink are stored unchanged.",
     ),
     Property(
         name="remote.compression.zstd.level",
@@ -362,8 +362,8 @@ TABLE = (
         kind=Kind.TEXT,
         default="",
         source=Source.TIERED,
-        doc="The key of the key ring under which new objects are encrypted; empty: they are not. The ring is "
-        "key_ring of [remote], or what TIERED_KEY_RING or TIERED_KEYS say.",
+        doc="The key of the key ring that encrypts new objects; empty: no encryption. The ring is key_ring of "
+        "[remote], TIERED_KEY_RING or TIERED_KEYS.",
     ),
     Property(
         name="remote.s3.client",
@@ -435,7 +435,7 @@ TABLE = (
         minimum=0,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="How much is kept there at most; an eighth of it is for the copies of the index.",
+        doc="Maximum size of that directory; an eighth of it is for copies of manifests and pages.",
     ),
     Property(
         name="remote.log.manager.copy.max.bytes.per.second",
@@ -485,9 +485,10 @@ TABLE = (
         default="0",
         minimum=0,
         source=Source.TIERED,
-        doc="Builds the compacted view of a topic by itself: whenever more than this lies beyond the view's horizon in "
-        "the bucket, or on the disk of a topic without a remote tier (Pulsar's compaction threshold), and before "
-        "retention takes what the view has not yet seen. 0 builds views by hand only.",
+        doc="Builds the compacted view of a topic automatically: whenever more than this is above the view's "
+        "horizon in the bucket, or on the disk of a topic without a remote tier (Pulsar's compaction "
+        "threshold), and before retention expires records that the view does not contain yet. 0 builds "
+        "views by hand only.",
     ),
     Property(
         name="compaction.view.retain.null.key",
@@ -510,8 +511,8 @@ TABLE = (
         default="refuse",
         choices=("refuse", "drop"),
         source=Source.TIERED,
-        doc="What becomes of records without key in a compacted topic: refused at the append as Kafka does, or taken "
-        "and dropped by the cleaner, which counts them in either case.",
+        doc="Treatment of records without key in a compacted topic: refused at the append as Kafka does, or "
+        "accepted and removed by the cleaner, which counts them in either case.",
     ),
     Property(
         name="log.dir.free.bytes.min",
@@ -546,6 +547,6 @@ TABLE = (
         default="false",
         is_per_topic=False,
         source=Source.TIERED,
-        doc="Allows a store that overwrites what exists; true only where no other manager ever writes to it.",
+        doc="Allows a store without create-if-absent; true only if no other manager ever writes to it.",
     ),
 )

@@ -11,8 +11,8 @@ TIER_TABLE = (
         name=DELETE_ON_DISABLE,
         kind=Kind.BOOL,
         default="false",
-        doc="Lets remote.storage.enable go from true to false, by altering the topic: what is in the bucket is deleted "
-        "and the log begins where the disk does (KIP-950).",
+        doc="Allows remote.storage.enable to change from true to false, by altering the topic: the objects in "
+        "the bucket are deleted and the log begins at the first local record (KIP-950).",
     ),
     Property(
         name="remote.log.manager.copier.thread.pool.size",
@@ -30,8 +30,9 @@ TIER_TABLE = (
         minimum=1,
         maximum=1000,
         is_per_topic=False,
-        doc="Partitions that a daemon takes up, and whose remote segments it expires and deletes, at the same time, "
-        "beside those that it copies: uploads that hang hold up no deletion.",
+        doc="Number of partitions that a daemon acquires, and in which it expires and deletes remote segments, "
+        "at the same time. These threads are separate from the copiers, so uploads that hang delay no "
+        "deletion.",
     ),
     Property(
         name=IMMUTABLE,
@@ -39,7 +40,7 @@ TIER_TABLE = (
         default="false",
         is_per_topic=False,
         source=Source.TIERED,
-        doc="Nothing in the bucket is ever overwritten or deleted (object lock): what retention lets go of leaves the "
-        "index and is left to the bucket's lifecycle; 'tiered gc' lists it.",
+        doc="No object in the bucket is ever overwritten or deleted (object lock): expired segments leave the "
+        "manifest and are left to the bucket's lifecycle; 'tiered gc' lists them.",
     ),
 )

@@ -38,7 +38,7 @@ _MANIFEST = """# Settings
 Generated from `tiered/config/property_table.py` by `python
 tests/unit/project/test_docs_generated.py`; a test fails when the two differ.
 
-## Where a setting may stand
+## Where a setting is written
 
 Highest first: `-X key=value` on the command line, a `TIERED_*` environment variable, the topic's own settings (given
 when it was created or altered), `[topics."glob"]` in `tiered.toml` (a later glob over an earlier one), `[defaults]`
@@ -58,27 +58,27 @@ options = { profile = "logs" }            # for the store's client; a name, neve
 ```
 
 Other variables: `TIERED_DIR` (the directory of `tiered.toml`, as `-C`), `TIERED_LOCAL_DIR` and `TIERED_REMOTE_URL` (in
-place of `dir` and `url`), `TIERED_PURE_KERNELS=1` (the pure-Python kernels although compiled ones are there).
+place of `dir` and `url`), `TIERED_PURE_KERNELS=1` (the pure-Python kernels although compiled ones exist).
 
 Durations are `500ms 30s 15m 6h 7d 2w` and sums such as `1h30m`, a bare number is milliseconds. Sizes are `512MiB`
 (powers of two) or `512MB` (powers of ten), a bare number is bytes. An unknown key is an error that names the nearest
 known one.
 
-Some combinations are refused where the remote tier is on: a `local.retention.*` larger than its `retention.*`; with
+Some combinations are refused if the remote tier is on: a `local.retention.*` larger than its `retention.*`; with
 `remote.log.copy.disable` one that does not follow it; a `remote.copy.lag.*` larger than the local retention, which
-would make segments due for dropping before copying. Without `delete` in `cleanup.policy`, `retention.*` binds nothing.
+would make segments due for dropping before copying. Without `delete` in `cleanup.policy`, `retention.*` has no effect.
 """
 
 _INTRODUCTIONS = {
     Source.KAFKA: (
         "Kafka's own",
-        "Names and meanings are Kafka's, and so are the defaults, whatever unit they are written in here.",
+        "Names, meanings and defaults are Kafka's; units may be written differently.",
     ),
-    Source.TIERED: ("Ours", "In the same style, for what Kafka has no property for."),
+    Source.TIERED: ("Added by tiered", "In the same style, for subjects without a property of Kafka."),
 }
 
 
-_COLUMN_TITLES = "| property | default | value | what it does |\n|---|---|---|---|"
+_COLUMN_TITLES = "| property | default | value | effect |\n|---|---|---|---|"
 
 
 def render_settings() -> str:
@@ -112,7 +112,7 @@ def render_exit_codes() -> str:
         "Of several errors the heaviest counts: corruption, conflict, usage, failed, "
         "unavailable, findings. A program that uses the library gets the errors themselves, all of them below "
         "`LogError`: [Python API](python-api.md).\n\n"
-        "| code | meaning | errors of the library | what to do |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        "| code | meaning | errors of the library | next step |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 
@@ -124,11 +124,11 @@ def render_schema_list() -> str:
     return (
         "# JSON schemas\n\nGenerated from `tiered/cli/schemas/schemas.py` by "
         "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
-        "What `-o json` prints is one object with `schema_version`; within one "
-        "version fields are only added. A line of `-o jsonl` is an element of the object's list and has no version; of "
-        "`status` it has the sections that were asked for, of `dump` the name of its section where there are several, "
-        "and what is named `...-line` is printed in lines alone. `placement` prints Kafka's own file. "
-        "Whatever a command prints in the tests is held against these (`tests/unit/support/printed_json.py`).\n\n"
+        "`-o json` prints one object with `schema_version`; within one "
+        "version fields are only added. A line of `-o jsonl` is an element of the object's list and has no version. Of "
+        "`status` a line has the requested sections, of `dump` the name of its section if there are several. "
+        "Schemas named `...-line` are printed as lines only. `placement` prints Kafka's own file. "
+        "Every output of a command in the tests is compared with these schemas (`tests/unit/support/printed_json.py`).\n\n"
         "| command | schemas |\n|---|---|\n" + "\n".join(rows) + "\n\n## Others\n\n" + "\n".join(others) + "\n"
     )
 
