@@ -9,8 +9,8 @@ Keys are below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's 
 | ``data/<the same stem>.log.enc``, ``.log.zst.enc`` | either of them encrypted, see `remote.segments.encryption` |
 | ``data/<the same stem>.indexes`` | its indexes, see `remote.segments.index_bundle` |
 | ``view/<name>/<the same form>.log``, ``.indexes`` | a part of a compacted view, see `remote.manifest.view` |
-| ``meta/head/<sequence 20>`` | a manifest, see `remote.manifest.manifest` |
-| ``meta/spill/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `manifest.manifest_page` |
+| ``meta/manifest/<sequence 20>`` | a manifest, see `remote.manifest.manifest` |
+| ``meta/page/<base 20>-<next 20>-<min ms 20>-<max ms 20>-<epoch 10>-<ulid>.parquet`` | `manifest.manifest_page` |
 | ``meta/gc/boundary/<number 20>`` | the GC boundary of manifest names, see `remote.manifest.manifest_chain` |
 | ``meta/pin/<ulid>.json`` | a reader's pin, or a fork's reference, see `gc.pins`, `gc.fork_references` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.store.probe` |
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from local.errors import InvalidRequest
 from local.names import PARTITION_MAX, TopicPartition, check_topic, check_topic_id
 
-HEADS = "meta/head/"
+MANIFESTS = "meta/head/"
 PAGES = "meta/spill/"
 DATA = "data/"
 VIEWS = "view/"
@@ -176,8 +176,8 @@ def is_segment_object(key: str) -> bool:
 def check_view(name: str) -> str:
     """Return the name of a view unchanged. Raises InvalidRequest if it cannot be part of a key."""
     if not re.fullmatch(_VIEW, name, re.ASCII):
-        allowed = f"a-z A-Z 0-9 . _ - and at most {VIEW_LENGTH_MAX} of them, the first a letter or a digit"
-        raise InvalidRequest("naming a view, not a legal name", view=repr(name), allowed=allowed)
+        allowed = f"at most {VIEW_LENGTH_MAX} of a-z A-Z 0-9 . _ -, the first a letter or a digit"
+        raise InvalidRequest("invalid view name", view=repr(name), allowed=allowed)
     return name
 
 
@@ -246,7 +246,7 @@ def home_of(key: str) -> str:
 
 
 def manifest_key(sequence: int) -> str:
-    return f"{HEADS}{sequence:020d}"
+    return f"{MANIFESTS}{sequence:020d}"
 
 
 def parse_manifest_key(key: str) -> int | None:

@@ -126,7 +126,7 @@ class SegmentEntry:
             return self
         if state not in NEXT_STATES[self.state]:
             raise InvalidRequest(
-                "changing a remote segment's state", segment=self.data_key, now=self.state.name, to=state.name
+                "cannot change the state of a remote segment", segment=self.data_key, now=self.state.name, to=state.name
             )
         return replace(self, state=state)
 

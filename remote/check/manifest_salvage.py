@@ -7,7 +7,7 @@ entry. If the manifest's own identity or numbers are not sound, nothing is salva
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,39 +15,39 @@ import msgspec
 
 from local.errors import Corrupt
 from remote.manifest.manifest import (
+    STORED_MANIFEST,
+    STORED_PAGE_DELETE,
     AppliedJob,
-    Head,
+    Manifest,
     PageEntry,
     PendingDelete,
-    PendingPageDelete,
     contradiction,
     decode_line,
 )
 from remote.manifest.manifest_validation import Contradiction, Part, contradictions
-from remote.manifest.view import CompactedView
+from remote.manifest.view import STORED_VIEW
 from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store import Body
 
-_KINDS: dict[Part, type] = {
-    Part.SEGMENTS: SegmentEntry,
-    Part.PAGES: PageEntry,
-    Part.VIEWS: CompactedView,
-    Part.UNLINKED: PendingDelete,
-    Part.UNLINKED_PAGES: PendingPageDelete,
-    Part.JOBS: AppliedJob,
-}
 # Created at import: creation in two threads at once ends the process (msgspec 0.22).
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
-_HEAD = msgspec.json.Decoder(Head)
-_ENTRIES: dict[Part, msgspec.json.Decoder[Any]] = {part: msgspec.json.Decoder(kind) for part, kind in _KINDS.items()}
+# The lists of a manifest: the field, and the decoder of one element.
+_LISTS: dict[Part, tuple[str, Callable[[msgspec.Raw], Any]]] = {
+    Part.SEGMENTS: ("segments", msgspec.json.Decoder(SegmentEntry).decode),
+    Part.PAGES: ("pages", msgspec.json.Decoder(PageEntry).decode),
+    Part.VIEWS: ("views", STORED_VIEW.decode),
+    Part.PENDING_DELETES: ("pending_deletes", msgspec.json.Decoder(PendingDelete).decode),
+    Part.PENDING_PAGE_DELETES: ("pending_page_deletes", STORED_PAGE_DELETE.decode),
+    Part.JOBS: ("jobs", msgspec.json.Decoder(AppliedJob).decode),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvage:
-    """`head` has the sound entries, None if the manifest itself is not sound; `found` has the others."""
+    """`manifest` has the sound entries, None if the manifest itself is not sound; `found` has the others."""
 
-    head: Head | None
+    manifest: Manifest | None
     found: tuple[Contradiction, ...]
 
 
@@ -56,24 +56,26 @@ def salvage_manifest(data: Body, prefix: str) -> Salvage:
     found: list[Contradiction] = []
     try:
         fields = _FIELDS.decode(decode_line(data))
-        lists = {part: _entries(part, fields.pop(part.value, msgspec.Raw(b"[]")), found) for part in _KINDS}
-        head = _HEAD.decode(msgspec.json.encode({**fields, Part.SEGMENTS.value: []}))
+        lists = {part: _entries(part, fields.pop(part.value, msgspec.Raw(b"[]")), found) for part in _LISTS}
+        manifest = STORED_MANIFEST.decode(msgspec.json.encode({**fields, Part.SEGMENTS.value: []}))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Salvage(head=None, found=(*found, Contradiction(part=Part.WHOLE, what=f"no manifest: {error}")))
-    if head.seal_key_id is not None:
-        raise Corrupt("reading a head, it says that it is sealed, and is not: forged", prefix=prefix)
+        return Salvage(
+            manifest=None, found=(*found, Contradiction(part=Part.WHOLE, what=f"the manifest is unusable: {error}"))
+        )
+    if manifest.seal_key_id is not None:
+        raise Corrupt("the manifest says that it is sealed and is not sealed: forged", prefix=prefix)
     lists[Part.PAGES], reached = _ascending(Part.PAGES, lists[Part.PAGES], 0, found)
     lists[Part.SEGMENTS], _ = _ascending(Part.SEGMENTS, lists[Part.SEGMENTS], reached, found)
-    sound: dict[str, Any] = {part.value: tuple(entries) for part, entries in lists.items()}
-    head = replace(head, **sound)
-    wrong = list(contradictions(head, prefix))
-    head = _without(head, wrong)
-    left = contradiction(head)
+    sound: dict[str, Any] = {_LISTS[part][0]: tuple(entries) for part, entries in lists.items()}
+    manifest = replace(manifest, **sound)
+    wrong = list(contradictions(manifest, prefix))
+    manifest = _without(manifest, wrong)
+    left = contradiction(manifest)
     # A view or a cleaner mark may depend on an entry that was left out: then this is no further contradiction.
     if left is not None and not found and not wrong:
         wrong.append(Contradiction(part=Part.WHOLE, what=left))
     is_sound = all(each.part not in (Part.TOPIC, Part.WHOLE) for each in wrong)
-    return Salvage(head=head if is_sound else None, found=(*found, *wrong))
+    return Salvage(manifest=manifest if is_sound else None, found=(*found, *wrong))
 
 
 def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[Any]:
@@ -81,9 +83,9 @@ def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[A
     entries = []
     for at, each in enumerate(_LIST.decode(raw)):
         try:
-            entries.append(_ENTRIES[part].decode(each))
+            entries.append(_LISTS[part][1](each))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            found.append(Contradiction(part=part, index=at, what=f"no such entry: {error}", key=_key(each)))
+            found.append(Contradiction(part=part, index=at, what=f"invalid entry: {error}", key=_key(each)))
     return entries
 
 
@@ -106,16 +108,16 @@ def _ascending(part: Part, entries: Iterable[Any], reached: int, found: list[Con
             kept.append(each)
             reached = each.next_offset
             continue
-        what = "segments overlap or run backwards" if is_finished else "a segment is not finished"
+        what = "segments overlap or are out of order" if is_finished else "a segment is unfinished"
         key = each.data_key if isinstance(each, SegmentEntry) else each.key
         found.append(Contradiction(part=part, what=what, key=key, offsets=(each.base_offset, each.next_offset)))
     return kept, reached
 
 
-def _without(head: Head, wrong: Iterable[Contradiction]) -> Head:
+def _without(manifest: Manifest, wrong: Iterable[Contradiction]) -> Manifest:
     gone = {(each.part, each.index) for each in wrong if each.index is not None}
     kept: dict[str, Any] = {
-        part.value: tuple(each for at, each in enumerate(getattr(head, part.value)) if (part, at) not in gone)
-        for part in _KINDS
+        name: tuple(each for at, each in enumerate(getattr(manifest, name)) if (part, at) not in gone)
+        for part, (name, _) in _LISTS.items()
     }
-    return replace(head, **kept)
+    return replace(manifest, **kept)

@@ -46,8 +46,8 @@ from remote.fetch.segment_check import LookInside, check_segment, only_read, unr
 from remote.gc.fork_references import kept_by_forks
 from remote.keys import (
     DATA_SUFFIX,
-    HEADS,
     INDEXES_SUFFIX,
+    MANIFESTS,
     PROBES,
     full_key,
     parse_boundary_key,
@@ -56,14 +56,14 @@ from remote.keys import (
     parse_pin_key,
 )
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, PageEntry, decode_manifest, lacks_seal
+from remote.manifest.manifest import Manifest, PageEntry, decode_manifest, lacks_seal
 from remote.manifest.manifest_chain import decode_boundary
 from remote.manifest.manifest_changes import loses_objects
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import summary_contradiction
 from remote.manifest.manifest_validation import Part
-from remote.manifest.page_entries import PageEntries
-from remote.manifest.page_spill import waiting_keys
+from remote.manifest.page_entries import DecodedPage
+from remote.manifest.page_out import waiting_keys
 from remote.manifest.sealing import is_sealed, keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
@@ -78,7 +78,7 @@ UNREADABLE = (AccessDenied, InvalidRequest, NotFound, Unavailable)
 class ObjectKind(Enum):
     """The kind of an object below the prefix, by its name and the newest manifest."""
 
-    HEAD = "head"
+    MANIFEST = "head"
     SEGMENT = "segment"
     INDEXES = "indexes"
     UNLINKED = "unlinked"
@@ -99,16 +99,16 @@ class BucketReport:
     | field | content |
     |---|---|
     | `objects` | kinds by full key |
-    | `head` | the newest manifest that decodes |
-    | `rows` | entries with objects of the right size: their content can be checked |
+    | `manifest` | the newest manifest that decodes |
+    | `entries` | entries with objects of the right size: their content can be checked |
     | `suspects` | all other entries |
     """
 
     prefix: str
     findings: list[Finding] = field(default_factory=list)
     objects: dict[str, ObjectKind] = field(default_factory=dict)
-    head: Head | None = None
-    rows: list[SegmentEntry] = field(default_factory=list)
+    manifest: Manifest | None = None
+    entries: list[SegmentEntry] = field(default_factory=list)
     suspects: list[SegmentEntry] = field(default_factory=list)
     size_bytes: int = 0
     is_unread: bool = False  # manifests are encrypted or authenticated, and the ring lacks their key
@@ -128,9 +128,9 @@ def check_partition(
     store = keyed(store, keys)
     report = survey_partition(store, prefix)
     remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
-    for row in report.rows:
-        found = check_segment(store, remote, row, look_inside or only_read)
-        if found and is_still_named(store, prefix, row):
+    for entry in report.entries:
+        found = check_segment(store, remote, entry, look_inside or only_read)
+        if found and is_still_named(store, prefix, entry):
             report.findings += found
     return report
 
@@ -151,7 +151,7 @@ def serves(store: ObjectStore, prefix: str) -> bool:
         return False
 
 
-def is_still_named(store: ObjectStore, prefix: str, row: SegmentEntry) -> bool:
+def is_still_named(store: ObjectStore, prefix: str, entry: SegmentEntry) -> bool:
     """Whether the newest manifest still names the entry: it may have expired, or been replaced.
 
     True if the manifest cannot be read, so that the finding stays.
@@ -159,8 +159,8 @@ def is_still_named(store: ObjectStore, prefix: str, row: SegmentEntry) -> bool:
     metadata = MetadataLog(store, prefix)
     try:
         newest = metadata.refresh()
-        is_of_view = any(each.ulid == row.ulid for each in newest.view_entries)
-        return is_of_view or metadata.ask(newest, lambda index: index.holds(row))
+        is_of_view = any(each.ulid == entry.ulid for each in newest.view_entries)
+        return is_of_view or metadata.ask(newest, lambda index: index.holds(entry))
     except (Corrupt, *UNREADABLE):
         return True
 
@@ -182,7 +182,7 @@ class _Check:
         self._others = [key for key, info in listed.items() if info.size_bytes][-OTHERS_MAX:]
         report.size_bytes = sum(info.size_bytes for info in listed.values())
         try:
-            heads = list(self._heads(listed))
+            manifests = list(self._manifests(listed))
         except AccessDenied as error:
             if "key_id" not in error.facts:
                 raise
@@ -190,43 +190,45 @@ class _Check:
             report.findings.append(replace(told(Severity.WARNING, self._prefix, str(error)), is_unread=True))
             report.is_unread = True
             return report
-        self._check_chain(heads)
-        report.head = heads[-1] if heads else None
-        if report.head is not None and lacks_seal(report.head):
-            what = "manifests of an encrypted topic are not sealed: not authenticated, and they tell checksums"
-            step = f"upgrade all readers, then: tiered rotate-keys {report.head.topic}"
-            report.findings.append(told(Severity.WARNING, self._prefix + HEADS, f"{what} ({step})"))
+        self._check_chain(manifests)
+        report.manifest = manifests[-1] if manifests else None
+        if report.manifest is not None and lacks_seal(report.manifest):
+            what = (
+                "manifests of an encrypted topic are not sealed: they are not authenticated and contain plain checksums"
+            )
+            step = f"upgrade all readers, then: tiered rotate-keys {report.manifest.topic}"
+            report.findings.append(told(Severity.WARNING, self._prefix + MANIFESTS, f"{what} ({step})"))
         self._classify(listed)
-        if report.head is not None:
-            self._check_unlinked(report.head)
-            self._check_pages(report.head)
-            self._check_rows(report.head, listed)
+        if report.manifest is not None:
+            self._check_pending_deletes(report.manifest)
+            self._check_pages(report.manifest)
+            self._check_rows(report.manifest, listed)
         elif listed:
-            self._wrong("", f"segments, and no head: objects={len(listed)}")
+            self._wrong("", f"the partition has segment objects and no manifest: objects={len(listed)}")
         return report
 
     # --- heads -------------------------------------------------------------------------------------------------------
 
-    def _heads(self, listed: dict[str, ObjectInfo]) -> Iterator[Head]:
+    def _manifests(self, listed: dict[str, ObjectInfo]) -> Iterator[Manifest]:
         """Yield the manifests that decode, ascending: the listed ones and later commits."""
-        void_upto = self._void_upto(listed)
+        gc_boundary = self._gc_boundary(listed)
         names = sorted(sequence for key in listed if (sequence := parse_manifest_key(key)) is not None)
-        names = [sequence for sequence in names if sequence > void_upto]
+        names = [sequence for sequence in names if sequence > gc_boundary]
         for before, after in pairwise(names):
             if after != before + 1:
-                self._wrong(HEADS, f"heads are missing: from_sequence={before + 1} to_sequence={after}")
-        if names and names[0] != void_upto + 1:
-            self._wrong(HEADS, f"heads are missing: from_sequence={void_upto + 1} to_sequence={names[0]}")
+                self._wrong(MANIFESTS, f"manifests are missing: from_sequence={before + 1} to_sequence={after}")
+        if names and names[0] != gc_boundary + 1:
+            self._wrong(MANIFESTS, f"manifests are missing: from_sequence={gc_boundary + 1} to_sequence={names[0]}")
         for sequence in names:
-            head = self._head(sequence)
-            if head is not None:
-                yield head
+            manifest = self._manifest(sequence)
+            if manifest is not None:
+                yield manifest
         following = names[-1] + 1 if names else 1
-        while (head := self._head(following, is_listed=False)) is not None:
-            yield head
+        while (manifest := self._manifest(following, is_listed=False)) is not None:
+            yield manifest
             following += 1
 
-    def _void_upto(self, listed: dict[str, ObjectInfo]) -> int:
+    def _gc_boundary(self, listed: dict[str, ObjectInfo]) -> int:
         """Return the newest GC boundary: manifests up to it are void, whether they exist or not."""
         reached = 0
         for key in sorted(key for key in listed if parse_boundary_key(key) is not None):
@@ -241,31 +243,31 @@ class _Check:
             if upto is None:
                 continue
             if upto < reached:
-                self._wrong(key, f"a boundary goes back: upto={upto} before={reached}")
+                self._wrong(key, f"a GC boundary is lower than an earlier one: upto={upto} before={reached}")
             reached = max(reached, upto)
         return reached
 
-    def _head(self, sequence: int, *, is_listed: bool = True) -> Head | None:
-        key = f"{HEADS}{sequence:020d}"
+    def _manifest(self, sequence: int, *, is_listed: bool = True) -> Manifest | None:
+        key = f"{MANIFESTS}{sequence:020d}"
         try:
             body = self._asked(key, lambda: self._store.get(self._prefix + key))
         except NotFound:
             if is_listed:
-                self._wrong(key, "a head was listed and is not there")
+                self._wrong(key, "a manifest was listed and does not exist")
             return None
         if body is None:
             return None
         try:
-            head: Head | None = decode_manifest(body, self._prefix, sealer=self._pages.sealer)
+            manifest: Manifest | None = decode_manifest(body, self._prefix, sealer=self._pages.sealer)
         except Corrupt as error:
-            head = self._salvaged(sequence, body, error)
-        if head is not None and head.sequence != sequence:
-            self._wrong(key, f"a head has another's name: sequence={head.sequence}")
-        return head
+            manifest = self._salvaged(sequence, body, error)
+        if manifest is not None and manifest.sequence != sequence:
+            self._wrong(key, f"a manifest has the name of another manifest: sequence={manifest.sequence}")
+        return manifest
 
-    def _salvaged(self, sequence: int, body: bytes, error: Corrupt) -> Head | None:
+    def _salvaged(self, sequence: int, body: bytes, error: Corrupt) -> Manifest | None:
         """Report each contradiction of a rejected manifest; return a manifest of the sound entries."""
-        key = f"{HEADS}{sequence:020d}"
+        key = f"{MANIFESTS}{sequence:020d}"
         try:
             if is_sealed(body) or self._pages.sealer.is_required:
                 raise error  # forged: nothing in it is used
@@ -276,110 +278,117 @@ class _Check:
         self._salvaged_sequences.add(sequence)
         for each in salvage.found:
             path = self._prefix + key if each.key is None else full_key(self._prefix, each.key)
-            what = f"readers refuse this head, {each.what}: sequence={sequence} place={each.place}"
+            what = f"readers refuse this manifest, {each.what}: sequence={sequence} place={each.place}"
             self._report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=each.offsets))
             if each.key is not None and each.part in (Part.SEGMENTS, Part.VIEWS):
                 self._doubtful |= {each.key, each.key.partition(DATA_SUFFIX)[0] + INDEXES_SUFFIX}
-        return salvage.head
+        return salvage.manifest
 
-    def _check_chain(self, heads: list[Head]) -> None:
-        given_up: set[str] = set()
-        before: Head | None = None
-        for head in heads:
-            key = f"{HEADS}{head.sequence:020d}"
-            if before is not None and before.sequence + 1 == head.sequence:
-                if before.seal_key_id is not None and head.seal_key_id is None:
-                    self._wrong(key, "a head is not sealed, and an older one is: forged")
-                if head.parent_id != before.commit_id:
-                    self._wrong(key, f"a head does not follow its parent: parent_id={head.parent_id}")
-                if not before.epoch <= head.epoch <= before.epoch + 1:
-                    self._wrong(key, f"the epoch jumps: epoch={head.epoch} before={before.epoch}")
-                if head.epoch == before.epoch and head.writer_id != before.writer_id:
-                    self._wrong(key, f"two writers in one epoch: writer={head.writer_id} before={before.writer_id}")
-                if (lost := self._lost(before, head)) is not None:
+    def _check_chain(self, manifests: list[Manifest]) -> None:
+        tier_disabled: set[str] = set()
+        before: Manifest | None = None
+        for manifest in manifests:
+            key = f"{MANIFESTS}{manifest.sequence:020d}"
+            if before is not None and before.sequence + 1 == manifest.sequence:
+                if before.seal_key_id is not None and manifest.seal_key_id is None:
+                    self._wrong(key, "a manifest is not sealed and an older manifest is sealed: forged")
+                if manifest.parent_id != before.commit_id:
+                    self._wrong(key, f"a manifest does not follow its parent: parent_id={manifest.parent_id}")
+                if not before.epoch <= manifest.epoch <= before.epoch + 1:
+                    self._wrong(key, f"the writer epoch skips a number: epoch={manifest.epoch} before={before.epoch}")
+                if manifest.epoch == before.epoch and manifest.writer_id != before.writer_id:
+                    self._wrong(key, f"two writers in one epoch: writer={manifest.writer_id} before={before.writer_id}")
+                if (lost := self._lost(before, manifest)) is not None:
                     self._wrong(key, lost)
-            again = given_up & {name for row in self._named_rows(head) for name in (row.data_key, row.indexes_key)}
-            again |= given_up & {spill.key for spill in head.spills}
+            again = tier_disabled & {
+                name for entry in self._named_rows(manifest) for name in (entry.data_key, entry.indexes_key)
+            }
+            again |= tier_disabled & {page.key for page in manifest.pages}
             for name in sorted(again):
-                self._wrong(name, f"named again after it was given up for deletion: sequence={head.sequence}")
-            given_up |= self._waiting(head)
-            before = head
+                self._wrong(
+                    name, f"a manifest names an object again after it was unlinked: sequence={manifest.sequence}"
+                )
+            tier_disabled |= self._waiting(manifest)
+            before = manifest
 
-    def _lost(self, before: Head, head: Head) -> str | None:
-        """Return how `head` loses objects or offsets of its parent, as text.
+    def _lost(self, before: Manifest, manifest: Manifest) -> str | None:
+        """Return how `manifest` loses objects or offsets of its parent, as text.
 
         None without a loss, and also if a page that it unlinked is already deleted. A salvaged manifest lacks entries,
         so it is not compared.
         """
-        if self._salvaged_sequences & {before.sequence, head.sequence}:
+        if self._salvaged_sequences & {before.sequence, manifest.sequence}:
             return None
         try:
-            return loses_objects(before, head, self._pages.rows)
+            return loses_objects(before, manifest, self._pages.entries)
         except (Corrupt, *UNREADABLE):
             return None
 
-    def _rows(self, head: Head, *, tells: bool = False) -> list[SegmentEntry]:
+    def _entries(self, manifest: Manifest, *, tells: bool = False) -> list[SegmentEntry]:
         """Return all entries of a manifest, ascending, with the entries of its pages.
 
         A page that cannot be read is reported if `tells`.
         """
-        rows: list[SegmentEntry] = []
-        for spill in head.spills:
+        entries: list[SegmentEntry] = []
+        for page in manifest.pages:
             try:
-                rows += self._page_rows(spill, tells=tells)
+                entries += self._page_rows(page, tells=tells)
             except NotFound:
                 if tells:
-                    self._wrong(spill.key, "a head names a page of rows that is not there")
+                    self._wrong(page.key, "a manifest names a manifest page that does not exist")
             except Corrupt as error:
                 if tells:
-                    self._report.findings.append(damaged(error, self._prefix + spill.key))
-        return [*rows, *head.segments]
+                    self._report.findings.append(damaged(error, self._prefix + page.key))
+        return [*entries, *manifest.segments]
 
-    def _page_rows(self, spill: PageEntry, *, tells: bool) -> Sequence[SegmentEntry]:
+    def _page_rows(self, page: PageEntry, *, tells: bool) -> Sequence[SegmentEntry]:
         """Return the sound entries of a page; report the others if requested."""
-        found = self._asked(spill.key, lambda: self._pages.rows(spill), tells=tells)
+        found = self._asked(page.key, lambda: self._pages.entries(page), tells=tells)
         if found is None:
             return ()
-        if not isinstance(found, PageEntries):
+        if not isinstance(found, DecodedPage):
             return found
-        rows, refused = found.salvaged()
+        entries, refused = found.salvaged()
         for each in refused if tells else ():
-            finding = damaged(each.error, self._prefix + spill.key)
+            finding = damaged(each.error, self._prefix + page.key)
             self._report.findings.append(replace(finding, offsets=each.offsets))
-        return rows
+        return entries
 
-    def _waiting(self, head: Head) -> set[str]:
+    def _waiting(self, manifest: Manifest) -> set[str]:
         """Return the pending deletes; of a page that cannot be read only the page."""
         try:
-            return set(waiting_keys(head, self._pages.rows))
+            return set(waiting_keys(manifest, self._pages.entries))
         except (Corrupt, *UNREADABLE):
-            return {*(each.key for each in head.unlinked), *(each.spill.key for each in head.unlinked_pages)}
+            return {
+                *(each.key for each in manifest.pending_deletes),
+                *(each.page.key for each in manifest.pending_page_deletes),
+            }
 
-    def _named_rows(self, head: Head) -> list[SegmentEntry]:
+    def _named_rows(self, manifest: Manifest) -> list[SegmentEntry]:
         """Return all entries with objects: the log's, then its compacted views'."""
-        return [*self._rows(head), *head.view_entries]
+        return [*self._entries(manifest), *manifest.view_entries]
 
     # --- other objects -----------------------------------------------------------------------------------------------
 
     def _classify(self, listed: dict[str, ObjectInfo]) -> None:
-        head, report = self._report.head, self._report
+        manifest, report = self._report.manifest, self._report
         kinds: dict[str, ObjectKind] = {}
-        if head is not None:
-            kinds |= dict.fromkeys(self._waiting(head), ObjectKind.UNLINKED)
-            kinds |= {row.data_key: ObjectKind.SEGMENT for row in self._named_rows(head)}
-            kinds |= {row.indexes_key: ObjectKind.INDEXES for row in self._named_rows(head)}
-            kinds |= {spill.key: ObjectKind.PAGE for spill in head.spills}
+        if manifest is not None:
+            kinds |= dict.fromkeys(self._waiting(manifest), ObjectKind.UNLINKED)
+            kinds |= {entry.data_key: ObjectKind.SEGMENT for entry in self._named_rows(manifest)}
+            kinds |= {entry.indexes_key: ObjectKind.INDEXES for entry in self._named_rows(manifest)}
+            kinds |= {page.key: ObjectKind.PAGE for page in manifest.pages}
         for key in self._doubtful:
             kinds.setdefault(key, ObjectKind.INDEXES if key.endswith(INDEXES_SUFFIX) else ObjectKind.SEGMENT)
         kinds = dict.fromkeys(self._of_forks(listed), ObjectKind.FORKED) | kinds
         unnamed: Counter[ObjectKind] = Counter()
         for key, info in listed.items():
-            kind = kinds.get(key) or self._kind_by_name(key, head.epoch if head is not None else 0)
+            kind = kinds.get(key) or self._kind_by_name(key, manifest.epoch if manifest is not None else 0)
             report.objects[self._prefix + key] = kind
             if kind in (ObjectKind.FORKED, ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
                 unnamed[kind] += info.size_bytes
             elif kind is ObjectKind.UNKNOWN:
-                what = f"an object that is not ours: bytes={info.size_bytes}"
+                what = f"unknown object, it has no name of this layout: bytes={info.size_bytes}"
                 report.findings.append(told(Severity.WARNING, self._prefix + key, what))
         for kind, size in sorted(unnamed.items(), key=lambda each: each[0].value):
             count = sum(each is kind for each in report.objects.values())
@@ -399,7 +408,7 @@ class _Check:
 
     def _kind_by_name(self, key: str, epoch: int) -> ObjectKind:
         if parse_manifest_key(key) is not None:
-            return ObjectKind.HEAD
+            return ObjectKind.MANIFEST
         if key.startswith(PROBES):
             return ObjectKind.PROBE
         if parse_boundary_key(key) is not None:
@@ -410,55 +419,61 @@ class _Check:
         if made_in is None:
             return ObjectKind.UNKNOWN
         if made_in > epoch:
-            self._wrong(key, f"an object of an epoch that no head has: epoch={made_in} newest={epoch}")
+            self._wrong(key, f"the object has an epoch that no manifest has: epoch={made_in} newest={epoch}")
         return ObjectKind.ORPHAN if made_in < epoch else ObjectKind.IN_FLIGHT
 
     # --- the newest manifest's entries --------------------------------------------------------------------------------
 
-    def _check_unlinked(self, head: Head) -> None:
-        named = {key for row in self._named_rows(head) for key in (row.data_key, row.indexes_key)}
-        named |= {spill.key for spill in head.spills}
-        for key in sorted(self._waiting(head) & named):
-            self._wrong(key, "given up for deletion and still named by a row")
+    def _check_pending_deletes(self, manifest: Manifest) -> None:
+        named = {key for entry in self._named_rows(manifest) for key in (entry.data_key, entry.indexes_key)}
+        named |= {page.key for page in manifest.pages}
+        for key in sorted(self._waiting(manifest) & named):
+            self._wrong(key, "the object is a pending delete and a segment entry still names it")
 
-    def _check_pages(self, head: Head) -> None:
-        for spill in head.spills:
+    def _check_pages(self, manifest: Manifest) -> None:
+        for page in manifest.pages:
             try:
-                wrong_field = summary_contradiction(spill, self._pages.rows(spill))
+                wrong_field = summary_contradiction(page, self._pages.entries(page))
             except (Corrupt, *UNREADABLE):
                 continue  # reported with the entries
             if wrong_field is not None:
-                self._wrong(spill.key, f"a head says something else of a page than its rows: {wrong_field}")
+                self._wrong(page.key, f"a manifest contradicts the entries of a manifest page: {wrong_field}")
 
-    def _check_rows(self, head: Head, listed: dict[str, ObjectInfo]) -> None:
+    def _check_rows(self, manifest: Manifest, listed: dict[str, ObjectInfo]) -> None:
         reached = None
-        for row in self._rows(head, tells=True):
-            if reached is not None and row.base_offset > max(reached, head.log_start_offset):
+        for entry in self._entries(manifest, tells=True):
+            if reached is not None and entry.base_offset > max(reached, manifest.log_start_offset):
                 # Cleaning may remove whole segments: the entry after them was cleaned, or the topic is compacted.
-                is_cleaned = row.cleaned_through is not None or "compact" in head.properties.get("cleanup.policy", "")
+                is_cleaned = entry.cleaned_through is not None or "compact" in manifest.properties.get(
+                    "cleanup.policy", ""
+                )
                 severity = Severity.INFO if is_cleaned else Severity.WARNING
-                what = f"no row holds these offsets: from_offset={reached} to_offset={row.base_offset}"
+                what = f"no segment entry covers these offsets: from_offset={reached} to_offset={entry.base_offset}"
                 self._report.findings.append(told(severity, self._prefix, what))
-            reached = row.next_offset
-        for row in self._named_rows(head):
+            reached = entry.next_offset
+        for entry in self._named_rows(manifest):
             before = len(self._report.findings)
-            sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
-            present = [self._check_size(key, size, listed, row) for key, size in sizes]
-            (self._report.rows if all(present) else self._report.suspects).append(row)
-            if len(self._report.findings) > before and not is_still_named(self._store, self._prefix, row):
+            sizes = ((entry.data_key, entry.stored_bytes), (entry.indexes_key, entry.indexes_bytes))
+            present = [self._check_size(key, size, listed, entry) for key, size in sizes]
+            (self._report.entries if all(present) else self._report.suspects).append(entry)
+            if len(self._report.findings) > before and not is_still_named(self._store, self._prefix, entry):
                 del self._report.findings[before:]
 
-    def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], row: SegmentEntry) -> bool:
+    def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], entry: SegmentEntry) -> bool:
         info = listed.get(key)
         try:
             info = info or self._asked(key, lambda: self._store.head(full_key(self._prefix, key)))
         except NotFound:
-            self._wrong(key, "a row names an object that is not there", row)
+            self._wrong(key, "a segment entry names an object that does not exist", entry)
             return False
         if info is None:
             return False
         if info.size_bytes != size_bytes:
-            self._wrong(key, f"an object's size differs: expected_bytes={size_bytes} found={info.size_bytes}", row)
+            self._wrong(
+                key,
+                f"an object is damaged, its size differs: expected_bytes={size_bytes} found={info.size_bytes}",
+                entry,
+            )
         return info.size_bytes == size_bytes
 
     def _asked(self, key: str, ask: Callable[[], T], *, tells: bool = True) -> T | None:
@@ -488,5 +503,5 @@ class _Check:
                 return True
         return False
 
-    def _wrong(self, key: str, what: str, row: SegmentEntry | None = None) -> None:
-        self._report.findings.append(wrong(full_key(self._prefix, key), what, row))
+    def _wrong(self, key: str, what: str, entry: SegmentEntry | None = None) -> None:
+        self._report.findings.append(wrong(full_key(self._prefix, key), what, entry))

@@ -43,11 +43,11 @@ class AivenCipher:
 
         view = memoryview(sealed)
         if len(view) < _NONCE_BYTES + _TAG_BYTES:
-            raise Corrupt("opening encrypted bytes, too few", size_bytes=len(view))
+            raise Corrupt("cannot decrypt, the input is too short", size_bytes=len(view))
         try:
             return self._gcm.decrypt(bytes(view[:_NONCE_BYTES]), view[_NONCE_BYTES:], self._aad)
         except (InvalidTag, ValueError) as error:
-            raise Corrupt("opening encrypted bytes, they are not as they were sealed") from error
+            raise Corrupt("cannot decrypt, the authentication tag does not match") from error
 
 
 class PrivateKeys:
@@ -70,21 +70,21 @@ class PrivateKeys:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
             hint = "pip install 'tiered[encryption]'"
-            raise InvalidRequest("opening an encrypted segment, a library is missing", install=hint) from error
+            raise InvalidRequest("cannot decrypt a segment, a library is missing", install=hint) from error
         key = self._key(sealing.key_id, name)
         data_key = _unwrapped(key, sealing.wrapped_key)
         if data_key is None:
-            wrong = "opening an encrypted segment, the key of this id is not the one it was encrypted with"
+            wrong = "cannot decrypt a segment, the key of this id is not the key that encrypted it"
             raise AccessDenied(wrong, key_id=sealing.key_id, object=name)
         if len(data_key) != _KEY_BYTES:
             facts = {"object": name, "key_bytes": len(data_key)}
-            raise Corrupt("opening an encrypted segment, its data key has another length", **facts)
+            raise Corrupt("cannot decrypt a segment, its data key has a wrong length", **facts)
         return AivenCipher(AESGCM(data_key), sealing.aad)
 
     def _key(self, key_id: str, name: str) -> RSAPrivateKey:
         if key_id not in self._files:
             there_are = ",".join(sorted(self._files)) or None
-            missing = "opening an encrypted segment, no private key of this id was given"
+            missing = "cannot decrypt a segment, no private key of this id is configured"
             raise AccessDenied(missing, key_id=key_id, object=name, there_are=there_are)
         if key_id not in self._read:
             self._read[key_id] = _load(self._files[key_id], key_id)
@@ -130,11 +130,11 @@ def _load(path: str, key_id: str) -> RSAPrivateKey:
         with open(path, "rb") as file:
             text = file.read(_PEM_BYTES_MAX)
     except OSError as error:
-        raise InvalidRequest("reading a private key, the file cannot be read", **facts, cause=error.strerror) from error
+        raise InvalidRequest("cannot read the file of a private key", **facts, cause=error.strerror) from error
     try:
         key = load_pem_private_key(text, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InvalidRequest("reading a private key, not an unencrypted key in PEM", **facts) from None
+        raise InvalidRequest("a private key is not an unencrypted key in PEM format", **facts) from None
     if not isinstance(key, RSAPrivateKey):
-        raise InvalidRequest("reading a private key, not one of RSA", **facts)
+        raise InvalidRequest("a private key is not an RSA key", **facts)
     return key

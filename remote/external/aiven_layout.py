@@ -64,13 +64,13 @@ class AivenFormat:
         self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # until repaired
         return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
-        name = sibling(row.data_key, MANIFEST)
+    def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
+        name = sibling(entry.data_key, MANIFEST)
         manifest = decode_aiven_manifest(store.get(name), name)
         cipher = None if manifest.sealing is None else self._keys.cipher(manifest.sealing, name)
         if manifest.indexes is None:
             return ExternalParts(chunks=manifest.chunks, cipher=cipher)  # older than the object with the indexes
-        body = _indexes(store, sibling(row.data_key, INDEXES), manifest.indexes)
+        body = _indexes(store, sibling(entry.data_key, INDEXES), manifest.indexes)
         sections: dict[str, bytes] = {"txn": b""}
         for kind, where in manifest.indexes.items():
             part = body[where.start : where.start + where.length]
@@ -90,7 +90,7 @@ class AivenFormat:
         name, size = manifest_info.key, manifest_info.size_bytes
         try:
             if size > MANIFEST_BYTES_MAX:
-                raise Corrupt("reading a segment's manifest, too large", object=name, size_bytes=size)
+                raise Corrupt("the manifest of a segment is too large", object=name, size_bytes=size)
             manifest = decode_aiven_manifest(store.get(name), name)
             _check_place(manifest, data)
         except NotFound:
@@ -114,7 +114,9 @@ class AivenFormat:
             key_id=None if manifest.sealing is None else manifest.sealing.key_id,
             index_bytes=_index_bytes(manifest.indexes),
             tells_transactions=manifest.indexes is not None,
-            finding=None if problem is None else told(Severity.WARNING, name, f"{problem}: the batches say them"),
+            finding=None
+            if problem is None
+            else told(Severity.WARNING, name, f"{problem}: they are read from the batches"),
         )
 
 
@@ -145,7 +147,7 @@ def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]
         elif suffix == MANIFEST:
             manifests[stem] = info
     for stem in sorted(logs.keys() ^ manifests.keys()):
-        _log.info("a segment is not whole, and counts for nothing: place=%s segment=%s", place, stem)
+        _log.info("a segment is incomplete and is ignored: place=%s segment=%s", place, stem)
     return [(logs[stem], manifests[stem]) for stem in sorted(logs.keys() & manifests.keys())]
 
 
@@ -169,7 +171,7 @@ def _check_place(manifest: AivenManifest, data: ObjectInfo) -> None:
     facts = manifest.facts
     if parsed is not None and facts is not None and facts.base_offset != parsed[0]:
         where = {"object": data.key, "start_offset": facts.base_offset}
-        raise Corrupt("reading a segment's manifest, it is another segment's", **where)
+        raise Corrupt("the manifest of a segment belongs to another segment", **where)
 
 
 def _index_bytes(indexes: dict[str, IndexRange] | None) -> dict[str, int]:

@@ -131,13 +131,13 @@ def decode_aiven_manifest(data: Body, name: str) -> AivenManifest:
     Raises Corrupt, with the object `name`, for invalid or contradictory content.
     """
     if len(data) > MANIFEST_BYTES_MAX:
-        raise _corrupt(name, "too large", size_bytes=len(data), size_bytes_max=MANIFEST_BYTES_MAX)
+        raise _corrupt(name, "it is too large", size_bytes=len(data), size_bytes_max=MANIFEST_BYTES_MAX)
     try:
         found = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _corrupt(name, "not one", cause=str(error)[:200]) from error
+        raise _corrupt(name, "it is not a manifest", cause=str(error)[:200]) from error
     if found.version != "1":
-        raise _corrupt(name, "no such version", version=found.version[:20])
+        raise _corrupt(name, "its version is unknown", version=found.version[:20])
     sealing = _sealing(found.encryption, name)
     return AivenManifest(
         chunks=_chunks(found, is_sealed=sealing is not None, name=name),
@@ -151,23 +151,23 @@ def _chunks(found: _Manifest, *, is_sealed: bool, name: str) -> ChunkTable:
     index = found.chunk_index
     size, step = index.original_file_size, index.original_chunk_size
     if not 0 < size <= _INT_MAX or not 0 < step <= _INT_MAX:
-        raise _corrupt(name, "impossible sizes", file_bytes=size, chunk_bytes=step)
+        raise _corrupt(name, "its sizes are impossible", file_bytes=size, chunk_bytes=step)
     count = -(-size // step)
     if count > CHUNKS_MAX:
-        raise _corrupt(name, "more chunks than a segment has", chunks=count, chunks_max=CHUNKS_MAX)
+        raise _corrupt(name, "it has more chunks than a segment may have", chunks=count, chunks_max=CHUNKS_MAX)
     match index:
         case _FixedChunks():
             stored = [index.transformed_chunk_size] * (count - 1) + [index.final_transformed_chunk_size]
         case _VariableChunks():
             stored = _unpacked(index.transformed_chunks, name)
     if len(stored) != count or not all(0 < each <= _INT_MAX for each in stored):
-        raise _corrupt(name, "its chunk sizes do not fit together", chunks=count, sizes=len(stored))
+        raise _corrupt(name, "its chunk sizes contradict each other", chunks=count, sizes=len(stored))
     lengths = (*[step] * (count - 1), size - step * (count - 1))
     nothing = (0,) * count
     codec, cipher = (ZSTD if found.compression else RAW), (AES_256_GCM if is_sealed else PLAIN)
     if (codec, cipher) == (RAW, PLAIN):
         if tuple(stored) != lengths:
-            raise _corrupt(name, "its chunk sizes do not fit together", chunks=count)
+            raise _corrupt(name, "its chunk sizes contradict each other", chunks=count)
         return ChunkTable(lengths=lengths, crcs=nothing)
     return ChunkTable(
         lengths=lengths, crcs=nothing, stored_lengths=tuple(stored), stored_crcs=nothing, codec=codec, cipher=cipher
@@ -181,29 +181,31 @@ def _unpacked(text: str, name: str) -> list[int]:
     try:
         data = bytes(decompress(Codec.ZSTD, base64.b64decode(text, validate=True), CHUNK_SIZES_BYTES_MAX))
     except (Corrupt, binascii.Error, ValueError) as error:
-        raise _corrupt(name, "a damaged list of chunk sizes", cause=type(error).__name__) from error
+        raise _corrupt(name, "its list of chunk sizes is damaged", cause=type(error).__name__) from error
     try:
         (count,) = struct.unpack_from(">i", data)
         if not 0 <= count <= CHUNKS_MAX:
-            raise _corrupt(name, "more chunks than a segment has", chunks=count, chunks_max=CHUNKS_MAX)
+            raise _corrupt(name, "it has more chunks than a segment may have", chunks=count, chunks_max=CHUNKS_MAX)
         if count < 2:
             return list(struct.unpack_from(f">{count}i", data, 4))
         base, width = struct.unpack_from(">ib", data, 4)
         end = 9 + (count - 1) * width
         if not 1 <= width <= 4 or len(data) != end + 4:
-            raise _corrupt(name, "a damaged list of chunk sizes", chunks=count, width=width, size_bytes=len(data))
+            raise _corrupt(name, "its list of chunk sizes is damaged", chunks=count, width=width, size_bytes=len(data))
         digits = np.frombuffer(data, np.uint8, (count - 1) * width, 9).reshape(-1, width).astype(np.int64)
         values = digits @ (256 ** np.arange(width - 1, -1, -1, dtype=np.int64))
         return [*(values + base).tolist(), *struct.unpack_from(">i", data, end)]
     except (ValueError, struct.error) as error:
-        raise _corrupt(name, "a damaged list of chunk sizes", cause=type(error).__name__) from error
+        raise _corrupt(name, "its list of chunk sizes is damaged", cause=type(error).__name__) from error
 
 
 def _ranges(told: dict[str, _Range | None], name: str) -> dict[str, IndexRange]:
     found = {kind: IndexRange(start=each.position, length=each.size) for kind, each in told.items() if each is not None}
     for kind, each in found.items():
         if each.start < 0 or each.length < 0 or each.start + each.length > INDEXES_BYTES_MAX:
-            raise _corrupt(name, "an index out of bounds", index=kind[:40], start=each.start, length=each.length)
+            raise _corrupt(
+                name, "an index is outside the object", index=kind[:40], start=each.start, length=each.length
+            )
     return found
 
 
@@ -213,20 +215,20 @@ def _sealing(told: _Encryption | None, name: str) -> Sealing | None:
     key_id, colon, wrapped = told.data_key.partition(":")
     try:
         if not key_id or not colon:
-            raise ValueError("no key id")
+            raise ValueError("it has no key id")
         return Sealing(
             key_id=key_id,
             wrapped_key=base64.b64decode(wrapped, validate=True),
             aad=base64.b64decode(told.aad, validate=True),
         )
     except ValueError as error:  # includes binascii.Error
-        raise _corrupt(name, "its data key is none") from error
+        raise _corrupt(name, "its data key is not valid base64") from error
 
 
 def _facts(told: _Segment, name: str) -> SegmentFacts:
     start, last = told.start_offset, told.end_offset
     if not 0 <= start <= last <= _OFFSET_MAX:
-        raise _corrupt(name, "offsets that contradict each other", start_offset=start, end_offset=last)
+        raise _corrupt(name, "its offsets contradict each other", start_offset=start, end_offset=last)
     epochs, problem = _epochs(told)
     return SegmentFacts(
         base_offset=start,
@@ -244,16 +246,16 @@ def _epochs(told: _Segment) -> tuple[list[tuple[int, int]], str | None]:
     An invalid epoch is no reason to drop the records.
     """
     if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in told.segment_leader_epochs):
-        return [], "a leader epoch that is no number of 31 bits"
+        return [], "a leader epoch is not a number of 31 bits"
     epochs = sorted((int(epoch), first) for epoch, first in told.segment_leader_epochs.items())
     if epochs and epochs[-1][0] > EPOCH_MAX:
-        return [], "a leader epoch that is no number of 31 bits"
+        return [], "a leader epoch is not a number of 31 bits"
     starts = [first for _, first in epochs]
     is_inside = not starts or (starts[0] >= 0 and starts[-1] <= told.end_offset)
     if not is_inside or any(one >= other for one, other in pairwise(starts)):
-        return [], "leader epochs that contradict the offsets or each other"
+        return [], "its leader epochs contradict the offsets or each other"
     return epochs, None
 
 
 def _corrupt(name: str, what: str, **facts: object) -> Corrupt:
-    return Corrupt(f"reading a segment's manifest, {what}", object=name, **facts)
+    return Corrupt(f"cannot read the manifest of a segment, {what}", object=name, **facts)

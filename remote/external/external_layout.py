@@ -55,9 +55,9 @@ class LayoutOptions:
 
     def __post_init__(self) -> None:
         if self.layout not in WORDS:
-            raise InvalidRequest("opening a bucket, no such layout", layout=self.layout, there_are=",".join(WORDS))
+            raise InvalidRequest("unknown bucket layout", layout=self.layout, there_are=",".join(WORDS))
         if self.layout not in (AUTO, Layout.AIVEN.value) and (self.prefixes != ("",) or self.private_keys):
-            raise InvalidRequest("opening a bucket, key prefixes and private keys are Aiven's", layout=self.layout)
+            raise InvalidRequest("key prefixes and private keys apply to the Aiven layout only", layout=self.layout)
 
     @property
     def is_ours(self) -> bool:
@@ -159,7 +159,7 @@ class ExternalFormat(Protocol):
         """Return the complete segments, by base offset; several may hold the same offsets."""
         ...
 
-    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
+    def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
         """Return the inputs to read an entry made from one of the segments.
 
         Raises NotFound if its objects no longer exist.

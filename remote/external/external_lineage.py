@@ -85,9 +85,9 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
     return [Chosen(copy.number, end) for copy, end in found]
 
 
-def gaps(rows: Iterable[SegmentEntry]) -> list[tuple[int, int]]:
+def gaps(entries: Iterable[SegmentEntry]) -> list[tuple[int, int]]:
     """Return the offset ranges ``[start, end)`` between entries that no entry holds."""
-    return [(one.next_offset, two.base_offset) for one, two in pairwise(rows) if one.next_offset < two.base_offset]
+    return [(one.next_offset, two.base_offset) for one, two in pairwise(entries) if one.next_offset < two.base_offset]
 
 
 def _ends(lineage: LeaderEpochs) -> dict[int, int | None]:

@@ -14,7 +14,7 @@ from local.verify.findings import Finding
 from remote.external.external_layout import ExternalName, Layout
 from remote.external.external_lineage import gaps
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 
@@ -43,55 +43,55 @@ class ExternalLog(MetadataLog):
     @property
     def gaps(self) -> list[tuple[int, int]]:
         """The offsets between entries that no entry holds, as of the last listing."""
-        return gaps(self._head.segments) if self._head is not None else []
+        return gaps(self._manifest.segments) if self._manifest is not None else []
 
     @property
     def findings(self) -> list[Finding]:
         """The findings, sorted by the offsets they concern, as of the last listing."""
         return sorted(self._findings.values(), key=lambda each: (each.offsets or (0, 0), each.path))
 
-    def load(self, *, exact: bool = False) -> Head | None:
+    def load(self, *, exact: bool = False) -> Manifest | None:
         """Return the current state of the bucket as a manifest; None while no listing has found a segment.
 
         Raises the errors of the listing.
         """
         del exact  # every listing is exact
         findings: dict[str, Finding] = {}
-        rows = tuple(self._list_rows(findings))
+        entries = tuple(self._list_rows(findings))
         with self._lock:
             self._tell_findings(findings)
-            known = self._head
-            if known is not None and known.segments == rows:
+            known = self._manifest
+            if known is not None and known.segments == entries:
                 return known
-            if rows:
-                self._head = self._made(rows, 1 if known is None else known.sequence + 1)
+            if entries:
+                self._manifest = self._made(entries, 1 if known is None else known.sequence + 1)
                 self._tell_gaps()
             elif known is not None:  # all of it expired
                 end = known.next_offset
-                self._head = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
-            return self._head
+                self._manifest = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
+            return self._manifest
 
     def missing(self) -> LogError:
         """Return the error for a partition of another layout without segments."""
-        return NotFound("reading a partition of another layout, it holds no segment", partition=self._name.prefix)
+        return NotFound("the external partition holds no segment", partition=self._name.prefix)
 
-    def become_writer(self, *_: object, **__: object) -> Head:
-        raise InvalidRequest("becoming a writer, this bucket is only read", layout=self._layout.value)
+    def become_writer(self, *_: object, **__: object) -> Manifest:
+        raise InvalidRequest("cannot become the writer, this bucket is read-only", layout=self._layout.value)
 
-    def _made(self, rows: tuple[SegmentEntry, ...], sequence: int) -> Head:
+    def _made(self, entries: tuple[SegmentEntry, ...], sequence: int) -> Manifest:
         name = self._name
-        return Head(
+        return Manifest(
             sequence=sequence,
-            epoch=1 + max((epoch for row in rows for epoch, _ in row.epochs), default=0),
+            epoch=1 + max((epoch for entry in entries for epoch, _ in entry.epochs), default=0),
             commit_id=f"{self._layout.value}-{sequence}",
             parent_id=None,
             writer_id=self._layout.value,
             topic=name.topic,
             topic_id=name.topic_id,
             partition=name.partition,
-            log_start_offset=rows[0].base_offset,
+            log_start_offset=entries[0].base_offset,
             committed_ms=0,
-            segments=rows,
+            segments=entries,
             properties={},
         )
 
@@ -99,7 +99,7 @@ class ExternalLog(MetadataLog):
         before, self._findings = self._findings, findings
         for path in sorted(findings.keys() - before.keys()):
             each, where = findings[path], self._name.topic_partition
-            _log.warning("the bucket makes no sense: partition=%s object=%s what=%s", where, path, each.what)
+            _log.warning("an object of the bucket is invalid: partition=%s object=%s what=%s", where, path, each.what)
 
     def _tell_gaps(self) -> None:
         for start, end in self.gaps:

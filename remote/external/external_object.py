@@ -46,7 +46,7 @@ class ExternalObject:
                 opened.append(open_chunk(table, number, chunk, self._parts.cipher))
             except Corrupt as error:
                 facts = {"object": self.key, "start": at, "length": stored_bytes}
-                raise Corrupt(f"reading a segment, {error.attempt}", **facts, **error.facts) from error
+                raise Corrupt(f"cannot read a segment: {error.attempt}", **facts, **error.facts) from error
         skipped = position - table.chunk_range(numbers.start)[0]
         return b"".join(opened)[skipped : skipped + length]
 
@@ -63,5 +63,5 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: Cipher | No
         body = out[: decompress_into(Codec.ZSTD, memoryview(body), out)]
     if len(body) != length:
         facts = {"chunk": number, "expected_bytes": length, "found_bytes": len(body)}
-        raise Corrupt("opening a chunk, it is not as long as its manifest says", **facts)
+        raise Corrupt("cannot decode a chunk, its length differs from its manifest", **facts)
     return bytes(body)

@@ -53,15 +53,16 @@ def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout
         return found.pop()
     keys = [info.key for info in islice(store.list(""), KEYS)]
     if not keys:
-        raise NotFound("finding the layout of a bucket, no object lies below the url: check the url", store=store.url)
-    if any(key.endswith(PUFFIN) for key in keys):
-        wrong = (
-            "finding the layout of a bucket, it is Aiven's Iceberg mode, whose segments are no Kafka segments any more"
+        raise NotFound(
+            "cannot detect the layout of the bucket, it has no object under the url; check the url", store=store.url
         )
+    if any(key.endswith(PUFFIN) for key in keys):
+        wrong = "cannot read the bucket, Aiven's Iceberg mode does not store Kafka segments"
         raise InvalidRequest(wrong, store=store.url)
     names = ",".join(sorted(each.value for each in found)) or "none"
     wrong = (
-        "finding the layout of a bucket, its object names match no single one: name the layout and the url of its root"
+        "cannot detect the layout of the bucket, its object names match no layout; name the "
+        "layout and the url of its root"
     )
     raise InvalidRequest(wrong, store=store.url, found=names, there_are=",".join(each.value for each in Layout))
 

@@ -67,15 +67,15 @@ class KafkaLocalFormat:
             needed = {LOG, *(suffix for section, suffix in KAFKA_FILES.items() if section != "txn")}
             for stem, files in stems.items():
                 if not needed <= files.keys():
-                    _log.info("a segment is not whole, and counts for nothing: place=%s segment=%s", place, stem)
+                    _log.info("a segment is incomplete and is ignored: place=%s segment=%s", place, stem)
                     continue
                 told = {each: files[suffix] for each, suffix in KAFKA_FILES.items() if suffix in files}
                 found.append(_segment(files[LOG], bases[stem], told, tells_transactions=True))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
-        keys = {section: sibling(row.data_key, suffix) for section, suffix in KAFKA_FILES.items()}
-        return _parts(store, row, keys)
+    def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
+        keys = {section: sibling(entry.data_key, suffix) for section, suffix in KAFKA_FILES.items()}
+        return _parts(store, entry, keys)
 
 
 class LogDirectoryFormat:
@@ -107,12 +107,12 @@ class LogDirectoryFormat:
                     found.append(replace(segment, snapshot_offset=knows, may_be_torn=following is None))
         return sorted(found, key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
-        keys = {section: sibling(row.data_key, suffix) for section, suffix in _FILES.items()}
-        place = row.data_key.rpartition("/")[0]
-        name = f"{row.next_offset:020d}{PRODUCER_SNAPSHOT}"
+    def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
+        keys = {section: sibling(entry.data_key, suffix) for section, suffix in _FILES.items()}
+        place = entry.data_key.rpartition("/")[0]
+        name = f"{entry.next_offset:020d}{PRODUCER_SNAPSHOT}"
         keys["producers"] = f"{place}/{name}" if place else name
-        return _parts(store, row, keys)
+        return _parts(store, entry, keys)
 
 
 class PinterestFormat:
@@ -132,15 +132,15 @@ class PinterestFormat:
         for place in name.places:
             for base, files in sorted(_files(store, place).items()):
                 if not {LOG, OFFSET_INDEX, TIME_INDEX} <= files.keys():
-                    _log.info("a segment is not whole, and counts for nothing: place=%s base=%d", place, base)
+                    _log.info("a segment is incomplete and is ignored: place=%s base=%d", place, base)
                     continue
                 told = {each: files[suffix] for each, suffix in _FILES.items() if suffix in files and each != "txn"}
                 found.append(_segment(files[LOG], base, told, tells_transactions=False))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
-    def parts(self, store: ObjectStore, row: SegmentEntry) -> ExternalParts:
-        keys = {section: sibling(row.data_key, suffix) for section, suffix in _FILES.items()}
-        return _parts(store, row, keys)
+    def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
+        keys = {section: sibling(entry.data_key, suffix) for section, suffix in _FILES.items()}
+        return _parts(store, entry, keys)
 
 
 def _segment(
@@ -161,24 +161,24 @@ def _segment(
     )
 
 
-def _parts(store: ObjectStore, row: SegmentEntry, keys: Mapping[str, str]) -> ExternalParts:
+def _parts(store: ObjectStore, entry: SegmentEntry, keys: Mapping[str, str]) -> ExternalParts:
     """Return the index files that the entry names.
 
     A file deleted since the listing counts as absent.
     """
     found: dict[str, bytes] = {}
     for section, key in keys.items():
-        where = row.indexes.get(section)
+        where = entry.indexes.get(section)
         if where is None or where.start < 0:
             continue
         if where.length > INDEX_BYTES_MAX:
-            raise InvalidRequest("reading an index, too large for one", object=key, size_bytes=where.length)
+            raise InvalidRequest("cannot read an index, it is too large", object=key, size_bytes=where.length)
         try:
             found[section] = store.get(key)
         except NotFound:
-            _log.warning("an index is gone: object=%s", key)
+            _log.warning("an index does not exist: object=%s", key)
     return ExternalParts(
-        chunks=uncut(row.stored_bytes),
+        chunks=uncut(entry.stored_bytes),
         offset=found.get("offset"),
         time=found.get("time"),
         txn=found.get("txn"),
@@ -203,7 +203,10 @@ def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]
     if _has_segments(store, ""):
         name = parse_partition_directory(store.url.rstrip("/").rpartition("/")[2])
         if name is None:
-            needed = "finding partitions, segments lie right here and the url does not end in <topic>-<partition>"
+            needed = (
+                "cannot find partitions, segments are directly under the url and the url does not end in "
+                "<topic>-<partition>"
+            )
             raise InvalidRequest(needed, store=store.url)
         yield "", name
         return
@@ -214,7 +217,10 @@ def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]
             for directory in store.list_prefixes(parent):
                 looked_at += 1
                 if looked_at > DIRECTORIES_MAX:
-                    needed = "finding partitions, too many folders: give the url of the one that holds them"
+                    needed = (
+                        "cannot find partitions, there are too many folders; give the url of the folder that "
+                        "contains them"
+                    )
                     raise InvalidRequest(needed, store=store.url, folders_max=DIRECTORIES_MAX)
                 name, place = parse_partition_directory(directory), f"{parent}{directory}/"
                 if name is not None and _has_segments(store, place):

@@ -59,16 +59,16 @@ class DiskCache:
             storage.make_directory(root)
             lock = storage.lock(join(root, LOCK))
         except Conflict:
-            _log.info("reading without a cache on the disk, another process has it: directory=%s", root)
+            _log.info("the disk cache is disabled, another process uses it: directory=%s", root)
             return None
         except LogError as error:
-            _log.warning("reading without a cache on the disk: directory=%s cause=%s", root, error)
+            _log.warning("the disk cache is disabled: directory=%s cause=%s", root, error)
             return None
         try:
             return cls(storage, root, bytes_max, lock)
         except LogError as error:
             lock.close()
-            _log.warning("reading without a cache on the disk: directory=%s cause=%s", root, error)
+            _log.warning("the disk cache is disabled: directory=%s cause=%s", root, error)
             return None
 
     @property
@@ -119,7 +119,7 @@ class DiskCache:
     def forget(self, name: str, number: int) -> None:
         """Remove a piece that does not match its index."""
         piece = _file_of(name, number)
-        _log.warning("a cached piece was damaged: file=%s object=%s", join(self._root, piece), name)
+        _log.warning("a cached chunk was damaged and is read again: file=%s object=%s", join(self._root, piece), name)
         self._strike(piece)
         self._remove(piece)
 
@@ -179,14 +179,14 @@ class DiskCache:
         with suppress(LogError):
             self._storage.unlink(aside)
         if not self._lacked_room:
-            _log.warning("no room for what was read, kept again once there is: directory=%s", self._root)
+            _log.warning("the disk cache has no space, caching resumes when there is space: directory=%s", self._root)
         self._lacked_room = True
 
     def _turn_off(self, error: LogError) -> None:
         with self._lock:
             was_off, self._is_off = self._is_off, True
         if not was_off:
-            _log.warning("reading goes on without the cache on the disk: directory=%s cause=%s", self._root, error)
+            _log.warning("the disk cache is disabled after an error: directory=%s cause=%s", self._root, error)
 
 
 def _file_of(name: str, number: int) -> str:

@@ -36,7 +36,7 @@ from remote.fetch.disk_cache import WHOLE, DiskCache
 from remote.fetch.range_prediction import PredictedRange, RangePredictor
 from remote.keys import full_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import PLAIN, ChunkTable
@@ -61,15 +61,15 @@ class Opener(Protocol):
         ...
 
 
-def why_missing(log: MetadataLog, rows: Sequence[SegmentEntry], error: NotFound) -> LogError:
-    """Return the error for a 404: Corrupt if the newest manifest names all of `rows`, else `error`.
+def why_missing(log: MetadataLog, entries: Sequence[SegmentEntry], error: NotFound) -> LogError:
+    """Return the error for a 404: Corrupt if the newest manifest names all of `entries`, else `error`.
 
     Corrupt means a lost object.
     """
-    head = log.refresh(exact=True)
-    if not log.ask(head, lambda index: all(index.holds(row) for row in rows)):
+    manifest = log.refresh(exact=True)
+    if not log.ask(manifest, lambda index: all(index.holds(entry) for entry in entries)):
         return error
-    return Corrupt("reading a remote segment, its object is missing and the newest manifest names it", **error.facts)
+    return Corrupt("the object of a remote segment does not exist and the newest manifest names it", **error.facts)
 
 
 class RemotePartition:
@@ -121,11 +121,11 @@ class RemotePartition:
         """The size limit of its cache."""
         return self._cache.bytes_max
 
-    def head(self) -> Head:
+    def manifest(self) -> Manifest:
         """Return the last read manifest; read it now if there is none. Raises NotFound without a manifest."""
         return self._log.cached or self._log.refresh()
 
-    def refresh(self) -> Head:
+    def refresh(self) -> Manifest:
         """Return the newest manifest from the store. Raises NotFound without one."""
         return self._log.refresh()
 
@@ -280,7 +280,7 @@ class RemotePartition:
                 continue
             try:
                 if len(body) != table.stored_range(number)[1]:
-                    raise Corrupt("a cached chunk has another length")
+                    raise Corrupt("a cached chunk is damaged, its length differs")
                 found[name, number] = opened(number, Slice(body, 0, len(body)))
             except Corrupt:
                 self._disk.forget(name, number)
@@ -297,11 +297,11 @@ class RemotePartition:
         try:
             again = Slice(read_named(lambda: self._store.get_range(name, start, length)), 0, length)
         except Corrupt as error:
-            raise Corrupt("reading a tiered segment, the object is short", **facts) from error
+            raise Corrupt("cannot read a remote segment, its object is too short", **facts) from error
         try:
             return opened(number, again)
         except Corrupt as error:
-            raise Corrupt(f"reading a tiered segment, {error.attempt}", **facts, **error.facts) from error
+            raise Corrupt(f"cannot read a remote segment: {error.attempt}", **facts, **error.facts) from error
 
     def _opener(self, segment: SegmentEntry, table: ChunkTable) -> Opener:
         return partial(_opened, table, self._cipher(segment))
@@ -343,14 +343,14 @@ class RemotePartition:
         offsets = {"object": name, "base_offset": segment.base_offset, "next_offset": segment.next_offset}
         if len(body) != segment.indexes_bytes:
             facts = {**offsets, "expected_bytes": segment.indexes_bytes, "found_bytes": len(body)}
-            raise Corrupt("reading a tiered segment's indexes, their size differs", **facts)
+            raise Corrupt("the indexes of a remote segment are damaged, their size differs", **facts)
         cipher = self._cipher(segment)
         try:
             bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
         except Corrupt as error:
             raise Corrupt(error.attempt, **offsets, **error.facts) from error
         if not _is_of(bundle.chunks, segment):
-            raise Corrupt("reading a tiered segment's indexes, they are another segment's", **offsets)
+            raise Corrupt("the indexes belong to another remote segment", **offsets)
         return bundle
 
 
@@ -390,7 +390,9 @@ def _opened(
     view = stored.view()
     expected = table.stored_crc(number)
     if not is_sound and (len(view) != stored.size_bytes or crc32c(view) != expected):
-        raise Corrupt("a chunk's checksum differs", expected=f"{expected:08x}", found=f"{crc32c(view):08x}")
+        raise Corrupt(
+            "a chunk is damaged, its checksum differs", expected=f"{expected:08x}", found=f"{crc32c(view):08x}"
+        )
     if table.is_as_it_is:
         return stored
     return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])

@@ -76,32 +76,32 @@ class SequentialReader:
         self.step_bytes = STEP_BYTES_MIN
         remote.stream_begins()
 
-    def read(self, row: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
+    def read(self, entry: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
         """As `RemotePartition.read`.
 
         A read that begins inside the last one continues it (a batch was cut).
         """
-        goes_on = self._goes_on(row, position)
+        goes_on = self._goes_on(entry, position)
         if not goes_on:
-            self._begin_anew(row)
+            self._begin_anew(entry)
         if in_one_piece:
             length = min(length, _left_of_cell(position))
-        data = self._remote.read(row, position, length, in_one_piece=in_one_piece)
+        data = self._remote.read(entry, position, length, in_one_piece=in_one_piece)
         reached = position + len(data)
         if goes_on:
             self._window = min(max(GROWTH * self._window, WINDOW_BYTES_MIN), self._window_max)
             self.step_bytes = min(GROWTH * self.step_bytes, STEP_BYTES_MAX)
-            self._leave_behind(row, position)
-        self._last = row, position, reached
+            self._leave_behind(entry, position)
+        self._last = entry, position, reached
         if self._window:
-            self._fetch_ahead(row, reached)
+            self._fetch_ahead(entry, reached)
         return data
 
-    def _goes_on(self, row: SegmentEntry, position: int) -> bool:
+    def _goes_on(self, entry: SegmentEntry, position: int) -> bool:
         if self._last is None:
             return False
         last, start, reached = self._last
-        if last.ulid == row.ulid:
+        if last.ulid == entry.ulid:
             return start <= position <= reached
         # The stream reached a segment's end, and this is the next segment.
         return bool(self._path) and self._path[0].ulid == last.ulid and reached >= last.size_bytes and position == 0
@@ -118,29 +118,29 @@ class SequentialReader:
             flight.cancel()
         self._flights.clear()
 
-    def _begin_anew(self, row: SegmentEntry) -> None:
+    def _begin_anew(self, entry: SegmentEntry) -> None:
         self._forget_flights()
         self._window, self.step_bytes = 0, STEP_BYTES_MIN
-        self._path, self._covered, self._crossing = [row], 0, None
+        self._path, self._covered, self._crossing = [entry], 0, None
         self._last, self._left = None, 0
 
-    def _leave_behind(self, row: SegmentEntry, position: int) -> None:
+    def _leave_behind(self, entry: SegmentEntry, position: int) -> None:
         """Mark the cells before the cell of `position`, and all of the segment before, as passed."""
         assert self._last is not None, "it goes on"
         last = self._last[0]
-        if last.ulid != row.ulid:
+        if last.ulid != entry.ulid:
             self._remote.leave_behind(last, self._left, last.size_bytes)
             self._left = 0
         cell = position - position % RANGE_BYTES
         if cell > self._left:
-            self._remote.leave_behind(row, self._left, cell)
+            self._remote.leave_behind(entry, self._left, cell)
             self._left = cell
 
-    def _fetch_ahead(self, row: SegmentEntry, reached: int) -> None:
+    def _fetch_ahead(self, entry: SegmentEntry, reached: int) -> None:
         """Fetch `_window` bytes after `reached`, as far as their segments are known."""
         while self._flights and self._flights[0].done():
             self._flights.popleft()
-        self._come_to(row, reached)
+        self._come_to(entry, reached)
         while (ahead := sum(each.size_bytes for each in self._path[:-1]) + self._covered - reached) < self._window:
             last = self._path[-1]
             if self._covered >= last.size_bytes:
@@ -159,40 +159,40 @@ class SequentialReader:
         left = _left_of_cell(self._covered)
         return left if self._window >= RANGE_BYTES else min(left, missing)
 
-    def _come_to(self, row: SegmentEntry, reached: int) -> None:
+    def _come_to(self, entry: SegmentEntry, reached: int) -> None:
         """Remove the segments that the stream has passed from the path."""
-        while self._path and self._path[0].ulid != row.ulid:
+        while self._path and self._path[0].ulid != entry.ulid:
             self._path.pop(0)
         if not self._path:
-            self._path, self._covered = [row], reached
+            self._path, self._covered = [entry], reached
         if len(self._path) == 1:
             self._covered = max(self._covered, reached)
 
-    def _crossed(self, row: SegmentEntry) -> SegmentEntry | None:
-        """Return the segment after `row`, once another thread has found it; else None.
+    def _crossed(self, entry: SegmentEntry) -> SegmentEntry | None:
+        """Return the segment after `entry`, once another thread has found it; else None.
 
         None also at the end of the stream.
         """
-        if self._crossing is None or self._crossing[0] != row.ulid:
-            self._crossing = row.ulid, _pool().submit(self._cross, row)
+        if self._crossing is None or self._crossing[0] != entry.ulid:
+            self._crossing = entry.ulid, _pool().submit(self._cross, entry)
         _, found = self._crossing
         return found.result() if found.done() else None
 
-    def _cross(self, row: SegmentEntry) -> SegmentEntry | None:
+    def _cross(self, entry: SegmentEntry) -> SegmentEntry | None:
         try:
-            following = self._following(row)
+            following = self._following(entry)
             if following is not None:
                 self._remote.indexes(following)
         except LogError as error:
-            _log.debug("reading ahead stops: object=%s cause=%s", row.data_key, error)
+            _log.debug("read-ahead stopped: object=%s cause=%s", entry.data_key, error)
             return None
         return following
 
-    def _warm(self, row: SegmentEntry, position: int, length: int) -> None:
+    def _warm(self, entry: SegmentEntry, position: int, length: int) -> None:
         try:
-            self._remote.warm(row, position, length)
+            self._remote.warm(entry, position, length)
         except LogError as error:
-            _log.debug("reading ahead failed: object=%s cause=%s", row.data_key, error)
+            _log.debug("read-ahead failed: object=%s cause=%s", entry.data_key, error)
 
 
 def _left_of_cell(position: int) -> int:

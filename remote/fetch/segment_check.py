@@ -28,98 +28,100 @@ ReadRange = Callable[[int, int], memoryview]  # bytes [start, start + length) of
 LookInside = Callable[[str, SegmentEntry, IndexBundle, ReadRange], Iterable[Finding]]
 
 
-def only_read(path: str, row: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
+def only_read(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
     """Read every byte, so that every chunk is compared with its CRC; report nothing else."""
-    for at in range(0, row.size_bytes, RANGE_BYTES):
-        read(at, min(RANGE_BYTES, row.size_bytes - at))
+    for at in range(0, entry.size_bytes, RANGE_BYTES):
+        read(at, min(RANGE_BYTES, entry.size_bytes - at))
     return ()
 
 
 def check_segment(
-    store: ObjectStore, remote: RemotePartition, row: SegmentEntry, look_inside: LookInside = only_read
+    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, look_inside: LookInside = only_read
 ) -> list[Finding]:
     """Return the findings inside one segment of `store`.
 
     Raises errors that make the segment unreachable. A missing key is no such error: it is a WARNING with `is_unread`. A
     segment with missing objects, or with indexes that cannot be decoded, has `is_unread` too: its data is unknown.
     """
-    where = full_key(remote.prefix, row.data_key)
+    where = full_key(remote.prefix, entry.data_key)
     try:
-        bundle = remote.indexes(row)
-        found = list(_of_sections(remote.prefix, row, bundle))
-        return found + _of_contents(store, remote, row, bundle, look_inside)
+        bundle = remote.indexes(entry)
+        found = list(_of_sections(remote.prefix, entry, bundle))
+        return found + _of_contents(store, remote, entry, bundle, look_inside)
     except Corrupt as error:
         path = str(error.facts.get("object", where))
-        return [replace(damaged(error, path), offsets=(row.base_offset, row.next_offset), is_unread=True)]
+        return [replace(damaged(error, path), offsets=(entry.base_offset, entry.next_offset), is_unread=True)]
     except NotFound:
-        return [replace(wrong(where, "an object was deleted while it was read", row), is_unread=True)]
+        return [replace(wrong(where, "an object was deleted while it was being read", entry), is_unread=True)]
     except AccessDenied as error:
         if "key_id" not in error.facts:
             raise
-        return [replace(wrong(where, str(error), row), severity=Severity.WARNING, is_unread=True)]
+        return [replace(wrong(where, str(error), entry), severity=Severity.WARNING, is_unread=True)]
 
 
-def wrong(path: str, what: str, row: SegmentEntry | None = None) -> Finding:
+def wrong(path: str, what: str, entry: SegmentEntry | None = None) -> Finding:
     """Return a CORRUPT finding for all offsets of an entry."""
-    offsets = (row.base_offset, row.next_offset) if row is not None else None
+    offsets = (entry.base_offset, entry.next_offset) if entry is not None else None
     return Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=offsets)
 
 
-def unreadable(error: LogError, path: str, row: SegmentEntry | None = None) -> Finding:
+def unreadable(error: LogError, path: str, entry: SegmentEntry | None = None) -> Finding:
     """Return the finding for an object that the store refuses while it serves others.
 
     A WARNING if a permission is missing, else CORRUPT.
     """
     severity = Severity.WARNING if isinstance(error, AccessDenied) else Severity.CORRUPT
     facts = {name: value for name, value in error.facts.items() if name not in ("store", "key")}
-    return replace(wrong(path, f"could not be read, {describe(error.attempt, facts)}", row), severity=severity)
+    return replace(wrong(path, f"cannot be read, {describe(error.attempt, facts)}", entry), severity=severity)
 
 
-def _of_sections(prefix: str, row: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
+def _of_sections(prefix: str, entry: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
     """Compare the positions of the indexes with the entry."""
     lengths = [len(getattr(bundle, name)) for name in SECTIONS[:-1]]
     for name, start, length in zip(SECTIONS, accumulate(lengths, initial=0), lengths, strict=False):
-        says = row.indexes.get(name)
+        says = entry.indexes.get(name)
         if says is None or (says.start, says.length) != (start, length):
             yield wrong(
-                full_key(prefix, row.indexes_key), f"the row says another place of an index: section={name}", row
+                full_key(prefix, entry.indexes_key),
+                f"the segment entry has another position of an index: section={name}",
+                entry,
             )
 
 
 def _of_contents(
-    store: ObjectStore, remote: RemotePartition, row: SegmentEntry, bundle: IndexBundle, look_inside: LookInside
+    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, bundle: IndexBundle, look_inside: LookInside
 ) -> list[Finding]:
-    where = full_key(remote.prefix, row.data_key)
+    where = full_key(remote.prefix, entry.data_key)
     try:
-        return list(look_inside(where, row, bundle, lambda at, length: remote.read(row, at, length)))
+        return list(look_inside(where, entry, bundle, lambda at, length: remote.read(entry, at, length)))
     except Corrupt as error:
         first = error
-    found = list(_damaged_chunks(remote, row, bundle))
+    found = list(_damaged_chunks(remote, entry, bundle))
     if bundle.chunks.is_as_it_is and found:
         with suppress(LogError):  # the raw bytes may end early or be unreadable
-            seen = look_inside(where, row, bundle, lambda at, length: memoryview(store.get_range(where, at, length)))
+            seen = look_inside(where, entry, bundle, lambda at, length: memoryview(store.get_range(where, at, length)))
             found += [each for each in seen if each.at is not None and each.path == where]
-    return found or [replace(damaged(first, where), offsets=(row.base_offset, row.next_offset))]
+    return found or [replace(damaged(first, where), offsets=(entry.base_offset, entry.next_offset))]
 
 
-def _damaged_chunks(remote: RemotePartition, row: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
+def _damaged_chunks(remote: RemotePartition, entry: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
     """Check each chunk alone; yield the stored range of damaged chunks and the offsets they may hold."""
     table = bundle.chunks
     for number in range(len(table)):
         start, length = table.chunk_range(number)
         try:
-            remote.read(row, start, length)
+            remote.read(entry, start, length)
         except Corrupt as error:
             stored_start, stored_length = table.stored_range(number)
-            offsets = offsets_between(row, bundle, start, start + length)
-            found = damaged(error, full_key(remote.prefix, row.data_key))
+            offsets = offsets_between(entry, bundle, start, start + length)
+            found = damaged(error, full_key(remote.prefix, entry.data_key))
             yield replace(found, at=stored_start, length=stored_length, offsets=offsets)
 
 
-def offsets_between(row: SegmentEntry, bundle: IndexBundle, start: int, end: int) -> tuple[int, int]:
+def offsets_between(entry: SegmentEntry, bundle: IndexBundle, start: int, end: int) -> tuple[int, int]:
     """Return the offsets that bytes ``[start, end)`` may hold, as narrow as the offset index allows."""
-    low, high = row.base_offset, row.next_offset
-    entries = offset_index.entries(bytes(bundle.offset), row.base_offset)
+    low, high = entry.base_offset, entry.next_offset
+    entries = offset_index.entries(bytes(bundle.offset), entry.base_offset)
     positions = [position for _, position in entries]
     before = bisect_right(positions, start) - 2  # the batch of the entry before ends below `start`
     after = bisect_left(positions, end)
@@ -127,4 +129,4 @@ def offsets_between(row: SegmentEntry, bundle: IndexBundle, start: int, end: int
         low = max(low, entries[before][0] + 1)
     if after < len(entries):
         high = min(high, entries[after][0])  # the batch there begins at or below its last offset
-    return (low, high) if low < high else (row.base_offset, row.next_offset)
+    return (low, high) if low < high else (entry.base_offset, entry.next_offset)

@@ -30,12 +30,15 @@ from remote.store import ObjectStore
 
 def unlinkings(log: MetadataLog, keys: Collection[str]) -> dict[str, Unlinking]:
     """When each of `keys` (objects, pages) was unlinked, for keys that the newest known manifest lists."""
-    head = log.cached
-    if head is None:
+    manifest = log.cached
+    if manifest is None:
         return {}
-    since = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for each in head.unlinked}
-    for page in head.unlinked_pages:
-        since[page.spill.key] = Unlinking(sequence=page.unlinked_sequence, at_ms=page.unlinked_ms)
+    since = {
+        each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms)
+        for each in manifest.pending_deletes
+    }
+    for page in manifest.pending_page_deletes:
+        since[page.page.key] = Unlinking(sequence=page.unlinked_sequence, at_ms=page.unlinked_ms)
     return {key: since[key] for key in keys if key in since}
 
 
@@ -44,8 +47,8 @@ def unpinned(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: in
 
     Raises as `PinWatch.free`.
     """
-    due, head = unlinkings(log, keys), log.cached
-    return pins.free(due, sequence=head.sequence, now_ms=now_ms) if head is not None and due else set()
+    due, manifest = unlinkings(log, keys), log.cached
+    return pins.free(due, sequence=manifest.sequence, now_ms=now_ms) if manifest is not None and due else set()
 
 
 def delete_due_objects(
@@ -77,10 +80,13 @@ def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
         name = parse_data_key(key)
         if name is None:
             continue
-        for row in index.entries_with_dead(name.base_offset, name.base_offset + 1):
-            if key in (row.data_key, row.indexes_key):
-                facts = {"object": key, "base_offset": row.base_offset, "next_offset": row.next_offset}
-                raise Corrupt("deleting an object, a row of the same head names it; nothing was deleted", **facts)
+        for entry in index.entries_with_dead(name.base_offset, name.base_offset + 1):
+            if key in (entry.data_key, entry.indexes_key):
+                facts = {"object": key, "base_offset": entry.base_offset, "next_offset": entry.next_offset}
+                raise Corrupt(
+                    ("cannot delete an object, a segment entry of the same manifest names it; nothing was deleted"),
+                    **facts,
+                )
 
 
 def delete_due_pages(
@@ -90,7 +96,7 @@ def delete_due_pages(
     free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free
-    listed = {page.spill.key: page for page in (log.cached.unlinked_pages if log.cached is not None else ())}
+    listed = {page.page.key: page for page in (log.cached.pending_page_deletes if log.cached is not None else ())}
     newest = log.check_still_writer()
     pages = [listed[key] for key in keys if key in free]
     delete_pages(store, prefix, log, newest, pages, now_ms, has_forks=pins.has_forks)

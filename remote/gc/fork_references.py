@@ -55,7 +55,7 @@ from remote.gc.pins import Pin, list_pins
 from remote.keys import home_of, is_in_other_topic, key_in_other_topic
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import ManifestChain
-from remote.manifest.page_spill import entries_unless_deleted, named_by
+from remote.manifest.page_out import entries_unless_deleted, named_by
 from remote.store import ObjectStore
 
 
@@ -106,15 +106,15 @@ def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
     such a pin's manifest may be deleted already. Raises Corrupt for a damaged page and NotFound for a lost page.
     """
     metadata = MetadataLog(store, fork)
-    head = metadata.load(exact=True)
-    if head is None:
+    manifest = metadata.load(exact=True)
+    if manifest is None:
         return set()
-    named: set[str] = metadata.ask(head, lambda index: named_by(index.head, index.page))
+    named: set[str] = metadata.ask(manifest, lambda index: named_by(index.manifest, index.page))
     chain = ManifestChain(store, fork)
     for sequence in {pin.sequence for pin in list_pins(store, fork)}:
         pinned = chain.read(sequence)
         if pinned is not None:
-            named |= named_by(pinned, entries_unless_deleted(head, metadata.page_entries))
+            named |= named_by(pinned, entries_unless_deleted(manifest, metadata.page_entries))
     return named
 
 
@@ -124,5 +124,5 @@ def is_over(store: ObjectStore, fork: str) -> bool:
     It was deleted, and has no entry and no pending delete left. True as well for a fork without a manifest. A run that
     is about to create its manifest checks for the announcement afterwards, so GC may delete the announcement.
     """
-    head = MetadataLog(store, fork).load(exact=True)
-    return head is None or (head.deleted_ms is not None and not named_by_fork(store, fork))
+    manifest = MetadataLog(store, fork).load(exact=True)
+    return manifest is None or (manifest.deleted_ms is not None and not named_by_fork(store, fork))

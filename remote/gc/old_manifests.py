@@ -22,38 +22,40 @@ from dataclasses import dataclass
 from remote.gc.fork_references import is_over
 from remote.gc.pin_watch import RENEWAL_LAG_MS
 from remote.gc.pins import list_pins, release
-from remote.keys import HEADS, parse_manifest_key
+from remote.keys import MANIFESTS, parse_manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Result of one run: deleted `heads` (manifests) and `pins`; `void_upto` is the current GC boundary."""
+    """Result of one run: deleted `manifests` (manifests) and `pins`; `gc_boundary` is the current GC boundary."""
 
-    void_upto: int
-    heads: int
+    gc_boundary: int
+    manifests: int
     pins: int
 
 
 def collect_manifests(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, *, now_ms: int) -> Collected:
     """Delete the manifests up to sequence `upto`, which must be below the newest. Raises Fenced."""
-    head = log.check_still_writer()
-    upto = min(upto, head.sequence - 1)
+    manifest = log.check_still_writer()
+    upto = min(upto, manifest.sequence - 1)
     if upto < 1:
-        return Collected(void_upto=log.void_upto, heads=0, pins=0)
+        return Collected(gc_boundary=log.gc_boundary, manifests=0, pins=0)
     log.set_gc_boundary(upto)
     pins = list_pins(store, prefix)
-    lapsed_ms = now_ms if head.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # pins of deleted topics end at once
+    lapsed_ms = (
+        now_ms if manifest.deleted_ms is not None else now_ms - RENEWAL_LAG_MS
+    )  # pins of deleted topics end at once
     expired = [pin for pin in pins if pin.expires_ms <= lapsed_ms and (pin.fork is None or is_over(store, pin.fork))]
     held = {pin.sequence for pin in pins if pin.expires_ms > now_ms}
     gone = []
-    for info in store.list(prefix + HEADS):
+    for info in store.list(prefix + MANIFESTS):
         sequence = parse_manifest_key(info.key.removeprefix(prefix))
-        if sequence is not None and sequence > log.void_upto:
+        if sequence is not None and sequence > log.gc_boundary:
             break
         if sequence is not None and sequence not in held:
             gone.append(info.key)
     store.delete(gone)
     release(store, prefix, expired)
-    return Collected(void_upto=log.void_upto, heads=len(gone), pins=len(expired))
+    return Collected(gc_boundary=log.gc_boundary, manifests=len(gone), pins=len(expired))

@@ -28,7 +28,7 @@ from remote.gc.pins import list_pins
 from remote.keys import parse_epoch
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import ManifestChain
-from remote.manifest.page_spill import named_by
+from remote.manifest.page_out import named_by
 from remote.store import ObjectInfo, ObjectStore
 
 
@@ -76,11 +76,11 @@ def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_
     ]
     if not listed:
         return []
-    head = metadata.refresh(exact=True)
-    named = metadata.ask(head, lambda index: named_by(index.head, index.page))
+    manifest = metadata.refresh(exact=True)
+    named = metadata.ask(manifest, lambda index: named_by(index.manifest, index.page))
     chain = ManifestChain(store, prefix)
     for sequence in {pin.sequence for pin in list_pins(store, prefix) if pin.expires_ms > now_ms}:
         pinned = chain.read(sequence)
         if pinned is not None:  # else the pin was written too late, and its holder is about to release it
             named |= named_by(pinned, metadata.page_entries)
-    return unreferenced_objects(listed, epoch=head.epoch, named=named | kept_by_forks(store, prefix))
+    return unreferenced_objects(listed, epoch=manifest.epoch, named=named | kept_by_forks(store, prefix))

@@ -31,9 +31,9 @@ from collections.abc import Sequence
 from local.errors import Corrupt, NotFound, describe
 from remote.gc.fork_references import delete_objects
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, PendingPageDelete
+from remote.manifest.manifest import Manifest, PendingPageDelete
 from remote.manifest.manifest_changes import remove_pending_page_deletes
-from remote.manifest.page_spill import keys_of
+from remote.manifest.page_out import keys_of
 from remote.store import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -43,39 +43,42 @@ def delete_pages(
     store: ObjectStore,
     prefix: str,
     log: MetadataLog,
-    head: Head,
+    manifest: Manifest,
     pages: Sequence[PendingPageDelete],
     now_ms: int,
     *,
     has_forks: bool = True,
 ) -> None:
-    """Steps 1 to 3, for `pages` that the newest manifest `head` lists.
+    """Steps 1 to 3, for `pages` that the newest manifest `manifest` lists.
 
     The caller has proved that they may be deleted. `has_forks` as in `remote.gc.fork_references.delete_objects`.
 
     Raises the store's errors. The objects of a damaged page's entries stay; a log line says so.
     """
-    named = {*keys_of(head.segments), *keys_of(head.view_entries), *(spill.key for spill in head.spills)}
+    named = {*keys_of(manifest.segments), *keys_of(manifest.view_entries), *(page.key for page in manifest.pages)}
     for pending in pages:
-        living = set(keys_of(log.index(head).entries_with_dead(pending.spill.base_offset, pending.spill.next_offset)))
+        living = set(keys_of(log.index(manifest).entries_with_dead(pending.page.base_offset, pending.page.next_offset)))
         keys = [key for key in _objects_of(prefix, log, pending) if key not in named and key not in living]
         delete_objects(store, prefix, keys, has_forks=has_forks)
-        store.delete([prefix + pending.spill.key])
-    log.commit(remove_pending_page_deletes([pending.spill.key for pending in pages]), now_ms)
+        store.delete([prefix + pending.page.key])
+    log.commit(remove_pending_page_deletes([pending.page.key for pending in pages]), now_ms)
 
 
 def _objects_of(prefix: str, log: MetadataLog, pending: PendingPageDelete) -> list[str]:
     """The objects of the page's entries; empty if the page is deleted already or damaged."""
     try:
-        return keys_of(log.page_entries(pending.spill))
+        return keys_of(log.page_entries(pending.page))
     except NotFound:
         return []  # the page is deleted last, so its objects are deleted too
     except Corrupt as error:
-        spill = pending.spill
-        facts = {"base_offset": spill.base_offset, "next_offset": spill.next_offset, "segments": spill.segment_count}
-        told = {"prefix": prefix, "key": spill.key, **facts, "size_bytes": spill.stored_bytes, "cause": error}
+        page = pending.page
+        facts = {"base_offset": page.base_offset, "next_offset": page.next_offset, "segments": page.segment_count}
+        told = {"prefix": prefix, "key": page.key, **facts, "size_bytes": page.stored_bytes, "cause": error}
         _log.error(
             "%s",
-            describe("a page that is deleted is damaged: its rows' objects stay until 'tiered gc' finds them", told),
+            describe(
+                ("a manifest page of the deleted partition is damaged; 'tiered gc' finds the objects of its entries"),
+                told,
+            ),
         )
         return []

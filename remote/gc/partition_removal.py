@@ -29,9 +29,9 @@ from remote.gc.fork_references import delete_objects
 from remote.gc.old_manifests import collect_manifests
 from remote.gc.page_removal import delete_pages
 from remote.gc.pin_watch import PinWatch, Unlinking
-from remote.keys import HEADS, manifest_key
+from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head, PendingDelete, PendingPageDelete
+from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
 from remote.manifest.manifest_changes import delete_partition, expire_pages, expire_segments, remove_pending_deletes
 from remote.manifest.view_changes import drop_view
 from remote.store import ObjectStore
@@ -81,10 +81,10 @@ class PartitionRemoval:
 
     def _step(self, now_ms: int, grace_ms: int) -> Removal:
         if self._log.state is LogState.READER:
-            head = self._log.load()
-            if head is not None and self._gives_way and _is_at_work(head, now_ms, grace_ms):
+            manifest = self._log.load()
+            if manifest is not None and self._gives_way and _is_at_work(manifest, now_ms, grace_ms):
                 return Removal.WAITING
-            if head is None or (_is_empty(head) and not self._has_old_manifests(head)):
+            if manifest is None or (_is_empty(manifest) and not self._has_old_manifests(manifest)):
                 return Removal.DONE
             self._log.become_writer(
                 self._writer_id,
@@ -95,62 +95,62 @@ class PartitionRemoval:
                 removes=True,
             )
             self._gives_way = False
-        head = self._log.commit(delete_partition(now_ms=now_ms), now_ms)
-        assert head.deleted_ms is not None
-        if _is_empty(head):
-            return self._collect(head, now_ms)
-        if now_ms - head.deleted_ms < grace_ms:
+        manifest = self._log.commit(delete_partition(now_ms=now_ms), now_ms)
+        assert manifest.deleted_ms is not None
+        if _is_empty(manifest):
+            return self._collect(manifest, now_ms)
+        if now_ms - manifest.deleted_ms < grace_ms:
             return Removal.WAITING
-        if head.unlinked or head.unlinked_pages:
-            return self._delete(head, now_ms)
-        self._unlink(head, head.deleted_ms, now_ms)
+        if manifest.pending_deletes or manifest.pending_page_deletes:
+            return self._delete(manifest, now_ms)
+        self._unlink(manifest, manifest.deleted_ms, now_ms)
         return Removal.UNDER_WAY
 
-    def _collect(self, head: Head, now_ms: int) -> Removal:
+    def _collect(self, manifest: Manifest, now_ms: int) -> Removal:
         """Step 7.
 
         While a known pin holds an old manifest, only that pin is read: a pin of hours causes no listing.
         """
-        if self._pins.keeps_before(head.sequence, now_ms):
+        if self._pins.keeps_before(manifest.sequence, now_ms):
             return Removal.WAITING
-        if not self._has_old_manifests(head):
+        if not self._has_old_manifests(manifest):
             return Removal.DONE
-        collect_manifests(self._store, self._prefix, self._log, head.sequence - 1, now_ms=now_ms)
-        if not self._has_old_manifests(head):
+        collect_manifests(self._store, self._prefix, self._log, manifest.sequence - 1, now_ms=now_ms)
+        if not self._has_old_manifests(manifest):
             return Removal.DONE
-        self._pins.look(sequence=head.sequence, now_ms=now_ms)
+        self._pins.look(sequence=manifest.sequence, now_ms=now_ms)
         return Removal.WAITING
 
-    def _has_old_manifests(self, head: Head) -> bool:
-        """Whether the store still has a manifest below `head`, the last one: not deleted yet, or pinned.
+    def _has_old_manifests(self, manifest: Manifest) -> bool:
+        """Whether the store still has a manifest below `manifest`, the last one: not deleted yet, or pinned.
 
         One listing.
         """
-        first = next(iter(self._store.list(self._prefix + HEADS)), None)
-        return first is not None and first.key != self._prefix + manifest_key(head.sequence)
+        first = next(iter(self._store.list(self._prefix + MANIFESTS)), None)
+        return first is not None and first.key != self._prefix + manifest_key(manifest.sequence)
 
-    def _unlink(self, head: Head, deleted_ms: int, now_ms: int) -> None:
+    def _unlink(self, manifest: Manifest, deleted_ms: int, now_ms: int) -> None:
         """Unlink all views, all pages, or some of the manifest's own entries.
 
         Pages are not read; each becomes one pending delete. Only one of the three per call, so that no manifest grows
         large.
         """
-        if head.views:
-            for view in head.views:
+        if manifest.views:
+            for view in manifest.views:
                 self._log.commit(drop_view(view.name, now_ms=deleted_ms), now_ms)
-        elif head.spills:
-            self._log.commit(expire_pages([spill.key for spill in head.spills], now_ms=deleted_ms), now_ms)
+        elif manifest.pages:
+            self._log.commit(expire_pages([page.key for page in manifest.pages], now_ms=deleted_ms), now_ms)
         else:
-            ulids = [row.ulid for row in head.segments[:ROWS_AT_ONCE]]
+            ulids = [entry.ulid for entry in manifest.segments[:ROWS_AT_ONCE]]
             self._log.commit(expire_segments(ulids, now_ms=deleted_ms), now_ms)
 
-    def _delete(self, head: Head, now_ms: int) -> Removal:
-        since = {each.key: _left(each) for each in head.unlinked} | {
-            each.spill.key: _left(each) for each in head.unlinked_pages
+    def _delete(self, manifest: Manifest, now_ms: int) -> Removal:
+        since = {each.key: _left(each) for each in manifest.pending_deletes} | {
+            each.page.key: _left(each) for each in manifest.pending_page_deletes
         }
-        free = self._pins.free(since, sequence=head.sequence, now_ms=now_ms)
-        keys = [each.key for each in head.unlinked if each.key in free]
-        pages = [each for each in head.unlinked_pages if each.spill.key in free]
+        free = self._pins.free(since, sequence=manifest.sequence, now_ms=now_ms)
+        keys = [each.key for each in manifest.pending_deletes if each.key in free]
+        pages = [each for each in manifest.pending_page_deletes if each.page.key in free]
         if not keys and not pages:
             return Removal.WAITING
         newest = self._log.check_still_writer()
@@ -167,15 +167,17 @@ def _left(each: PendingDelete | PendingPageDelete) -> Unlinking:
     return Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms)
 
 
-def _is_at_work(head: Head, now_ms: int, grace_ms: int) -> bool:
-    """Whether the removal that committed `head` may still be alive.
+def _is_at_work(manifest: Manifest, now_ms: int, grace_ms: int) -> bool:
+    """Whether the removal that committed `manifest` may still be alive.
 
-    False if `head` has no deletion mark: then this removal must do the work.
+    False if `manifest` has no deletion mark: then this removal must do the work.
     """
-    if head.deleted_ms is None:
+    if manifest.deleted_ms is None:
         return False
-    return now_ms - max(head.deleted_ms + grace_ms, head.committed_ms) < PATIENCE_MS
+    return now_ms - max(manifest.deleted_ms + grace_ms, manifest.committed_ms) < PATIENCE_MS
 
 
-def _is_empty(head: Head) -> bool:
-    return head.deleted_ms is not None and not (head.has_entries or head.views or head.unlinked or head.unlinked_pages)
+def _is_empty(manifest: Manifest) -> bool:
+    return manifest.deleted_ms is not None and not (
+        manifest.has_entries or manifest.views or manifest.pending_deletes or manifest.pending_page_deletes
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from local.errors import NotFound
 from remote.gc.pins import Pin
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store import ObjectStore
 
 
@@ -23,16 +23,16 @@ class PinnedLog(MetadataLog):
         super().__init__(store, prefix)
         self._pin = pin
 
-    def load(self, *, exact: bool = False) -> Head:
+    def load(self, *, exact: bool = False) -> Manifest:
         """The pinned manifest; one GET at the first call.
 
         Raises NotFound if it was deleted because its pin expired.
         """
         with self._lock:
-            if self._head is None:
+            if self._manifest is None:
                 found = self._chain.read(self._pin.sequence)
                 if found is None or found.commit_id != self._pin.commit_id:
                     facts = {"prefix": self._prefix, "sequence": self._pin.sequence, "holder": self._pin.holder}
-                    raise NotFound("reading a pinned head, it is gone: the pin has lapsed", **facts)
-                self._head = found
-            return self._head
+                    raise NotFound("the pinned manifest does not exist, the pin has expired", **facts)
+                self._manifest = found
+            return self._manifest

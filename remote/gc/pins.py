@@ -71,9 +71,9 @@ import msgspec
 from local.errors import AlreadyExists, Conflict, Corrupt, NotFound
 from remote.keys import PINS, new_ulid, parse_pin_key, parse_prefix, pin_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_chain import ManifestChain
-from remote.manifest.page_spill import lost_object
+from remote.manifest.page_out import lost_object
 from remote.number_bounds import ClockMs, Sequence
 from remote.store import ObjectStore
 
@@ -122,24 +122,30 @@ def pin_newest(
     expires_ms: int,
     holder: str,
     fork: str | None = None,
-) -> tuple[Pin, Head]:
+) -> tuple[Pin, Manifest]:
     """Pin the newest manifest of a partition; returns the pin and the manifest.
 
     Raises NotFound if there is no manifest, or if the topic was deleted and there is no `fork`. Raises Conflict if
     manifests are deleted faster than they can be pinned.
     """
     for _ in range(TRIES_MAX):
-        head = log.refresh()
-        if head.deleted_ms is not None and fork is None:
-            raise NotFound("pinning a head, its topic was deleted", prefix=prefix, deleted_ms=head.deleted_ms)
-        body = _Body(head.sequence, head.commit_id, expires_ms, holder, fork)
+        manifest = log.refresh()
+        if manifest.deleted_ms is not None and fork is None:
+            raise NotFound(
+                "cannot pin a manifest, the topic was deleted", prefix=prefix, deleted_ms=manifest.deleted_ms
+            )
+        body = _Body(manifest.sequence, manifest.commit_id, expires_ms, holder, fork)
         key = pin_key(new_ulid(now_ms))
         store.put(prefix + key, msgspec.json.encode(body))
         pin = Pin(key=key, **msgspec.structs.asdict(body))
-        if _came_in_time(log, head) and (fork is not None or _is_living(log)):
-            return pin, head
+        if _came_in_time(log, manifest) and (fork is not None or _is_living(log)):
+            return pin, manifest
         release(store, prefix, [pin])
-    raise Conflict("pinning a head, they are collected faster than pinned", prefix=prefix, tries=TRIES_MAX)
+    raise Conflict(
+        "cannot pin a manifest, garbage collection removed each manifest before it was pinned",
+        prefix=prefix,
+        tries=TRIES_MAX,
+    )
 
 
 def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int], expires_ms: int) -> Pin | None:
@@ -242,11 +248,13 @@ def read_pin(store: ObjectStore, prefix: str, key: str) -> Pin | None:
     except NotFound:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("reading a pin, its bytes are none", key=prefix + key, cause=str(error)) from error
+        raise Corrupt("a pin is damaged", key=prefix + key, cause=str(error)) from error
     if body.fork is not None and parse_prefix(body.fork) is None:
-        raise Corrupt("reading a pin, its fork is no partition", key=prefix + key, fork=repr(body.fork))
+        raise Corrupt("cannot read a pin, its fork is not a partition", key=prefix + key, fork=repr(body.fork))
     if body.renews is not None and parse_pin_key(body.renews) is None:
-        raise Corrupt("reading a pin, it renews what is no pin", key=prefix + key, renews=repr(body.renews))
+        raise Corrupt(
+            "cannot read a pin, it renews an object that is not a pin", key=prefix + key, renews=repr(body.renews)
+        )
     return Pin(key=key, **msgspec.structs.asdict(body))
 
 
@@ -258,14 +266,17 @@ def lowest_pinned(pins: Iterable[Pin], now_ms: int) -> int | None:
     return min((pin.sequence for pin in pins if pin.expires_ms > now_ms), default=None)
 
 
-def _came_in_time(log: MetadataLog, head: Head) -> bool:
+def _came_in_time(log: MetadataLog, manifest: Manifest) -> bool:
     newest = log.refresh(exact=True)
-    if newest is head:
+    if newest is manifest:
         return True
-    if log.is_void(head.sequence):
+    if log.is_void(manifest.sequence):
         return False
     try:
-        return lost_object(head, replace(newest, unlinked=(), unlinked_pages=()), log.page_entries) is None
+        return (
+            lost_object(manifest, replace(newest, pending_deletes=(), pending_page_deletes=()), log.page_entries)
+            is None
+        )
     except NotFound:
         return False  # a page that it names is deleted
 
@@ -276,13 +287,13 @@ def _is_living(log: MetadataLog) -> bool:
 
 def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> bool:
     """Whether a renewed pin counts; `is_late`: its former expiry may have passed before the write."""
-    head = ManifestChain(store, prefix).read(pin.sequence)
-    if head is None or head.commit_id != pin.commit_id:
+    manifest = ManifestChain(store, prefix).read(pin.sequence)
+    if manifest is None or manifest.commit_id != pin.commit_id:
         return False
     log = MetadataLog(store, prefix)
     if is_late:
-        return _came_in_time(log, head)
+        return _came_in_time(log, manifest)
     try:
-        return lost_object(head, log.refresh(exact=True), log.page_entries) is None
+        return lost_object(manifest, log.refresh(exact=True), log.page_entries) is None
     except NotFound:
         return False

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head, PageEntry
+from remote.manifest.manifest import Manifest, PageEntry
 from remote.manifest.manifest_changes import Change
 from remote.manifest.manifest_page import Rows
 
@@ -39,7 +39,7 @@ from remote.manifest.manifest_page import Rows
 class CoWriterLog(MetadataLog):
     """`MetadataLog` for a co-writer: it can join an epoch and commit; other verbs of a writer raise."""
 
-    def join(self, *, epoch: int | None = None) -> Head:
+    def join(self, *, epoch: int | None = None) -> Manifest:
         """Join the newest manifest's epoch, or `epoch` if that is the newest; returns the manifest.
 
         Raises NotFound if no writer ever opened the partition, Conflict if its topic was deleted, Fenced if `epoch` is
@@ -47,42 +47,46 @@ class CoWriterLog(MetadataLog):
         """
         with self._lock:
             if self._state is not LogState.READER:
-                raise InvalidRequest("joining a partition, not a reader", state=self._state.value)
-            head = self.load(exact=True)
-            if head is None:
-                raise NotFound("joining a partition, it has no head", store=self._store.url, prefix=self._prefix)
-            _check_living(head)
-            if epoch is not None and head.epoch != epoch:
-                facts = {"prefix": self._prefix, "epoch": head.epoch, "ours": epoch, "writer": head.writer_id}
-                raise Fenced("joining a partition, another writer took over", **facts)
+                raise InvalidRequest(
+                    "cannot join a partition, the log is not open for reading", state=self._state.value
+                )
+            manifest = self.load(exact=True)
+            if manifest is None:
+                raise NotFound(
+                    "cannot join a partition, it has no manifest", store=self._store.url, prefix=self._prefix
+                )
+            _check_living(manifest)
+            if epoch is not None and manifest.epoch != epoch:
+                facts = {"prefix": self._prefix, "epoch": manifest.epoch, "ours": epoch, "writer": manifest.writer_id}
+                raise Fenced("cannot join a partition, another writer took over", **facts)
             self._move(LogState.WRITER)
-            self._epoch = head.epoch
-            return head
+            self._epoch = manifest.epoch
+            return manifest
 
-    def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Head:
+    def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Manifest:
         """As a writer's commit. Also raises Conflict if the topic was deleted since."""
 
-        def guarded(head: Head) -> Head:
-            _check_living(head)
-            return change(head)
+        def guarded(manifest: Manifest) -> Manifest:
+            _check_living(manifest)
+            return change(manifest)
 
         return super().commit(guarded, now_ms, touches=touches)
 
-    def certify_page(self, spill: PageEntry, rows: Rows) -> None:
-        """Use `rows` as the content of a page that cannot be read, for a commit that rewrites the page."""
-        self._pages.keep(spill, rows)
+    def certify_page(self, page: PageEntry, entries: Rows) -> None:
+        """Use `entries` as the content of a page that cannot be read, for a commit that rewrites the page."""
+        self._pages.keep(page, entries)
 
-    def become_writer(self, *_: object, **__: object) -> Head:
-        raise InvalidRequest("becoming a writer, a guest does not", prefix=self._prefix)
+    def become_writer(self, *_: object, **__: object) -> Manifest:
+        raise InvalidRequest("a co-writer cannot become the writer", prefix=self._prefix)
 
-    def check_still_writer(self) -> Head:
-        raise InvalidRequest("deleting objects, a guest does not", prefix=self._prefix)
+    def check_still_writer(self) -> Manifest:
+        raise InvalidRequest("a co-writer cannot delete objects", prefix=self._prefix)
 
     def set_gc_boundary(self, upto: int) -> None:
-        raise InvalidRequest("collecting heads, a guest does not", prefix=self._prefix, upto=upto)
+        raise InvalidRequest("a co-writer cannot collect manifests", prefix=self._prefix, upto=upto)
 
 
-def _check_living(head: Head) -> None:
-    if head.deleted_ms is not None:
-        facts = {"topic": head.topic, "partition": head.partition, "deleted_ms": head.deleted_ms}
-        raise Conflict("committing a job's work, the topic was deleted", **facts)
+def _check_living(manifest: Manifest) -> None:
+    if manifest.deleted_ms is not None:
+        facts = {"topic": manifest.topic, "partition": manifest.partition, "deleted_ms": manifest.deleted_ms}
+        raise Conflict("cannot commit the work of a job, the topic was deleted", **facts)

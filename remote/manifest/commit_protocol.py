@@ -16,7 +16,7 @@ Order of effects:
    the former writer: the next commit of that writer must be created at a sequence which is taken.
 2. Objects are uploaded under names that were never used (`remote.segments.segment_upload`). No reader sees them yet.
 3. `commit` creates manifest N+1, which names them. From then on readers see them, and only then may the local tier drop
-   its copies. Entries that do not fit into the manifest are first written to a page (`remote.manifest.page_spill`), in
+   its copies. Entries that do not fit into the manifest are first written to a page (`remote.manifest.page_out`), in
    the same commit: a manifest never names a page that does not exist.
 4. Entries leave the manifest before their bytes are deleted. Before a deletion, `check_still_writer` proves from the
    store, not from memory, that this writer's epoch is still the newest.
@@ -78,7 +78,7 @@ from typing import TypeVar
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from remote.keys import manifest_key, new_ulid
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
-from remote.manifest.manifest import KEY_ID, Head, PageEntry, encode_again, encode_manifest, lacks_seal
+from remote.manifest.manifest import KEY_ID, Manifest, PageEntry, encode_again, encode_manifest, lacks_seal
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_changes import Change, expired_after, loses_objects, names_older_objects
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
@@ -90,7 +90,7 @@ from remote.manifest.manifest_memory_cache import (
 )
 from remote.manifest.manifest_page import Rows, encode_page
 from remote.manifest.missing_manifest import missing_manifest_error
-from remote.manifest.page_spill import NewPage, PageRule, move_oldest_to_page, move_to_page, opened
+from remote.manifest.page_out import NewPage, PageRule, move_oldest_to_page, move_to_page, opened
 from remote.manifest.seal_memory import FILE, SealMemory
 from remote.store import ObjectStore
 
@@ -150,7 +150,7 @@ class MetadataLog:
         self._state = LogState.READER
         self._epoch = 0
         self._attempts: set[str] = set()  # commit ids of our takeover attempts
-        self._head: Head | None = None
+        self._manifest: Manifest | None = None
         # In doubt: a commit that `cached` lacks may have happened or may still happen; until the next success.
         self.has_commit_in_doubt = False
         self._copies, self._known, self._memory = copies, known, memory
@@ -177,29 +177,29 @@ class MetadataLog:
         return self._epoch
 
     @property
-    def cached(self) -> Head | None:
+    def cached(self) -> Manifest | None:
         """The newest manifest seen so far; no request."""
-        return self._head
+        return self._manifest
 
-    def index(self, head: Head) -> MetadataIndex:
-        """Lookups in `head`, a manifest of this partition. Pages are read on first use and cached."""
-        return MetadataIndex(head, self._pages.rows)
+    def index(self, manifest: Manifest) -> MetadataIndex:
+        """Lookups in `manifest`, a manifest of this partition. Pages are read on first use and cached."""
+        return MetadataIndex(manifest, self._pages.entries)
 
-    def ask(self, head: Head, question: Callable[[MetadataIndex], T]) -> T:
-        """The result of `question` for `head`, or for the newest manifest if a page of `head` is deleted.
+    def ask(self, manifest: Manifest, question: Callable[[MetadataIndex], T]) -> T:
+        """The result of `question` for `manifest`, or for the newest manifest if a page of `manifest` is deleted.
 
         Raises NotFound if the newest manifest's page is missing too: that is damage.
         """
         try:
-            return question(self.index(head))
+            return question(self.index(manifest))
         except NotFound:
             return question(self.index(self.refresh(exact=True)))
 
-    def page_entries(self, spill: PageEntry) -> Rows:
+    def page_entries(self, page: PageEntry) -> Rows:
         """The entries of a page, read on first use and cached. Raises NotFound if it does not exist."""
-        return self._pages.rows(spill)
+        return self._pages.entries(page)
 
-    def load(self, *, exact: bool = False) -> Head | None:
+    def load(self, *, exact: bool = False) -> Manifest | None:
         """The newest manifest, from the store; None if no writer ever opened the partition.
 
         Without `exact`, a reader that slept while GC deleted its manifest may get its old manifest again a few times
@@ -207,8 +207,8 @@ class MetadataLog:
         """
         with self._lock:
             self.check_not_fenced()
-            if self._head is not None:
-                found = self._chain.newest(self._head, exact=exact)
+            if self._manifest is not None:
+                found = self._chain.newest(self._manifest, exact=exact)
             elif self._known is not None:
                 begin = partial(self._first, exact=exact)
                 found, owner = self._known.newest(self._store, self._prefix, self._chain, begin, exact=exact)
@@ -216,23 +216,23 @@ class MetadataLog:
             else:
                 found = self._first(exact=exact)
             if found is not None:
-                if self._head is None:
+                if self._manifest is None:
                     self._check_seen(found)
                 self._adopt(found)
-            return self._head
+            return self._manifest
 
-    def refresh(self, *, exact: bool = False) -> Head:
+    def refresh(self, *, exact: bool = False) -> Manifest:
         """As `load`, but raises the error of `missing` if there is no manifest.
 
         If manifests exist that the listing did not show, the listing is repeated once.
         """
-        head = self.load(exact=exact)
-        if head is None:
+        manifest = self.load(exact=exact)
+        if manifest is None:
             error = self.missing()
-            head = self.load(exact=True) if isinstance(error, Unavailable) else None
-            if head is None:
+            manifest = self.load(exact=True) if isinstance(error, Unavailable) else None
+            if manifest is None:
                 raise error
-        return head
+        return manifest
 
     def missing(self) -> LogError:
         """The reason why the listing shows no manifest (`remote.manifest.missing_manifest`).
@@ -253,15 +253,15 @@ class MetadataLog:
         removes: bool = False,
         first_epoch: int = 1,
         appends: bool = False,
-        judge: Callable[[Head | None], None] = lambda latest: None,
+        judge: Callable[[Manifest | None], None] = lambda latest: None,
         seal_key_id: str | None = None,
-    ) -> Head:
+    ) -> Manifest:
         """Take over: commit a manifest with epoch + 1. Creates the first manifest if there is none.
 
         A concurrent takeover by another writer comes before or after ours; the later one wins.
 
         - `properties` None keeps the last manifest's; `first_epoch` is the epoch of a first manifest.
-        - A writer that `appends` has a log of its own (`Head.appender_id`).
+        - A writer that `appends` has a log of its own (`Manifest.appender_id`).
         - `judge` receives the very manifest that ours follows, before ours is created. Its error ends the takeover
           without any effect.
         - The first manifest is sealed by `seal_key_id`, or by the key that its properties encrypt with; later ones as
@@ -272,7 +272,11 @@ class MetadataLog:
         """
         with self._lock:
             if self._state is not LogState.READER:
-                raise InvalidRequest("becoming a writer, not a reader", prefix=self._prefix, state=self._state.value)
+                raise InvalidRequest(
+                    "cannot become the writer, the log is not open for reading",
+                    prefix=self._prefix,
+                    state=self._state.value,
+                )
             for _ in range(TAKEOVERS_MAX):
                 latest = self.load(exact=True)
                 if latest is not None and latest.commit_id in self._attempts:
@@ -287,7 +291,7 @@ class MetadataLog:
                     draft = _check_same(latest, topic, topic_id, partition)
                     if latest.deleted_ms is not None and not removes:
                         facts = {"prefix": self._prefix, "deleted_ms": latest.deleted_ms}
-                        raise Conflict("becoming a writer, the topic was deleted", **facts)
+                        raise Conflict("cannot become the writer, the topic was deleted", **facts)
                 judge(latest)
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else first_epoch
@@ -303,9 +307,11 @@ class MetadataLog:
                     self._move(LogState.WRITER)
                     self._epoch = epoch
                     return winner
-        raise Conflict("becoming a writer, others keep doing the same", prefix=self._prefix, tries=TAKEOVERS_MAX)
+        raise Conflict(
+            "cannot become the writer, other processes keep taking over", prefix=self._prefix, tries=TAKEOVERS_MAX
+        )
 
-    def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Head:
+    def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Manifest:
         """Apply `change` to the newest manifest and commit the result; returns the manifest with the change.
 
         `touches` is the offset range ``[start, end)`` with all entries that the change removes or replaces. Pages with
@@ -321,11 +327,11 @@ class MetadataLog:
             self._check_writer()
             pages = _NewPages(self._write_page, now_ms)
             for _ in range(REBASES_MAX):
-                assert self._head is not None
-                base = self._head
+                assert self._manifest is not None
+                base = self._manifest
                 draft = self._successor(base, base, epoch=self._epoch, writer_id=base.writer_id, now_ms=now_ms)
                 if touches is not None:
-                    draft = opened(draft, *touches, self._pages.rows)
+                    draft = opened(draft, *touches, self._pages.entries)
                 changed = change(draft)
                 if changed is draft:
                     return base
@@ -343,9 +349,13 @@ class MetadataLog:
                 if winner.commit_id == changed.commit_id:
                     self.has_commit_in_doubt = False
                     return winner
-        raise Conflict("committing a head, our own commits keep coming up", prefix=self._prefix, tries=REBASES_MAX)
+        raise Conflict(
+            "cannot commit a manifest, each attempt finds another commit of this process",
+            prefix=self._prefix,
+            tries=REBASES_MAX,
+        )
 
-    def check_still_writer(self) -> Head:
+    def check_still_writer(self) -> Manifest:
         """Prove from the store that our epoch is the newest; returns the newest manifest.
 
         Required before each deletion. Raises Fenced if the epoch is not the newest.
@@ -362,9 +372,9 @@ class MetadataLog:
     # --- the GC boundary ---------------------------------------------------------------------------------------------
 
     @property
-    def void_upto(self) -> int:
+    def gc_boundary(self) -> int:
         """The GC boundary, as far as known without a request: manifests up to this sequence are void."""
-        return self._chain.void_upto
+        return self._chain.gc_boundary
 
     def is_void(self, sequence: int) -> bool:
         """Whether the GC boundary has passed this sequence; asks the store."""
@@ -379,59 +389,59 @@ class MetadataLog:
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
-    def _fitted(self, head: Head, new_page: NewPage) -> tuple[Head, bytes]:
+    def _fitted(self, manifest: Manifest, new_page: NewPage) -> tuple[Manifest, bytes]:
         """The manifest in a size that can be written, and its bytes.
 
         Moves surplus entries to pages, which it writes.
         """
-        head = move_to_page(head, self._rule, new_page)
-        while len(body := encode_manifest(head, self._chain.sealer)) > self._rule.manifest_bytes_max:
-            smaller = move_oldest_to_page(head, self._rule, new_page)
-            if smaller is head:
+        manifest = move_to_page(manifest, self._rule, new_page)
+        while len(body := encode_manifest(manifest, self._chain.sealer)) > self._rule.manifest_bytes_max:
+            smaller = move_oldest_to_page(manifest, self._rule, new_page)
+            if smaller is manifest:
                 break
-            head = smaller
-        return head, body
+            manifest = smaller
+        return manifest, body
 
-    def _write_page(self, rows: Rows, now_ms: int, seal_key_id: str | None) -> PageEntry:
+    def _write_page(self, entries: Rows, now_ms: int, seal_key_id: str | None) -> PageEntry:
         name = self._epoch, self._new_id(now_ms)
-        spill, body = encode_page(rows, *name, sealer=self._chain.sealer, seal_key_id=seal_key_id)
+        page, body = encode_page(entries, *name, sealer=self._chain.sealer, seal_key_id=seal_key_id)
         with suppress(AlreadyExists):  # a lost reply: only this writer uses this name
-            self._store.put_if_absent(self._prefix + spill.key, body)
-        self._pages.keep(spill, rows)
-        return spill
+            self._store.put_if_absent(self._prefix + page.key, body)
+        self._pages.keep(page, entries)
+        return page
 
     # --- creating N+1 ------------------------------------------------------------------------------------------------
 
-    def _create(self, head: Head, body: bytes) -> Head:
+    def _create(self, manifest: Manifest, body: bytes) -> Manifest:
         """Create the manifest; returns the manifest at this sequence, ours or another.
 
         Raises Unavailable if in doubt.
         """
-        key = self._prefix + manifest_key(head.sequence)
+        key = self._prefix + manifest_key(manifest.sequence)
         for last in (False,) * (RESENDS_MAX - 1) + (True,):
             try:
                 self._store.put_if_absent(key, body)
-                return head
+                return manifest
             except (AlreadyExists, Unavailable) as error:
-                found = self._chain.read(head.sequence)
+                found = self._chain.read(manifest.sequence)
                 if found is not None:
-                    return self._check_successor(head, found)
+                    return self._check_successor(manifest, found)
                 if last:
                     facts = {"store": self._store.url, "key": key, "cause": str(error)}
-                    raise Unavailable("committing a head, the store gives no answer", **facts) from error
+                    raise Unavailable("cannot commit a manifest, the store does not answer", **facts) from error
         raise AssertionError("the loop above returns or raises")
 
-    def _was_collected(self, head: Head) -> bool:
+    def _was_collected(self, manifest: Manifest) -> bool:
         """Whether the name of a manifest that was just created is void.
 
         Retries as often as the create itself: the create happened, and without this answer the caller repeats the work.
         """
         for _ in range(RESENDS_MAX - 1):
             with suppress(Unavailable):
-                return self._chain.is_void(head.sequence)
-        return self._chain.is_void(head.sequence)
+                return self._chain.is_void(manifest.sequence)
+        return self._chain.is_void(manifest.sequence)
 
-    def _check_successor(self, ours: Head, found: Head) -> Head:
+    def _check_successor(self, ours: Manifest, found: Manifest) -> Manifest:
         """Return `found`, the manifest in our place: ours, or another child of the same parent.
 
         Else raise Corrupt.
@@ -439,10 +449,12 @@ class MetadataLog:
         is_in_other_topic = found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1
         if is_in_other_topic and not self._chain.is_void(found.sequence):
             facts = {"sequence": found.sequence, "parent": found.parent_id, "expected": ours.parent_id}
-            raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
+            raise Corrupt("a manifest does not follow its predecessor", prefix=self._prefix, **facts)
         return found
 
-    def _successor(self, base: Head | None, draft: Head, *, epoch: int, writer_id: str, now_ms: int) -> Head:
+    def _successor(
+        self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int
+    ) -> Manifest:
         return replace(
             draft,
             sequence=base.sequence + 1 if base else 1,
@@ -452,52 +464,56 @@ class MetadataLog:
             writer_id=writer_id,
             committed_ms=now_ms,
             boundary_number=self._chain.boundary_number,
-            void_upto=self._chain.void_upto,
+            gc_boundary=self._chain.gc_boundary,
         )
 
-    def _check_change(self, base: Head, draft: Head, changed: Head) -> None:
+    def _check_change(self, base: Manifest, draft: Manifest, changed: Manifest) -> None:
         identity = ["sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition"]
-        identity += ["boundary_number", "void_upto", "appender_id"]
-        wrong = next((f"it alters {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None)
+        identity += ["boundary_number", "gc_boundary", "appender_id"]
+        wrong = next(
+            (f"it changes {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None
+        )
         if draft.seal_key_id is not None and changed.seal_key_id is None:
-            wrong = wrong or "it takes the seal away"
-        wrong = wrong or names_older_objects(draft, changed) or loses_objects(base, changed, self._pages.rows)
+            wrong = wrong or "it removes the seal"
+        wrong = wrong or names_older_objects(draft, changed) or loses_objects(base, changed, self._pages.entries)
         if wrong:
-            raise InvalidRequest(f"committing a head, {wrong}", prefix=self._prefix)
+            raise InvalidRequest(f"invalid manifest, {wrong}", prefix=self._prefix)
 
     # --- states ------------------------------------------------------------------------------------------------------
 
-    def _adopt(self, found: Head) -> None:
+    def _adopt(self, found: Manifest) -> None:
         """Take a manifest from the store as the newest. Raises Fenced if it is another writer's."""
         if self._state is LogState.WRITER and found.epoch != self._epoch:
             if found.epoch < self._epoch:
                 facts = {"sequence": found.sequence, "epoch": found.epoch, "ours": self._epoch}
-                raise Corrupt("reading a head, its epoch is from the past", prefix=self._prefix, **facts)
+                raise Corrupt(
+                    "a manifest has an epoch below the epoch of an older manifest", prefix=self._prefix, **facts
+                )
             self._move(LogState.FENCED)
-            self._head = found
+            self._manifest = found
             self.check_not_fenced()
         self._set(found)
 
-    def _set(self, found: Head) -> None:
+    def _set(self, found: Manifest) -> None:
         if self._memory is not None:
             self._memory.note(self._prefix, found)
         self._tell_seal(found)
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
-            keys = [spill.key for spill in found.spills]
+            keys = [page.key for page in found.pages]
             self._copies.keep_manifest(self._prefix, encode_again(found, self._chain.sealer), keys)
-        self._head = found
+        self._manifest = found
 
-    def _check_seen(self, found: Head) -> None:
+    def _check_seen(self, found: Manifest) -> None:
         """Raise Corrupt if this node saw a newer or another sealed manifest before a restart."""
         if self._memory is not None and (seen := self._memory.seen(self._prefix)) is not None:
-            step = f"if the bucket was put back on purpose, remove the file {FILE} from the log directories"
+            step = f"if the bucket was restored on purpose, remove the file {FILE} from the log directories"
             check_seen(seen, found, self._prefix, step)
 
-    def _tell_seal(self, found: Head) -> None:
+    def _tell_seal(self, found: Manifest) -> None:
         """Log a warning, once for each partition of a store, that its manifests are not authenticated."""
         name = self._store.url, self._prefix
-        if found is not self._head and name not in _TOLD and lacks_seal(found):
+        if found is not self._manifest and name not in _TOLD and lacks_seal(found):
             if len(_TOLD) >= TOLD_MAX:
                 _TOLD.clear()
             _TOLD.add(name)
@@ -508,9 +524,9 @@ class MetadataLog:
                 found.topic,
             )
 
-    def _first(self, *, exact: bool) -> Head | None:
+    def _first(self, *, exact: bool) -> Manifest | None:
         """The newest manifest at first use: from the disk cache, if the bucket has the very same manifest."""
-        kept = self._copies.head(self._prefix, self._chain.sealer) if self._copies is not None else None
+        kept = self._copies.manifest(self._prefix, self._chain.sealer) if self._copies is not None else None
         if kept is None or not is_same_manifest(self._store, self._prefix, *kept):
             found = self._chain.newest(None, exact=exact)
             if kept is not None:
@@ -526,35 +542,36 @@ class MetadataLog:
     def check_not_fenced(self) -> None:
         """Raise Fenced if another writer was seen, by any call; `cached` is its manifest then. No request."""
         if self._state is LogState.FENCED:
-            assert self._head is not None
-            facts = {"epoch": self._head.epoch, "ours": self._epoch, "writer": self._head.writer_id}
-            raise Fenced("writing a partition, another writer took over", prefix=self._prefix, **facts)
+            assert self._manifest is not None
+            facts = {"epoch": self._manifest.epoch, "ours": self._epoch, "writer": self._manifest.writer_id}
+            raise Fenced("cannot write to the partition, another writer took over", prefix=self._prefix, **facts)
 
     def _check_writer(self) -> None:
         self.check_not_fenced()
         if self._state is not LogState.WRITER:
-            raise InvalidRequest("writing a partition, not opened for writing", prefix=self._prefix)
+            raise InvalidRequest("cannot write to the partition, it is not open for writing", prefix=self._prefix)
 
 
-def _stamped(base: Head, changed: Head) -> Head:
+def _stamped(base: Manifest, changed: Manifest) -> Manifest:
     """Set the sequence of newly unlinked objects, and the highest offset and epochs held before."""
     if changed.max_end_offset < base.max_end_offset:
-        changed = replace(changed, tiered_upto=base.max_end_offset)
+        changed = replace(changed, expired_end_offset=base.max_end_offset)
     if (expired := expired_after(base, changed)) != changed.expired_epochs:
         changed = replace(changed, expired_epochs=expired)
-    known = {each.key for each in base.unlinked} | {each.spill.key for each in base.unlinked_pages}
-    unlinked = tuple(
-        each if each.key in known else replace(each, unlinked_sequence=changed.sequence) for each in changed.unlinked
+    known = {each.key for each in base.pending_deletes} | {each.page.key for each in base.pending_page_deletes}
+    pending_deletes = tuple(
+        each if each.key in known else replace(each, unlinked_sequence=changed.sequence)
+        for each in changed.pending_deletes
     )
     pages = tuple(
-        each if each.spill.key in known else replace(each, unlinked_sequence=changed.sequence)
-        for each in changed.unlinked_pages
+        each if each.page.key in known else replace(each, unlinked_sequence=changed.sequence)
+        for each in changed.pending_page_deletes
     )
-    is_same = unlinked == changed.unlinked and pages == changed.unlinked_pages
-    return changed if is_same else replace(changed, unlinked=unlinked, unlinked_pages=pages)
+    is_same = pending_deletes == changed.pending_deletes and pages == changed.pending_page_deletes
+    return changed if is_same else replace(changed, pending_deletes=pending_deletes, pending_page_deletes=pages)
 
 
-def _appender(latest: Head | None) -> str | None:
+def _appender(latest: Manifest | None) -> str | None:
     """The last writer with a log of its own, for the manifest of a writer without one."""
     if latest is None:
         return None
@@ -570,17 +587,17 @@ class _NewPages:
         self._now_ms = now_ms
         self._made: list[tuple[Rows, PageEntry]] = []
 
-    def __call__(self, rows: Rows) -> PageEntry:
-        for known, spill in self._made:
-            if known == rows and spill.seal_key_id == self.seal_key_id:
-                return spill
-        spill = self._write(rows, self._now_ms, self.seal_key_id)
-        self._made.append((rows, spill))
-        return spill
+    def __call__(self, entries: Rows) -> PageEntry:
+        for known, page in self._made:
+            if known == entries and page.seal_key_id == self.seal_key_id:
+                return page
+        page = self._write(entries, self._now_ms, self.seal_key_id)
+        self._made.append((entries, page))
+        return page
 
 
-def _first_manifest(topic: str, topic_id: str, partition: int) -> Head:
-    return Head(
+def _first_manifest(topic: str, topic_id: str, partition: int) -> Manifest:
+    return Manifest(
         sequence=1,
         epoch=1,
         commit_id="",
@@ -595,11 +612,11 @@ def _first_manifest(topic: str, topic_id: str, partition: int) -> Head:
     )
 
 
-def _check_same(head: Head, topic: str, topic_id: str, partition: int) -> Head:
-    if (head.topic, head.topic_id, head.partition) != (topic, topic_id, partition):
+def _check_same(manifest: Manifest, topic: str, topic_id: str, partition: int) -> Manifest:
+    if (manifest.topic, manifest.topic_id, manifest.partition) != (topic, topic_id, partition):
         facts = {
-            "found": f"{head.topic}-{head.topic_id}/{head.partition}",
+            "found": f"{manifest.topic}-{manifest.topic_id}/{manifest.partition}",
             "expected": f"{topic}-{topic_id}/{partition}",
         }
-        raise InvalidRequest("becoming a writer, the heads are another partition's", **facts)
-    return head
+        raise InvalidRequest("cannot become the writer, the manifests belong to another partition", **facts)
+    return manifest

@@ -18,29 +18,31 @@ from collections.abc import Callable
 
 from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 
 
 class ConditionalTakeoverLog(MetadataLog):
     """`MetadataLog` for a job that becomes the writer only if that harms no other writer."""
 
-    _judge: Callable[[Head], None] | None = None
+    _judge: Callable[[Manifest], None] | None = None
 
-    def take_over_if(self, writer_id: str, now_ms: int, *, judge: Callable[[Head], None]) -> Head:
+    def take_over_if(self, writer_id: str, now_ms: int, *, judge: Callable[[Manifest], None]) -> Manifest:
         """Become the writer if `judge` accepts the base of our first manifest; returns the first manifest.
 
         Raises NotFound if there is no manifest, Conflict if the topic was deleted, and the errors of `judge`.
         """
         with self._lock:
-            head = self.refresh(exact=True)
+            manifest = self.refresh(exact=True)
             self._judge = judge
-            facts = {"topic": head.topic, "topic_id": head.topic_id, "partition": head.partition}
+            facts = {"topic": manifest.topic, "topic_id": manifest.topic_id, "partition": manifest.partition}
             return self.become_writer(writer_id, now_ms, **facts)  # type: ignore[arg-type]
 
-    def _successor(self, base: Head | None, draft: Head, *, epoch: int, writer_id: str, now_ms: int) -> Head:
+    def _successor(
+        self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int
+    ) -> Manifest:
         if self._state is LogState.READER:
             if base is None or self._judge is None:
-                raise NotFound("taking over a partition, nobody wrote it", prefix=self._prefix)
+                raise NotFound("cannot take over the partition, it has no writer", prefix=self._prefix)
             self._judge(base)
         return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
 
@@ -48,7 +50,7 @@ class ConditionalTakeoverLog(MetadataLog):
 class ResumedWriterLog(MetadataLog):
     """`MetadataLog` for a process that continues an epoch which its job started in another process."""
 
-    def resume(self, *, epoch: int, writer_id: str) -> Head:
+    def resume(self, *, epoch: int, writer_id: str) -> Manifest:
         """Become the writer of `epoch` again; returns the newest manifest.
 
         Raises NotFound if there is no manifest, Fenced if another epoch has started, Conflict if the topic was deleted,
@@ -56,13 +58,17 @@ class ResumedWriterLog(MetadataLog):
         """
         with self._lock:
             if self._state is not LogState.READER:
-                raise InvalidRequest("going on as a writer, not a reader", state=self._state.value)
-            head = self.refresh(exact=True)
-            if (head.epoch, head.writer_id) != (epoch, writer_id):
-                facts = {"prefix": self._prefix, "epoch": head.epoch, "ours": epoch, "writer": head.writer_id}
-                raise Fenced("going on as a writer, another one took over", **facts)
-            if head.deleted_ms is not None:
-                raise Conflict("going on as a writer, the topic was deleted", topic=head.topic, prefix=self._prefix)
+                raise InvalidRequest(
+                    "cannot take over the partition, the log is not open for reading", state=self._state.value
+                )
+            manifest = self.refresh(exact=True)
+            if (manifest.epoch, manifest.writer_id) != (epoch, writer_id):
+                facts = {"prefix": self._prefix, "epoch": manifest.epoch, "ours": epoch, "writer": manifest.writer_id}
+                raise Fenced("cannot take over the partition, another writer took over", **facts)
+            if manifest.deleted_ms is not None:
+                raise Conflict(
+                    "cannot take over the partition, the topic was deleted", topic=manifest.topic, prefix=self._prefix
+                )
             self._move(LogState.WRITER)
-            self._epoch = head.epoch
-            return head
+            self._epoch = manifest.epoch
+            return manifest

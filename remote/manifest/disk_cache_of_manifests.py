@@ -6,7 +6,7 @@ Files in ``index/`` of the cache directory, for a partition with the prefix ``or
 
 | file | content |
 |---|---|
-| ``orders-<topic id>-3.head`` | the manifest object's bytes as in the bucket |
+| ``orders-<topic id>-3.manifest`` | the manifest object's bytes as in the bucket |
 | ``orders-<topic id>-3-<page's ulid>.page`` | a manifest page that was read |
 
 Every copy is checked before use:
@@ -34,13 +34,13 @@ from collections.abc import Collection
 from local.errors import AccessDenied, Corrupt, LogError, NotFound
 from local.storage import DiskStorage, Storage, join
 from remote.keys import parse_page_key
-from remote.manifest.manifest import Head, decode_manifest
+from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.sealing import Sealer
 from remote.store import Body
 
 _log = logging.getLogger(__name__)
 
-HEAD, PAGE, ASIDE = ".head", ".page", ".aside"
+MANIFEST, PAGE, ASIDE = ".head", ".page", ".aside"
 INDEX_SHARE = 8  # an eighth of the cache directory is for the index; a million segments need 130 MB
 _COPY = re.compile(r".+-[A-Za-z0-9_-]{22}-[0-9]+(-[0-9A-Z]{26})?\.(head|page)(\.aside)?", re.ASCII)
 
@@ -68,22 +68,22 @@ class ManifestDiskCache:
         """Size of all copies, as far as this process knows."""
         return self._bytes
 
-    def head(self, prefix: str, sealer: Sealer | None = None) -> tuple[Head, bytes] | None:
+    def manifest(self, prefix: str, sealer: Sealer | None = None) -> tuple[Manifest, bytes] | None:
         """The last stored manifest and its bytes; None without a sound copy, or without its key."""
-        body = self._read(_name(prefix) + HEAD)
+        body = self._read(_name(prefix) + MANIFEST)
         if body is None:
             return None
         try:
             return decode_manifest(body, prefix, sealer=sealer), body
         except (Corrupt, AccessDenied) as error:
-            _log.warning("a local copy of a head is passed over: prefix=%s %s", prefix, error)
+            _log.warning("a local copy of a manifest is ignored: prefix=%s %s", prefix, error)
             return None
 
     def keep_manifest(self, prefix: str, body: bytes, page_keys: Collection[str]) -> None:
         """Store this manifest in place of the former one, and delete copies of pages that it does not name."""
         if not self._is_writer:
             return
-        self._write(_name(prefix) + HEAD, body)
+        self._write(_name(prefix) + MANIFEST, body)
         named = {_page_name(prefix, key) for key in page_keys}
         begins = _name(prefix) + "-"
         try:
@@ -92,7 +92,7 @@ class ManifestDiskCache:
                 if name.startswith(begins) and name.endswith(PAGE) and name not in named:
                     self._remove(name)
         except (LogError, OSError) as error:
-            _log.warning("old copies of pages stay: directory=%s %s", self._directory, error)
+            _log.warning("cannot delete old local copies of manifest pages: directory=%s %s", self._directory, error)
 
     def page(self, prefix: str, key: str) -> bytes | None:
         """The stored bytes of a page, unchecked; None if there is no copy."""
@@ -112,7 +112,7 @@ class ManifestDiskCache:
         except NotFound:
             return None
         except (LogError, OSError) as error:
-            _log.warning("a local copy of the index cannot be read: directory=%s %s", self._directory, error)
+            _log.warning("cannot read a local copy of the index: directory=%s %s", self._directory, error)
             return None
 
     def _write(self, name: str, body: Body) -> None:
@@ -129,7 +129,7 @@ class ManifestDiskCache:
             self._storage.rename(path + ASIDE, path)
             self._note(name, len(body))
         except (LogError, OSError) as error:
-            _log.warning("a local copy of the index is not kept: directory=%s %s", self._directory, error)
+            _log.warning("cannot write a local copy of the index: directory=%s %s", self._directory, error)
 
     def _has_room(self, name: str, size_bytes: int) -> bool:
         """Whether a copy of that size may be written; deletes the least recently used copies to make room."""

@@ -23,7 +23,7 @@ from functools import partial
 
 from remote.keys import object_identity
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import Change, settle
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing, is_current
@@ -37,15 +37,15 @@ def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) 
     """
     if metadata.has_commit_in_doubt:
         metadata.commit(settle(), now_ms)  # a commit in doubt could add entries with the former wrapping
-    head = metadata.refresh()
+    manifest = metadata.refresh()
     change, changed = rewrap(keys, key_id, metadata.prefix), 0
-    for start, end, is_unsealed in _stretches(head, key_id):
-        rows = metadata.ask(head, lambda index, start=start, end=end: tuple(index.entries_with_dead(start, end)))  # type: ignore[misc]
-        old = sum(is_due(row, key_id) for row in rows)
+    for start, end, is_unsealed in _stretches(manifest, key_id):
+        entries = metadata.ask(manifest, lambda index, start=start, end=end: tuple(index.entries_with_dead(start, end)))  # type: ignore[misc]
+        old = sum(is_due(entry, key_id) for entry in entries)
         if old or is_unsealed:
             metadata.commit(change, now_ms, touches=(start, end))
         changed += old
-    of_views = sum(is_due(row, key_id) for view in head.views for row in view.rows)
+    of_views = sum(is_due(entry, key_id) for view in manifest.views for entry in view.entries)
     if of_views or metadata.refresh().seal_key_id != key_id:
         metadata.commit(change, now_ms)
     return changed + of_views
@@ -55,37 +55,37 @@ def rewrap(keys: KeyRing, key_id: str, prefix: str) -> Change:
     """The change for the manifest's own entries, its views' included. It always makes a new manifest."""
     rewrapped = partial(rewrapped_entry, keys, key_id, prefix)
 
-    def change(head: Head) -> Head:
-        views = tuple(replace(view, rows=tuple(map(rewrapped, view.rows))) for view in head.views)
-        return replace(head, segments=tuple(map(rewrapped, head.segments)), views=views, seal_key_id=key_id)
+    def change(manifest: Manifest) -> Manifest:
+        views = tuple(replace(view, entries=tuple(map(rewrapped, view.entries))) for view in manifest.views)
+        return replace(manifest, segments=tuple(map(rewrapped, manifest.segments)), views=views, seal_key_id=key_id)
 
     return change
 
 
-def rewrapped_entry(keys: KeyRing, key_id: str, prefix: str, row: SegmentEntry) -> SegmentEntry:
+def rewrapped_entry(keys: KeyRing, key_id: str, prefix: str, entry: SegmentEntry) -> SegmentEntry:
     """The entry with its data key wrapped by `key_id`, in the current form. `prefix` is its partition's.
 
-    Returns `row` itself if it is current or not encrypted. Raises AccessDenied.
+    Returns `entry` itself if it is current or not encrypted. Raises AccessDenied.
     """
-    if row.key_id is None or not is_due(row, key_id):
-        return row
-    name = object_identity(prefix, row.data_key)
-    wrapped = keys.rewrapped(row.key_id, row.wrapped_key or "", name, key_id)
-    return replace(row, key_id=key_id, wrapped_key=wrapped)
+    if entry.key_id is None or not is_due(entry, key_id):
+        return entry
+    name = object_identity(prefix, entry.data_key)
+    wrapped = keys.rewrapped(entry.key_id, entry.wrapped_key or "", name, key_id)
+    return replace(entry, key_id=key_id, wrapped_key=wrapped)
 
 
-def is_due(row: SegmentEntry, key_id: str) -> bool:
+def is_due(entry: SegmentEntry, key_id: str) -> bool:
     """Whether the entry's data key is wrapped by another key than `key_id`, or in an older form."""
-    return row.key_id is not None and (row.key_id != key_id or not is_current(row.wrapped_key))
+    return entry.key_id is not None and (entry.key_id != key_id or not is_current(entry.wrapped_key))
 
 
-def seals_due(head: Head, key_id: str) -> int:
+def seals_due(manifest: Manifest, key_id: str) -> int:
     """How many objects of the index are not sealed by `key_id`: the manifest, and the pages that it names."""
-    return (head.seal_key_id != key_id) + sum(page.seal_key_id != key_id for page in head.spills)
+    return (manifest.seal_key_id != key_id) + sum(page.seal_key_id != key_id for page in manifest.pages)
 
 
-def _stretches(head: Head, key_id: str) -> list[tuple[int, int, bool]]:
+def _stretches(manifest: Manifest, key_id: str) -> list[tuple[int, int, bool]]:
     """Offset ranges of the pages, each with whether `key_id` does not seal it; then of the newest entries."""
-    pages = [(page.base_offset, page.next_offset, page.seal_key_id != key_id) for page in head.spills]
-    newest = [(head.segments[0].base_offset, head.segments[-1].next_offset, False)] if head.segments else []
+    pages = [(page.base_offset, page.next_offset, page.seal_key_id != key_id) for page in manifest.pages]
+    newest = [(manifest.segments[0].base_offset, manifest.segments[-1].next_offset, False)] if manifest.segments else []
     return pages + newest

@@ -2,13 +2,13 @@
 
 | bytes | field |
 |---|---|
-| line | ``tiered-head 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
-| body | one zstd frame: JSON, the fields of `Head` in their order |
+| line | ``tiered-manifest 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
+| body | one zstd frame: JSON, the fields of `Manifest` in their order |
 
-Written to the bucket as ``meta/head/<20-digit sequence>``, created only if absent, never changed. Any defect (a bit, a
-missing or extra byte, contradicting numbers) is Corrupt; a reader never uses a part of a damaged manifest. A reader
-ignores unknown fields. A manifest is complete: reading it needs no other manifest. Older entries that do not fit are in
-immutable manifest pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole
+Written to the bucket as ``meta/manifest/<20-digit sequence>``, created only if absent, never changed. Any defect (a
+bit, a missing or extra byte, contradicting numbers) is Corrupt; a reader never uses a part of a damaged manifest. A
+reader ignores unknown fields. A manifest is complete: reading it needs no other manifest. Older entries that do not fit
+are in immutable manifest pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole
 (`remote.manifest.sealing`).
 """
 
@@ -27,7 +27,8 @@ from remote.keys import manifest_key
 from remote.manifest.manifest_sizes import note_size
 from remote.manifest.manifest_validation import contradictions
 from remote.manifest.sealing import Opened, Sealer, sealed_size
-from remote.manifest.view import CompactedView, view_contradiction
+from remote.manifest.stored_form import StoredForm
+from remote.manifest.view import STORED_VIEW, CompactedView, view_contradiction
 from remote.number_bounds import (
     INT32_MAX,
     INT64_MAX,
@@ -144,7 +145,7 @@ class PendingPageDelete:
     `PendingDelete`.
     """
 
-    spill: PageEntry
+    page: PageEntry
     unlinked_ms: ClockMs
     epoch: WriterEpoch
     unlinked_sequence: SequenceOrNone = 0
@@ -152,16 +153,16 @@ class PendingPageDelete:
     @property
     def size_bytes(self) -> int:
         """Size of the page and its objects; without ``.indexes`` objects if their size was not recorded."""
-        return self.spill.stored_bytes + (self.spill.indexes_bytes or 0) + self.spill.page_bytes
+        return self.page.stored_bytes + (self.page.indexes_bytes or 0) + self.page.page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Manifest:
     """A manifest; see the module text.
 
     `segments` ascend and never overlap; an offset in a gap has no record.
 
-    `segments` holds only the newest entries. `spills` stands for all older ones, ascending, each below the first
+    `segments` holds only the newest entries. `pages` stands for all older ones, ascending, each below the first
     segment. Use `remote.manifest.manifest_lookup` for all entries; the sums below include both.
 
     | field | meaning |
@@ -171,22 +172,22 @@ class Head:
     | `parent_id` | the commit id of the previous manifest |
     | `properties` | the topic's settings when the writer last recorded them |
     | `views` | the compacted views of the log, by name |
-    | `boundary_number`, `void_upto` | the newest GC boundary known to the writer; 0 for none |
-    | `tiered_upto` | one above the highest offset in the bucket when entries last left; 0 before; never falls |
+    | `boundary_number`, `gc_boundary` | the newest GC boundary known to the writer; 0 for none |
+    | `expired_end_offset` | one above the highest offset in the bucket when entries last left; 0 before; never falls |
     | `expired_epochs` | leader epochs of offsets that were in the bucket and left it, ascending |
     | `appender_id` | the last writer with a log of its own, which may hold records without an entry |
     | `jobs` | the last jobs that committed, the newest last (`remote.manifest.job_changes`) |
-    | `given_up` | the tier was switched off (`tiered.partition.tier_disable`): no entry counts |
+    | `tier_disabled` | the tier was switched off (`tiered.partition.tier_disable`): no entry counts |
     | `deleted_ms` | when the topic was deleted; None for a living topic |
     | `seal_key_id` | the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed |
 
     - Boundaries: `remote.manifest.manifest_chain`.
-    - The highest offset that was ever in the bucket is `max_end_offset`, not `tiered_upto`.
+    - The highest offset that was ever in the bucket is `max_end_offset`, not `expired_end_offset`.
     - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
     - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
       manifests of an older version.
-    - While `given_up` is set, the disk alone holds the retained log. The entries expire as usual and no entry is added.
-      When the last entry is unlinked, the flag becomes false.
+    - While `tier_disabled` is set, the disk alone holds the retained log. The entries expire as usual and no entry is
+      added. When the last entry is unlinked, the flag becomes false.
     - After `deleted_ms` nothing is readable, only a removal may take over, and missing objects are not damage. The mark
       is permanent.
     - Successors are sealed by the same key until they name another. No successor of a sealed manifest is unsealed.
@@ -204,15 +205,15 @@ class Head:
     log_start_offset: Offset
     committed_ms: ClockMs
     segments: tuple[SegmentEntry, ...] = ()
-    unlinked: tuple[PendingDelete, ...] = ()
-    unlinked_pages: tuple[PendingPageDelete, ...] = ()
-    spills: tuple[PageEntry, ...] = ()
+    pending_deletes: tuple[PendingDelete, ...] = ()
+    pending_page_deletes: tuple[PendingPageDelete, ...] = ()
+    pages: tuple[PageEntry, ...] = ()
     views: tuple[CompactedView, ...] = ()
     boundary_number: SequenceOrNone = 0
-    void_upto: SequenceOrNone = 0
+    gc_boundary: SequenceOrNone = 0
     deleted_ms: ClockMs | None = None
-    tiered_upto: Offset = 0
-    given_up: bool = False
+    expired_end_offset: Offset = 0
+    tier_disabled: bool = False
     expired_epochs: tuple[EpochRange, ...] = ()
     appender_id: str | None = None
     jobs: tuple[AppliedJob, ...] = ()
@@ -222,12 +223,12 @@ class Head:
     @property
     def next_offset(self) -> int:
         """Where the next segment may start: after the last valid entry, never below the log start offset."""
-        return self.log_start_offset if self.given_up else max(self.entries_end_offset, self.log_start_offset)
+        return self.log_start_offset if self.tier_disabled else max(self.entries_end_offset, self.log_start_offset)
 
     @property
     def min_readable_offset(self) -> int:
         """Entries wholly below it are not readable: below the log start offset, or given up."""
-        return max(self.entries_end_offset, self.log_start_offset) if self.given_up else self.log_start_offset
+        return max(self.entries_end_offset, self.log_start_offset) if self.tier_disabled else self.log_start_offset
 
     @property
     def allocated_end_offset(self) -> int:
@@ -237,26 +238,26 @@ class Head:
     @property
     def entries_end_offset(self) -> int:
         """One above the highest offset of an entry; 0 without entries."""
-        last = self.segments[-1:] or self.spills[-1:]
+        last = self.segments[-1:] or self.pages[-1:]
         return last[0].next_offset if last else 0
 
     @property
     def max_end_offset(self) -> int:
         """One above the highest offset that was ever in the bucket, 0 if none was; expiry does not lower it."""
-        return max(self.tiered_upto, self.entries_end_offset)
+        return max(self.expired_end_offset, self.entries_end_offset)
 
     @property
     def parts(self) -> tuple[PageEntry | SegmentEntry, ...]:
         """All entries; the older ones as pages."""
-        return (*self.spills, *self.segments)
+        return (*self.pages, *self.segments)
 
     @property
     def has_entries(self) -> bool:
-        return bool(self.segments or self.spills)
+        return bool(self.segments or self.pages)
 
     @property
     def segment_count(self) -> int:
-        return len(self.segments) + sum(spill.segment_count for spill in self.spills)
+        return len(self.segments) + sum(page.segment_count for page in self.pages)
 
     @property
     def record_count(self) -> int:
@@ -269,12 +270,14 @@ class Head:
     @property
     def waiting_bytes(self) -> int:
         """Size of all pending deletes."""
-        return sum(each.size_bytes for each in self.unlinked) + sum(each.size_bytes for each in self.unlinked_pages)
+        return sum(each.size_bytes for each in self.pending_deletes) + sum(
+            each.size_bytes for each in self.pending_page_deletes
+        )
 
     @property
     def view_entries(self) -> Iterator[SegmentEntry]:
         """The entries of all compacted views; their objects are separate from the log's."""
-        return (row for view in self.views for row in view.rows)
+        return (entry for view in self.views for entry in view.entries)
 
     @property
     def epoch_ranges(self) -> list[EpochRange]:
@@ -288,50 +291,62 @@ class Head:
 
 
 _NO_SEALER = Sealer("")
-# Created at import: creation in two threads at once ends the process (msgspec 0.22).
-_DECODER = msgspec.json.Decoder(Head)
+STORED_PAGE_DELETE = StoredForm(PendingPageDelete, {"page": "spill"})
+STORED_MANIFEST = StoredForm(
+    Manifest,
+    {
+        "pages": "spills",
+        "pending_deletes": "unlinked",
+        "pending_page_deletes": "unlinked_pages",
+        "tier_disabled": "given_up",
+        "gc_boundary": "void_upto",
+        "expired_end_offset": "tiered_upto",
+    },
+    pending_page_deletes=STORED_PAGE_DELETE,
+    views=STORED_VIEW,
+)
 
 
-def encode_manifest(head: Head, sealer: Sealer | None = None) -> bytes:
-    """The object's bytes, sealed if `head` says so; deterministic.
+def encode_manifest(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
+    """The object's bytes, sealed if `manifest` says so; deterministic.
 
     Raises InvalidRequest for a manifest that `decode_manifest` would refuse, AccessDenied if the sealing key is
     missing.
     """
-    _check_readable(head)
-    return encode_again(head, sealer)
+    _check_readable(manifest)
+    return encode_again(manifest, sealer)
 
 
-def encode_again(head: Head, sealer: Sealer | None = None) -> bytes:
+def encode_again(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
     """The object's bytes of a manifest that was validated at an earlier read or write.
 
     Raises as `Sealer.seal`.
     """
-    return (sealer or _NO_SEALER).seal(manifest_key(head.sequence), _unsealed(head), head.seal_key_id)
+    return (sealer or _NO_SEALER).seal(manifest_key(manifest.sequence), _unsealed(manifest), manifest.seal_key_id)
 
 
-def encoded_size(head: Head) -> int:
+def encoded_size(manifest: Manifest) -> int:
     """Size of the bytes that `encode_manifest` returns; needs no key."""
-    return sealed_size(manifest_key(head.sequence), len(_unsealed(head)), head.seal_key_id)
+    return sealed_size(manifest_key(manifest.sequence), len(_unsealed(manifest)), manifest.seal_key_id)
 
 
-def _unsealed(head: Head) -> bytes:
-    text = msgspec.json.encode(head)
+def _unsealed(manifest: Manifest) -> bytes:
+    text = STORED_MANIFEST.encode(manifest)
     if len(text) > MANIFEST_BYTES_MAX:
-        raise InvalidRequest("writing a head, too large", size_bytes=len(text), size_bytes_max=MANIFEST_BYTES_MAX)
+        raise InvalidRequest("the manifest is too large", size_bytes=len(text), size_bytes_max=MANIFEST_BYTES_MAX)
     return encode_line(text)
 
 
-def _check_readable(head: Head) -> None:
+def _check_readable(manifest: Manifest) -> None:
     """Raise InvalidRequest for a manifest that readers would refuse."""
-    wrong = contradiction(head)
+    wrong = contradiction(manifest)
     if wrong:
-        raise InvalidRequest(f"writing a head, {wrong}", topic=head.topic, partition=head.partition)
+        raise InvalidRequest(f"invalid manifest, {wrong}", topic=manifest.topic, partition=manifest.partition)
     try:
-        _check(_DECODER.decode(msgspec.json.encode(head)), None)  # the decoder checks the bounds
+        _check(STORED_MANIFEST.decode(STORED_MANIFEST.encode(manifest)), None)  # the decoder checks the bounds
     except (msgspec.DecodeError, Corrupt) as error:
-        facts = {"topic": head.topic, "partition": head.partition, "cause": str(error)}
-        raise InvalidRequest("writing a head, readers would refuse it", **facts) from error
+        facts = {"topic": manifest.topic, "partition": manifest.partition, "cause": str(error)}
+        raise InvalidRequest("readers would refuse the new manifest", **facts) from error
 
 
 def encode_line(text: bytes) -> bytes:
@@ -348,23 +363,25 @@ def decode_line(data: Body) -> bytes:
 
     line = _LINE.match(bytes(data[:LINE_BYTES_MAX]))
     if not line:
-        raise Corrupt("reading a head, no such line at its start", size_bytes=len(data))
+        raise Corrupt("cannot read a manifest, it does not start with the format line", size_bytes=len(data))
     version, expected, length, inflated = int(line[1]), int(line[2], 16), int(line[3]), int(line[4])
     if version != FORMAT_VERSION or inflated > MANIFEST_BYTES_MAX:
         facts = {"version": version, "known": FORMAT_VERSION, "size_bytes": inflated}
-        raise Corrupt("reading a head, damaged or of a newer format", **facts)
+        raise Corrupt("cannot read a manifest, it is damaged or of a newer format", **facts)
     body = memoryview(data)[line.end() :]
     if len(body) != length:
-        raise Corrupt("reading a head, its length differs", expected_bytes=length, found_bytes=len(body))
+        raise Corrupt("a manifest is damaged, its length differs", expected_bytes=length, found_bytes=len(body))
     if (found := crc32c(body)) != expected:
-        raise Corrupt("reading a head, its checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
+        raise Corrupt("a manifest is damaged, its checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
     text = bytes(decompress(Codec.ZSTD, body, inflated))
     if len(text) != inflated:
-        raise Corrupt("reading a head, it inflates to another length", expected_bytes=inflated, found_bytes=len(text))
+        raise Corrupt(
+            "a manifest is damaged, its decompressed length differs", expected_bytes=inflated, found_bytes=len(text)
+        )
     return text
 
 
-def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Head:
+def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Manifest:
     """The inverse of `encode_manifest`, fully validated (`remote.manifest.manifest_validation`).
 
     `prefix` is the partition prefix of the object, None if unknown. Raises Corrupt for any defect, with its place in
@@ -373,83 +390,97 @@ def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | N
     seal = (sealer or _NO_SEALER).open(data)
     text = decode_line(seal.body)
     try:
-        head = _DECODER.decode(text)
+        manifest = STORED_MANIFEST.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("reading a head, its body is no head", cause=str(error)) from error
-    if wrong := contradiction(head):
-        raise Corrupt(f"reading a head, {wrong}", topic=head.topic, partition=head.partition, sequence=head.sequence)
-    if wrong := _seal_contradiction(head, seal, sealer):
-        raise Corrupt(f"reading a head, {wrong}", topic=head.topic, partition=head.partition, sequence=head.sequence)
-    _check(head, prefix)
-    note_size(head, len(data))
-    return head
+        raise Corrupt("the body of a manifest is not a manifest", cause=str(error)) from error
+    if wrong := contradiction(manifest):
+        raise Corrupt(
+            f"invalid manifest, {wrong}", topic=manifest.topic, partition=manifest.partition, sequence=manifest.sequence
+        )
+    if wrong := _seal_contradiction(manifest, seal, sealer):
+        raise Corrupt(
+            f"invalid manifest, {wrong}", topic=manifest.topic, partition=manifest.partition, sequence=manifest.sequence
+        )
+    _check(manifest, prefix)
+    note_size(manifest, len(data))
+    return manifest
 
 
-def lacks_seal(head: Head) -> bool:
+def lacks_seal(manifest: Manifest) -> bool:
     """Whether an encrypted topic's manifest is not sealed: of an older version, or from before encryption."""
-    if head.seal_key_id is not None:
+    if manifest.seal_key_id is not None:
         return False
-    return bool(head.properties.get(KEY_ID)) or any(row.key_id for row in (*head.segments, *head.view_entries))
+    return bool(manifest.properties.get(KEY_ID)) or any(
+        entry.key_id for entry in (*manifest.segments, *manifest.view_entries)
+    )
 
 
-def check_says_something(head: Head) -> None:
+def check_says_something(manifest: Manifest) -> None:
     """Raise Corrupt for a manifest that lacks its seal and names no segment.
 
     A reader could not detect a forgery of it. An unsealed manifest with segments is served with a warning, because the
     segments' bytes are authenticated.
     """
-    if lacks_seal(head) and not head.has_entries:
-        facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
+    if lacks_seal(manifest) and not manifest.has_entries:
+        facts = {"topic": manifest.topic, "partition": manifest.partition, "sequence": manifest.sequence}
         wrong = "the manifest of an encrypted topic is not sealed and names no segment"
-        raise Corrupt(f"reading a head, {wrong}: forged, or `tiered rotate-keys` is due", **facts)
+        raise Corrupt(f"cannot trust a manifest, {wrong}: forged, or `tiered rotate-keys` is due", **facts)
 
 
-def _check(head: Head, prefix: str | None) -> None:
+def _check(manifest: Manifest, prefix: str | None) -> None:
     """Raise Corrupt for the first contradiction of `remote.manifest.manifest_validation`."""
-    found = next(contradictions(head, prefix), None)
+    found = next(contradictions(manifest, prefix), None)
     if found is not None:
-        facts = {"topic": head.topic, "partition": head.partition, "sequence": head.sequence}
-        raise Corrupt(f"reading a head, {found.what}", **facts, **found.facts())
+        facts = {"topic": manifest.topic, "partition": manifest.partition, "sequence": manifest.sequence}
+        raise Corrupt(f"invalid manifest, {found.what}", **facts, **found.facts())
 
 
-def _seal_contradiction(head: Head, seal: Opened, sealer: Sealer | None) -> str | None:
-    if seal.key_id is None and head.seal_key_id is not None:
-        return "it says that it is sealed, and is not: forged"
+def _seal_contradiction(manifest: Manifest, seal: Opened, sealer: Sealer | None) -> str | None:
+    if seal.key_id is None and manifest.seal_key_id is not None:
+        return "it says that it is sealed and is not sealed: forged"
     if seal.key_id is None:
         is_refused = sealer is not None and sealer.is_required
         return (
-            "it is not sealed, and the key ring requires that: forged, or `tiered rotate-keys` is due"
+            ("it is not sealed, and the key ring requires a seal: forged, or `tiered rotate-keys` is due")
             if is_refused
             else None
         )
-    if (seal.key_id, seal.key) != (head.seal_key_id, manifest_key(head.sequence)):
-        return f"it says another seal, key_id={head.seal_key_id}"
+    if (seal.key_id, seal.key) != (manifest.seal_key_id, manifest_key(manifest.sequence)):
+        return f"it names another seal key, key_id={manifest.seal_key_id}"
     return None
 
 
-def contradiction(head: Head) -> str | None:
+def contradiction(manifest: Manifest) -> str | None:
     """The first contradiction within this manifest; None if there is none."""
-    if head.format_version != FORMAT_VERSION:
-        return f"format_version is {head.format_version}"
-    if head.sequence < 1 or head.epoch < 1 or min(head.log_start_offset, head.tiered_upto) < 0 or not head.commit_id:
+    if manifest.format_version != FORMAT_VERSION:
+        return f"format_version is {manifest.format_version}"
+    if (
+        manifest.sequence < 1
+        or manifest.epoch < 1
+        or min(manifest.log_start_offset, manifest.expired_end_offset) < 0
+        or not manifest.commit_id
+    ):
         return "sequence, epoch, log_start_offset, tiered_upto or commit_id is missing"
     reached = 0
-    for spill in head.spills:
-        if not reached <= spill.base_offset < spill.next_offset or spill.segment_count < 1 or spill.page_bytes < 1:
-            return f"spills overlap or run backwards at base_offset={spill.base_offset}"
-        reached = spill.next_offset
-    for row in head.segments:
-        if not reached <= row.base_offset < row.next_offset:
-            return f"segments overlap or run backwards at base_offset={row.base_offset} next_offset={row.next_offset}"
-        if row.state is not SegmentState.COPY_FINISHED or row.size_bytes <= 0 or row.indexes_bytes <= 0:
-            return f"a segment is not finished at base_offset={row.base_offset}"
-        reached = row.next_offset
-    if (wrong := _expired_contradiction(head.expired_epochs)) is not None:
+    for page in manifest.pages:
+        if not reached <= page.base_offset < page.next_offset or page.segment_count < 1 or page.page_bytes < 1:
+            return f"manifest pages overlap or are out of order at base_offset={page.base_offset}"
+        reached = page.next_offset
+    for entry in manifest.segments:
+        if not reached <= entry.base_offset < entry.next_offset:
+            return (
+                f"segments overlap or are out of order at base_offset={entry.base_offset} "
+                f"next_offset={entry.next_offset}"
+            )
+        if entry.state is not SegmentState.COPY_FINISHED or entry.size_bytes <= 0 or entry.indexes_bytes <= 0:
+            return f"a segment is unfinished at base_offset={entry.base_offset}"
+        reached = entry.next_offset
+    if (wrong := _expired_contradiction(manifest.expired_epochs)) is not None:
         return wrong
-    cleaned = max((each.cleaned_through or 0 for each in head.parts), default=0)
-    if cleaned > head.next_offset and not head.given_up:
-        return f"a row was cleaned for the sake of records that no row holds, cleaned_through={cleaned}"
-    return view_contradiction(head.views, upto_offset=head.next_offset)
+    cleaned = max((each.cleaned_through or 0 for each in manifest.parts), default=0)
+    if cleaned > manifest.next_offset and not manifest.tier_disabled:
+        return f"a segment was cleaned because of records that no segment entry covers, cleaned_through={cleaned}"
+    return view_contradiction(manifest.views, upto_offset=manifest.next_offset)
 
 
 def _expired_contradiction(ranges: tuple[EpochRange, ...]) -> str | None:
@@ -457,7 +488,7 @@ def _expired_contradiction(ranges: tuple[EpochRange, ...]) -> str | None:
     for epoch, base_offset, next_offset in ranges:
         is_epoch = epoch is None or -1 <= epoch <= INT32_MAX
         if not reached <= base_offset < next_offset <= INT64_MAX or not is_epoch:
-            return f"expired_epochs overlap, run backwards or leave their bounds at base_offset={base_offset}"
+            return f"expired_epochs overlap, are out of order or leave their bounds at base_offset={base_offset}"
         reached = next_offset
     return None
 

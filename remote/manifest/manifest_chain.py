@@ -28,8 +28,8 @@ import re
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
 from local.format.crc32c import crc32c
-from remote.keys import BOUNDARIES, HEADS, boundary_key, manifest_key, parse_boundary_key, parse_manifest_key
-from remote.manifest.manifest import Head, decode_manifest
+from remote.keys import BOUNDARIES, MANIFESTS, boundary_key, manifest_key, parse_boundary_key, parse_manifest_key
+from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.sealing import sealer_of
 from remote.number_bounds import INT64_MAX
 from remote.store import Body, ObjectStore
@@ -50,7 +50,7 @@ class ManifestChain:
         self.sealer = sealer_of(store, prefix)
         self._sealed_from: int | None = None  # the lowest sequence of a sealed manifest that was seen
         self.boundary_number = 0
-        self.void_upto = 0  # the boundary as far as read: 0, or the sequence in boundary `boundary_number`
+        self.gc_boundary = 0  # the boundary as far as read: 0, or the sequence in boundary `boundary_number`
         self._first_listed: int | None = None  # the lowest sequence of the last full listing
 
     def lacks_first_manifests(self) -> bool:
@@ -60,17 +60,17 @@ class ManifestChain:
         that was emptied under a writer.
         """
         first = self._first_listed
-        return first is not None and first > self.void_upto + 1 and not self.is_void(first - 1)
+        return first is not None and first > self.gc_boundary + 1 and not self.is_void(first - 1)
 
     # --- manifests ---------------------------------------------------------------------------------------------------
 
-    def newest(self, known: Head | None, *, exact: bool = False) -> Head | None:
+    def newest(self, known: Manifest | None, *, exact: bool = False) -> Manifest | None:
         """The newest manifest of the store, never older than `known`; None if there is none.
 
         It was the newest at some moment of this call; without `exact` possibly only at an earlier moment.
         """
         latest, steps, is_sure = known, 0, not exact
-        behind: dict[int, Head | None] = {}  # manifests that were read together with their predecessors
+        behind: dict[int, Manifest | None] = {}  # manifests that were read together with their predecessors
         while True:
             if latest is None or steps == PROBES_MAX:
                 listed = self._newest_listed(latest.sequence if latest else 0, behind)
@@ -93,9 +93,9 @@ class ManifestChain:
                 return latest
             else:
                 facts = {"sequence": following.sequence, "parent": following.parent_id, "expected": latest.commit_id}
-                raise Corrupt("reading a head, it does not follow the one before", prefix=self._prefix, **facts)
+                raise Corrupt("a manifest does not follow its predecessor", prefix=self._prefix, **facts)
 
-    def read(self, sequence: int) -> Head | None:
+    def read(self, sequence: int) -> Manifest | None:
         """The manifest under this name, void or not; None if there is none. Raises Corrupt."""
         key = self._prefix + manifest_key(sequence)
         try:
@@ -104,43 +104,48 @@ class ManifestChain:
             return None
         return self._decoded(sequence, body)
 
-    def _decoded(self, sequence: int, body: Body) -> Head:
+    def _decoded(self, sequence: int, body: Body) -> Manifest:
         key = self._prefix + manifest_key(sequence)
         try:
-            head = decode_manifest(body, self._prefix, sealer=self.sealer)
+            manifest = decode_manifest(body, self._prefix, sealer=self.sealer)
         except Corrupt as error:
             raise Corrupt(error.attempt, store=self._store.url, key=key, **error.facts) from error
-        if head.sequence != sequence:
-            raise Corrupt("reading a head, it has another's name", store=self._store.url, key=key, says=head.sequence)
-        if head.seal_key_id is None and self._sealed_from is not None and sequence > self._sealed_from:
-            wrong = "reading a head, it is not sealed, and an older one is: forged"
+        if manifest.sequence != sequence:
+            raise Corrupt(
+                "a manifest has the name of another manifest", store=self._store.url, key=key, says=manifest.sequence
+            )
+        if manifest.seal_key_id is None and self._sealed_from is not None and sequence > self._sealed_from:
+            wrong = "a manifest is not sealed and an older manifest is sealed: forged"
             raise Corrupt(wrong, store=self._store.url, key=key, sealed_sequence=self._sealed_from)
-        self._note_seal(head)
-        return head
+        self._note_seal(manifest)
+        return manifest
 
-    def _note_seal(self, head: Head) -> None:
+    def _note_seal(self, manifest: Manifest) -> None:
         """Record a sealed manifest. A sealed chain stays sealed: later unsealed manifests are refused."""
-        if head.seal_key_id is not None:
-            self._sealed_from = min(head.sequence, self._sealed_from or head.sequence)
+        if manifest.seal_key_id is not None:
+            self._sealed_from = min(manifest.sequence, self._sealed_from or manifest.sequence)
 
     def _is_due(self, steps: int) -> bool:
         """Whether a 404 requires a read of the boundary: after newer manifests, or long after the last read."""
         self._quiet = self._quiet + 1 if steps == 0 else QUIET_MAX
         return self._quiet >= QUIET_MAX
 
-    def _after_collection(self, latest: Head, behind: dict[int, Head | None]) -> Head:
+    def _after_collection(self, latest: Manifest, behind: dict[int, Manifest | None]) -> Manifest:
         """The newest manifest above the boundary, which has passed `latest`."""
-        found = self._newest_listed(max(self.void_upto, latest.sequence), behind)
+        found = self._newest_listed(max(self.gc_boundary, latest.sequence), behind)
         if found is None:
-            facts = {"store": self._store.url, "prefix": self._prefix, "void_upto": self.void_upto}
-            raise Unavailable("reading the newest head, old ones were collected and no newer one is listed", **facts)
+            facts = {"store": self._store.url, "prefix": self._prefix, "void_upto": self.gc_boundary}
+            raise Unavailable(
+                ("cannot find the newest manifest, older manifests were collected and no newer manifest is listed"),
+                **facts,
+            )
         return found
 
-    def _newest_listed(self, after: int, behind: dict[int, Head | None]) -> Head | None:
+    def _newest_listed(self, after: int, behind: dict[int, Manifest | None]) -> Manifest | None:
         """The newest listed manifest above `after`, or None. Puts its successor, or None, into `behind`."""
         listed = after
         for _ in range(RELISTS_MAX):
-            names = self._store.list(self._prefix + HEADS, start_after=self._prefix + manifest_key(after))
+            names = self._store.list(self._prefix + MANIFESTS, start_after=self._prefix + manifest_key(after))
             parsed = (parse_manifest_key(info.key.removeprefix(self._prefix)) for info in names)
             found = [each for each in parsed if each is not None]
             listed = max(found, default=after)
@@ -154,7 +159,7 @@ class ManifestChain:
                 behind[listed + 1] = None if following is None else self._decoded(listed + 1, following)
                 return self._decoded(listed, body)
         facts = {"store": self._store.url, "key": self._prefix + manifest_key(listed)}
-        raise Unavailable("reading a head, listed but not there", **facts)
+        raise Unavailable("a manifest was listed and does not exist", **facts)
 
     # --- the boundary ------------------------------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class ManifestChain:
         for _ in range(PROBES_MAX):
             found = self._read_boundary(self.boundary_number + 1)
             if found is None:
-                return sequence <= self.void_upto
+                return sequence <= self.gc_boundary
             self._pass(self.boundary_number + 1, found)
         names = self._store.list(self._prefix + BOUNDARIES, start_after=self._boundary_name(self.boundary_number))
         numbers = [parse_boundary_key(info.key.removeprefix(self._prefix)) for info in names]
@@ -185,22 +190,22 @@ class ManifestChain:
             self._store.put_if_absent(self._boundary_name(number), encode_boundary(upto))
         except AlreadyExists:
             found = self._read_boundary(number)
-            upto = found if found is not None else self.void_upto
+            upto = found if found is not None else self.gc_boundary
         self._pass(number, upto)
 
-    def _learn(self, head: Head) -> None:
+    def _learn(self, manifest: Manifest) -> None:
         """Learn the boundaries that the manifest's writer knew.
 
         Only later boundaries can have passed the manifest.
         """
-        self._note_seal(head)
-        if head.boundary_number > self.boundary_number:
-            self.boundary_number = head.boundary_number
-            self.void_upto = max(self.void_upto, head.void_upto)
+        self._note_seal(manifest)
+        if manifest.boundary_number > self.boundary_number:
+            self.boundary_number = manifest.boundary_number
+            self.gc_boundary = max(self.gc_boundary, manifest.gc_boundary)
 
     def _pass(self, number: int, upto: int) -> None:
         self.boundary_number = number
-        self.void_upto = max(self.void_upto, upto)
+        self.gc_boundary = max(self.gc_boundary, upto)
 
     def _read_boundary(self, number: int) -> int | None:
         key = self._boundary_name(number)
@@ -215,14 +220,14 @@ class ManifestChain:
         return self._prefix + boundary_key(number)
 
 
-def _follows(latest: Head, following: Head) -> bool:
+def _follows(latest: Manifest, following: Manifest) -> bool:
     return following.parent_id == latest.commit_id and following.epoch >= latest.epoch
 
 
 def encode_boundary(upto: int) -> bytes:
     """The object's bytes, see the module text."""
     if upto < 1:
-        raise InvalidRequest("writing a boundary, nothing lies below it", upto=upto)
+        raise InvalidRequest("cannot write a GC boundary, there is no manifest below it", upto=upto)
     text = b"tiered-boundary 1 %020d " % upto
     return text + b"%08x\n" % crc32c(text)
 
@@ -231,5 +236,5 @@ def decode_boundary(data: Body) -> int:
     """The sequence up to which manifests are void. Raises Corrupt."""
     found = _BOUNDARY.fullmatch(bytes(data))
     if not found or int(found[3], 16) != crc32c(found[1]) or not 1 <= int(found[2]) <= INT64_MAX:
-        raise Corrupt("reading a boundary of collected heads, its bytes are none", size_bytes=len(data))
+        raise Corrupt("a GC boundary is damaged", size_bytes=len(data))
     return int(found[2])

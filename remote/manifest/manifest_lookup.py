@@ -19,9 +19,9 @@ from typing import TypeVar
 
 from local.errors import Corrupt
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
-from remote.manifest.manifest import Head, PageEntry
+from remote.manifest.manifest import Manifest, PageEntry
 from remote.manifest.manifest_page import Rows, decode_page
-from remote.manifest.page_entries import PageEntries
+from remote.manifest.page_entries import DecodedPage
 from remote.manifest.sealing import sealer_of
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore, read_named
@@ -48,12 +48,12 @@ class PageCache:
         self._rows_max = rows_max
         self._lock = threading.Lock()
         self._kept: OrderedDict[PageName, Rows] = OrderedDict()
-        self._rows = 0
+        self._entries = 0
 
     @property
-    def rows(self) -> int:
+    def entries(self) -> int:
         """The number of entries in the cached pages."""
-        return self._rows
+        return self._entries
 
     def get(self, name: PageName) -> Rows | None:
         with self._lock:
@@ -61,14 +61,14 @@ class PageCache:
                 self._kept.move_to_end(name)
             return known
 
-    def keep(self, name: PageName, rows: Rows) -> None:
+    def keep(self, name: PageName, entries: Rows) -> None:
         with self._lock:
             if (before := self._kept.pop(name, None)) is not None:
-                self._rows -= len(before)
-            self._kept[name] = rows
-            self._rows += len(rows)
-            while self._rows > self._rows_max and len(self._kept) > 1:
-                self._rows -= len(self._kept.popitem(last=False)[1])
+                self._entries -= len(before)
+            self._kept[name] = entries
+            self._entries += len(entries)
+            while self._entries > self._rows_max and len(self._kept) > 1:
+                self._entries -= len(self._kept.popitem(last=False)[1])
 
 
 PROCESS_PAGES = PageCache()
@@ -101,14 +101,14 @@ class Pages:
         self._lock = threading.Lock()
         self._flights: dict[PageName, _Flight] = {}
 
-    def rows(self, spill: PageEntry) -> Rows:
+    def entries(self, page: PageEntry) -> Rows:
         """All entries of a page.
 
-        Raises NotFound if it does not exist, Corrupt if two reads differ from `spill`.
+        Raises NotFound if it does not exist, Corrupt if two reads differ from `page`.
 
         A reader that waited for another reader's failed GET sends its own GET, and does not wait again.
         """
-        name = self._name(spill)
+        name = self._name(page)
         with self._lock:
             if (known := self._cache.get(name)) is not None:
                 return known
@@ -117,60 +117,60 @@ class Pages:
                 mine = self._flights[name] = _Flight()
         if theirs is not None:
             theirs.landed.wait()
-            return theirs.rows if theirs.rows is not None else self._loaded(spill)
+            return theirs.entries if theirs.entries is not None else self._loaded(page)
         try:
-            mine.rows = self._loaded(spill)
-            return mine.rows
+            mine.entries = self._loaded(page)
+            return mine.entries
         finally:
             with self._lock:
                 del self._flights[name]
             mine.landed.set()
 
-    def keep(self, spill: PageEntry, rows: Rows) -> None:
+    def keep(self, page: PageEntry, entries: Rows) -> None:
         """Cache a page, for example one that was just written."""
-        self._cache.keep(self._name(spill), rows)
+        self._cache.keep(self._name(page), entries)
 
-    def _name(self, spill: PageEntry) -> PageName:
-        return self.owner, spill.key, spill.page_bytes, spill.page_crc32c
+    def _name(self, page: PageEntry) -> PageName:
+        return self.owner, page.key, page.page_bytes, page.page_crc32c
 
-    def _loaded(self, spill: PageEntry) -> Rows:
-        rows = self._read(spill)
-        self.keep(spill, rows)
-        return rows
+    def _loaded(self, page: PageEntry) -> Rows:
+        entries = self._read(page)
+        self.keep(page, entries)
+        return entries
 
-    def _read(self, spill: PageEntry) -> Rows:
-        kept = self._copies.page(self._prefix, spill.key) if self._copies is not None else None
+    def _read(self, page: PageEntry) -> Rows:
+        kept = self._copies.page(self._prefix, page.key) if self._copies is not None else None
         if kept is not None:
             with suppress(Corrupt):
-                return decode_page(spill, kept, self.sealer)
+                return decode_page(page, kept, self.sealer)
         try:
-            return self._fetch(spill)
+            return self._fetch(page)
         except Corrupt:
             pass  # possibly damaged in transit: read again
         try:
-            return self._fetch(spill)
+            return self._fetch(page)
         except Corrupt as error:
-            facts = {**error.facts, "key": self._prefix + spill.key}
+            facts = {**error.facts, "key": self._prefix + page.key}
             raise Corrupt(error.attempt, store=self._store.url, **facts) from error
 
-    def _fetch(self, spill: PageEntry) -> Rows:
-        body = read_named(lambda: self._store.get(self._prefix + spill.key))
-        rows = decode_page(spill, body, self.sealer)
+    def _fetch(self, page: PageEntry) -> Rows:
+        body = read_named(lambda: self._store.get(self._prefix + page.key))
+        entries = decode_page(page, body, self.sealer)
         if self._copies is not None:
-            self._copies.keep_page(self._prefix, spill.key, body)
-        return rows
+            self._copies.keep_page(self._prefix, page.key, body)
+        return entries
 
 
 class MetadataIndex:
     """One manifest with its own entries and the entries of its pages.
 
     Iterators may read pages; every other method says when it does. Entries wholly below the log start offset, and the
-    entries of a tier that was given up, are dead: they are skipped. Raises the errors of `Pages.rows`, and Unavailable
-    if the store cannot be reached.
+    entries of a tier that was given up, are dead: they are skipped. Raises the errors of `Pages.entries`, and
+    Unavailable if the store cannot be reached.
     """
 
-    def __init__(self, head: Head, entries_of: Callable[[PageEntry], Rows]) -> None:
-        self.head = head
+    def __init__(self, manifest: Manifest, entries_of: Callable[[PageEntry], Rows]) -> None:
+        self.manifest = manifest
         self._rows_of = entries_of
 
     def find_by_offset(self, offset: int) -> SegmentEntry | None:
@@ -178,7 +178,7 @@ class MetadataIndex:
 
         Reads at most one page.
         """
-        return next(self.rows(offset), None)
+        return next(self.entries(offset), None)
 
     def find_by_epoch(self, epoch: int, offset: int) -> SegmentEntry | None:
         """The entry that holds `offset` in leader epoch `epoch`; None if there is none.
@@ -187,10 +187,10 @@ class MetadataIndex:
 
         Source: KIP-405, `RemoteLogMetadataManager.remoteLogSegmentMetadata(tp, epoch, offset)`.
         """
-        row = self.find_by_offset(offset)
-        if row is None or not any(start <= offset < end for start, end in _ranges(row, epoch)):
+        entry = self.find_by_offset(offset)
+        if entry is None or not any(start <= offset < end for start, end in _ranges(entry, epoch)):
             return None
-        return row
+        return entry
 
     def highest_offset_for_epoch(self, epoch: int) -> int | None:
         """The last offset (inclusive) of leader epoch `epoch` in any entry, dead or not; None without one.
@@ -198,11 +198,11 @@ class MetadataIndex:
         Kafka keeps this value after the deletion of segments; here it covers only existing entries. Reads at most one
         page. Source: KIP-405, `RemoteLogMetadataManager.highestOffsetForEpoch`.
         """
-        for part in reversed(self.head.parts):
+        for part in reversed(self.manifest.parts):
             if not any(each == epoch for each, _ in part.epochs):
                 continue
-            rows = [part] if isinstance(part, SegmentEntry) else self._rows_of(part)
-            ends = [end for row in rows for _, end in _ranges(row, epoch)]
+            entries = [part] if isinstance(part, SegmentEntry) else self._rows_of(part)
+            ends = [end for entry in entries for _, end in _ranges(entry, epoch)]
             if ends:
                 return max(ends) - 1
         return None
@@ -218,11 +218,11 @@ class MetadataIndex:
                 continue
             if isinstance(part, SegmentEntry):
                 return part
-            if (row := self._first_inside(part, timestamp_ms, start, end)) is not None:
-                return row
+            if (entry := self._first_inside(part, timestamp_ms, start, end)) is not None:
+                return entry
         return None
 
-    def rows(self, start: int = 0, end: int | None = None) -> Iterator[SegmentEntry]:
+    def entries(self, start: int = 0, end: int | None = None) -> Iterator[SegmentEntry]:
         """The entries with offsets in ``[start, end)``, ascending; reads a page when the iteration reaches it."""
         for part in self.parts(start, end):
             if isinstance(part, SegmentEntry):
@@ -231,60 +231,60 @@ class MetadataIndex:
                 yield from self._inside(part, start, end)
 
     def parts(self, start: int = 0, end: int | None = None) -> Iterator[PageEntry | SegmentEntry]:
-        """As `rows`, from the manifest alone: an overlapping page stands for its entries, dead ones included."""
-        wanted = max(start, self.head.min_readable_offset)
-        yield from _touching(self.head.spills, wanted, end)
-        yield from _touching(self.head.segments, wanted, end)
+        """As `entries`, from the manifest alone: an overlapping page stands for its entries, dead ones included."""
+        wanted = max(start, self.manifest.min_readable_offset)
+        yield from _touching(self.manifest.pages, wanted, end)
+        yield from _touching(self.manifest.segments, wanted, end)
 
     def last_row(self) -> SegmentEntry | None:
         """The entry with the highest offsets, dead or not; None without entries. May read a page.
 
         It reads a page only if the manifest has no entries of its own.
         """
-        if self.head.segments:
-            return self.head.segments[-1]
-        return self._rows_of(self.head.spills[-1])[-1] if self.head.spills else None
+        if self.manifest.segments:
+            return self.manifest.segments[-1]
+        return self._rows_of(self.manifest.pages[-1])[-1] if self.manifest.pages else None
 
-    def holds(self, row: SegmentEntry) -> bool:
+    def holds(self, entry: SegmentEntry) -> bool:
         """Whether this very entry still exists, dead or not. Reads at most one page."""
-        return any(each.ulid == row.ulid for each in self.entries_with_dead(row.base_offset, row.next_offset))
+        return any(each.ulid == entry.ulid for each in self.entries_with_dead(entry.base_offset, entry.next_offset))
 
     def entries_with_dead(self, start: int, end: int) -> Iterator[SegmentEntry]:
         """The entries with offsets in ``[start, end)``, ascending, dead ones included."""
-        for spill in self.head.spills:
-            if spill.base_offset < end and start < spill.next_offset:
-                yield from _touching(self._rows_of(spill), start, end)
-        yield from _touching(self.head.segments, start, end)
+        for page in self.manifest.pages:
+            if page.base_offset < end and start < page.next_offset:
+                yield from _touching(self._rows_of(page), start, end)
+        yield from _touching(self.manifest.segments, start, end)
 
-    def page(self, spill: PageEntry) -> Rows:
+    def page(self, page: PageEntry) -> Rows:
         """All entries of a page, dead or not. Reads the page."""
-        return self._rows_of(spill)
+        return self._rows_of(page)
 
-    def _inside(self, spill: PageEntry, start: int, end: int | None) -> Iterable[SegmentEntry]:
-        return _touching(self._rows_of(spill), max(start, self.head.min_readable_offset), end)
+    def _inside(self, page: PageEntry, start: int, end: int | None) -> Iterable[SegmentEntry]:
+        return _touching(self._rows_of(page), max(start, self.manifest.min_readable_offset), end)
 
-    def _first_inside(self, spill: PageEntry, timestamp_ms: int, start: int, end: int | None) -> SegmentEntry | None:
-        rows = self._rows_of(spill)
-        if isinstance(rows, PageEntries):
-            return rows.first_at(timestamp_ms, max(start, self.head.min_readable_offset), end)
-        stamped = (row for row in self._inside(spill, start, end) if row.max_timestamp_ms is not None)
-        return next((row for row in stamped if (row.max_timestamp_ms or 0) >= timestamp_ms), None)
+    def _first_inside(self, page: PageEntry, timestamp_ms: int, start: int, end: int | None) -> SegmentEntry | None:
+        entries = self._rows_of(page)
+        if isinstance(entries, DecodedPage):
+            return entries.first_at(timestamp_ms, max(start, self.manifest.min_readable_offset), end)
+        stamped = (entry for entry in self._inside(page, start, end) if entry.max_timestamp_ms is not None)
+        return next((entry for entry in stamped if (entry.max_timestamp_ms or 0) >= timestamp_ms), None)
 
 
 class _Flight:
-    """A page that is being read. `rows` stays None if the read failed."""
+    """A page that is being read. `entries` stays None if the read failed."""
 
-    __slots__ = ("landed", "rows")
+    __slots__ = ("entries", "landed")
 
     def __init__(self) -> None:
         self.landed = threading.Event()
-        self.rows: Rows | None = None
+        self.entries: Rows | None = None
 
 
-def _ranges(row: SegmentEntry, epoch: int) -> Iterator[tuple[int, int]]:
+def _ranges(entry: SegmentEntry, epoch: int) -> Iterator[tuple[int, int]]:
     """The offset ranges of an entry in one leader epoch."""
-    starts = [start for _, start in row.epochs]
-    for (each, start), end in zip(row.epochs, [*starts[1:], row.next_offset], strict=True):
+    starts = [start for _, start in entry.epochs]
+    for (each, start), end in zip(entry.epochs, [*starts[1:], entry.next_offset], strict=True):
         if each == epoch and start < end:
             yield start, end
 
@@ -294,7 +294,7 @@ def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:
 
     Parts ascend and never overlap, so their ends ascend too.
     """
-    if isinstance(parts, PageEntries):
+    if isinstance(parts, DecodedPage):
         return parts.touching(start, end)
     first = bisect_right(parts, start, key=_next_offset)
     last = len(parts) if end is None else bisect_right(parts, end - 1, key=_base_offset)

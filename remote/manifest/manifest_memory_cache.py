@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from local.errors import Corrupt, NotFound
 from remote.keys import manifest_key
-from remote.manifest.manifest import Head, encode_again
+from remote.manifest.manifest import Manifest, encode_again
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import new_owner
 from remote.manifest.sealing import sealer_of
@@ -38,7 +38,7 @@ KNOWN_MAX = 20_000
 class _Known:
     """A cached manifest. `sure_ms` is the time of the last verification, `owner` the owner of its pages."""
 
-    head: Head
+    manifest: Manifest
     sure_ms: int
     owner: int
 
@@ -60,10 +60,10 @@ class ManifestMemoryCache:
         store: ObjectStore,
         prefix: str,
         chain: ManifestChain,
-        begin: Callable[[], Head | None],
+        begin: Callable[[], Manifest | None],
         *,
         exact: bool = False,
-    ) -> tuple[Head | None, int]:
+    ) -> tuple[Manifest | None, int]:
         """The newest manifest (`ManifestChain.newest`) and the owner of its pages.
 
         `begin` finds it without a cached one.
@@ -78,38 +78,40 @@ class ManifestMemoryCache:
         if known is not None:
             is_due = exact or not 0 <= now_ms - known.sure_ms < SURE_MS
             with suppress(Corrupt):  # the bucket has another history; real damage is found below
-                if not is_due or is_same_manifest(store, prefix, known.head):
-                    found = chain.newest(known.head, exact=is_due)
+                if not is_due or is_same_manifest(store, prefix, known.manifest):
+                    found = chain.newest(known.manifest, exact=is_due)
                     return self._keep(name, found, now_ms if is_due else known.sure_ms, known.owner)
-            if known.head.seal_key_id is None:
+            if known.manifest.seal_key_id is None:
                 with self._lock:
                     self._known.pop(name, None)
         found = begin()
         if known is not None:
-            check_not_rolled_back(known.head, found, prefix)
+            check_not_rolled_back(known.manifest, found, prefix)
         return self._keep(name, found, now_ms, new_owner())
 
-    def _keep(self, name: tuple[str, str], head: Head | None, sure_ms: int, owner: int) -> tuple[Head | None, int]:
-        if head is not None:
+    def _keep(
+        self, name: tuple[str, str], manifest: Manifest | None, sure_ms: int, owner: int
+    ) -> tuple[Manifest | None, int]:
+        if manifest is not None:
             with self._lock:
-                self._known[name] = _Known(head, sure_ms, owner)
+                self._known[name] = _Known(manifest, sure_ms, owner)
                 self._known.move_to_end(name)
                 while len(self._known) > self._manifests_max:
                     self._known.popitem(last=False)
-        return head, owner
+        return manifest, owner
 
 
-def check_not_rolled_back(known: Head, found: Head | None, prefix: str) -> None:
+def check_not_rolled_back(known: Manifest, found: Manifest | None, prefix: str) -> None:
     """Raise Corrupt if a sealed manifest was seen and the bucket has an older, another or no sealed one.
 
     Unsealed manifests prove nothing: such a bucket may have been restored from a backup.
     """
     if known.seal_key_id is not None:
-        step = "if the bucket was put back on purpose, restart the reader without its cache directory"
+        step = "if the bucket was restored on purpose, restart the reader without its cache directory"
         check_seen((known.sequence, known.commit_id), found, prefix, step)
 
 
-def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str) -> None:
+def check_seen(seen: tuple[int, str], found: Manifest | None, prefix: str, step: str) -> None:
     """Raise Corrupt, with next step `step`, unless `found` is the manifest `seen` or newer, and sealed.
 
     `seen` is (sequence, commit id).
@@ -119,20 +121,23 @@ def check_seen(seen: tuple[int, str], found: Head | None, prefix: str, step: str
         if is_newer or (found.sequence, found.commit_id) == seen:
             return
     facts = {"seen_sequence": seen[0], "found_sequence": found.sequence if found is not None else None}
-    wrong = "the bucket has an older state than was seen"
+    wrong = "the bucket has an older state than this process has read before"
     if found is not None and found.seal_key_id is None:
-        wrong = "the manifest of an encrypted topic is not sealed, and a sealed one was seen: forged, or put back"
-    raise Corrupt(f"reading a head, {wrong}; {step}", prefix=prefix, **facts)
+        wrong = (
+            "the manifest of an encrypted topic is not sealed and a sealed manifest was read before: "
+            "forged, or restored"
+        )
+    raise Corrupt(f"cannot trust a manifest, {wrong}; {step}", prefix=prefix, **facts)
 
 
-def is_same_manifest(store: ObjectStore, prefix: str, head: Head, body: bytes | None = None) -> bool:
+def is_same_manifest(store: ObjectStore, prefix: str, manifest: Manifest, body: bytes | None = None) -> bool:
     """Whether the bucket has this very manifest, by its first line; one small GET.
 
     The first line has the checksum of the rest. `body` are its bytes, if the caller has them.
     """
-    body = encode_again(head, sealer_of(store, prefix)) if body is None else body
+    body = encode_again(manifest, sealer_of(store, prefix)) if body is None else body
     line = body[: body.index(b"\n") + 1]
     try:
-        return store.get_range(prefix + manifest_key(head.sequence), 0, len(line)) == line
+        return store.get_range(prefix + manifest_key(manifest.sequence), 0, len(line)) == line
     except (NotFound, Corrupt):
         return False

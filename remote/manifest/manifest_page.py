@@ -24,7 +24,7 @@ from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import page_key, parse_page_key
 from remote.manifest.manifest import PageEntry
-from remote.manifest.page_entries import PageEntries
+from remote.manifest.page_entries import DecodedPage
 from remote.manifest.sealing import Sealer
 from remote.segment_entry import SegmentEntry
 from remote.store import Body
@@ -40,83 +40,83 @@ _FORMAT: dict[bytes | str, bytes | str] = {_NAME: _VERSION}
 
 
 def encode_page(
-    rows: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
+    entries: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
 ) -> tuple[PageEntry, bytes]:
     """The page's bytes, sealed by `seal_key_id`, and its entry for a manifest.
 
-    `rows` ascend, not empty; `epoch` is the writer's. Raises AccessDenied if the sealing key is missing.
+    `entries` ascend, not empty; `epoch` is the writer's. Raises AccessDenied if the sealing key is missing.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    assert rows
-    table = pa.Table.from_pylist(msgspec.to_builtins(list(rows)), schema=_schema())
+    assert entries
+    table = pa.Table.from_pylist(msgspec.to_builtins(list(entries)), schema=_schema())
     sink = pa.BufferOutputStream()
     parquet.write_table(table, sink, compression="zstd", use_dictionary=False)
     body = sink.getvalue().to_pybytes()
     if seal_key_id is not None:
         assert sealer is not None, "a page is sealed for its partition"
-        body = sealer.seal(_summary(rows, (epoch, ulid), 1, 0).key, body, seal_key_id)
-    return replace(_summary(rows, (epoch, ulid), len(body), crc32c(body)), seal_key_id=seal_key_id), body
+        body = sealer.seal(_summary(entries, (epoch, ulid), 1, 0).key, body, seal_key_id)
+    return replace(_summary(entries, (epoch, ulid), len(body), crc32c(body)), seal_key_id=seal_key_id), body
 
 
-def summary_contradiction(spill: PageEntry, rows: Rows) -> str | None:
+def summary_contradiction(page: PageEntry, entries: Rows) -> str | None:
     """The first field of a page's entry that differs from the page's rows; None if there is none.
 
     A field that older manifests did not have (`LATER`) may be None.
     """
-    name = parse_page_key(spill.key)
+    name = parse_page_key(page.key)
     if name is None:
-        return f"key={spill.key}"
-    true = _summary(rows, (name.epoch, name.ulid), spill.page_bytes, spill.page_crc32c)
-    true = replace(true, seal_key_id=spill.seal_key_id)
+        return f"key={page.key}"
+    true = _summary(entries, (name.epoch, name.ulid), page.page_bytes, page.page_crc32c)
+    true = replace(true, seal_key_id=page.seal_key_id)
     for field in dataclasses.fields(PageEntry):
-        says, found = getattr(spill, field.name), getattr(true, field.name)
+        says, found = getattr(page, field.name), getattr(true, field.name)
         if says != found and not (says is None and field.name in LATER):
             return f"{field.name}={says} found={found}"
     return None
 
 
-def decode_page(spill: PageEntry, body: Body, sealer: Sealer | None = None) -> PageEntries:
+def decode_page(page: PageEntry, body: Body, sealer: Sealer | None = None) -> DecodedPage:
     """The entries of a page, ascending.
 
-    Raises Corrupt if it is not the page of `spill`, AccessDenied if the key of its seal is missing.
+    Raises Corrupt if it is not the page of `page`, AccessDenied if the key of its seal is missing.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    facts = {"key": spill.key, "expected_bytes": spill.page_bytes, "found_bytes": len(body)}
-    if len(body) != spill.page_bytes or crc32c(body) != spill.page_crc32c:
-        raise Corrupt("reading a page of rows, its size or checksum differs", **facts)
-    if spill.seal_key_id is None and sealer is not None and sealer.is_required:
-        wrong = "reading a page of rows, it is not sealed, and the key ring requires that: `tiered rotate-keys` is due"
-        raise Corrupt(wrong, key=spill.key)
-    if spill.seal_key_id is not None:
+    facts = {"key": page.key, "expected_bytes": page.page_bytes, "found_bytes": len(body)}
+    if len(body) != page.page_bytes or crc32c(body) != page.page_crc32c:
+        raise Corrupt("a manifest page is damaged, its size or checksum differs", **facts)
+    if page.seal_key_id is None and sealer is not None and sealer.is_required:
+        wrong = "a manifest page is not sealed, and the key ring requires a seal: `tiered rotate-keys` is due"
+        raise Corrupt(wrong, key=page.key)
+    if page.seal_key_id is not None:
         seal = (sealer or Sealer("")).open(body)
-        if (seal.key_id, seal.key) != (spill.seal_key_id, spill.key):
-            raise Corrupt("reading a page of rows, it has another seal", key=spill.key, key_id=seal.key_id)
+        if (seal.key_id, seal.key) != (page.seal_key_id, page.key):
+            raise Corrupt("a manifest page has another seal", key=page.key, key_id=seal.key_id)
         body = seal.body
     try:
         table = parquet.ParquetFile(pa.BufferReader(pa.py_buffer(body))).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise Corrupt("reading a page of rows, it is no such page", key=spill.key, cause=str(error)) from error
+        raise Corrupt("the object is not a manifest page", key=page.key, cause=str(error)) from error
     version = (table.schema.metadata or {}).get(_NAME)
     if version != _VERSION:
         told = {"version": version, "known": _VERSION}
-        raise Corrupt("reading a page of rows, damaged or of a newer format", key=spill.key, **told)
-    rows = PageEntries(spill.key, table)
-    found = *rows.bounds, len(rows)
-    if found != (spill.base_offset, spill.next_offset, spill.segment_count):
-        raise Corrupt("reading a page of rows, it is another page's", key=spill.key, found=found)
-    return rows
+        raise Corrupt("cannot read a manifest page, it is damaged or of a newer format", key=page.key, **told)
+    entries = DecodedPage(page.key, table)
+    found = *entries.bounds, len(entries)
+    if found != (page.base_offset, page.next_offset, page.segment_count):
+        raise Corrupt("a manifest page belongs to another partition or range", key=page.key, found=found)
+    return entries
 
 
-def _summary(rows: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: int) -> PageEntry:
-    base, following = rows[0].base_offset, rows[-1].next_offset
-    earliest = _least(each for row in rows for each in (row.min_timestamp_ms, row.max_timestamp_ms))
-    latest = max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None)
-    cleaned = [row.cleaned_through for row in rows]
-    first = rows[0]
+def _summary(entries: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: int) -> PageEntry:
+    base, following = entries[0].base_offset, entries[-1].next_offset
+    earliest = _least(each for entry in entries for each in (entry.min_timestamp_ms, entry.max_timestamp_ms))
+    latest = max((entry.max_timestamp_ms for entry in entries if entry.max_timestamp_ms is not None), default=None)
+    cleaned = [entry.cleaned_through for entry in entries]
+    first = entries[0]
     return PageEntry(
         key=page_key(base, following, (earliest, latest), *name),
         base_offset=base,
@@ -124,41 +124,41 @@ def _summary(rows: Rows, name: tuple[int, str], page_bytes: int, page_crc32c: in
         min_timestamp_ms=earliest,
         max_timestamp_ms=latest,
         first_stamp_ms=first.committed_ms if first.max_timestamp_ms is None else first.max_timestamp_ms,
-        segment_count=len(rows),
-        record_count=sum(row.record_count for row in rows),
-        size_bytes=sum(row.size_bytes for row in rows),
-        stored_bytes=sum(row.stored_bytes for row in rows),
+        segment_count=len(entries),
+        record_count=sum(entry.record_count for entry in entries),
+        size_bytes=sum(entry.size_bytes for entry in entries),
+        stored_bytes=sum(entry.stored_bytes for entry in entries),
         cleaned_through=None if None in cleaned else _least(cleaned),
-        aborted_bytes=sum(row.aborted_bytes for row in rows),
-        gaps=gaps_between(rows),
-        epochs=_first_starts(rows),
+        aborted_bytes=sum(entry.aborted_bytes for entry in entries),
+        gaps=gaps_between(entries),
+        epochs=_first_starts(entries),
         page_bytes=page_bytes,
         page_crc32c=page_crc32c,
-        indexes_bytes=sum(row.indexes_bytes for row in rows),
-        other_classes=_other_classes(rows),
+        indexes_bytes=sum(entry.indexes_bytes for entry in entries),
+        other_classes=_other_classes(entries),
     )
 
 
-def gaps_between(rows: Rows) -> tuple[tuple[int, int], ...]:
+def gaps_between(entries: Rows) -> tuple[tuple[int, int], ...]:
     """The offset ranges between neighbours that no entry holds."""
     return tuple(
-        (one.next_offset, other.base_offset) for one, other in pairwise(rows) if one.next_offset < other.base_offset
+        (one.next_offset, other.base_offset) for one, other in pairwise(entries) if one.next_offset < other.base_offset
     )
 
 
-def _other_classes(rows: Rows) -> tuple[tuple[str, int, int], ...]:
+def _other_classes(entries: Rows) -> tuple[tuple[str, int, int], ...]:
     """(name, entries, stored bytes) of each storage class that entries name."""
     sizes: dict[str, list[int]] = {}
-    for row in rows:
-        if row.storage_class is not None:
-            sizes.setdefault(row.storage_class, []).append(row.stored_bytes)
+    for entry in entries:
+        if entry.storage_class is not None:
+            sizes.setdefault(entry.storage_class, []).append(entry.stored_bytes)
     return tuple((name, len(each), sum(each)) for name, each in sorted(sizes.items()))
 
 
-def _first_starts(rows: Rows) -> tuple[tuple[int, int], ...]:
+def _first_starts(entries: Rows) -> tuple[tuple[int, int], ...]:
     """Each leader epoch of the entries once, with its lowest start offset."""
     starts: dict[int, int] = {}
-    for epoch, start in (entry for row in rows for entry in row.epochs):
+    for epoch, start in (start for entry in entries for start in entry.epochs):
         starts[epoch] = min(start, starts.get(epoch, start))
     return tuple(starts.items())
 

@@ -9,25 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest import Head
+    from remote.manifest.manifest import Manifest
 
 SIZES_KEPT = 10_000
 _SIZES: dict[str, int] = {}  # by the manifests' commit ids; concurrent writes do no harm
 
 
-def note_size(head: Head, size_bytes: int) -> None:
+def note_size(manifest: Manifest, size_bytes: int) -> None:
     """Remember `size_bytes`, the size of the stored object."""
     if len(_SIZES) >= SIZES_KEPT:
         _SIZES.clear()
-    _SIZES[head.commit_id] = size_bytes
+    _SIZES[manifest.commit_id] = size_bytes
 
 
-def size_of(head: Head) -> int:
+def size_of(manifest: Manifest) -> int:
     """Size of the stored object in bytes."""
-    known = _SIZES.get(head.commit_id)
+    known = _SIZES.get(manifest.commit_id)
     if known is None:
         from remote.manifest.manifest import encoded_size
 
-        known = encoded_size(head)
-        note_size(head, known)
+        known = encoded_size(manifest)
+        note_size(manifest, known)
     return known

@@ -49,7 +49,7 @@ from remote.segments.chunk_table import RAW, ZSTD
 from remote.segments.object_encoding import CODECS
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest import Head, PageEntry
+    from remote.manifest.manifest import Manifest, PageEntry
     from remote.manifest.view import CompactedView
 
 _STEM = re.compile(r"([0-9]{20})-([0-9]{20})-([0-9]{10})-([0-9A-HJKMNP-TV-Z]{26})", re.ASCII)
@@ -68,8 +68,8 @@ class Part(Enum):
     SEGMENTS = "segments"
     PAGES = "spills"
     VIEWS = "views"
-    UNLINKED = "unlinked"
-    UNLINKED_PAGES = "unlinked_pages"
+    PENDING_DELETES = "unlinked"
+    PENDING_PAGE_DELETES = "unlinked_pages"
     JOBS = "jobs"
     WHOLE = "$"
 
@@ -95,22 +95,22 @@ class Contradiction:
         return {"place": self.place, "object": self.key, "base_offset": base, "next_offset": following}
 
 
-def contradictions(head: Head, prefix: str | None = None) -> Iterator[Contradiction]:
-    """Every rule of the module text that `head` breaks; `prefix` is its partition prefix, None if unknown."""
-    if (wrong := identity_contradiction(head.topic, head.topic_id, head.partition, prefix)) is not None:
+def contradictions(manifest: Manifest, prefix: str | None = None) -> Iterator[Contradiction]:
+    """Every rule of the module text that `manifest` breaks; `prefix` is its partition prefix, None if unknown."""
+    if (wrong := identity_contradiction(manifest.topic, manifest.topic_id, manifest.partition, prefix)) is not None:
         yield Contradiction(part=Part.TOPIC, what=wrong)
     named: set[str] = set()
-    for at, row in enumerate(head.segments):
-        wrong = entry_contradiction(row, epoch_max=head.epoch) or _named_twice(row, named)
+    for at, entry in enumerate(manifest.segments):
+        wrong = entry_contradiction(entry, epoch_max=manifest.epoch) or _named_twice(entry, named)
         if wrong is not None:
-            yield _of_row(Part.SEGMENTS, at, row, wrong)
-    for at, spill in enumerate(head.spills):
-        if (wrong := page_contradiction(spill)) is not None:
-            yield _of_page(Part.PAGES, at, spill, wrong)
-        named.add(spill.key)
-    for at, view in enumerate(head.views):
-        yield from _of_view(at, view, named, head.epoch)
-    yield from _of_pending_deletes(head, named)
+            yield _of_row(Part.SEGMENTS, at, entry, wrong)
+    for at, page in enumerate(manifest.pages):
+        if (wrong := page_contradiction(page)) is not None:
+            yield _of_page(Part.PAGES, at, page, wrong)
+        named.add(page.key)
+    for at, view in enumerate(manifest.views):
+        yield from _of_view(at, view, named, manifest.epoch)
+    yield from _of_pending_deletes(manifest, named)
 
 
 def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: str | None) -> str | None:
@@ -118,50 +118,50 @@ def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: st
     try:
         expected = partition_prefix(topic, topic_id, partition)
     except InvalidRequest as error:
-        return f"its partition has no legal name: {error}"
+        return f"the name of its partition is invalid: {error}"
     if prefix is not None and prefix != expected:
-        return f"another partition's head: found={expected} expected={prefix}"
+        return f"manifest of another partition: found={expected} expected={prefix}"
     return None
 
 
-def entry_contradiction(row: SegmentEntry, *, view: str | None = None, epoch_max: int | None = None) -> str | None:
+def entry_contradiction(entry: SegmentEntry, *, view: str | None = None, epoch_max: int | None = None) -> str | None:
     """The first contradiction within a segment entry; None if there is none.
 
     `view` is the entry's compacted view, None for the log. `epoch_max` is its manifest's epoch, None if unknown.
     """
-    if row.state is not SegmentState.COPY_FINISHED or not row.base_offset < row.next_offset:
-        return f"a segment is not finished, or empty: state={row.state.name}"
-    suffix = _SUFFIXES.get((row.codec, row.key_id is not None))
+    if entry.state is not SegmentState.COPY_FINISHED or not entry.base_offset < entry.next_offset:
+        return f"a segment is unfinished or empty: state={entry.state.name}"
+    suffix = _SUFFIXES.get((entry.codec, entry.key_id is not None))
     if suffix is None:
-        return f"an unknown codec: codec={row.codec!r}"
-    if (row.key_id is None) != (row.wrapped_key is None):
-        return "a row has a data key without a key's name, or the other way"
+        return f"an unknown codec: codec={entry.codec!r}"
+    if (entry.key_id is None) != (entry.wrapped_key is None):
+        return "a segment entry has a data key without a key id, or a key id without a data key"
     folder = DATA if view is None else f"{VIEWS}{view}/"
-    if (wrong := _name_contradiction(row, suffix, folder, epoch_max)) is not None:
+    if (wrong := _name_contradiction(entry, suffix, folder, epoch_max)) is not None:
         return wrong
-    for name, where in row.indexes.items():
-        if where.start + where.length > row.indexes_bytes:
-            return f"an index lies outside its object: section={name!r}"
-    return _epochs_contradiction(row.epochs, row.base_offset, row.next_offset)
+    for name, where in entry.indexes.items():
+        if where.start + where.length > entry.indexes_bytes:
+            return f"an index is outside its object: section={name!r}"
+    return _epochs_contradiction(entry.epochs, entry.base_offset, entry.next_offset)
 
 
-def page_contradiction(spill: PageEntry) -> str | None:
+def page_contradiction(page: PageEntry) -> str | None:
     """The first contradiction within the entry of a manifest page; None if there is none."""
-    name = parse_page_key(spill.key)
+    name = parse_page_key(page.key)
     if name is None:
-        return "its key is not that of a manifest page"
-    if (name.base_offset, name.next_offset) != (spill.base_offset, spill.next_offset):
-        return "its key says other offsets"
-    if not 1 <= spill.segment_count <= spill.next_offset - spill.base_offset:
-        return f"more segments than offsets, or none: segment_count={spill.segment_count}"
-    reached = spill.base_offset
-    for start, end in spill.gaps:
-        if not reached < start < end < spill.next_offset:
-            return f"a gap outside the page, or out of order: gap={start}..{end}"
+        return "its key is not the key of a manifest page"
+    if (name.base_offset, name.next_offset) != (page.base_offset, page.next_offset):
+        return "its key has other offsets"
+    if not 1 <= page.segment_count <= page.next_offset - page.base_offset:
+        return f"the segment count is zero or larger than the number of offsets: segment_count={page.segment_count}"
+    reached = page.base_offset
+    for start, end in page.gaps:
+        if not reached < start < end < page.next_offset:
+            return f"a gap is outside the page or out of order: gap={start}..{end}"
         reached = end
-    for epoch, start in spill.epochs:
-        if not spill.base_offset <= start < spill.next_offset:
-            return f"a leader epoch that begins outside the page: epoch={epoch} start={start}"
+    for epoch, start in page.epochs:
+        if not page.base_offset <= start < page.next_offset:
+            return f"a leader epoch begins outside the page: epoch={epoch} start={start}"
     return None
 
 
@@ -169,31 +169,31 @@ def pending_delete_contradiction(key: str) -> str | None:
     """The reason why `key` cannot be a pending delete; None if it can."""
     own = own_part(key)
     if is_in_other_topic(key) and not _is_home(key):
-        return "its key is not that of another partition's object"
+        return "its key is not the key of an object of another partition"
     if parse_data_key(own) is None and parse_view_key(own) is None and parse_page_key(own) is None:
-        return "its key names neither a segment object nor a manifest page"
+        return "its key is neither a segment object nor a manifest page"
     return None
 
 
-def _name_contradiction(row: SegmentEntry, suffix: str, folder: str, epoch_max: int | None) -> str | None:
+def _name_contradiction(entry: SegmentEntry, suffix: str, folder: str, epoch_max: int | None) -> str | None:
     """Check that a segment's two objects have one stem with the entry's offsets and ULID."""
-    stem, dot, ending = row.data_key.partition(DATA_SUFFIX)
+    stem, dot, ending = entry.data_key.partition(DATA_SUFFIX)
     name = stem
     if stem.startswith("/"):
         if folder != DATA or not _is_home(stem):
-            return "a row names what is no data object of another partition"
+            return "a segment entry names a key that is not a data object of another partition"
         name = own_part(stem)
     found = _STEM.fullmatch(name, len(folder)) if name.startswith(folder) else None
     if found is None:
-        return "a row names what is no data object"
+        return "a segment entry names a key that is not a data object"
     if dot + ending != suffix:
-        return f"an object's name says another way of keeping it: codec={row.codec}"
-    if not row.is_named(int(found[1]), int(found[2]), found[4]):
-        return "an object's name says another segment than its row"
+        return f"the object name has another encoding: codec={entry.codec}"
+    if not entry.is_named(int(found[1]), int(found[2]), found[4]):
+        return "the object name has another segment than its entry"
     if epoch_max is not None and name is stem and int(found[3]) > epoch_max:
-        return f"a row of a later epoch than its head: epoch={found[3]}"
-    if row.indexes_key != stem + INDEXES_SUFFIX:
-        return f"an object's name says another segment than its row: indexes_key={row.indexes_key!r}"
+        return f"a segment entry has a later epoch than its manifest: epoch={found[3]}"
+    if entry.indexes_key != stem + INDEXES_SUFFIX:
+        return f"the object name has another segment than its entry: indexes_key={entry.indexes_key!r}"
     return None
 
 
@@ -201,17 +201,17 @@ def _epochs_contradiction(epochs: tuple[tuple[int, int], ...], base_offset: int,
     reached = base_offset
     for epoch, start in epochs:
         if not reached <= start < next_offset:
-            return f"a leader epoch that begins outside the segment, or out of order: epoch={epoch} start={start}"
+            return f"a leader epoch begins outside the segment or is out of order: epoch={epoch} start={start}"
         reached = start
     return None
 
 
-def _named_twice(row: SegmentEntry, named: set[str]) -> str | None:
+def _named_twice(entry: SegmentEntry, named: set[str]) -> str | None:
     """Add both keys to `named`. The two objects share a stem, so one key stands for both."""
-    if row.data_key in named:
+    if entry.data_key in named:
         return "another entry names the same object"
-    named.add(row.data_key)
-    named.add(row.indexes_key)
+    named.add(entry.data_key)
+    named.add(entry.indexes_key)
     return None
 
 
@@ -222,36 +222,36 @@ def _of_view(at: int, view: CompactedView, named: set[str], epoch_max: int) -> I
     except InvalidRequest as error:
         yield Contradiction(part=Part.VIEWS, index=at, what=str(error))
         return
-    for row in view.rows:
-        wrong = entry_contradiction(row, view=view.name, epoch_max=epoch_max) or _named_twice(row, named)
+    for entry in view.entries:
+        wrong = entry_contradiction(entry, view=view.name, epoch_max=epoch_max) or _named_twice(entry, named)
         if wrong is not None:
-            yield _of_row(Part.VIEWS, at, row, wrong)
+            yield _of_row(Part.VIEWS, at, entry, wrong)
             return
     for start, end in view.lost:
         if not start < end:
-            yield Contradiction(part=Part.VIEWS, index=at, what=f"an empty range is lost: {start}..{end}")
+            yield Contradiction(part=Part.VIEWS, index=at, what=f"an empty range is missing: {start}..{end}")
             return
 
 
-def _of_pending_deletes(head: Head, named: set[str]) -> Iterator[Contradiction]:
-    for at, each in enumerate(head.unlinked):
+def _of_pending_deletes(manifest: Manifest, named: set[str]) -> Iterator[Contradiction]:
+    for at, each in enumerate(manifest.pending_deletes):
         wrong = pending_delete_contradiction(each.key)
-        wrong = wrong or _still_named(each.key, named) or _from_later(head, each.epoch, each.unlinked_sequence)
+        wrong = wrong or _still_named(each.key, named) or _from_later(manifest, each.epoch, each.unlinked_sequence)
         if wrong is not None:
-            yield Contradiction(part=Part.UNLINKED, index=at, what=wrong, key=each.key)
-    for at, page in enumerate(head.unlinked_pages):
-        wrong = page_contradiction(page.spill)
-        wrong = wrong or _still_named(page.spill.key, named) or _from_later(head, page.epoch, page.unlinked_sequence)
+            yield Contradiction(part=Part.PENDING_DELETES, index=at, what=wrong, key=each.key)
+    for at, page in enumerate(manifest.pending_page_deletes):
+        wrong = page_contradiction(page.page)
+        wrong = wrong or _still_named(page.page.key, named) or _from_later(manifest, page.epoch, page.unlinked_sequence)
         if wrong is not None:
-            yield _of_page(Part.UNLINKED_PAGES, at, page.spill, wrong)
+            yield _of_page(Part.PENDING_PAGE_DELETES, at, page.page, wrong)
 
 
 def _still_named(key: str, named: set[str]) -> str | None:
-    return "given up for deletion and still named by a row" if key in named else None
+    return "the object is a pending delete and a segment entry still names it" if key in named else None
 
 
-def _from_later(head: Head, epoch: int, sequence: int) -> str | None:
-    if epoch > head.epoch or sequence > head.sequence:
+def _from_later(manifest: Manifest, epoch: int, sequence: int) -> str | None:
+    if epoch > manifest.epoch or sequence > manifest.sequence:
         return f"a pending delete of a later manifest: epoch={epoch} unlinked_sequence={sequence}"
     return None
 
@@ -261,11 +261,11 @@ def _is_home(key: str) -> bool:
     return key.count("/") > 3 and parse_prefix(home_of(key)) is not None
 
 
-def _of_row(part: Part, index: int, row: SegmentEntry, what: str) -> Contradiction:
-    offsets = (row.base_offset, row.next_offset)
-    return Contradiction(part=part, index=index, what=what, key=row.data_key, offsets=offsets)
+def _of_row(part: Part, index: int, entry: SegmentEntry, what: str) -> Contradiction:
+    offsets = (entry.base_offset, entry.next_offset)
+    return Contradiction(part=part, index=index, what=what, key=entry.data_key, offsets=offsets)
 
 
-def _of_page(part: Part, index: int, spill: PageEntry, what: str) -> Contradiction:
-    offsets = (spill.base_offset, spill.next_offset)
-    return Contradiction(part=part, index=index, what=what, key=spill.key, offsets=offsets)
+def _of_page(part: Part, index: int, page: PageEntry, what: str) -> Contradiction:
+    offsets = (page.base_offset, page.next_offset)
+    return Contradiction(part=part, index=index, what=what, key=page.key, offsets=offsets)

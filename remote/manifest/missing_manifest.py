@@ -32,12 +32,12 @@ def missing_manifest_error(store: ObjectStore, prefix: str) -> LogError:
     bodies = store.get_each([(key, 0, None) for key in keys])
     there = [key for key, body in zip(keys, bodies, strict=True) if body is not None]
     if there:
-        attempt = "reading a partition's head, the listing hides objects that are there"
+        attempt = "cannot find the manifest of a partition, the listing omits objects that exist"
         return Unavailable(attempt, **facts, key=there[0])
     if others:
-        attempt = "reading a partition's head, there is none beside its objects: run 'tiered scrub' to list them"
+        attempt = "the partition has objects and no manifest: run 'tiered scrub' to list them"
         return Corrupt(attempt, **facts, object=prefix + others[0])
-    return NotFound("reading a partition's head, there is none", **facts)
+    return NotFound("the partition has no manifest", **facts)
 
 
 def _is_ours(key: str) -> bool:

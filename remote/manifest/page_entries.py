@@ -33,12 +33,12 @@ msgspec.json.Decoder(_ROWS)
 class PageContradiction:
     """An entry of a page that readers refuse: its row number, the offsets in its columns, and the reason."""
 
-    row: int
+    entry: int
     offsets: tuple[int, int]
     error: Corrupt
 
 
-class PageEntries(Sequence[SegmentEntry]):
+class DecodedPage(Sequence[SegmentEntry]):
     """All entries of a page, ascending. Thread safe.
 
     Methods that return an entry raise Corrupt if its columns hold no valid entry.
@@ -94,27 +94,27 @@ class PageEntries(Sequence[SegmentEntry]):
 
     def salvaged(self) -> tuple[list[SegmentEntry], list[PageContradiction]]:
         """The sound entries, and the error of each other entry: for a scrub, which continues after damage."""
-        rows: list[SegmentEntry] = []
+        entries: list[SegmentEntry] = []
         found: list[PageContradiction] = []
         for number in range(len(self._blocks)):
             try:
-                rows += self._block(number)
+                entries += self._block(number)
             except Corrupt:
                 first = number * BLOCK_ROWS
                 for at in range(first, min(first + BLOCK_ROWS, len(self))):
                     try:
-                        rows += self._made(self._table.slice(at, 1))
+                        entries += self._made(self._table.slice(at, 1))
                     except Corrupt as error:
                         offsets = int(self._base_offsets[at]), int(self._next_offsets[at])
-                        found.append(PageContradiction(row=at, offsets=offsets, error=error))
-        return rows, found
+                        found.append(PageContradiction(entry=at, offsets=offsets, error=error))
+        return entries, found
 
     def _check_columns(self) -> None:
         """Check the offsets of all entries without decoding one. Raises Corrupt."""
         bases, ends = self._base_offsets, self._next_offsets
         is_sound = bases[0] >= 0 and bool((bases < ends).all()) and bool((ends[:-1] <= bases[1:]).all())
         if not is_sound:
-            raise Corrupt("reading a page of rows, its rows overlap or run backwards", key=self._key)
+            raise Corrupt("the entries of a manifest page overlap or are out of order", key=self._key)
 
     def _range(self, start: int, end: int | None) -> tuple[int, int]:
         """Row numbers ``[first, last)`` that overlap the offsets.
@@ -132,19 +132,19 @@ class PageEntries(Sequence[SegmentEntry]):
 
     def _made(self, table: pa.Table) -> tuple[SegmentEntry, ...]:
         try:
-            rows = msgspec.convert(_plain_rows(table), _ROWS)
+            entries = msgspec.convert(_plain_rows(table), _ROWS)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
-            raise Corrupt("reading a page of rows, it is no such page", key=self._key, cause=str(error)) from error
-        for row in rows:
-            if (wrong := entry_contradiction(row)) is not None:
-                facts = {"object": row.data_key, "base_offset": row.base_offset, "next_offset": row.next_offset}
-                raise Corrupt(f"reading a page of rows, {wrong}", key=self._key, **facts)
-        return rows
+            raise Corrupt("the object is not a manifest page", key=self._key, cause=str(error)) from error
+        for entry in entries:
+            if (wrong := entry_contradiction(entry)) is not None:
+                facts = {"object": entry.data_key, "base_offset": entry.base_offset, "next_offset": entry.next_offset}
+                raise Corrupt(f"invalid manifest page, {wrong}", key=self._key, **facts)
+        return entries
 
     def _offsets(self, name: str) -> np.ndarray:
         column = self._numbers(name)
         if column.null_count or not len(column):
-            raise Corrupt("reading a page of rows, it is no such page", key=self._key, column=name)
+            raise Corrupt("the object is not a manifest page", key=self._key, column=name)
         return column.to_numpy()
 
     def _numbers(self, name: str) -> pa.ChunkedArray[pa.Int64Scalar]:
@@ -152,7 +152,7 @@ class PageEntries(Sequence[SegmentEntry]):
 
         column = self._table.column(name) if name in self._table.column_names else None
         if column is None or column.type != pa.int64():
-            raise Corrupt("reading a page of rows, it is no such page", key=self._key, column=name)
+            raise Corrupt("the object is not a manifest page", key=self._key, column=name)
         return column
 
 
@@ -164,4 +164,4 @@ def _plain_rows(table: pa.Table) -> list[dict[str, object]]:
     for column in table.columns:
         values = column.to_pylist()
         columns.append([dict(each or ()) for each in values] if pa.types.is_map(column.type) else values)
-    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [dict(zip(table.column_names, entry, strict=True)) for entry in zip(*columns, strict=True)]

@@ -17,7 +17,7 @@ import msgspec
 
 from local.errors import LogError, NotFound
 from local.storage import Storage, join, replace_file
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 
 FILE = "sealed-manifests"
 KEEP_INTERVAL_MS = 60_000
@@ -44,15 +44,15 @@ class SealMemory:
         """Sequence and commit id of the newest known sealed manifest; None without one."""
         return self._seen.get(prefix)
 
-    def note(self, prefix: str, head: Head) -> None:
+    def note(self, prefix: str, manifest: Manifest) -> None:
         """Record a manifest that was read or committed; ignores unsealed ones."""
-        if head.seal_key_id is None:
+        if manifest.seal_key_id is None:
             return
         with self._lock:
             known = self._seen.get(prefix)
-            if known is not None and head.sequence <= known[0]:
+            if known is not None and manifest.sequence <= known[0]:
                 return
-            self._seen[prefix] = head.sequence, head.commit_id
+            self._seen[prefix] = manifest.sequence, manifest.commit_id
             self._is_written = False
             if known is None:
                 self._write()
@@ -73,7 +73,7 @@ class SealMemory:
             replace_file(storage, join(root, FILE), msgspec.json.encode(self._seen))
             self._is_written = True
         except LogError as error:
-            _log.warning("what was seen of sealed manifests is not kept: directory=%s cause=%s", root, error)
+            _log.warning("cannot save the state of sealed manifests: directory=%s cause=%s", root, error)
 
 
 def _read(storage: Storage, root: str) -> dict[str, tuple[int, str]]:
@@ -82,5 +82,5 @@ def _read(storage: Storage, root: str) -> dict[str, tuple[int, str]]:
     except NotFound:
         return {}
     except (LogError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        _log.warning("what was seen of sealed manifests cannot be read: directory=%s cause=%s", root, error)
+        _log.warning("cannot read the state of sealed manifests: directory=%s cause=%s", root, error)
         return {}

@@ -88,14 +88,14 @@ class Sealer:
             return Opened(None, None, data)
         line = _LINE.match(bytes(view[:LINE_BYTES_MAX]))
         if line is None:
-            raise Corrupt("reading a sealed manifest, damaged or of a newer format", size_bytes=len(data))
+            raise Corrupt("cannot read a sealed manifest, it is damaged or of a newer format", size_bytes=len(data))
         key_id, key, expected, length = line[1].decode(), line[2].decode(), int(line[3], 16), int(line[4])
         body = view[line.end() :]
         if len(body) != length or (found := crc32c(body)) != expected:
             facts = {"expected_bytes": length, "found_bytes": len(body)}
             if len(body) == length:
                 facts = {"expected": f"{expected:08x}", "found": f"{found:08x}"}  # type: ignore[dict-item]
-            raise Corrupt("reading a sealed manifest, its length or checksum differs", **facts)
+            raise Corrupt("a sealed manifest is damaged, its length or checksum differs", **facts)
         return Opened(key_id, key, self._opened(key, key_id, body))
 
     def _opened(self, key: str, key_id: str, body: memoryview) -> bytes:
@@ -106,13 +106,14 @@ class Sealer:
             return cipher.decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], self._told(key, key_id))
         except (InvalidTag, ValueError) as error:
             wrong = (
-                "reading a sealed manifest, it was not sealed with this key under this name: forged, moved or edited"
+                "cannot decrypt a sealed manifest, it was not sealed with this key under this name: "
+                "forged, moved or edited"
             )
             raise Corrupt(wrong, key_id=key_id) from error
 
     def _derived(self, key_id: str, purpose: bytes, key: str) -> bytes:
         if key_id not in self.keys:
-            missing = "opening a sealed manifest, its key is not in the key ring"
+            missing = "cannot decrypt a sealed manifest, its key is not in the key ring"
             raise AccessDenied(missing, key_id=key_id, object=self._prefix + key)
         return self.keys.derived(key_id, purpose, key)
 

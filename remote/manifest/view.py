@@ -7,7 +7,7 @@ view, so one commit switches horizon and entries together. A reader sees all of 
 | fact | meaning |
 |---|---|
 | ``horizon_offset`` | the view represents all that the log held in ``[start_offset, horizon_offset)``, nothing above |
-| ``rows`` | ascending, below the horizon; an offset in none of them has no record in the view |
+| ``entries`` | ascending, below the horizon; an offset in none of them has no record in the view |
 | ``lost`` | ranges that the log had lost before the view could include them, as an operator accepted |
 
 The horizon is never above the bucket's part of the log: after the loss of a disk the log restarts there, and the same
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from remote.manifest.stored_form import StoredForm
 from remote.number_bounds import ByteCount, ClockMs, Count, Offset, SequenceOrNone, WriterEpoch
 from remote.segment_entry import SegmentEntry, SegmentState
 
@@ -86,7 +87,7 @@ class CompactedView:
     name: str
     start_offset: Offset = 0
     horizon_offset: Offset = 0
-    rows: tuple[SegmentEntry, ...] = ()
+    entries: tuple[SegmentEntry, ...] = ()
     record_count: Count = 0
     key_count: Count = 0
     source_sequence: SequenceOrNone | None = None
@@ -102,7 +103,7 @@ class CompactedView:
 
     @property
     def size_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.rows)
+        return sum(entry.size_bytes for entry in self.entries)
 
     def state(self, epoch: int) -> ViewState:
         """The view's state in a manifest of writer epoch `epoch`."""
@@ -117,6 +118,9 @@ class CompactedView:
         return (self.horizon_offset, log_start_offset) if log_start_offset > self.horizon_offset else None
 
 
+STORED_VIEW = StoredForm(CompactedView, {"entries": "rows"})
+
+
 def find_view(views: Sequence[CompactedView], name: str) -> CompactedView | None:
     return next((view for view in views if view.name == name), None)
 
@@ -124,17 +128,20 @@ def find_view(views: Sequence[CompactedView], name: str) -> CompactedView | None
 def view_contradiction(views: Sequence[CompactedView], *, upto_offset: int) -> str | None:
     """The first contradiction in the views of one manifest, None if sound. The log ends at `upto_offset`."""
     if len({view.name for view in views}) < len(views) or len(views) > VIEWS_MAX:
-        return f"views share a name, or are more than {VIEWS_MAX}"
+        return f"views share a name, or there are more than {VIEWS_MAX}"
     for view in views:
         reached = 0  # the first batch may start below the start offset
         if not 0 <= view.start_offset <= view.horizon_offset <= upto_offset:
-            return f"the view {view.name!r} does not lie within the log, horizon_offset={view.horizon_offset}"
-        for row in view.rows:
-            if not reached <= row.base_offset < row.next_offset <= view.horizon_offset:
-                return f"the view {view.name!r} has rows that overlap or leave it at base_offset={row.base_offset}"
-            if row.state is not SegmentState.COPY_FINISHED or row.size_bytes <= 0 or row.indexes_bytes <= 0:
-                return f"the view {view.name!r} has an unfinished row at base_offset={row.base_offset}"
-            reached = row.next_offset
-        if len(view.rows) > VIEW_ROWS_MAX or (view.rows and not view.is_built):
-            return f"the view {view.name!r} has rows without a run, or more than {VIEW_ROWS_MAX}"
+            return f"the view {view.name!r} is not within the log, horizon_offset={view.horizon_offset}"
+        for entry in view.entries:
+            if not reached <= entry.base_offset < entry.next_offset <= view.horizon_offset:
+                return (
+                    f"the view {view.name!r} has entries that overlap or are outside the view at "
+                    f"base_offset={entry.base_offset}"
+                )
+            if entry.state is not SegmentState.COPY_FINISHED or entry.size_bytes <= 0 or entry.indexes_bytes <= 0:
+                return f"the view {view.name!r} has an unfinished entry at base_offset={entry.base_offset}"
+            reached = entry.next_offset
+        if len(view.entries) > VIEW_ROWS_MAX or (view.entries and not view.is_built):
+            return f"the view {view.name!r} has entries without a run, or more than {VIEW_ROWS_MAX}"
     return None

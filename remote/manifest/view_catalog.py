@@ -21,7 +21,8 @@ from local.format.crc32c import crc32c
 from remote.keys import parse_view_key
 from remote.manifest.manifest import PendingDelete
 from remote.manifest.manifest_validation import entry_contradiction
-from remote.manifest.view import CompactedView, view_contradiction
+from remote.manifest.stored_form import StoredForm
+from remote.manifest.view import STORED_VIEW, CompactedView, view_contradiction
 from remote.number_bounds import INT64_MAX, WriterEpoch
 
 CATALOG_BYTES_MAX = 64 << 20
@@ -32,26 +33,26 @@ _LINE_BYTES_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewCatalog:
-    """See the module text. `views` are ordered by name; `unlinked` are pending deletes."""
+    """See the module text. `views` are ordered by name; `pending_deletes` are pending deletes."""
 
     epoch: WriterEpoch = 1
     views: tuple[CompactedView, ...] = ()
-    unlinked: tuple[PendingDelete, ...] = ()
+    pending_deletes: tuple[PendingDelete, ...] = ()
 
     @property
     def named_keys(self) -> frozenset[str]:
         """Every file that the catalog names, pending deletes included."""
-        rows = (row for view in self.views for row in view.rows)
-        named = {key for row in rows for key in (row.data_key, row.indexes_key)}
-        return frozenset(named | {each.key for each in self.unlinked})
+        entries = (entry for view in self.views for entry in view.entries)
+        named = {key for entry in entries for key in (entry.data_key, entry.indexes_key)}
+        return frozenset(named | {each.key for each in self.pending_deletes})
 
 
-_DECODER = msgspec.json.Decoder(ViewCatalog)  # created at import, as in `remote.manifest.manifest`
+_STORED = StoredForm(ViewCatalog, {"pending_deletes": "unlinked"}, views=STORED_VIEW)
 
 
 def encode_catalog(catalog: ViewCatalog) -> bytes:
     """The file's bytes."""
-    body = msgspec.json.encode(catalog)
+    body = _STORED.encode(catalog)
     return b"tiered-view-catalog %d %08x %d\n" % (_VERSION, crc32c(body), len(body)) + body
 
 
@@ -59,20 +60,22 @@ def decode_catalog(data: bytes, *, path: str) -> ViewCatalog:
     """The inverse. Raises Corrupt for any defect, naming the file."""
     line = _LINE.match(data[:_LINE_BYTES_MAX])
     if line is None or int(line[1]) != _VERSION:
-        raise Corrupt("reading a view catalog, it has no line of this format at its start", path=path)
+        raise Corrupt("cannot read a view catalog, it does not start with the format line", path=path)
     body, expected = data[line.end() :], int(line[2], 16)
     if len(body) != int(line[3]) or len(body) > CATALOG_BYTES_MAX:
-        raise Corrupt("reading a view catalog, its length differs", path=path, expected=int(line[3]), found=len(body))
+        raise Corrupt(
+            "a view catalog is damaged, its length differs", path=path, expected=int(line[3]), found=len(body)
+        )
     if (found := crc32c(body)) != expected:
         facts = {"path": path, "expected": f"{expected:08x}", "found": f"{found:08x}"}
-        raise Corrupt("reading a view catalog, its checksum differs", **facts)
+        raise Corrupt("a view catalog is damaged, its checksum differs", **facts)
     try:
-        catalog = _DECODER.decode(body)
+        catalog = _STORED.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("reading a view catalog, its body is none", path=path, cause=str(error)) from error
+        raise Corrupt("the body of a view catalog is not a catalog", path=path, cause=str(error)) from error
     wrong = next(_contradictions(catalog), None)
     if wrong is not None:
-        raise Corrupt(f"reading a view catalog, {wrong}", path=path)
+        raise Corrupt(f"invalid view catalog, {wrong}", path=path)
     return catalog
 
 
@@ -81,10 +84,10 @@ def _contradictions(catalog: ViewCatalog) -> Iterator[str]:
     if wrong is not None:
         yield wrong
     for view in catalog.views:
-        for row in view.rows:
-            wrong = entry_contradiction(row, view=view.name, epoch_max=catalog.epoch)
+        for entry in view.entries:
+            wrong = entry_contradiction(entry, view=view.name, epoch_max=catalog.epoch)
             if wrong is not None:
                 yield wrong
-    for each in catalog.unlinked:
+    for each in catalog.pending_deletes:
         if parse_view_key(each.key) is None:
-            yield f"a pending delete names no part of a view: key={each.key!r}"
+            yield f"a pending delete is not a part of a view: key={each.key!r}"

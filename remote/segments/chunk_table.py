@@ -149,15 +149,15 @@ def decode_chunks(data: Body) -> ChunkTable:
     Raises Corrupt if version, codec or cipher is unknown, or if the numbers contradict each other.
     """
     if len(data) < _HEADER.size:
-        raise Corrupt("reading a chunk table, too short", size_bytes=len(data))
+        raise Corrupt("a chunk table is too short", size_bytes=len(data))
     version, codec, cipher, count, size_bytes, stored_bytes = _HEADER.unpack_from(data)
     if version != VERSION or codec not in (RAW, ZSTD) or cipher not in (PLAIN, AES_256_GCM):
         facts = {"version": version, "known": VERSION, "codec": codec, "cipher": cipher}
-        raise Corrupt("reading a chunk table, damaged or of a newer format", **facts)
+        raise Corrupt("cannot read a chunk table, it is damaged or of a newer format", **facts)
     width = 2 if (codec, cipher) == (RAW, PLAIN) else 4
     facts = {"size_bytes": size_bytes, "stored_bytes": stored_bytes, "chunks": count, "table_bytes": len(data)}
     if len(data) != _HEADER.size + 4 * width * count:
-        raise Corrupt("reading a chunk table, its length differs", **facts)
+        raise Corrupt("a chunk table is damaged, its length differs", **facts)
     columns = [struct.unpack_from(f">{count}I", data, _HEADER.size + 4 * count * at) for at in range(width)]
     table = ChunkTable(
         lengths=columns[0],
@@ -169,7 +169,7 @@ def decode_chunks(data: Body) -> ChunkTable:
     )
     is_whole = all(columns[0]) and all(table.stored_lengths or (1,))
     if not is_whole or (table.size_bytes, table.stored_bytes) != (size_bytes, stored_bytes):
-        raise Corrupt("reading a chunk table, its numbers do not fit together", **facts)
+        raise Corrupt("the numbers of a chunk table contradict each other", **facts)
     return table
 
 

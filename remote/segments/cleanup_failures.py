@@ -35,7 +35,7 @@ class CleanupFailures:
             self.objects += len(keys)
             level = logging.DEBUG if self._is_told else logging.WARNING
             self._is_told = True
-        log.log(level, "leaving objects of a failed upload behind: keys=%s cause=%s", ",".join(keys), error)
+        log.log(level, "cannot delete the objects of a failed upload: keys=%s cause=%s", ",".join(keys), error)
 
     def end(self) -> None:
         """End the outage: the next failure is logged as a warning again."""

@@ -90,7 +90,7 @@ class ObjectCipher:
         """The inverse. Raises Corrupt for bytes that were not encrypted as this segment's indexes."""
         view = memoryview(sealed)
         if bytes(view[: len(INDEXES_MAGIC)]) != INDEXES_MAGIC:
-            raise Corrupt("opening encrypted indexes, no magic at their start", segment=self._name)
+            raise Corrupt("encrypted indexes do not start with the magic bytes", segment=self._name)
         return self._open(_NONCE.pack(_INDEXES, 0), view[len(INDEXES_MAGIC) :], self._of_indexes(), {})
 
     def _open(self, nonce: bytes, sealed: Body, told: bytes, facts: dict[str, object]) -> bytes:
@@ -99,7 +99,7 @@ class ObjectCipher:
         try:
             return self._gcm.decrypt(nonce, sealed, told)
         except (InvalidTag, ValueError) as error:
-            raise Corrupt("opening encrypted bytes, they are not as they were sealed", **facts) from error
+            raise Corrupt("cannot decrypt, the authentication tag does not match", **facts) from error
 
     def _of_chunk(self, number: int) -> bytes:
         return f"tiered chunk {self._version}{self._name} {number}".encode()
@@ -118,9 +118,11 @@ class KeyRing:
     def __init__(self, keys: Mapping[str, bytes], required: Collection[str] = ()) -> None:
         for key_id, key in keys.items():
             if not _KEY_ID.fullmatch(key_id):
-                raise InvalidRequest("reading a key ring, not a key id", key_id=repr(key_id))
+                raise InvalidRequest("invalid key id in the key ring", key_id=repr(key_id))
             if len(key) != KEY_BYTES:
-                raise InvalidRequest("reading a key ring, a key has 32 bytes", key_id=key_id, key_bytes=len(key))
+                raise InvalidRequest(
+                    "invalid key in the key ring, a key has 32 bytes", key_id=key_id, key_bytes=len(key)
+                )
         self._keys = dict(keys)
         self._required = frozenset(required)
         self._derived: dict[tuple[str, bytes], bytes] = {}
@@ -186,13 +188,13 @@ class KeyRing:
             body = base64.b64decode(text, validate=True)
             return binding, gcm(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], told)
         except (InvalidTag, ValueError, binascii.Error):
-            wrong = "opening an encrypted segment, the key of this id is not the one it was encrypted with"
+            wrong = "cannot decrypt a segment, the key of this id is not the key that encrypted it"
             raise AccessDenied(wrong, key_id=key_id, object=stem_of(name)) from None
 
     def _key(self, key_id: str, name: str) -> bytes:
         if key_id not in self._keys:
             there_are = ",".join(sorted(self._keys)) or None
-            missing = "opening an encrypted segment, its key is not in the key ring"
+            missing = "cannot decrypt a segment, its key is not in the key ring"
             raise AccessDenied(missing, key_id=key_id, object=stem_of(name), there_are=there_are)
         return self._keys[key_id]
 
@@ -219,11 +221,13 @@ def parse_key_ring(lines: Iterable[str], where: str) -> KeyRing:
             key_id, text = words
             key = base64.b64decode(text, validate=True)
         except ValueError:  # binascii.Error is one
-            wrong = "reading a key ring, not of the form: key id, base64 of 32 bytes"
+            wrong = "invalid line in the key ring, expected: key id, base64 of 32 bytes"
             raise InvalidRequest(wrong, file=where, line=number) from None
         if not _KEY_ID.fullmatch(key_id) or len(key) != KEY_BYTES or key_id in keys:
             facts = {"key_bytes": len(key)} if len(key) != KEY_BYTES else {}
-            raise InvalidRequest("reading a key ring, a wrong or repeated key", file=where, line=number, **facts)
+            raise InvalidRequest(
+                "invalid line in the key ring, the key is wrong or repeated", file=where, line=number, **facts
+            )
         keys[key_id] = key
     return KeyRing(keys, required)
 
@@ -234,7 +238,7 @@ def _required(topics: list[str], where: str, number: int) -> set[str]:
             return {each if each == ALL_TOPICS else check_topic(each) for each in topics}
     except InvalidRequest:
         pass
-    wrong = "reading a key ring, not of the form: @require, names of topics or *"
+    wrong = "invalid line in the key ring, expected: @require, topic names or *"
     raise InvalidRequest(wrong, file=where, line=number)
 
 
@@ -260,6 +264,6 @@ def gcm(key: bytes) -> AESGCM:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
         hint = "pip install 'tiered[encryption]'"
-        wrong = "opening an encrypted segment, a library is missing"
+        wrong = "cannot decrypt a segment, a library is missing"
         raise InvalidRequest(wrong, library="cryptography", install=hint) from error
     return AESGCM(key)

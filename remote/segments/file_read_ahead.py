@@ -113,7 +113,11 @@ class FileAhead:
         try:
             block = ahead.result()
         except OSError as error:
-            log.debug("reading ahead goes on through the storage: path=%s cause=%s", self._path, type(error).__name__)
+            log.debug(
+                "cannot read ahead directly, reading through the storage layer: path=%s cause=%s",
+                self._path,
+                type(error).__name__,
+            )
             block = b""
         self._has_failed = len(block) != expected
         return None if self._has_failed else block

@@ -65,18 +65,18 @@ def encode_bundle(bundle: IndexBundle) -> tuple[bytes, dict[str, IndexRange]]:
 def decode_bundle(data: Body) -> IndexBundle:
     """The inverse; sections are views of `data`. Raises Corrupt for any damage before it parses anything."""
     if len(data) < _FOOTER.size:
-        raise Corrupt("reading an indexes object, too short", size_bytes=len(data))
+        raise Corrupt("an index bundle is too short", size_bytes=len(data))
     view = memoryview(data).toreadonly()
     table_bytes, version, expected, magic = _FOOTER.unpack_from(view, len(view) - _FOOTER.size)
     if magic != MAGIC:
-        raise Corrupt("reading an indexes object, no magic at its end", size_bytes=len(data))
+        raise Corrupt("an index bundle does not end with the magic bytes", size_bytes=len(data))
     if (found := crc32c(view[:-12])) != expected:
-        raise Corrupt("reading an indexes object, its checksum differs", expected=expected, found=found)
+        raise Corrupt("an index bundle is damaged, its checksum differs", expected=expected, found=found)
     if version != VERSION:
-        raise Corrupt("reading an indexes object, damaged or of a newer format", version=version, known=VERSION)
+        raise Corrupt("cannot read an index bundle, it is damaged or of a newer format", version=version, known=VERSION)
     sections_end = len(view) - _FOOTER.size - table_bytes
     if sections_end < 0:
-        raise Corrupt("reading an indexes object, its table is too long", table_bytes=table_bytes)
+        raise Corrupt("the table of an index bundle is too long", table_bytes=table_bytes)
     found_sections = _cut(view[:sections_end], view[sections_end : sections_end + table_bytes])
     return IndexBundle(
         **{name: found_sections[name] for name in SECTIONS[:-1]}, chunks=decode_chunks(found_sections["chunks"])
@@ -87,9 +87,9 @@ def _cut(sections: memoryview, table: memoryview) -> dict[str, memoryview]:
     try:
         ranges = msgspec.json.decode(table, type=dict[str, tuple[int, int]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("reading an indexes object, its table is no table", cause=type(error).__name__) from error
+        raise Corrupt("the table of an index bundle is not valid", cause=type(error).__name__) from error
     for name in SECTIONS:
         start, length = ranges.get(name, (-1, 0))
         if start < 0 or length < 0 or start + length > len(sections):
-            raise Corrupt("reading an indexes object, a section is missing or out of bounds", section=name)
+            raise Corrupt("a section of an index bundle is missing or out of bounds", section=name)
     return {name: sections[ranges[name][0] : sum(ranges[name])] for name in SECTIONS}

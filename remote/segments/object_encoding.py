@@ -91,22 +91,25 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCiphe
         body = _inflated(memoryview(body), table.lengths[number])
     if len(body) != table.lengths[number] or crc32c(body) != table.crcs[number]:
         facts = {"chunk": number, "expected_bytes": table.lengths[number], "found_bytes": len(body)}
-        raise Corrupt("opening a chunk, it is not what was stored", **facts)
+        raise Corrupt("cannot decode a chunk, it differs from the stored chunk", **facts)
     return bytes(body)
 
 
-def open_ring(row: SegmentEntry, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
+def open_ring(entry: SegmentEntry, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
     """The cipher of a segment of the partition at `prefix`; None if the segment is not encrypted.
 
     Raises AccessDenied if its key is missing, Corrupt if it is not encrypted and the ring requires encryption.
     """
-    name = object_identity(prefix, row.data_key)
-    if row.key_id is not None:
-        return keys.open_object(row.key_id, row.wrapped_key or "", name)
+    name = object_identity(prefix, entry.data_key)
+    if entry.key_id is not None:
+        return keys.open_object(entry.key_id, entry.wrapped_key or "", name)
     topic = parse_topic_directory(name.partition("/")[0])
     if topic is not None and keys.requires(topic[0]):
-        wrong = "reading a segment, it is not encrypted, and the key ring requires that of its topic"
-        step = "forged, or older than the setting: `tiered rewrite` encrypts it, a ring without @require reads it"
+        wrong = "a segment is not encrypted, and the key ring requires encryption for its topic"
+        step = (
+            "the segment is forged or older than the setting: `tiered rewrite` encrypts it, a key "
+            "ring without @require reads it"
+        )
         raise Corrupt(f"{wrong}: {step}", object=name)
     return None
 

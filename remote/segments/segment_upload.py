@@ -106,18 +106,18 @@ def copy_segment(
     """
     if segment.size_bytes <= 0 or segment.base_offset >= segment.next_offset:
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
-        raise InvalidRequest("copying a segment, it is empty", **facts, size_bytes=segment.size_bytes)
+        raise InvalidRequest("cannot copy a segment, it is empty", **facts, size_bytes=segment.size_bytes)
     names = segment.base_offset, segment.next_offset - 1, epoch, new_ulid(now_ms)
     copy = _Copy(store, prefix, segment, names, view, object_encoding, chunk_bytes, progress)
     try:
-        row = copy.row()
+        entry = copy.entry()
     except LogError as error:
         copy.remove()
         if isinstance(error, Corrupt):
             raise Corrupt(error.attempt, **{"base_offset": segment.base_offset, **error.facts}) from error
         raise
     cleanup_failures(store).end()
-    return row
+    return entry
 
 
 class _Copy:
@@ -162,7 +162,7 @@ class _Copy:
             progress=progress,
         )
 
-    def row(self) -> SegmentEntry:
+    def entry(self) -> SegmentEntry:
         segment = self._segment
         try:
             self._send(self._data_key, lambda key: self._store.upload(key, self._upload_stream.source()))
@@ -241,11 +241,11 @@ class _Copy:
             )
         found = (facts.record_count, facts.max_timestamp_ms, facts.min_timestamp_ms)
         if any(say is not None and say != see for say, see in zip(told, found, strict=True)):
-            raise Corrupt("copying a segment, its bytes say something else than its row", row=told, bytes=found)
+            raise Corrupt("cannot copy a segment, its bytes contradict its segment entry", entry=told, bytes=found)
         first, last = facts.first_offset, facts.last_offset
         if (first is not None and first < segment.base_offset) or (last is not None and last >= segment.next_offset):
             where = {"first_offset": first, "last_offset": last, "next_offset": segment.next_offset}
-            raise Corrupt("copying a segment, it reaches beyond its place in the log", **where)
+            raise Corrupt("cannot copy a segment, it exceeds its offset range in the log", **where)
         return facts
 
     def _upload_indexes(self, chunks: ChunkTable, facts: SegmentFacts) -> tuple[int, dict[str, IndexRange]]:
@@ -272,7 +272,9 @@ class _Copy:
         try:
             found = self._store.head(key).size_bytes
         except NotFound as error:
-            raise Unavailable("verifying an upload, it is not there", store=self._store.url, key=key) from error
+            raise Unavailable("the uploaded object does not exist", store=self._store.url, key=key) from error
         if found != size_bytes:
             facts = {"expected_bytes": size_bytes, "found_bytes": found}
-            raise Unavailable("verifying an upload, its size differs", store=self._store.url, key=key, **facts)
+            raise Unavailable(
+                "the uploaded object is damaged, its size differs", store=self._store.url, key=key, **facts
+            )

@@ -125,7 +125,7 @@ class SegmentUploadStream:
         sent = self._last.sent if self._last is not None else []
         if sum(length for length, _ in sent) != self.size_bytes:
             facts = {"expected_bytes": self.size_bytes, "sent_bytes": sum(length for length, _ in sent)}
-            raise Unavailable("copying a segment, the store did not take all of it", **facts)
+            raise Unavailable("cannot copy a segment, the store did not accept all bytes", **facts)
         assert self._last is not None, "something was sent"
         stored = self._last.stored
         is_sealed = not self.seal.is_nothing
@@ -147,7 +147,7 @@ class SegmentUploadStream:
         body = self._read(start, length)
         if len(body) != length:
             facts = {"start": start, "length": length, "found": len(body)}
-            raise Corrupt("reading a segment to copy, it is short", **facts)
+            raise Corrupt("cannot copy a segment, its file is too short", **facts)
         return body
 
     def note(self, number: int, start: int, chunk: memoryview, crc: int) -> None:
@@ -161,7 +161,7 @@ class SegmentUploadStream:
             if number == len(self._known):
                 self._known.append((length, told))
             if self._known[number] != (length, told):
-                raise Corrupt("reading a segment to copy, it changed", start=start, length=length)
+                raise Corrupt("cannot copy a segment, its file changed", start=start, length=length)
             fresh = max(0, start + length - self._told)
             self._told += fresh
             if fresh:
@@ -282,4 +282,4 @@ class _Try:
     def _check_end(self, tail: Body) -> None:
         if len(tail):
             at = self._segment.size_bytes - len(tail)
-            raise Corrupt("reading a segment to copy, it ends inside a batch", at=at, left_bytes=len(tail))
+            raise Corrupt("cannot copy a segment, it ends inside a batch", at=at, left_bytes=len(tail))

@@ -50,7 +50,7 @@ def frames(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator[Frame
         blocks, content_bytes, checksum_bytes = _parsed(header, at)
         end = _end_of_blocks(read, at + blocks, size_bytes, at) + checksum_bytes
         if end > size_bytes:
-            raise Corrupt("reading zstd frames, the file ends inside one", start=at, size_bytes=size_bytes)
+            raise Corrupt("cannot read zstd frames, the file ends inside a frame", start=at, size_bytes=size_bytes)
         yield Frame(start=at, length=end - at, content_bytes=content_bytes)
         at = end
 
@@ -58,13 +58,13 @@ def frames(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator[Frame
 def _parsed(header: bytes, at: int) -> tuple[int, int, int]:
     """(bytes before the first block, content size, bytes of the checksum)."""
     if header[:4] != MAGIC or len(header) < 5:
-        raise Corrupt("reading zstd frames, none begins here", start=at)
+        raise Corrupt("cannot read zstd frames, the position is not the start of a frame", start=at)
     descriptor = header[4]
     is_single = bool(descriptor & 0x20)
     where = 5 + (0 if is_single else 1) + _DICTIONARY_BYTES[descriptor & 3]
     length = _CONTENT_BYTES[descriptor >> 6] or int(is_single)
     if not length or len(header) < where + length:
-        raise Corrupt("reading zstd frames, one does not say how much is in it", start=at)
+        raise Corrupt("cannot read zstd frames, a frame has no content size", start=at)
     content_bytes = int.from_bytes(header[where : where + length], "little") + (256 if length == 2 else 0)
     return where + length, content_bytes, 4 if descriptor & 4 else 0
 
@@ -74,7 +74,9 @@ def _end_of_blocks(read: Callable[[int, int], bytes], at: int, size_bytes: int, 
     while not is_last:
         header = int.from_bytes(read(at, 3), "little") if at + 3 <= size_bytes else None
         if header is None or header >> 1 & 3 == _RESERVED:
-            raise Corrupt("reading zstd frames, the file ends inside one, or it is damaged", start=start, block=at)
+            raise Corrupt(
+                "cannot read zstd frames, the file ends inside a frame, or the frame is damaged", start=start, block=at
+            )
         is_last = bool(header & 1)
         at += 3 + (1 if header >> 1 & 3 == _REPEATED else header >> 3)
     return at

@@ -75,16 +75,16 @@ class FileStore:
         self._publish(key, begun_parts(key, source), self._storage.rename)
 
     def get(self, key: str) -> bytes:
-        with self._translated("reading an object", key):
+        with self._translated("cannot read an object", key):
             return self._storage.read(self._path(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(key, start, length)
-        with self._translated("reading a range of an object", key):
+        with self._translated("cannot read a range of an object", key):
             body = self._storage.read(self._path(key), start, length)
         if len(body) != length:
             facts = {"store": self.url, "key": key, "start": start, "length": length, "found": len(body)}
-            raise Corrupt("reading a range of an object, it ends before", **facts)
+            raise Corrupt("cannot read a range of an object, the object ends before the range", **facts)
         return body
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -94,21 +94,21 @@ class FileStore:
         return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
-        with self._translated("looking at an object", key):
+        with self._translated("cannot read the size of an object", key):
             path = self._path(key)
             if self._storage.is_directory(path):
-                raise NotFound("looking at an object, there is none", store=self.url, key=key)
+                raise NotFound("cannot read the size of an object, it does not exist", store=self.url, key=key)
             size_bytes, modified_ms = self._storage.size(path), self._storage.modified_ms(path)
             return ObjectInfo(key=key, size_bytes=size_bytes, modified_ms=modified_ms)
 
     def list_prefixes(self, prefix: str) -> list[str]:
-        self._check_root("listing objects")
+        self._check_root("cannot list objects")
         directory, _, begin = prefix.rpartition("/")
         names = [name for name in self._names(directory) if name.startswith(begin)]
         return [name for name in names if any(True for _ in self._walk(f"{directory}/{name}".lstrip("/")))]
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        self._check_root("listing objects")
+        self._check_root("cannot list objects")
         # Order by path components is not key order ("a-b" and "a/b"), so all keys are sorted.
         directory = prefix.rpartition("/")[0]
         found = [info for info in self._walk(directory) if info.key.startswith(prefix) and info.key > start_after]
@@ -117,7 +117,7 @@ class FileStore:
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             path = self._path(key)
-            with self._translated("deleting an object", key):
+            with self._translated("cannot delete an object", key):
                 self._storage.unlink(path)
                 if self._storage.is_directory(_parent(path)):
                     self._storage.sync_directory(_parent(path))
@@ -129,29 +129,29 @@ class FileStore:
 
     def _publish(self, key: str, bodies: Iterable[Body], name: Callable[[str, str], None]) -> None:
         path = self._path(key)
-        self._check_root("storing an object")
+        self._check_root("cannot store an object")
         aside = f"{self._root}/{ASIDE}/{new_ulid(0)}"
-        with self._translated("storing an object", key):
+        with self._translated("cannot store an object", key):
             self._storage.make_directory(_parent(aside))
             self._storage.make_directory(_parent(path))
         try:
             self._write(key, aside, bodies)
-            with self._translated("storing an object", key):
+            with self._translated("cannot store an object", key):
                 name(aside, path)
         finally:
-            with self._translated("storing an object", key):
+            with self._translated("cannot store an object", key):
                 self._storage.unlink(aside)
-        with self._translated("storing an object", key):
+        with self._translated("cannot store an object", key):
             self._storage.sync_directory(_parent(path))
 
     def _write(self, key: str, aside: str, bodies: Iterable[Body]) -> None:
-        with self._translated("storing an object", key):
+        with self._translated("cannot store an object", key):
             file = self._storage.create(aside)
         try:
             for body in bodies:  # outside the translation: errors of the source stay unchanged
-                with self._translated("storing an object", key):
+                with self._translated("cannot store an object", key):
                     file.append(body)
-            with self._translated("storing an object", key):
+            with self._translated("cannot store an object", key):
                 file.sync()
         finally:
             file.close()
@@ -161,15 +161,15 @@ class FileStore:
             os.link(aside, path)
         except FileExistsError:
             key = path.removeprefix(self._root).lstrip("/")
-            raise AlreadyExists("creating an object, the name is taken", store=self.url, key=key) from None
+            raise AlreadyExists("cannot create an object, the name already exists", store=self.url, key=key) from None
         except OSError as error:
-            raise DiskFailed("linking a file", path=path, cause=error.strerror) from error
+            raise DiskFailed("cannot link a file", path=path, cause=error.strerror) from error
 
     # --- names -------------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
         if check_key(key).split("/", 1)[0] == ASIDE:
-            raise InvalidRequest("naming an object, reserved for files on their way in", key=key)
+            raise InvalidRequest("invalid object name, it is reserved for temporary files", key=key)
         return f"{self._root.rstrip('/')}/{key}"
 
     def _walk(self, directory: str, above: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
@@ -211,12 +211,12 @@ class FileStore:
         return os.path.islink(path) and not os.path.exists(path)
 
     def _files(self, directory: str) -> Mapping[str, FileFacts]:
-        with self._translated("listing objects", directory), suppress(NotFound):
+        with self._translated("cannot list objects", directory), suppress(NotFound):
             return self._storage.list_files(f"{self._root}/{directory}")
         return {}
 
     def _names(self, directory: str) -> Sequence[str]:
-        with self._translated("listing objects", directory):
+        with self._translated("cannot list objects", directory):
             if not self._storage.is_directory(f"{self._root}/{directory}"):
                 return []
             try:
@@ -237,13 +237,15 @@ class FileStore:
         except NotFound as error:
             if "store" in error.facts:
                 raise
-            raise NotFound(f"{attempt}, there is none", store=self.url, key=key) from error
+            raise NotFound(f"{attempt}, it does not exist", store=self.url, key=key) from error
         except DiskFailed as error:
-            raise Unavailable(f"{attempt}, the disk refused", store=self.url, key=key, **error.facts) from error
+            raise Unavailable(
+                f"{attempt}, the disk returned an error", store=self.url, key=key, **error.facts
+            ) from error
         except AccessDenied as error:
             if error.facts.get("cause") in ("eisdir", "enotdir"):
-                raise NotFound(f"{attempt}, there is none", store=self.url, key=key) from error
-            raise AccessDenied(f"{attempt}, no permission", store=self.url, key=key, **error.facts) from error
+                raise NotFound(f"{attempt}, it does not exist", store=self.url, key=key) from error
+            raise AccessDenied(f"{attempt}, access was denied", store=self.url, key=key, **error.facts) from error
 
 
 def _parent(path: str) -> str:

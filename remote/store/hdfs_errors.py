@@ -44,30 +44,30 @@ def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) ->
         raise
     except (TypeError, ValueError) as error:
         told = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
-        raise InvalidRequest(f"{attempt}, the client refuses its options", **facts, **told) from None
+        raise InvalidRequest(f"{attempt}, the client rejected its options", **facts, **told) from None
     except (OSError, RuntimeError) as error:
         raise translate(error, attempt, facts) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise Unavailable(f"{attempt}, the client broke off", **facts, cause="PanicException") from None
+        raise Unavailable(f"{attempt}, the client failed before the reply", **facts, cause="PanicException") from None
 
 
 def translate(error: OSError | RuntimeError, attempt: str, facts: dict[str, object]) -> LogError:
     """Return this project's error for an error of the client."""
     name = java_class(error)
     if isinstance(error, FileNotFoundError) or (name == "AccessControlException" and _NOT_A_DIRECTORY in str(error)):
-        return NotFound(f"{attempt}, there is none", **facts)
+        return NotFound(f"{attempt}, it does not exist", **facts)
     if isinstance(error, FileExistsError):
-        return AlreadyExists(f"{attempt}, the name is taken", **facts)
+        return AlreadyExists(f"{attempt}, the name already exists", **facts)
     if isinstance(error, PermissionError) or name in _DENIED:
-        return AccessDenied(f"{attempt}, no permission or wrong credentials", **facts, cause=name or None)
+        return AccessDenied(f"{attempt}, access was denied or the credentials are wrong", **facts, cause=name or None)
     if name in _REFUSED:
-        return InvalidRequest(f"{attempt}, the store refuses the request", **facts, cause=name)
+        return InvalidRequest(f"{attempt}, the store rejected the request", **facts, cause=name)
     if isinstance(error, OSError):
         return Unavailable(f"{attempt}, the store cannot be reached", **facts, cause=type(error).__name__)
     # Safe mode, a standby NameNode, no DataNode left, an exhausted quota, a broken pipeline.
-    return Unavailable(f"{attempt}, the store is busy or in trouble", **facts, cause=name or _variant(error))
+    return Unavailable(f"{attempt}, the store is busy or has an internal error", **facts, cause=name or _variant(error))
 
 
 def java_class(error: BaseException) -> str:

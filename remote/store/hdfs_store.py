@@ -100,14 +100,14 @@ class HdfsStore:
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._publish("storing an object", key, [body], overwrite=True)
+        self._publish("cannot store an object", key, [body], overwrite=True)
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._publish("creating an object", key, [body], overwrite=False)
+        self._publish("cannot create an object", key, [body], overwrite=False)
 
     def upload(self, key: str, source: UploadSource) -> None:
-        self._publish("uploading an object", key, begun_parts(key, source), overwrite=True)
+        self._publish("cannot upload an object", key, begun_parts(key, source), overwrite=True)
 
     def _publish(self, attempt: str, key: str, bodies: Iterable[Body], *, overwrite: bool) -> None:
         path = self._path(key)
@@ -147,7 +147,7 @@ class HdfsStore:
             except FileNotFoundError:
                 if self._is_gone(aside):
                     facts = {"store": self.url, "key": key}
-                    raise Unavailable(f"{attempt}, the file on its way is gone", **facts) from None
+                    raise Unavailable(f"{attempt}, its temporary file does not exist", **facts) from None
                 self._client.mkdirs(_parent(path), create_parent=True)
             self._client.rename(aside, path, overwrite=overwrite)
 
@@ -160,10 +160,10 @@ class HdfsStore:
 
     def _remove_aside(self, aside: str) -> None:
         try:
-            with self._door("removing a file aside", path=aside):
+            with self._door("cannot delete a temporary file", path=aside):
                 self._client.delete(aside, recursive=False)
         except LogError as error:
-            log.warning("leaving a file aside behind: path=%s cause=%s", aside, error)
+            log.warning("cannot delete a temporary file: path=%s cause=%s", aside, error)
 
     def _sweep_once(self, written: str) -> None:
         """Remove temporary files of killed writers, best effort.
@@ -175,20 +175,20 @@ class HdfsStore:
                 return
             self._is_swept = True
         try:
-            with self._door("sweeping files aside"):
+            with self._door("cannot delete old temporary files"):
                 now_ms = self._client.get_file_info(written).modification_time
                 for status in list(self._client.list_status(self._aside, recursive=False)):
                     is_ours = not status.isdir and is_ulid(status.path.rpartition("/")[2])
                     if is_ours and now_ms - status.modification_time > ASIDE_AGE_MAX_MS:
                         self._client.delete(status.path, recursive=False)
-                        log.info("removed an old file aside: path=%s", status.path)
+                        log.info("deleted an old temporary file: path=%s", status.path)
         except LogError as error:
-            log.warning("old files aside may be left: store=%s cause=%s", self.url, error)
+            log.warning("cannot delete old temporary files: store=%s cause=%s", self.url, error)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes:
-        with self._door("reading an object", key=key):
+        with self._door("cannot read an object", key=key):
             return bytes(self._client.read(self._path(key)).read())
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -199,7 +199,7 @@ class HdfsStore:
             check_range(key, start, length)
         if not ranges:
             return []
-        attempt = "reading a range of an object"
+        attempt = "cannot read a range of an object"
         with self._door(attempt, key=key):
             reader = self._client.read(self._path(key))
             size_bytes = len(reader)
@@ -208,7 +208,7 @@ class HdfsStore:
             start, length = asked
             facts = {"store": self.url, "key": key, "start": start, "length": length}
             if length and start + length > size_bytes:  # the client would panic
-                raise Corrupt(f"{attempt}, it ends before", **facts, size_bytes=size_bytes)
+                raise Corrupt(f"{attempt}, the object ends before the range", **facts, size_bytes=size_bytes)
             with self._door(attempt, key=key):
                 body = bytes(reader.read_range(start, length)) if length else b""
             check_length(body, attempt, facts, length)
@@ -223,18 +223,18 @@ class HdfsStore:
         return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
-        attempt = "looking at an object"
+        attempt = "cannot read the size of an object"
         with self._door(attempt, key=key):
             status = self._client.get_file_info(self._path(key))
         if status.isdir:
-            raise NotFound(f"{attempt}, there is none", store=self.url, key=key)
+            raise NotFound(f"{attempt}, it does not exist", store=self.url, key=key)
         return _info(key, status)
 
     # --- listing and deleting ----------------------------------------------------------------------------------------
 
     def list_prefixes(self, prefix: str) -> list[str]:
         above = prefix[: prefix.rfind("/") + 1]
-        there = [name for name, status in self._children("listing objects", above) if status.isdir]
+        there = [name for name, status in self._children("cannot list objects", above) if status.isdir]
         names = [name for name in there if name.startswith(prefix[len(above) :])]
         return [name.rstrip("/") for name in names if any(True for _ in self._walk(above + name, "", ""))]
 
@@ -246,7 +246,7 @@ class HdfsStore:
 
         The names of one directory are in memory.
         """
-        for name, status in self._children("listing objects", directory):
+        for name, status in self._children("cannot list objects", directory):
             key = directory + name
             if status.isdir:
                 # Every key below begins with `key`, and "0" sorts after "/".
@@ -277,7 +277,7 @@ class HdfsStore:
         for key in keys:
             path = self._path(key)
             try:
-                with self._door("deleting an object", key=key):
+                with self._door("cannot delete an object", key=key):
                     self._client.delete(path, recursive=False)
             except NotFound:
                 continue  # a name below a file
@@ -299,7 +299,7 @@ class HdfsStore:
             if self._filesystem is None or self._pid != os.getpid():
                 if self._filesystem is not None:
                     _inherited.append(self._filesystem)
-                with self._door("opening a store"):
+                with self._door("cannot open a store"):
                     self._filesystem = make_hdfs_filesystem(self._authority, self._options)
                 self._pid = os.getpid()
             return self._filesystem.client
@@ -323,7 +323,7 @@ class HdfsStore:
 
     def _path(self, key: str) -> str:
         if check_key(key).split("/", 1)[0] == ASIDE:
-            raise InvalidRequest("naming an object, reserved for files on their way in", key=key)
+            raise InvalidRequest("invalid object name, it is reserved for temporary files", key=key)
         return f"{self._root.rstrip('/')}/{key}"
 
 
@@ -334,7 +334,7 @@ def _settings(options: Mapping[str, object]) -> dict[str, str]:
     """
     for name, value in options.items():
         if not isinstance(value, str | int | float | bool):
-            raise InvalidRequest("opening a store, an option is not a Hadoop setting", option=name)
+            raise InvalidRequest("cannot open the store, an option is not a Hadoop setting", option=name)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 

@@ -48,21 +48,21 @@ class MemoryStore:
         check_body(check_key(key), len(body))
         with self._lock:
             if key in self._objects:
-                raise AlreadyExists("creating an object, the name is taken", store=self._url, key=key)
+                raise AlreadyExists("cannot create an object, the name already exists", store=self._url, key=key)
             self._objects[key] = (bytes(body), self._now_ms())
 
     def upload(self, key: str, source: UploadSource) -> None:
         self.put(key, b"".join(begun_parts(check_key(key), source)))
 
     def get(self, key: str) -> bytes:
-        return self._object("reading an object", key)[0]
+        return self._object("cannot read an object", key)[0]
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(key, start, length)
-        body = self._object("reading a range of an object", key)[0]
+        body = self._object("cannot read a range of an object", key)[0]
         if start + length > len(body):
             facts = {"store": self._url, "key": key, "start": start, "length": length, "size_bytes": len(body)}
-            raise Corrupt("reading a range of an object, it ends before", **facts)
+            raise Corrupt("cannot read a range of an object, the object ends before the range", **facts)
         return body[start : start + length]
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -72,7 +72,7 @@ class MemoryStore:
         return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
-        body, modified_ms = self._object("looking at an object", key)
+        body, modified_ms = self._object("cannot read the size of an object", key)
         return ObjectInfo(key=key, size_bytes=len(body), modified_ms=modified_ms)
 
     def list_prefixes(self, prefix: str) -> list[str]:
@@ -103,4 +103,4 @@ class MemoryStore:
             try:
                 return self._objects[check_key(key)]
             except KeyError:
-                raise NotFound(f"{attempt}, there is none", store=self._url, key=key) from None
+                raise NotFound(f"{attempt}, it does not exist", store=self._url, key=key) from None

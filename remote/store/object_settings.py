@@ -40,9 +40,11 @@ class ObjectSettings:
         if sse is None and kms_key_id is None:
             return self
         if sse not in ENCRYPTIONS:
-            raise InvalidRequest("opening a store, not an encryption", option="sse", choices=",".join(ENCRYPTIONS))
+            raise InvalidRequest(
+                "cannot open the store, unknown encryption", option="sse", choices=",".join(ENCRYPTIONS)
+            )
         if kms_key_id is not None and sse == "AES256":
-            raise InvalidRequest("opening a store, a KMS key is for sse=aws:kms", option="sse_kms_key_id")
+            raise InvalidRequest("cannot open the store, a KMS key needs sse=aws:kms", option="sse_kms_key_id")
         if self.encryption is not None:
             return self
         return replace(self, encryption=str(sse), kms_key_id=None if kms_key_id is None else str(kms_key_id))

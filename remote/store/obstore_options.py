@@ -143,7 +143,7 @@ def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  #
         return {**told, **({"session_token": options["token"]} if options.get("token") else {})}
     found = session.get_credentials()
     if found is None:
-        raise AccessDenied("opening a store, no credentials").with_code(ErrorCode.CREDENTIALS_MISSING)
+        raise AccessDenied("cannot open the store, there are no credentials").with_code(ErrorCode.CREDENTIALS_MISSING)
     return {"credential_provider": _Provider(found)}
 
 

@@ -33,7 +33,7 @@ from itertools import chain
 from typing import Any
 
 from local.errors import AlreadyExists, LogError, NotFound, Unavailable
-from remote.keys import HEADS
+from remote.keys import MANIFESTS
 from remote.segment_entry import PART_BYTES
 from remote.store.middleware.retrying_store import RetryPolicy
 from remote.store.middleware.watchdog import Watchdog
@@ -105,7 +105,7 @@ class ObstoreS3Store(S3Store):
             super().put(key, body)
             return
         try:
-            with self._at("storing an object", key):
+            with self._at("cannot store an object", key):
                 clients.put(clients.once, self._name(key), body, use_multipart=False)
         except AlreadyExists as error:
             self._settle_put(key, body, error)
@@ -115,7 +115,7 @@ class ObstoreS3Store(S3Store):
         if (clients := self._obstore()) is None:
             super().put_if_absent(key, body)
             return
-        with self._at("creating an object", key):
+        with self._at("cannot create an object", key):
             clients.put(clients.once, self._name(key), body, mode="create", use_multipart=False)
 
     def upload(self, key: str, source: UploadSource) -> None:
@@ -128,14 +128,14 @@ class ObstoreS3Store(S3Store):
         attributes = {"Storage-Class": storage_class} if storage_class is not None else None
         if second is None:
             try:
-                with self._at("storing an object", key):
+                with self._at("cannot store an object", key):
                     clients.put(clients.once, name, first, use_multipart=False, attributes=attributes)
             except AlreadyExists as error:
                 self._settle_put(key, first, error)
             return
         sent = _Counted(chain([first, second], parts))
         try:
-            with self._at("uploading an object", key, sent):
+            with self._at("cannot upload an object", key, sent):
                 step = max(len(first), PART_BYTES)
                 clients.put(
                     clients.patient, name, iter(sent), use_multipart=True, chunk_size=step,
@@ -159,7 +159,7 @@ class ObstoreS3Store(S3Store):
     def get(self, key: str) -> bytes:
         if (clients := self._obstore()) is None:
             return super().get(key)
-        with self._at("reading an object", key):
+        with self._at("cannot read an object", key):
             return bytes(clients.get(clients.once, self._name(key)).bytes())
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
@@ -173,7 +173,7 @@ class ObstoreS3Store(S3Store):
             start, length = asked
             if not length:
                 return b""
-            attempt = "reading a range of an object"
+            attempt = "cannot read a range of an object"
             with self._at(attempt, key, start=start, length=length):
                 body = memoryview(clients.get_range(clients.once, name, start=start, length=length))
             check_length(body, attempt, {"store": self.url, "key": key, "start": start, "length": length}, length)
@@ -192,14 +192,14 @@ class ObstoreS3Store(S3Store):
     def head(self, key: str) -> ObjectInfo:
         if (clients := self._obstore()) is None:
             return super().head(key)
-        with self._at("looking at an object", key):
+        with self._at("cannot read the size of an object", key):
             found = clients.head(clients.once, self._name(key))
         modified_ms = int(found["last_modified"].timestamp() * 1000)
         return ObjectInfo(key=key, size_bytes=int(found["size"]), modified_ms=modified_ms)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """List manifests by obstore while it accepts their names; list all other objects by s3fs."""
-        clients = self._obstore() if prefix.endswith(HEADS) else None
+        clients = self._obstore() if prefix.endswith(MANIFESTS) else None
         if clients is None:
             yield from super().list(prefix, start_after=start_after)
             return
@@ -220,7 +220,7 @@ class ObstoreS3Store(S3Store):
         """
         nothing: Sequence[Any] = ()
         try:
-            with self._at("listing objects", None, prefix=prefix):
+            with self._at("cannot list objects", None, prefix=prefix):
                 page = next(pages, nothing)
         except _NoPathError:
             return None
@@ -250,7 +250,7 @@ class ObstoreS3Store(S3Store):
         with self._lock:
             if self._clients is None:
                 was_refused = self._was_refused
-                with self._door("opening a store"):
+                with self._door("cannot open a store"):
                     found = settings(self._bucket, self._options)
                     self._clients = _Clients(found, self._policy, encryption(self._objects))
                 self._was_refused = was_refused  # no request has been sent yet
@@ -267,7 +267,7 @@ class ObstoreS3Store(S3Store):
             if sent is not None and sent.error is not None and error is not sent.error and _is_obstores(error):
                 # The client's error is then about the abort: already aborted, or parts that remain.
                 if not isinstance(error, FileNotFoundError):
-                    log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, type(error).__name__)
+                    log.warning("cannot abort an incomplete upload: key=%s cause=%s", key, type(error).__name__)
                 raise sent.error from None
             if type(error).__name__ == "InvalidPathError":
                 raise _NoPathError from None
@@ -363,7 +363,7 @@ def _translate(error: BaseException, attempt: str, facts: dict[str, object], end
     if status or code:
         return of_answer(code[1] if code else "", int(status[1]) if status else 0, attempt, facts)
     if isinstance(error, ValueError) or type(error).__name__ == "PanicException":
-        return Unavailable(f"{attempt}, the client broke off", **facts, cause=type(error).__name__)
+        return Unavailable(f"{attempt}, the client failed before the reply", **facts, cause=type(error).__name__)
     if (wrong := _WRONG_RANGE.search(text)) is not None:
         return Unavailable(f"{attempt}, {ANOTHER_RANGE}", **facts, cause=wrong[1])
     if _BODY.search(text):

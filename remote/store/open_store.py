@@ -63,11 +63,13 @@ def open_store(
         s3 = _open_s3(parts.netloc, parts.path.strip("/"), dict(options or {}), retries, objects, watchdog)
         return RetryingStore(WatchedStore(s3, watchdog, uploads_max=s3.uploads_max), retries)
     if objects != BUCKETS_OWN:
-        raise InvalidRequest("opening a store, storage class and encryption are S3's", url=shown)
+        raise InvalidRequest("cannot open the store, storage class and encryption are settings of S3", url=shown)
     if parts.scheme == "hdfs":
         return RetryingStore(WatchedStore(_open_hdfs(parts, dict(options or {})), watchdog), retries)
     if options:
-        raise InvalidRequest("opening a store, it takes no options", url=shown, options=",".join(sorted(options)))
+        raise InvalidRequest(
+            "cannot open the store, this store takes no options", url=shown, options=",".join(sorted(options))
+        )
     if parts.scheme == "memory":
         with _memory_lock:
             return _memory_stores.setdefault(shown, MemoryStore(shown))
@@ -79,17 +81,19 @@ def check_url(url: str) -> SplitResult:
     parts = _split(url)
     shown = _shown(parts)
     if parts.username is not None or parts.password is not None:
-        raise InvalidRequest("opening a store, credentials belong into the options, not into the url", url=shown)
+        raise InvalidRequest("cannot open the store, credentials belong in the options, not in the url", url=shown)
     if not parts.scheme and not parts.netloc:
         # The scheme is missing: a path or the bare name of a bucket.
         hint = "file:///directory for a directory, s3://bucket/prefix for a bucket"
-        raise InvalidRequest("opening a store, not a store's url", url=parts.path, write=hint)
+        raise InvalidRequest("cannot open the store, the url is not the url of a store", url=parts.path, write=hint)
     if parts.scheme not in SCHEMES or parts.query or parts.fragment:
-        raise InvalidRequest("opening a store, not a store's url", url=shown, schemes=",".join(SCHEMES))
+        raise InvalidRequest(
+            "cannot open the store, the url is not the url of a store", url=shown, schemes=",".join(SCHEMES)
+        )
     if parts.scheme == "s3" and not parts.netloc:
-        raise InvalidRequest("opening a store, no bucket in the url: s3://bucket/prefix", url=shown)
+        raise InvalidRequest("cannot open the store, the url has no bucket: s3://bucket/prefix", url=shown)
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
-        raise InvalidRequest("opening a store, a file url needs an absolute path: file:///directory", url=shown)
+        raise InvalidRequest("cannot open the store, a file url needs an absolute path: file:///directory", url=shown)
     return parts
 
 
@@ -102,9 +106,13 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
     except ValueError:  # the error's text holds the url, which may hold a secret
         scheme = url.partition("://")[0] if "://" in url else None
-        raise InvalidRequest("opening a store, not a store's url", scheme=scheme, schemes=",".join(SCHEMES)) from None
+        raise InvalidRequest(
+            "cannot open the store, the url is not the url of a store", scheme=scheme, schemes=",".join(SCHEMES)
+        ) from None
     if "\0" in parts.path or "%00" in parts.path:
-        raise InvalidRequest("opening a store, not a store's url", scheme=parts.scheme, schemes=",".join(SCHEMES))
+        raise InvalidRequest(
+            "cannot open the store, the url is not the url of a store", scheme=parts.scheme, schemes=",".join(SCHEMES)
+        )
     return parts
 
 
@@ -127,7 +135,7 @@ def _open_s3(
     except ImportError as error:
         missing = error.name or "s3fs"
         hint = f"pip install 'tiered[{'obstore' if missing == 'obstore' else 's3'}]'"
-        raise InvalidRequest("opening a store, a library is missing", library=missing, install=hint) from error
+        raise InvalidRequest("cannot open the store, a library is missing", library=missing, install=hint) from error
     return store(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)
 
 
@@ -136,7 +144,7 @@ def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> typ
     from remote.store.s3_store import S3Store
 
     if client not in S3_CLIENTS:
-        raise InvalidRequest("opening a store, not an s3 client", option="client", choices=",".join(S3_CLIENTS))
+        raise InvalidRequest("cannot open the store, unknown S3 client", option="client", choices=",".join(S3_CLIENTS))
     if client == "s3fs" or (client == "auto" and not is_installed()):
         return S3Store
     if not is_installed():
@@ -144,7 +152,9 @@ def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> typ
     if left := untranslatable(bucket, options):
         if client == "auto":
             return S3Store
-        raise InvalidRequest("opening a store, obstore has no such options: take s3fs", options=",".join(left))
+        raise InvalidRequest(
+            "cannot open the store, obstore does not support these options; use s3fs", options=",".join(left)
+        )
     from remote.store.obstore_s3_store import ObstoreS3Store
 
     return ObstoreS3Store
@@ -153,14 +163,16 @@ def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> typ
 def _open_hdfs(parts: SplitResult, options: dict[str, object]) -> ObjectStore:
     shown = f"hdfs://{parts.netloc}{parts.path}"
     if not parts.path.strip("/"):
-        raise InvalidRequest("opening a store, no directory in the url: hdfs://namenode:8020/directory", url=shown)
+        raise InvalidRequest(
+            "cannot open the store, the url has no directory: hdfs://namenode:8020/directory", url=shown
+        )
     try:
         parts.port  # noqa: B018 - it is parsed when it is asked for
     except ValueError:
-        raise InvalidRequest("opening a store, not a port in the url", url=shown) from None
+        raise InvalidRequest("cannot open the store, the port in the url is invalid", url=shown) from None
     if importlib.util.find_spec("hdfs_native") is None:
         hint = "pip install 'tiered[hdfs]'"
-        raise InvalidRequest("opening a store, a library is missing", library="hdfs_native", install=hint)
+        raise InvalidRequest("cannot open the store, a library is missing", library="hdfs_native", install=hint)
     from remote.store.hdfs_store import HdfsStore
 
     return HdfsStore(parts.netloc, os.fsdecode(unquote_to_bytes(parts.path)), options)

@@ -99,4 +99,4 @@ def _remove(store: ObjectStore, key: str) -> None:
     try:
         store.delete([key])
     except LogError as error:
-        log.warning("leaving a probe behind: key=%s cause=%s", key, error)
+        log.warning("cannot delete a probe object: key=%s cause=%s", key, error)

@@ -25,7 +25,7 @@ Asked = tuple[str, int, int | None]  # key, start, length; length None for the w
 
 T = TypeVar("T")
 MISSING_TRIES = 3
-ANOTHER_RANGE = "the store answered another range than was asked for"
+ANOTHER_RANGE = "the store returned another range than requested"
 KEY_BYTES_MAX = 1024  # S3's limit on a key
 
 
@@ -194,20 +194,22 @@ def check_key(key: str) -> str:
     # s3fs reads a version id after a question mark.
     legal = key.isprintable() and "?" not in key and len(key.encode()) <= KEY_BYTES_MAX
     if not legal or any(each in ("", ".", "..") for each in components):
-        raise InvalidRequest("naming an object, not a legal key", key=repr(key))
+        raise InvalidRequest("invalid object key", key=repr(key))
     return key
 
 
 def check_body(key: str, size_bytes: int) -> None:
     """Raise InvalidRequest for an empty body."""
     if size_bytes <= 0:
-        raise InvalidRequest("storing an object, the body is empty", key=key)
+        raise InvalidRequest("cannot store an object, its body is empty", key=key)
 
 
 def check_range(key: str, start: int, length: int) -> None:
     """Raise InvalidRequest for a range that no object can have."""
     if start < 0 or length < 0:
-        raise InvalidRequest("reading a range of an object, not a range", key=key, start=start, length=length)
+        raise InvalidRequest(
+            "cannot read a range of an object, the range is invalid", key=key, start=start, length=length
+        )
 
 
 def check_length(body: Body, attempt: str, facts: Mapping[str, object], length: int) -> None:
@@ -217,6 +219,6 @@ def check_length(body: Body, attempt: str, facts: Mapping[str, object], length: 
     a retry may succeed.
     """
     if len(body) < length:
-        raise Corrupt(f"{attempt}, it ends before", **facts, found=len(body))
+        raise Corrupt(f"{attempt}, the object ends before the range", **facts, found=len(body))
     if len(body) > length:
         raise Unavailable(f"{attempt}, {ANOTHER_RANGE}", **facts, found=len(body))

@@ -22,7 +22,7 @@ def split_bucket(url: str) -> tuple[str, str]:
     """Return (bucket, prefix) of ``s3://bucket/prefix``. Raises InvalidRequest for another url."""
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc:
-        raise InvalidRequest("setting up a bucket, only S3 has such settings", url=url)
+        raise InvalidRequest("cannot set up the bucket, only S3 has these settings", url=url)
     return parts.netloc, parts.path.strip("/")
 
 
@@ -34,7 +34,7 @@ def bucket_rules(url: str, options: Mapping[str, object]) -> list[dict[str, obje
     bucket, _ = split_bucket(url)
     client = boto3_client("s3", options)
     try:
-        with translated("reading a bucket's lifecycle", options=options, store=url):
+        with translated("cannot read the lifecycle of a bucket", options=options, store=url):
             return list(client.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", ()))
     except NotFound as error:
         if error.facts.get("cause") == "NoSuchLifecycleConfiguration":
@@ -54,7 +54,7 @@ def put_rules(url: str, options: Mapping[str, object], wanted: Sequence[Rule]) -
     others = [rule for rule in bucket_rules(url, options) if rule.get("ID") not in names]
     bucket, _ = split_bucket(url)
     client = boto3_client("s3", options)
-    with translated("writing a bucket's lifecycle", options=options, store=url):
+    with translated("cannot write the lifecycle of a bucket", options=options, store=url):
         client.put_bucket_lifecycle_configuration(
             Bucket=bucket, LifecycleConfiguration={"Rules": [*others, *map(dict, wanted)]}
         )
@@ -68,7 +68,7 @@ def inline_policy(whose: str, name: str, options: Mapping[str, object]) -> dict[
     kind, owner = _owner(whose)
     client = boto3_client("iam", options)
     try:
-        with translated("reading a policy", options=options, whose=whose):
+        with translated("cannot read a policy", options=options, whose=whose):
             call = client.get_user_policy if kind == "user" else client.get_role_policy
             document = call(**{f"{kind.title()}Name": owner}, PolicyName=name)["PolicyDocument"]
     except NotFound:
@@ -80,7 +80,7 @@ def put_inline_policy(whose: str, name: str, policy: Mapping[str, object], optio
     """Give ``user/NAME`` or ``role/NAME`` this policy under that name."""
     kind, owner = _owner(whose)
     client = boto3_client("iam", options)
-    with translated("writing a policy", options=options, whose=whose):
+    with translated("cannot write a policy", options=options, whose=whose):
         call = client.put_user_policy if kind == "user" else client.put_role_policy
         call(**{f"{kind.title()}Name": owner}, PolicyName=name, PolicyDocument=json.dumps(policy))
 
@@ -88,7 +88,7 @@ def put_inline_policy(whose: str, name: str, policy: Mapping[str, object], optio
 def _owner(whose: str) -> tuple[str, str]:
     kind, slash, owner = whose.partition("/")
     if kind not in ("user", "role") or not slash or not owner:
-        raise InvalidRequest("naming whose policy", text=repr(whose), expected="user/NAME or role/NAME")
+        raise InvalidRequest("invalid owner of a policy", text=repr(whose), expected="user/NAME or role/NAME")
     return kind, owner
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 
-BROKE_OFF = "the answer broke off"
+BROKE_OFF = "the reply was truncated"
 KEYS_TOLD = 3  # at most this many of the keys that a delete refuses
 
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
@@ -71,19 +71,19 @@ def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) ->
     if code == "NoSuchBucket":
         return NotFound(f"{attempt}, the bucket does not exist", **facts)
     if code in _UNAVAILABLE:
-        return Unavailable(f"{attempt}, the store is busy or in trouble", **facts)
+        return Unavailable(f"{attempt}, the store is busy or has an internal error", **facts)
     if code == "InvalidObjectState":
-        return AccessDenied(f"{attempt}, it is archived (its storage class) and has to be restored first", **facts)
+        return AccessDenied(f"{attempt}, it is archived (its storage class) and must be restored first", **facts)
     if code in _DENIED or status in (401, 403):
-        return AccessDenied(f"{attempt}, no permission or wrong credentials", **facts)
+        return AccessDenied(f"{attempt}, access was denied or the credentials are wrong", **facts)
     if code == "PreconditionFailed" or status == 412:
-        return AlreadyExists(f"{attempt}, the name is taken", **facts)
+        return AlreadyExists(f"{attempt}, the name already exists", **facts)
     if code == "InvalidRange" or status == 416:
-        return Corrupt(f"{attempt}, it ends before", **facts)
+        return Corrupt(f"{attempt}, the object ends before the range", **facts)
     if status == 404 or code in ("NoSuchKey", "NoSuchUpload", "404"):
-        return NotFound(f"{attempt}, there is none", **facts)
+        return NotFound(f"{attempt}, it does not exist", **facts)
     if status >= 500 or status in (408, 409, 429):
-        return Unavailable(f"{attempt}, the store is busy or in trouble", **facts)
+        return Unavailable(f"{attempt}, the store is busy or has an internal error", **facts)
     if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
-        return InvalidRequest(f"{attempt}, the bucket is in another region or behind another endpoint", **facts)
-    return InvalidRequest(f"{attempt}, the store refuses the request", **facts)
+        return InvalidRequest(f"{attempt}, the bucket is in another region or has another endpoint", **facts)
+    return InvalidRequest(f"{attempt}, the store rejected the request", **facts)

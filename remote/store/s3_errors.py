@@ -58,20 +58,20 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
     if code or status:
         return of_answer(code, status, attempt, facts)
     if isinstance(error, _CREDENTIALS):
-        return AccessDenied(f"{attempt}, no credentials", **facts).with_code(ErrorCode.CREDENTIALS_MISSING)
+        return AccessDenied(f"{attempt}, there are no credentials", **facts).with_code(ErrorCode.CREDENTIALS_MISSING)
     if isinstance(error, boto.ParamValidationError):
-        return InvalidRequest(f"{attempt}, the client refuses the name or a parameter", **facts)
+        return InvalidRequest(f"{attempt}, the client rejected the name or a parameter", **facts)
     if is_about_options(error):
         told = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
-        return InvalidRequest(f"{attempt}, the client refuses its options", **facts, **told)
+        return InvalidRequest(f"{attempt}, the client rejected its options", **facts, **told)
     if isinstance(error, ResponseParserError):
-        return Unavailable(f"{attempt}, the answer is not one of S3", **facts, cause=type(error).__name__)
+        return Unavailable(f"{attempt}, the reply is not an S3 reply", **facts, cause=type(error).__name__)
     if isinstance(error, FileNotFoundError):
-        return NotFound(f"{attempt}, there is none", **facts)
+        return NotFound(f"{attempt}, it does not exist", **facts)
     if isinstance(error, FileExistsError):
-        return AlreadyExists(f"{attempt}, the name is taken", **facts)
+        return AlreadyExists(f"{attempt}, the name already exists", **facts)
     if isinstance(error, PermissionError):
-        return AccessDenied(f"{attempt}, no permission", **facts)
+        return AccessDenied(f"{attempt}, access was denied", **facts)
     told = {"endpoint": _endpoint(error), "cause": type(error).__name__}
     what = BROKE_OFF if isinstance(error, _BROKEN) else "the store cannot be reached"
     return Unavailable(f"{attempt}, {what}", **facts, **told)

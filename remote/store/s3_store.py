@@ -118,7 +118,7 @@ class S3Store:
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
-        self._call("creating an object", "put_object", key, Body=bytes(body), IfNoneMatch="*", **self._small)
+        self._call("cannot create an object", "put_object", key, Body=bytes(body), IfNoneMatch="*", **self._small)
 
     def upload(self, key: str, source: UploadSource) -> None:
         parts = begun_parts(key, source)
@@ -126,7 +126,7 @@ class S3Store:
         if second is None:
             self._store_once(key, bytes(first), self._large)
             return
-        begun = self._patient("uploading an object", "create_multipart_upload", key, **self._large)
+        begun = self._patient("cannot upload an object", "create_multipart_upload", key, **self._large)
         upload_id = str(begun["UploadId"])
         try:
             sent = self._sender.send(chain([first, second], parts), partial(self._send_part, key, upload_id))
@@ -139,7 +139,7 @@ class S3Store:
     def _store_once(self, key: str, body: bytes, settings: Mapping[str, object]) -> None:
         """Send one PUT without a condition."""
         try:
-            self._call("storing an object", "put_object", key, Body=body, **settings)
+            self._call("cannot store an object", "put_object", key, Body=body, **settings)
         except AlreadyExists as error:
             self._settle_put(key, body, error)
 
@@ -151,7 +151,7 @@ class S3Store:
         try:
             found = self.get(key)
         except NotFound:
-            told = f"{error.attempt}, by a condition that was not asked for"
+            told = f"{error.attempt}, because of a condition that was not sent"
             raise Unavailable(told, **error.facts) from error
         if found != body:
             raise error
@@ -159,13 +159,13 @@ class S3Store:
     def _send_part(self, key: str, upload_id: str, number: int, body: Body) -> SentPart:
         body = body if isinstance(body, bytes) else bytes(body)
         names = {"UploadId": upload_id, "PartNumber": number, "Body": body}
-        answer = self._patient("uploading a part", "upload_part", key, **names)
+        answer = self._patient("cannot upload a part", "upload_part", key, **names)
         return SentPart(number=number, tag=str(answer["ETag"]), size_bytes=len(body))
 
     def _complete(self, key: str, upload_id: str, tags: list[dict[str, object]], size_bytes: int) -> None:
         names = {"UploadId": upload_id, "MultipartUpload": {"Parts": tags}}
         try:
-            self._patient("completing an upload", "complete_multipart_upload", key, **names)
+            self._patient("cannot complete an upload", "complete_multipart_upload", key, **names)
         except (AlreadyExists, NotFound, Unavailable):
             # No upload, no answer, or an unrequested condition: an earlier try may have completed it.
             if self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) != size_bytes:
@@ -173,16 +173,16 @@ class S3Store:
 
     def _abort(self, key: str, upload_id: str) -> None:
         try:
-            self._patient("aborting an upload", "abort_multipart_upload", key, UploadId=upload_id)
+            self._patient("cannot abort an upload", "abort_multipart_upload", key, UploadId=upload_id)
         except NotFound:
             return  # an earlier try aborted it, and its answer was lost
         except LogError as error:
-            log.warning("leaving an incomplete upload behind: key=%s cause=%s", key, error)
+            log.warning("cannot abort an incomplete upload: key=%s cause=%s", key, error)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes:
-        with self._door("reading an object", key=key):
+        with self._door("cannot read an object", key=key):
             return bytes(self._fs.cat_file(self._path(key)))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -193,7 +193,7 @@ class S3Store:
             check_range(key, start, length)
         path, asked = self._path(key), [each for each in ranges if each[1] > 0]
         starts, ends = [start for start, _ in asked], [start + length for start, length in asked]
-        attempt = "reading a range of an object"
+        attempt = "cannot read a range of an object"
         facts: dict[str, object] = {"store": self.url, "key": key}
         with self._door(attempt, key=key):
             bodies = self._fs.cat_ranges([path] * len(asked), starts, ends, batch_size=READ_CONCURRENCY)
@@ -215,7 +215,7 @@ class S3Store:
         return read_each(self, asked)
 
     def head(self, key: str) -> ObjectInfo:
-        answer = self._call("looking at an object", "head_object", key)
+        answer = self._call("cannot read the size of an object", "head_object", key)
         return object_info(key, int(answer["ContentLength"]), answer.get("LastModified"))
 
     def _size_or_none(self, key: str) -> int | None:
@@ -240,7 +240,7 @@ class S3Store:
     def _pages(self, prefix: str, **names: object) -> Iterator[dict[str, Any]]:
         token: dict[str, object] = {}
         while True:
-            with self._door("listing objects", prefix=prefix or None):
+            with self._door("cannot list objects", prefix=prefix or None):
                 page = self._fs.call_s3(
                     "list_objects_v2", Bucket=self._bucket, Prefix=self._root + prefix, **names, **token
                 )
@@ -253,13 +253,13 @@ class S3Store:
         wanted = [{"Key": self._root + check_key(key)} for key in keys]
         for at in range(0, len(wanted), DELETE_PAGE):
             page, made = wanted[at : at + DELETE_PAGE], self._clients_made
-            with self._door("deleting objects"):
+            with self._door("cannot delete objects"):
                 answer = self._fs.call_s3(
                     "delete_objects", Bucket=self._bucket, Delete={"Objects": page, "Quiet": True}
                 )
             errors = [(str(each.get("Key")), str(each.get("Code"))) for each in answer.get("Errors", ())]
             refused = [(key.removeprefix(self._root), code) for key, code in errors]
-            if (error := refusal(refused, "deleting objects", {"store": self.url})) is not None:
+            if (error := refusal(refused, "cannot delete objects", {"store": self.url})) is not None:
                 raise self._worth_a_try(error, made)
 
     def close(self) -> None:
@@ -311,10 +311,12 @@ class S3Store:
                 return error
             if made == self._clients_made:
                 level = logging.DEBUG if self._was_refused else logging.WARNING  # logged once per series of refusals
-                log.log(level, "credentials were refused and are read again: store=%s cause=%s", self.url, error)
+                log.log(
+                    level, "the store rejected the credentials, they are read again: store=%s cause=%s", self.url, error
+                )
                 self._was_refused = True
                 self._drop_clients()
-        return Unavailable(f"{error.attempt}; they are read again", **error.facts)
+        return Unavailable(f"{error.attempt}; the credentials are read again", **error.facts)
 
     def _drop_clients(self) -> None:
         """Make the next call build a new client; the caller holds the lock.
@@ -341,7 +343,7 @@ def _client_options(options: Mapping[str, object]) -> dict[str, object]:
     """Return s3fs's options over this project's defaults: the user's value wins, except for retries."""
     given = options.get("config_kwargs") or {}
     if not isinstance(given, Mapping):
-        raise InvalidRequest("opening a store, an option is not a table", option="config_kwargs")
+        raise InvalidRequest("cannot open the store, an option is not a table", option="config_kwargs")
     config = {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "read_timeout": READ_TIMEOUT_S,

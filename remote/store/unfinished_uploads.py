@@ -55,7 +55,7 @@ class UnfinishedUploads:
         """`options` are s3fs's. Raises InvalidRequest for a url that is not S3's."""
         parts = urlsplit(url)
         if parts.scheme != "s3":
-            raise InvalidRequest("looking for unfinished uploads, only S3 has any", url=url)
+            raise InvalidRequest("cannot find unfinished uploads, only S3 has them", url=url)
         self._url, self._bucket = url, parts.netloc
         self._root = parts.path.strip("/") + "/" if parts.path.strip("/") else ""
         self._options = dict(options)
@@ -68,7 +68,7 @@ class UnfinishedUploads:
 
         Several LIST requests. Raises AccessDenied, Unavailable, or NotFound without a bucket.
         """
-        attempt, named = "listing unfinished uploads", {"Bucket": self._bucket, "Prefix": self._root + prefix}
+        attempt, named = "cannot list unfinished uploads", {"Bucket": self._bucket, "Prefix": self._root + prefix}
         found = []
         for page in self._pages(attempt, "list_multipart_uploads", named, _UPLOADS_MARKS, prefix=prefix):
             for each in page.get("Uploads", ()):
@@ -79,7 +79,7 @@ class UnfinishedUploads:
 
     def size_bytes(self, upload: UnfinishedUpload) -> int:
         """Return the bytes of its parts; 0 for an upload that no longer exists."""
-        attempt, named = "counting the parts of an upload", self._named(upload)
+        attempt, named = "cannot count the parts of an upload", self._named(upload)
         try:
             pages = self._pages(attempt, "list_parts", named, _PARTS_MARKS, key=upload.key)
             return sum(int(part["Size"]) for page in pages for part in page.get("Parts", ()))
@@ -92,7 +92,7 @@ class UnfinishedUploads:
         An upload that no longer exists, or was completed, is no error; a completed object stays.
         """
         try:
-            self._ask("aborting an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
+            self._ask("cannot abort an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
         except NotFound as error:
             self._gone(error)
 

@@ -102,9 +102,9 @@ def test_commands_with_a_bucket_url_request_encryption(server, s3_bucket, tmp_pa
 
 def test_an_invalid_encryption_option_is_refused():
     for options, told in (
-        ({"sse": "rot13"}, "not an encryption"),
-        ({"sse_kms_key_id": "k"}, "not an encryption"),
-        ({"sse": "AES256", "sse_kms_key_id": "k"}, "a KMS key is for"),
+        ({"sse": "rot13"}, "unknown encryption"),
+        ({"sse_kms_key_id": "k"}, "unknown encryption"),
+        ({"sse": "AES256", "sse_kms_key_id": "k"}, "a KMS key needs"),
     ):
         with pytest.raises(InvalidRequest, match=told):
             open_store("s3://bucket", options)

@@ -231,8 +231,8 @@ def test_an_unknown_hadoop_option_is_named_without_its_value():
     [
         ("hdfs://namenode:8020", "no directory"),
         ("hdfs://namenode:8020/", "no directory"),
-        ("hdfs://namenode:99999/x", "not a port"),
-        ("hdfs://namenode:x/x", "not a port"),
+        ("hdfs://namenode:99999/x", "the port in the url is invalid"),
+        ("hdfs://namenode:x/x", "the port in the url is invalid"),
         ("hdfs://user@namenode/x", "credentials"),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_namenodes_error_becomes_the_matching_error_class_without_its_text(err
     if isinstance(error, str):
         name, _, text = error.partition(":")
         error = RuntimeError(f'RPCError("{name}", "{text} secret")')
-    found = translate(error, "storing an object", {"key": "a"})
+    found = translate(error, "cannot store an object", {"key": "a"})
     assert type(found) is kind
     assert words in str(found)
     assert "secret" not in str(found)

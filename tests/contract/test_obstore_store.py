@@ -131,7 +131,7 @@ def test_a_failed_part_is_sent_again_alone_within_the_retry_policy(failures, tri
             store.upload("big", source)
             assert server.calls == ["begin", "complete"]
         else:
-            with pytest.raises(Unavailable, match=r"busy or in trouble.*attempts=3$"):
+            with pytest.raises(Unavailable, match=r"the store is busy or has an internal error.*attempts=3$"):
                 store.upload("big", source)
             assert server.calls == ["begin", "abort"], "the whole upload must not start again"
         assert server.parts.count(2) == tries

@@ -91,7 +91,7 @@ class TestRetryPolicy:
                 for number, info in enumerate(memory.list(prefix, start_after=start_after)):
                     if number == 2 and self.breaks:
                         self.breaks -= 1
-                        raise Unavailable("listing objects")
+                        raise Unavailable("cannot list objects")
                     yield info
 
         store = RetryingStore(Breaking(), RetryPolicy(sleep=lambda _: None))
@@ -106,7 +106,7 @@ class TestRetryPolicy:
                 if not start_after:
                     yield from [ObjectInfo(key=f"k{at:04}", size_bytes=1) for at in range(whole_pages * LIST_PAGE)]
                 tries.append(start_after)
-                raise Unavailable("listing objects")
+                raise Unavailable("cannot list objects")
 
         store = RetryingStore(Down(), RetryPolicy(attempts_max=3, sleep=lambda _: None))
         found = []
@@ -120,14 +120,14 @@ class TestRetryPolicy:
 
         class Down(MemoryStore):
             def get(self, key):
-                raise Unavailable("reading an object, the store is busy", store="memory://x", cause="SlowDown")
+                raise Unavailable("cannot read an object, the store is busy", store="memory://x", cause="SlowDown")
 
         store = RetryingStore(Down(), policy)
         for _ in range(2):
             with pytest.raises(Unavailable):
                 store.get("a/b")
         told = [record.getMessage() for record in caplog.records]
-        assert told == ["waiting for the store: verb=get key=a/b attempts=1 cause=SlowDown"] * 2
+        assert told == ["retrying a call to the store: verb=get key=a/b attempts=1 cause=SlowDown"] * 2
 
     def test_a_call_that_succeeds_soon_logs_nothing(self, caplog):
         failures = [Unavailable("x"), Unavailable("x")]

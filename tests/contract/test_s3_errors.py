@@ -182,7 +182,7 @@ def test_wrong_options_are_an_invalid_request_without_retries_and_without_values
 )
 def test_options_that_obstore_lacks_select_s3fs_or_are_refused_for_obstore(options, named):
     options = {"endpoint_url": "http://127.0.0.1:1", **options}
-    with pytest.raises(InvalidRequest, match=rf"take s3fs.*options={named}$") as caught:
+    with pytest.raises(InvalidRequest, match=rf"use s3fs.*options={named}$") as caught:
         open_store("s3://bucket", {**options, "client": "obstore"})
     assert "hunter2" not in str(caught.value)
     if named != "config_kwargs":
@@ -212,19 +212,19 @@ def test_express_buckets_and_access_point_arns_use_s3fs():
 def test_an_option_that_fails_inside_the_client_is_named_in_the_error(canned):
     with canned((200, "")) as server:
         store = open_store("s3://bucket", {**server.options(), "nosuchopt": 1}, policy=ONCE)
-        with pytest.raises(InvalidRequest, match=r"refuses its options.*options=\S*\bnosuchopt\b.*cause=TypeError"):
+        with pytest.raises(InvalidRequest, match=r"the client rejected its options.*options=\S*\bnosuchopt\b.*cause=TypeError"):
             store.get("a")
 
 
 def test_an_answer_that_is_not_from_s3_is_unavailable(canned, client):
     with canned((200, "")) as server:  # the body "ok" is not a listing
         store = open_store("s3://bucket", {**server.options(), "client": client}, policy=ONCE)
-        with pytest.raises(Unavailable, match="listing objects"):
+        with pytest.raises(Unavailable, match="cannot list objects"):
             list(store.list(""))
         store.close()
-    error = translate(ResponseParserError("text"), "listing objects", {"store": "s3://bucket"})
+    error = translate(ResponseParserError("text"), "cannot list objects", {"store": "s3://bucket"})
     assert isinstance(error, Unavailable)
-    assert str(error).endswith("not one of S3: store=s3://bucket cause=ResponseParserError")
+    assert str(error).endswith("the reply is not an S3 reply: store=s3://bucket cause=ResponseParserError")
 
 
 @pytest.mark.parametrize(
@@ -289,13 +289,13 @@ def test_a_bucket_in_another_region_is_named_as_the_cause():
     from botocore.exceptions import ClientError
 
     answer = {"Error": {"Code": "PermanentRedirect"}, "ResponseMetadata": {"HTTPStatusCode": 301}}
-    error = translate(ClientError(answer, "GetObject"), "reading an object", {"key": "a"})
+    error = translate(ClientError(answer, "GetObject"), "cannot read an object", {"key": "a"})
     assert isinstance(error, InvalidRequest)
-    assert str(error).startswith("reading an object, the bucket is in another region")
+    assert str(error).startswith("cannot read an object, the bucket is in another region")
 
 
 def test_an_archived_object_is_not_reported_as_a_credentials_error() -> None:
-    error = of_answer("InvalidObjectState", 403, "reading an object", {"key": "a"})
+    error = of_answer("InvalidObjectState", 403, "cannot read an object", {"key": "a"})
     assert isinstance(error, AccessDenied)
-    assert "has to be restored first" in str(error)
+    assert "it is archived" in str(error)
     assert "credentials" not in str(error)

@@ -34,14 +34,14 @@ class TestOpenStore:
     @pytest.mark.parametrize(
         ("url", "words"),
         [
-            ("ftp://host/x", "not a store's url"),
-            ("bucket", "not a store's url"),
+            ("ftp://host/x", "the url is not the url of a store"),
+            ("bucket", "the url is not the url of a store"),
             ("s3://", "no bucket"),
             ("s3:///prefix", "no bucket"),
             ("file://relative/path", "absolute path"),
-            ("s3://bucket/x?y=1", "not a store's url"),
-            ("s3://[x", "not a store's url: scheme=s3"),
-            ("file:///a%00b", "not a store's url"),
+            ("s3://bucket/x?y=1", "the url is not the url of a store"),
+            ("s3://[x", "the url is not the url of a store: scheme=s3"),
+            ("file:///a%00b", "the url is not the url of a store"),
         ],
     )
     def test_an_invalid_url_is_refused(self, url, words):
@@ -202,13 +202,13 @@ def printed(caplog):
 def test_warnings_of_the_store_print_their_facts(caplog):
     class Keeping(MemoryStore):
         def delete(self, keys):
-            raise AccessDenied("deleting objects, no permission", cause="AccessDenied")
+            raise AccessDenied("cannot delete objects, no permission", cause="AccessDenied")
 
         def upload(self, key, source):
-            raise Unavailable("uploading an object")
+            raise Unavailable("cannot upload an object")
 
     probe_store(Keeping(), "p/")
-    assert re.search(r"leaving a probe behind: key=p/meta/probe/\w{26} cause=.*cause=AccessDenied", printed(caplog))
+    assert re.search(r"cannot delete a probe object: key=p/meta/probe/\w{26} cause=.*cause=AccessDenied", printed(caplog))
     caplog.clear()
     segment = SegmentToCopy(
         base_offset=0, next_offset=1, size_bytes=1, record_count=1, max_timestamp_ms=1, min_timestamp_ms=1,
@@ -217,7 +217,7 @@ def test_warnings_of_the_store_print_their_facts(caplog):
     with pytest.raises(Unavailable):
         copy_segment(Keeping(), "t/0/", segment, epoch=1, now_ms=0)
     # the upload of its indexes never began
-    assert re.search(r"objects of a failed upload behind: keys=t/0/data/[^\s,]+\.log cause=.", printed(caplog))
+    assert re.search(r"cannot delete the objects of a failed upload: keys=t/0/data/[^\s,]+\.log cause=.", printed(caplog))
     caplog.clear()
     store = S3Store("bucket", policy=ONCE)
 
@@ -227,4 +227,4 @@ def test_warnings_of_the_store_print_their_facts(caplog):
 
     store._filesystem, store._pid = Down(), os.getpid()
     store._abort("big", "the-id")
-    assert re.search(r"leaving an incomplete upload behind: key=big cause=.", printed(caplog))
+    assert re.search(r"cannot abort an incomplete upload: key=big cause=.", printed(caplog))

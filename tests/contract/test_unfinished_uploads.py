@@ -55,7 +55,7 @@ def test_unfinished_uploads_below_the_root_are_listed_measured_and_aborted(s3_en
 def test_a_missing_bucket_raises_not_found_and_other_stores_are_refused(s3_endpoint):
     with pytest.raises(NotFound):
         UnfinishedUploads("s3://no-such-bucket-here", s3_endpoint.options()).list()
-    with pytest.raises(InvalidRequest, match="only S3 has any"):
+    with pytest.raises(InvalidRequest, match="only S3 has them"):
         UnfinishedUploads("file:///tmp/x", {})
 
 
@@ -98,7 +98,7 @@ def test_a_store_that_does_not_answer_is_unavailable_at_the_deadline(s3_endpoint
             f"s3://{s3_bucket}/root", server.options(), policy=policy, deadlines=Deadlines(call_s=0.3)
         )
         begun = time.monotonic()
-        with pytest.raises(Unavailable, match=r"no answer by the deadline.*attempts=2"):
+        with pytest.raises(Unavailable, match=r"no reply before the deadline.*attempts=2"):
             VERBS[what](hanging, found)
         assert time.monotonic() - begun < 20
         let_go.set()

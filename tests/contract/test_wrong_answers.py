@@ -128,7 +128,7 @@ def test_a_ranged_get_with_a_wrong_answer_is_retried(served, client, wrong):
 def test_a_store_that_always_returns_another_range_is_unavailable_with_that_cause(served, client, wrong):
     store = served("GET", WRONG_RANGES[wrong], 100).store(client, PATIENT)
     store.put("a", BODY)
-    with pytest.raises(Unavailable, match=r"answered another range than was asked for.*attempts=4"):
+    with pytest.raises(Unavailable, match=r"the store returned another range than requested.*attempts=4"):
         store.get_range("a", 10, 20)
     store.close()
 

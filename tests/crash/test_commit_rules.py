@@ -29,13 +29,13 @@ def test_metadata_log_states_allow_the_operations_of_their_table():
     assert writer.log.load() is None
     with pytest.raises(NotFound):
         writer.log.refresh()
-    with pytest.raises(InvalidRequest, match="not opened for writing"):
+    with pytest.raises(InvalidRequest, match="it is not open for writing"):
         writer.log.commit(set_properties({}), now_ms=1)
-    with pytest.raises(InvalidRequest, match="not opened for writing"):
+    with pytest.raises(InvalidRequest, match="it is not open for writing"):
         writer.log.check_still_writer()
     writer.open()
     assert (writer.log.state, writer.log.epoch) == (LogState.WRITER, 1)
-    with pytest.raises(InvalidRequest, match="not a reader"):
+    with pytest.raises(InvalidRequest, match="not open for reading"):
         writer.log.become_writer("x", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
 
 
@@ -52,7 +52,7 @@ def test_a_second_takeover_raises_the_epoch_and_preserves_entries_and_settings()
         7,
         {"a": "b"},
     )
-    assert [row.base_offset for row in manifest.segments] == [100]
+    assert [entry.base_offset for entry in manifest.segments] == [100]
 
 
 def test_taking_over_manifests_of_another_partition_is_refused():
@@ -107,7 +107,7 @@ def test_a_manifest_under_the_name_of_another_raises_corrupt():
     store = MemoryStore()
     Writer(store).open()
     store.put(PREFIX + manifest_key(2), store.get(PREFIX + manifest_key(1)))
-    with pytest.raises(Corrupt, match="another's name"):
+    with pytest.raises(Corrupt, match="has the name of another"):
         MetadataLog(store, PREFIX).load()
 
 
@@ -139,7 +139,9 @@ def test_a_manifest_that_does_not_follow_its_predecessor_is_corrupt_for_the_writ
         writer.open()
         parent = writer.log.cached.commit_id
         forge(store, 3, **{"parent_id": parent, **changes})
-        with pytest.raises(Corrupt, match=r"does not follow|from the past"):
+        with pytest.raises(
+            Corrupt, match=r"does not follow|a manifest has an epoch below the epoch of an older manifest"
+        ):
             writer.log.commit(set_properties({"x": "1"}), now_ms=5)
 
 

@@ -16,7 +16,7 @@ from remote.keys import PAGES
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import PendingDelete
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "support"))
@@ -33,7 +33,7 @@ class World:
     """The store, and a plain list of the entries it must contain."""
 
     store: MemoryStore = field(default_factory=MemoryStore)
-    rows: list = field(default_factory=list)
+    entries: list = field(default_factory=list)
     start: int = 0
     struck: set = field(default_factory=set)  # keys that were unlinked, deleted and removed from the pending deletes
     ever: set = field(default_factory=set)  # every data object that an entry ever named
@@ -58,78 +58,83 @@ class World:
         return made
 
     def add(self, gap, timestamp):
-        base = max(self.rows[-1].next_offset if self.rows else 0, self.log.cached.next_offset) + gap
-        self.rows.append(self.new_row(base, base + 10, timestamp))
-        head = self.log.commit(add_segments([self.rows[-1]]), now_ms=5)
-        self.rows[-1] = replace(self.rows[-1], committed_ms=head.committed_ms)
+        base = max(self.entries[-1].next_offset if self.entries else 0, self.log.cached.next_offset) + gap
+        self.entries.append(self.new_row(base, base + 10, timestamp))
+        manifest = self.log.commit(add_segments([self.entries[-1]]), now_ms=5)
+        self.entries[-1] = replace(self.entries[-1], committed_ms=manifest.committed_ms)
 
     def expire(self, first, count):
-        gone = self.rows[first : first + count]
+        gone = self.entries[first : first + count]
         if gone:
             change = expire_segments([each.ulid for each in gone], now_ms=7)
             self.log.commit(change, now_ms=7, touches=(gone[0].base_offset, gone[-1].next_offset))
-            del self.rows[first : first + count]
+            del self.entries[first : first + count]
 
     def merge(self, first, count):
         """Replace entries by one with the same offsets, as a later cleaner pass does."""
-        old = self.rows[first : first + count]
+        old = self.entries[first : first + count]
         if not old:
             return
         new = self.new_row(old[0].base_offset, old[-1].next_offset, old[0].max_timestamp_ms)
         names = {each.ulid for each in old}
 
-        def change(head):
-            if not names & {each.ulid for each in head.segments}:
-                return head
-            kept = [each for each in head.segments if each.ulid not in names]
-            unlinked = [
-                PendingDelete(key=key, size_bytes=1, unlinked_ms=8, epoch=head.epoch)
+        def change(manifest):
+            if not names & {each.ulid for each in manifest.segments}:
+                return manifest
+            kept = [each for each in manifest.segments if each.ulid not in names]
+            pending_deletes = [
+                PendingDelete(key=key, size_bytes=1, unlinked_ms=8, epoch=manifest.epoch)
                 for each in old
                 for key in (each.data_key, each.indexes_key)
             ]
-            rows = sorted([*kept, new], key=lambda each: each.base_offset)
-            return replace(head, segments=tuple(rows), unlinked=(*head.unlinked, *unlinked))
+            entries = sorted([*kept, new], key=lambda each: each.base_offset)
+            return replace(
+                manifest, segments=tuple(entries), pending_deletes=(*manifest.pending_deletes, *pending_deletes)
+            )
 
         self.log.commit(change, now_ms=8, touches=(old[0].base_offset, old[-1].next_offset))
-        self.rows[first : first + count] = [new]
+        self.entries[first : first + count] = [new]
 
     def raise_start(self, offset):
         self.start = max(self.start, offset)
         self.log.commit(expire_segments([], now_ms=9, log_start_offset=offset), now_ms=9)
 
     def strike_off(self):
-        keys = [each.key for each in self.log.cached.unlinked]
+        keys = [each.key for each in self.log.cached.pending_deletes]
         self.store.delete([PREFIX + key for key in keys])
         self.struck |= set(keys)
         self.log.commit(remove_pending_deletes(keys), now_ms=10)
 
     def check(self):
         log = MetadataLog(self.store, PREFIX)
-        head = log.refresh()
-        index = log.index(head)
-        assert list(index.entries_with_dead(0, END)) == self.rows
-        live = [each for each in self.rows if each.next_offset > self.start]
-        assert list(index.rows()) == live
-        for offset in {0, *(each.base_offset for each in self.rows), *(each.next_offset for each in self.rows)}:
+        manifest = log.refresh()
+        index = log.index(manifest)
+        assert list(index.entries_with_dead(0, END)) == self.entries
+        live = [each for each in self.entries if each.next_offset > self.start]
+        assert list(index.entries()) == live
+        for offset in {0, *(each.base_offset for each in self.entries), *(each.next_offset for each in self.entries)}:
             assert index.find_by_offset(offset) == next((each for each in live if each.next_offset > offset), None)
         for timestamp in range(5):
             late = [each for each in live if each.max_timestamp_ms is not None and each.max_timestamp_ms >= timestamp]
             assert index.find_by_timestamp(timestamp) == (late[0] if late else None)
-        assert (head.segment_count, head.size_bytes) == (len(self.rows), sum(each.size_bytes for each in self.rows))
-        ranges = [(each.base_offset, each.next_offset) for each in self.rows]
-        held = [each for spill in head.spills for each in spill.ranges()]
-        assert Coverage.of([*held, *((each.base_offset, each.next_offset) for each in head.segments)]) == Coverage.of(
-            ranges
+        assert (manifest.segment_count, manifest.size_bytes) == (
+            len(self.entries),
+            sum(each.size_bytes for each in self.entries),
         )
-        assert {epoch for epoch, _ in head.lineage} == {epoch for each in self.rows for epoch, _ in each.epochs}
-        assert index.last_row() == (self.rows[-1] if self.rows else None)
-        self.check_objects(head)
+        ranges = [(each.base_offset, each.next_offset) for each in self.entries]
+        held = [each for page in manifest.pages for each in page.ranges()]
+        assert Coverage.of(
+            [*held, *((each.base_offset, each.next_offset) for each in manifest.segments)]
+        ) == Coverage.of(ranges)
+        assert {epoch for epoch, _ in manifest.lineage} == {epoch for each in self.entries for epoch, _ in each.epochs}
+        assert index.last_row() == (self.entries[-1] if self.entries else None)
+        self.check_objects(manifest)
 
-    def check_objects(self, head):
+    def check_objects(self, manifest):
         """Every object ever named is named, a pending delete, or deleted. The same holds for pages."""
-        named = {key for each in self.rows for key in (each.data_key, each.indexes_key)}
-        listed = {each.key for each in head.unlinked}
-        pages = {spill.key for spill in head.spills}
+        named = {key for each in self.entries for key in (each.data_key, each.indexes_key)}
+        listed = {each.key for each in manifest.pending_deletes}
+        pages = {page.key for page in manifest.pages}
         assert self.ever <= named | listed | self.struck
         assert not named & (listed | self.struck)
         there = {info.key.removeprefix(PREFIX) for info in self.store.list(PREFIX + PAGES)}
@@ -175,13 +180,13 @@ def test_a_change_that_loses_an_entry_or_a_page_is_refused_and_nothing_is_writte
     world = filled()
     before = {info.key for info in world.store.list("")}
 
-    def forgetful(head):
-        return replace(head, segments=head.segments[1:])
+    def forgetful(manifest):
+        return replace(manifest, segments=manifest.segments[1:])
 
-    with pytest.raises(InvalidRequest, match="neither in a row nor on the list"):
+    with pytest.raises(InvalidRequest, match="neither in a segment entry nor a pending delete"):
         world.log.commit(forgetful, now_ms=1, touches=(0, 10))
-    with pytest.raises(InvalidRequest, match=r"neither in a row nor on the list.*meta/spill"):
-        world.log.commit(lambda head: replace(head, spills=head.spills[1:]), now_ms=1)
+    with pytest.raises(InvalidRequest, match=r"neither in a segment entry nor a pending delete.*meta/spill"):
+        world.log.commit(lambda manifest: replace(manifest, pages=manifest.pages[1:]), now_ms=1)
     assert {info.key for info in world.store.list("")} == before
     world.check()
 
@@ -194,17 +199,17 @@ def test_a_reader_whose_page_was_deleted_reads_the_newest_manifest():
     world.strike_off()
     with pytest.raises(NotFound):
         reader.index(old).find_by_offset(25)
-    assert reader.ask(old, lambda index: index.find_by_offset(25)) == world.rows[0]
+    assert reader.ask(old, lambda index: index.find_by_offset(25)) == world.entries[0]
 
 
 def test_pages_keep_the_manifest_small_and_the_newest_entries_in_it():
     world = filled(100)
-    head = world.log.cached
-    assert RULE.kept_rows_min <= len(head.segments) < RULE.kept_rows_min + RULE.page_rows_min
-    assert {spill.segment_count for spill in head.spills} <= {3, 4, 5}
+    manifest = world.log.cached
+    assert RULE.kept_rows_min <= len(manifest.segments) < RULE.kept_rows_min + RULE.page_rows_min
+    assert {page.segment_count for page in manifest.pages} <= {3, 4, 5}
     wide = MetadataLog(
         world.store, PREFIX, rule=PageRule(manifest_bytes_max=1800, page_rows_max=50, page_rows_min=1, kept_rows_min=2)
     )
     wide.become_writer("wide", 1, topic="orders", topic_id="A" * 22, partition=0)
-    head = wide.commit(lambda head: replace(head, properties={"x": "y"}), now_ms=3, touches=(0, END))
-    assert head.spills[0].segment_count == 50
+    manifest = wide.commit(lambda manifest: replace(manifest, properties={"x": "y"}), now_ms=3, touches=(0, END))
+    assert manifest.pages[0].segment_count == 50

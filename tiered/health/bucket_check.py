@@ -61,33 +61,35 @@ class _Seen:
         return min(self.timestamps, default=None), max(self.timestamps, default=None)
 
 
-def check_contents(path: str, row: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
+def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
     """Yield the damage inside one segment. Raises Corrupt if its bytes contradict their checksums."""
     seen = _Seen()
-    walk = BatchRuns(read, row.size_bytes)
+    walk = BatchRuns(read, entry.size_bytes)
     for run in walk:
         if run.damage is not None:
-            yield _wrong(path, row, run.damage, at=run.position)
+            yield _wrong(path, entry, run.damage, at=run.position)
         else:
             seen.tables.append((run.position, run.table))
-            yield from _of_run(path, row, run, seen)
+            yield from _of_run(path, entry, run, seen)
             _take_transactions(run, seen)
     if walk.problem is not None:
-        yield _wrong(path, row, f"{walk.problem}: bytes={row.size_bytes - walk.position}", at=walk.position)
-    yield from _of_row(path, row, seen)
-    yield from _of_indexes(path, row, bundle, seen)
+        yield _wrong(path, entry, f"{walk.problem}: bytes={entry.size_bytes - walk.position}", at=walk.position)
+    yield from _of_row(path, entry, seen)
+    yield from _of_indexes(path, entry, bundle, seen)
 
 
-def _of_run(path: str, row: SegmentEntry, run: Run, seen: _Seen) -> Iterator[Finding]:
+def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[Finding]:
     table = run.table
     first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
-    if first < row.base_offset or last >= row.next_offset:
-        yield _wrong(path, row, f"a batch outside its row: first={first} last={last}", at=run.position)
+    if first < entry.base_offset or last >= entry.next_offset:
+        yield _wrong(path, entry, f"a batch outside its row: first={first} last={last}", at=run.position)
     epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
     for offset, epoch in epochs.items():
-        told = [each for each, start in row.epochs if start <= offset]
+        told = [each for each, start in entry.epochs if start <= offset]
         if epoch >= 0 and (not told or told[-1] != epoch):  # -1 is Kafka's "unknown"
-            yield _wrong(path, row, f"a batch of another leader epoch than the row says: offset={offset} epoch={epoch}")
+            yield _wrong(
+                path, entry, f"a batch of another leader epoch than the row says: offset={offset} epoch={epoch}"
+            )
             break
     try:
         for columns in kernels.decode_in_steps(run.data, verify=False, table=table):
@@ -115,36 +117,36 @@ def _take_transactions(run: Run, seen: _Seen) -> None:
         seen.open_producers.discard(producer)
 
 
-def _of_transactions(path: str, row: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
-    if row.cleaned_through is not None or row.made_by is not None:
+def _of_transactions(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    if entry.cleaned_through is not None or entry.made_by is not None:
         return  # a cleaner pass removes markers and entries by rules of its own
     known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
     for producer, offset in sorted(seen.aborted - known):
-        yield _wrong(path, row, f"an aborted transaction is missing: producer_id={producer} marker_at={offset}")
+        yield _wrong(path, entry, f"the index lacks an aborted transaction: producer_id={producer} marker_at={offset}")
     for producer, offset in sorted(known - seen.ends):
-        yield _wrong(path, row, f"no such transaction was aborted: producer_id={producer} marker_at={offset}")
+        yield _wrong(path, entry, f"the log has no aborted transaction for this entry: producer_id={producer} marker_at={offset}")
 
 
-def _of_row(path: str, row: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
+def _of_row(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
     low, high = seen.min_max()
     facts = {
-        "record_count": (row.record_count, seen.records),
-        "min_timestamp_ms": (row.min_timestamp_ms, low),
-        "max_timestamp_ms": (row.max_timestamp_ms, high),
+        "record_count": (entry.record_count, seen.records),
+        "min_timestamp_ms": (entry.min_timestamp_ms, low),
+        "max_timestamp_ms": (entry.max_timestamp_ms, high),
     }
     for name, (says, found) in facts.items():
         if says != found:
-            yield _wrong(path, row, f"the row says something else than its bytes: {name}={says} found={found}")
+            yield _wrong(path, entry, f"the row says something else than its bytes: {name}={says} found={found}")
 
 
-def _of_indexes(path: str, row: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
-    places, base, where = places_of(seen.tables, row.size_bytes), row.base_offset, path.removesuffix(row.data_key)
-    where += row.indexes_key
+def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    places, base, where = places_of(seen.tables, entry.size_bytes), entry.base_offset, path.removesuffix(entry.data_key)
+    where += entry.indexes_key
     yield from check_offset_index(bytes(bundle.offset), base, places, path=where)
     yield from check_time_index(bytes(bundle.time), base, places, path=where)
     try:
         txn_index.check(bundle.txn, base, path=where)
-        yield from _of_transactions(where, row, bundle, seen)
+        yield from _of_transactions(where, entry, bundle, seen)
         if len(bundle.producers):
             producer_snapshot.decode(bundle.producers, path=where)
         if len(bundle.epochs):
@@ -153,6 +155,6 @@ def _of_indexes(path: str, row: SegmentEntry, bundle: IndexBundle, seen: _Seen) 
         yield damaged(error, where)
 
 
-def _wrong(path: str, row: SegmentEntry, what: str, at: int | None = None) -> Finding:
-    offsets = (row.base_offset, row.next_offset)
+def _wrong(path: str, entry: SegmentEntry, what: str, at: int | None = None) -> Finding:
+    offsets = (entry.base_offset, entry.next_offset)
     return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at, offsets=offsets)

@@ -28,7 +28,7 @@ from remote.keys import partition_prefix
 from remote.manifest.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache, manifest_disk_cache, shares
-from remote.manifest.manifest import Head, check_says_something
+from remote.manifest.manifest import Manifest, check_says_something
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
@@ -123,12 +123,12 @@ class RemoteLog(Readable):
         """
         return sorted(name.topic_partition for name in self._named(topic, self._meant(topic)))
 
-    def head(self, partition: TopicPartition) -> Head:
+    def manifest(self, partition: TopicPartition) -> Manifest:
         """The partition's newest manifest as of the last refresh. Raises NotFound."""
-        head = self._source(partition).head()
-        if head is None:
+        manifest = self._source(partition).manifest()
+        if manifest is None:
             raise NotFound("reading a partition's head, there is none", partition=partition, store=self.store.url)
-        return head
+        return manifest
 
     def refresh(self) -> None:
         """Look for new partitions and newer manifests."""
@@ -145,17 +145,17 @@ class RemoteLog(Readable):
 
         Empty in this project's layout, whose manifests record the removed offsets. Raises NotFound.
         """
-        self.head(partition)
+        self.manifest(partition)
         metadata = self._source(partition).metadata
         return metadata.gaps if isinstance(metadata, ExternalLog) else []
 
     def findings(self, partition: TopicPartition) -> list[Finding]:
         """Findings of an external layout, by offsets; empty in this project's layout. Raises NotFound."""
-        self.head(partition)
+        self.manifest(partition)
         metadata = self._source(partition).metadata
         return metadata.findings if isinstance(metadata, ExternalLog) else []
 
-    def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Head:
+    def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Manifest:
         """Pin the partition's newest manifest until `expires_ms` or `close`; returns the manifest.
 
         The objects that it and later manifests name stay. Use it for reads longer than the grace period. It writes one
@@ -163,13 +163,15 @@ class RemoteLog(Readable):
         """
         source = self._source(partition)
         if not self._layout.is_ours:
-            raise InvalidRequest("pinning a head, this bucket is only read", store=self.store.url)
+            raise InvalidRequest("cannot pin a manifest, this bucket is read-only", store=self.store.url)
         assert source.remote is not None and source.metadata is not None  # noqa: PT018 - a source of a bucket has both
         prefix = source.remote.prefix
-        pin, head = pin_newest(self.store, prefix, source.metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder)
+        pin, manifest = pin_newest(
+            self.store, prefix, source.metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder
+        )
         with self._lock:
             self._pins.append((prefix, pin))
-        return head
+        return manifest
 
     def close(self) -> None:
         """Release all pins and close the store. A pin that cannot be deleted expires by itself."""
@@ -265,8 +267,8 @@ class RemoteLog(Readable):
         if not self._layout.is_ours:
             return False
         if first.topic_id not in self._deleted:
-            head = MetadataLog(self.store, first.prefix).load()
-            if head is None or head.deleted_ms is None:
+            manifest = MetadataLog(self.store, first.prefix).load()
+            if manifest is None or manifest.deleted_ms is None:
                 return False
             self._deleted.add(first.topic_id)
         return True
@@ -293,18 +295,18 @@ class RemoteLog(Readable):
         """
         prefix = partition_prefix(partition.topic, topic_id, partition.partition)
         metadata = MetadataLog(self.store, prefix, copies=self._copies)
-        head = metadata.load()
-        if head is None and partition not in self.partitions(partition.topic):
+        manifest = metadata.load()
+        if manifest is None and partition not in self.partitions(partition.topic):
             raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
-        if head is None:
-            head = metadata.refresh()
-        if head.deleted_ms is not None:
+        if manifest is None:
+            manifest = metadata.refresh()
+        if manifest.deleted_ms is not None:
             raise NotFound(
                 "finding a partition in the bucket, its topic was deleted",
                 partition=partition,
-                deleted_ms=head.deleted_ms,
+                deleted_ms=manifest.deleted_ms,
             )
-        check_says_something(head)
+        check_says_something(manifest)
         remote = RemotePartition(
             self.store,
             prefix,

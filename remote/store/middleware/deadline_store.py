@@ -77,35 +77,35 @@ class WatchedStore:
         return self._inner.url
 
     def put(self, key: str, body: Body) -> None:
-        self._run(lambda: self._inner.put(key, body), "storing an object", key, len(body))
+        self._run(lambda: self._inner.put(key, body), "cannot store an object", key, len(body))
 
     def put_if_absent(self, key: str, body: Body) -> None:
-        self._run(lambda: self._inner.put_if_absent(key, body), "creating an object", key, len(body))
+        self._run(lambda: self._inner.put_if_absent(key, body), "cannot create an object", key, len(body))
 
     def upload(self, key: str, source: UploadSource) -> None:
         with self._places:
             self._upload(key, source)
 
     def get(self, key: str) -> bytes:
-        return self._run(lambda: self._inner.get(key), "reading an object", key)
+        return self._run(lambda: self._inner.get(key), "cannot read an object", key)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        attempt = "reading a range of an object"
+        attempt = "cannot read a range of an object"
         return self._run(lambda: self._inner.get_range(key, start, length), attempt, key, max(0, length))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        attempt, size_bytes = "reading a range of an object", sum(max(0, length) for _, length in ranges)
+        attempt, size_bytes = "cannot read a range of an object", sum(max(0, length) for _, length in ranges)
         return self._run(lambda: self._inner.get_ranges(key, ranges), attempt, key, size_bytes)
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
         key, size_bytes = asked[0][0] if asked else None, sum(length or 0 for _, _, length in asked)
-        return self._run(lambda: self._inner.get_each(asked), "reading several objects", key, size_bytes)
+        return self._run(lambda: self._inner.get_each(asked), "cannot read several objects", key, size_bytes)
 
     def head(self, key: str) -> ObjectInfo:
-        return self._run(lambda: self._inner.head(key), "looking at an object", key)
+        return self._run(lambda: self._inner.head(key), "cannot read the size of an object", key)
 
     def list_prefixes(self, prefix: str) -> list[str]:
-        return self._run(lambda: self._inner.list_prefixes(prefix), "listing objects", prefix)
+        return self._run(lambda: self._inner.list_prefixes(prefix), "cannot list objects", prefix)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         infos: Iterator[ObjectInfo] | None = None
@@ -118,17 +118,17 @@ class WatchedStore:
 
         found: list[ObjectInfo] | None = None
         while found is None or len(found) == LIST_PAGE:  # a shorter page is the last
-            found = self._run(page, "listing objects", prefix)
+            found = self._run(page, "cannot list objects", prefix)
             yield from found
 
     def delete(self, keys: Iterable[str]) -> None:
         wanted = tuple(keys)
-        self._run(lambda: self._inner.delete(wanted), "deleting objects", wanted[0] if wanted else None)
+        self._run(lambda: self._inner.delete(wanted), "cannot delete objects", wanted[0] if wanted else None)
 
     def close(self) -> None:
         """Close the client, or abandon it if it does not close in time."""
         try:
-            self._watchdog.run(self._inner.close, self._deadlines.close_s, "closing a store", store=self.url)
+            self._watchdog.run(self._inner.close, self._deadlines.close_s, "cannot close a store", store=self.url)
         except Unavailable as error:
             log.warning("%s", error)
 
@@ -138,7 +138,7 @@ class WatchedStore:
         facts = {"store": self.url, "key": key}
         try:
             upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
-            self._watchdog.run(upload, progress_signal, "uploading an object", **facts)
+            self._watchdog.run(upload, progress_signal, "cannot upload an object", **facts)
         finally:
             parts.is_over = True
 
@@ -167,7 +167,7 @@ class _Parts:
             finally:
                 self._progress_signal.beat()
             if self.is_over:
-                raise Unavailable("uploading an object, it was given up at its deadline")
+                raise Unavailable("cannot upload an object, the upload was stopped at its deadline")
             if part is None:
                 return
             yield part

@@ -39,7 +39,7 @@ class ImmutableStore:
             self._inner.put_if_absent(key, body)
         except AlreadyExists:
             if self._inner.get(key) != bytes(body):
-                raise AlreadyExists("overwriting an object, the bucket is immutable", key=key) from None
+                raise AlreadyExists("cannot overwrite an object, the bucket is immutable", key=key) from None
 
     def put_if_absent(self, key: str, body: Body) -> None:
         self._inner.put_if_absent(key, body)
@@ -73,7 +73,11 @@ class ImmutableStore:
         wanted = list(keys)
         self.spared += len(wanted)
         if wanted:
-            _log.info("left to the lifecycle of an immutable bucket: objects=%d first=%s", len(wanted), wanted[0])
+            _log.info(
+                "the lifecycle of the immutable bucket will delete these objects: objects=%d first=%s",
+                len(wanted),
+                wanted[0],
+            )
 
     def close(self) -> None:
         self._inner.close()

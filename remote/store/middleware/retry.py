@@ -94,7 +94,8 @@ class _Telling:
         self._told = True
         cause = error.facts.get("cause") or error.attempt
         log.warning(
-            "%s", describe("waiting for the store", {**self._facts, "attempts": state.attempt_number, "cause": cause})
+            "%s",
+            describe("retrying a call to the store", {**self._facts, "attempts": state.attempt_number, "cause": cause}),
         )
 
 

@@ -87,7 +87,9 @@ class Watchdog:
         job = _Job(call)
         with self._lock:
             if self._abandoned >= self._abandoned_max:
-                raise Unavailable(f"{attempt}, too many calls to the store hang", **facts, hanging=self._abandoned)
+                raise Unavailable(
+                    f"{attempt}, too many calls to the store do not return", **facts, hanging=self._abandoned
+                )
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             worker = _Worker(self._returned)
@@ -99,8 +101,12 @@ class Watchdog:
         finally:
             is_abandoned = self._abandon(job)
         if is_abandoned:
-            log.warning("a call to the store hangs and is left to itself: %s abandoned=%d", attempt, self._abandoned)
-            raise Unavailable(f"{attempt}, no answer by the deadline", **facts)
+            log.warning(
+                "a call to the store does not return and its thread is abandoned: %s abandoned=%d",
+                attempt,
+                self._abandoned,
+            )
+            raise Unavailable(f"{attempt}, no reply before the deadline", **facts)
         return job.outcome()
 
     def _begin(self) -> None:

@@ -42,7 +42,7 @@ def store() -> MemoryStore:
     assert report.manifest is not None
     assert report.manifest.epoch == 2
     assert len(report.manifest.segments) > 3
-    assert len(report.manifest.unlinked) > 1
+    assert len(report.manifest.pending_deletes) > 1
     assert set(report.counts()) == {ObjectKind.MANIFEST, ObjectKind.SEGMENT, ObjectKind.INDEXES, ObjectKind.UNLINKED}
     return world.store
 
@@ -71,9 +71,9 @@ def _rewrite_row(store: MemoryStore, **changes: object) -> None:
     """Change fields of the last entry but one."""
 
     def change(manifest: Manifest) -> Manifest:
-        rows = list(manifest.segments)
-        rows[-2] = replace(rows[-2], **changes)  # type: ignore[arg-type]
-        return replace(manifest, segments=tuple(rows))
+        entries = list(manifest.segments)
+        entries[-2] = replace(entries[-2], **changes)  # type: ignore[arg-type]
+        return replace(manifest, segments=tuple(entries))
 
     _rewrite_head(store, change)
 
@@ -89,21 +89,21 @@ def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
     from remote.segments.chunk_table import table_of
 
     prefix, manifest = _newest(store)
-    row = manifest.segments[-1]
-    body = bytearray(store.get(prefix + row.data_key))
+    entry = manifest.segments[-1]
+    body = bytearray(store.get(prefix + entry.data_key))
     change(body)
-    store.put(prefix + row.data_key, bytes(body))
-    bundle = decode_bundle(store.get(prefix + row.indexes_key))
+    store.put(prefix + entry.data_key, bytes(body))
+    bundle = decode_bundle(store.get(prefix + entry.indexes_key))
     table = table_of(bytes(body), bundle.chunks.lengths[0])
     _put_bundle(store, replace(bundle, chunks=table), data_crc32c=table.whole_crc)
 
 
 def _put_bundle(store: MemoryStore, bundle: object, **changes: object) -> None:
     prefix, manifest = _newest(store)
-    row = manifest.segments[-1]
+    entry = manifest.segments[-1]
     encoded, ranges = encode_bundle(bundle)  # type: ignore[arg-type]
-    store.put(prefix + row.indexes_key, encoded)
-    changed = replace(row, indexes=ranges, indexes_bytes=len(encoded), **changes)  # type: ignore[arg-type]
+    store.put(prefix + entry.indexes_key, encoded)
+    changed = replace(entry, indexes=ranges, indexes_bytes=len(encoded), **changes)  # type: ignore[arg-type]
     _rewrite_head(store, lambda manifest: replace(manifest, segments=(*manifest.segments[:-1], changed)))
 
 
@@ -159,7 +159,7 @@ def _named_again(store: MemoryStore) -> None:
     prefix, manifest = _newest(store)
     old = next(each for each in _manifests(store, prefix) if len(each.segments) > 1 and each.epoch == 1)
     again = old.segments[0]
-    assert again.data_key in {each.key for each in manifest.unlinked}
+    assert again.data_key in {each.key for each in manifest.pending_deletes}
     _rewrite_head(store, lambda manifest: replace(manifest, segments=(again, *manifest.segments)))
 
 
@@ -195,9 +195,9 @@ def _bit_in_indexes(store: MemoryStore) -> None:
 
 def _name_of_another_segment(store: MemoryStore) -> None:
     prefix, manifest = _newest(store)
-    row = manifest.segments[-2]
-    key = data_key(row.base_offset, row.next_offset, manifest.epoch, row.ulid)
-    store.put(prefix + key, store.get(prefix + row.data_key))
+    entry = manifest.segments[-2]
+    key = data_key(entry.base_offset, entry.next_offset, manifest.epoch, entry.ulid)
+    store.put(prefix + key, store.get(prefix + entry.data_key))
     _rewrite_row(store, data_key=key)
 
 
@@ -234,9 +234,9 @@ def _aborted_transactions_are_none(store: MemoryStore) -> None:
 
 def _row_of_a_later_epoch(store: MemoryStore) -> None:
     prefix, manifest = _newest(store)
-    row = manifest.segments[-2]
-    key = data_key(row.base_offset, row.next_offset - 1, manifest.epoch + 1, row.ulid)
-    store.put(prefix + key, store.get(prefix + row.data_key))
+    entry = manifest.segments[-2]
+    key = data_key(entry.base_offset, entry.next_offset - 1, manifest.epoch + 1, entry.ulid)
+    store.put(prefix + key, store.get(prefix + entry.data_key))
     _rewrite_row(store, data_key=key)
 
 
@@ -268,8 +268,10 @@ def _offsets_of_the_row(store: MemoryStore) -> None:
 
 def _index_range(store: MemoryStore) -> None:
     _, manifest = _newest(store)
-    row = manifest.segments[-2]
-    _rewrite_row(store, indexes={**row.indexes, "time": replace(row.indexes["time"], length=row.indexes_bytes + 1)})
+    entry = manifest.segments[-2]
+    _rewrite_row(
+        store, indexes={**entry.indexes, "time": replace(entry.indexes["time"], length=entry.indexes_bytes + 1)}
+    )
 
 
 def _segments_without_a_head(store: MemoryStore) -> None:
@@ -278,38 +280,38 @@ def _segments_without_a_head(store: MemoryStore) -> None:
 
 PLANTED: dict[Callable[[MemoryStore], None], str] = {
     _head_flipped: "checksum differs",
-    _head_missing: "heads are missing",
-    _first_head_missing: "heads are missing: from_sequence=1",
-    _head_under_anothers_name: "has another's name",
-    _head_of_another_partition: "another partition's head",
+    _head_missing: "manifests are missing",
+    _first_head_missing: "manifests are missing: from_sequence=1",
+    _head_under_anothers_name: "has the name of another",
+    _head_of_another_partition: "manifest of another partition",
     _two_writers_in_one_epoch: "two writers in one epoch",
-    _epoch_goes_back: "the epoch jumps",
+    _epoch_goes_back: "the writer epoch skips a number",
     _other_parent: "does not follow its parent",
-    _log_start_goes_back: "log start would go back",
-    _row_forgotten: "neither in a row nor on the list",
-    _named_again: "named again after it was given up",
-    _data_missing: "a row names an object that is not there",
-    _indexes_missing: "a row names an object that is not there",
+    _log_start_goes_back: "the log start offset would decrease from",
+    _row_forgotten: "neither in a segment entry nor a pending delete",
+    _named_again: "a manifest names an object again after it was unlinked",
+    _data_missing: "a segment entry names an object that does not exist",
+    _indexes_missing: "a segment entry names an object that does not exist",
     _data_short: "size differs",
-    _bit_in_data: "a chunk's checksum differs",
+    _bit_in_data: "a chunk is damaged, its checksum differs",
     _bit_in_indexes: "checksum differs",
-    _name_of_another_segment: "says another segment than its row",
-    _batch_crc: "CRC",
+    _name_of_another_segment: "the object name has another segment than its entry",
+    _batch_crc: "crc",
     _not_a_batch_at_the_end: "crc",
-    _index_points_beside: "its position is no batch's start",
+    _index_points_beside: "the position of an index entry is not the start of a batch",
     _time_index_is_another: "time index entry",
     _producer_snapshot_is_none: "snapshot",
-    _epochs_are_none: "version or count differs",
+    _epochs_are_none: "its version or entry count is wrong",
     _aborted_transactions_are_none: "transaction",
-    _row_of_a_later_epoch: "a row of a later epoch than its head",
-    _object_of_a_later_epoch: "of an epoch that no head has",
+    _row_of_a_later_epoch: "a segment entry has a later epoch than its manifest",
+    _object_of_a_later_epoch: "the object has an epoch that no manifest has",
     _counts: "record_count=1",
     _oldest_time: "min_timestamp_ms=5",
     _newest_time: "max_timestamp_ms",
     _epochs_of_the_row: "another leader epoch than the row says",
-    _offsets_of_the_row: "says another segment than its row",
-    _index_range: "an index lies outside its object",
-    _segments_without_a_head: "segments, and no head",
+    _offsets_of_the_row: "the object name has another segment than its entry",
+    _index_range: "an index is outside its object",
+    _segments_without_a_head: "the partition has segment objects and no manifest",
 }
 
 
@@ -324,8 +326,8 @@ def test_planted_damage_is_found_and_named(store: MemoryStore, plant: Callable[[
     ("kept", "more", "what"),
     [
         (slice(0, None), (), None),
-        (slice(1, None), (), "an aborted transaction is missing: producer_id=1 marker_at=7"),
-        (slice(0, None), (2,), "no such transaction was aborted: producer_id=2"),
+        (slice(1, None), (), "the index lacks an aborted transaction: producer_id=1 marker_at=7"),
+        (slice(0, None), (2,), "the log has no aborted transaction for this entry: producer_id=2"),
     ],
 )
 def test_a_transaction_index_that_differs_from_the_data_is_found(
@@ -354,9 +356,9 @@ def test_a_transaction_index_that_differs_from_the_data_is_found(
 
 def test_a_pending_delete_that_an_entry_still_names_is_damage(store: MemoryStore) -> None:
     _, manifest = _newest(store)
-    twice = replace(manifest.unlinked[0], key=manifest.segments[-1].data_key)
-    _rewrite_head(store, lambda manifest: replace(manifest, unlinked=(*manifest.unlinked, twice)))
-    assert "given up for deletion and still named" in _told(store)
+    twice = replace(manifest.pending_deletes[0], key=manifest.segments[-1].data_key)
+    _rewrite_head(store, lambda manifest: replace(manifest, pending_deletes=(*manifest.pending_deletes, twice)))
+    assert "a segment entry still names it" in _told(store)
 
 
 def test_unnamed_objects_are_reported_by_kind_and_are_not_damage(store: MemoryStore) -> None:
@@ -372,13 +374,13 @@ def test_unnamed_objects_are_reported_by_kind_and_are_not_damage(store: MemorySt
     assert [counts[kind] for kind in told] == [1, 1, 1, 1]
     assert "INFO" in _told(store)
     assert "orphan of an older epoch: objects=1 bytes=5" in _told(store)
-    assert f"WARNING {prefix}data/notes.txt: an object that is not ours" in _told(store)
+    assert f"WARNING {prefix}data/notes.txt: unknown object" in _told(store)
     assert manifest == _newest(store)[1]
 
 
 def test_a_pending_delete_that_is_already_deleted_is_not_damage(store: MemoryStore) -> None:
     prefix, manifest = _newest(store)
-    store.delete([prefix + each.key for each in manifest.unlinked])
+    store.delete([prefix + each.key for each in manifest.pending_deletes])
     assert damage([_report(store)]) == []
 
 
@@ -400,7 +402,7 @@ def test_missing_offsets_between_entries_are_a_warning_unless_cleaning_removed_t
         )
 
     _rewrite_head(store, without)
-    holes = [each for each in _report(store).findings if "no row holds these offsets" in each.what]
+    holes = [each for each in _report(store).findings if "no segment entry covers these offsets" in each.what]
     assert [each.severity for each in holes] == [Severity.INFO if is_cleaned or is_compacted else Severity.WARNING]
     assert f"from_offset={gone.base_offset} to_offset={gone.next_offset}" in holes[0].what
 
@@ -423,7 +425,7 @@ def test_an_entry_that_expires_during_the_check_is_not_damage(store: MemoryStore
                 )
                 store.put(prefix + manifest_key(after.sequence), encode_manifest(after))
                 store.delete([prefix + gone.data_key, prefix + gone.indexes_key])
-                raise NotFound("reading an object, there is none", key=key)
+                raise NotFound("cannot read an object, there is none", key=key)
             return store.get(key)
 
     moving = Meanwhile()

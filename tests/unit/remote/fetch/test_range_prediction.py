@@ -80,19 +80,19 @@ def kept(store: MemoryStore, places: Sequence[tuple[int, int]], **changes: objec
     """A committed segment with this offset index."""
     facts = {"base_offset": 0, "next_offset": COUNT, "epochs": ((0, 0),), "offset_index": offset_index(places)}
     segment = segment_of(BODY, **{**facts, **changes})
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0)
+    entry = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0)
     log = MetadataLog(store, PREFIX)
     log.become_writer("w", 0, topic="orders", topic_id="A" * 22, partition=0)
-    log.commit(add_segments([row]), now_ms=0)
-    return row
+    log.commit(add_segments([entry]), now_ms=0)
+    return entry
 
 
 EVEN = [(even(at), at) for at in range(4096, SIZE, 4096)]
 
 
 def look(partition: RemotePartition, offset: int) -> bytes:
-    row = partition.manifest().segments[0]
-    return bytes(partition.read(row, partition.position_of_offset(row, offset), 4096))
+    entry = partition.manifest().segments[0]
+    return bytes(partition.read(entry, partition.position_of_offset(entry, offset), 4096))
 
 
 def test_a_prediction_saves_one_of_four_sequential_requests_of_a_cold_read(store: Turns) -> None:
@@ -109,12 +109,12 @@ def test_a_prediction_saves_one_of_four_sequential_requests_of_a_cold_read(store
 
 @pytest.mark.parametrize("place", [0, 1, 4095, CHUNK_BYTES, SIZE // 2, SIZE - 5000, SIZE - 1])
 def test_a_predicted_range_is_read_without_another_request_and_is_correct(store: Turns, place: int) -> None:
-    row = kept(store, EVEN)
+    entry = kept(store, EVEN)
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
     partition.manifest()
     store.turns.clear()
-    position = partition.position_of_offset(row, even(place))
-    assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]
+    position = partition.position_of_offset(entry, even(place))
+    assert bytes(partition.read(entry, position, 4096)) == BODY[position : position + 4096]
     assert store.turns == ["2 at once"]
     assert all(start % CHUNK_BYTES == 0 for start, _ in store.asked)
     assert sum(length for _, length in store.asked) <= 3 * CHUNK_BYTES
@@ -123,70 +123,70 @@ def test_a_predicted_range_is_read_without_another_request_and_is_correct(store:
 def test_a_wrong_prediction_costs_one_request_and_returns_no_wrong_byte(store: Turns) -> None:
     """All records except the first few are in the last chunk."""
     places = [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)]
-    row = kept(store, places)
+    entry = kept(store, places)
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
     partition.manifest()
     store.turns.clear()
-    position = partition.position_of_offset(row, 5000)
-    assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]
+    position = partition.position_of_offset(entry, 5000)
+    assert bytes(partition.read(entry, position, 4096)) == BODY[position : position + 4096]
     assert store.turns == ["2 at once", "get_ranges"]
 
 
 def test_wrong_predictions_stop_predicting_for_a_while(store: Turns) -> None:
-    row = kept(store, [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)])
+    entry = kept(store, [(at, SIZE - COUNT + at) for at in range(1000, COUNT, 1000)])
     guesses, guessed = RangePredictor(), []
     for _ in range(WRONG_MAX + 1 + REST + 1):
         partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
         store.turns.clear()
-        partition.position_of_offset(row, 5000)
+        partition.position_of_offset(entry, 5000)
         guessed.append(store.turns == ["2 at once"])
     assert guessed == [True] * (WRONG_MAX + 1) + [False] * REST + [True]
 
 
 def test_a_damaged_predicted_range_is_never_returned(store: Turns) -> None:
-    row = kept(store, EVEN)
+    entry = kept(store, EVEN)
     broken = bytearray(BODY)
     for at in range(0, SIZE, CHUNK_BYTES):
         broken[at + 3] ^= 1
-    store.put(PREFIX + row.data_key, bytes(broken))
+    store.put(PREFIX + entry.data_key, bytes(broken))
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
-    position = partition.position_of_offset(row, COUNT // 2)
+    position = partition.position_of_offset(entry, COUNT // 2)
     with pytest.raises(Corrupt):
-        partition.read(row, position, 4096)
+        partition.read(entry, position, 4096)
 
 
 def test_missing_and_short_objects_raise_the_same_errors_as_without_a_prediction(store: Turns) -> None:
-    row = kept(store, EVEN)
-    store.put(PREFIX + row.data_key, BODY[: SIZE // 2])
+    entry = kept(store, EVEN)
+    store.put(PREFIX + entry.data_key, BODY[: SIZE // 2])
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor())
-    position = partition.position_of_offset(row, COUNT * 3 // 4)
+    position = partition.position_of_offset(entry, COUNT * 3 // 4)
     with pytest.raises(Corrupt, match="short"):
-        partition.read(row, position, 4096)
-    damaged = bytearray(store.get(PREFIX + row.indexes_key))
+        partition.read(entry, position, 4096)
+    damaged = bytearray(store.get(PREFIX + entry.indexes_key))
     damaged[20] ^= 1
-    store.put(PREFIX + row.indexes_key, bytes(damaged))
+    store.put(PREFIX + entry.indexes_key, bytes(damaged))
     with pytest.raises(Corrupt):
-        RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor()).position_of_offset(row, 5)
+        RemotePartition(store, PREFIX, ChunkCache(), guesses=RangePredictor()).position_of_offset(entry, 5)
 
 
 def test_a_prediction_with_another_chunk_size_is_discarded_and_counts_as_wrong(store: Turns) -> None:
     segment = segment_of(BODY, base_offset=0, next_offset=COUNT, epochs=((0, 0),), offset_index=offset_index(EVEN))
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=3 * CHUNK_BYTES // 2)
+    entry = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, chunk_bytes=3 * CHUNK_BYTES // 2)
     guesses = RangePredictor()
     for _ in range(WRONG_MAX + 1):
         partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
-        position = partition.position_of_offset(row, even(4 * CHUNK_BYTES))
-        assert bytes(partition.read(row, position, 4096)) == BODY[position : position + 4096]
-    assert guesses.guess(row, 5) is None
+        position = partition.position_of_offset(entry, even(4 * CHUNK_BYTES))
+        assert bytes(partition.read(entry, position, 4096)) == BODY[position : position + 4096]
+    assert guesses.guess(entry, 5) is None
 
 
 def test_nothing_is_predicted_for_variable_chunks_or_cached_indexes(store: Turns) -> None:
-    row = kept(store, EVEN)
+    entry = kept(store, EVEN)
     guesses = RangePredictor()
     for changes in ({"codec": "zstd"}, {"key_id": "k"}):
-        assert guesses.guess(replace(row, **changes), 5) is None
+        assert guesses.guess(replace(entry, **changes), 5) is None
     partition = RemotePartition(store, PREFIX, ChunkCache(), guesses=guesses)
-    partition.indexes(row)
+    partition.indexes(entry)
     store.asked.clear()
-    partition.position_of_offset(row, COUNT // 2)
+    partition.position_of_offset(entry, COUNT // 2)
     assert store.asked == []

@@ -68,15 +68,15 @@ def damage(store, key, at=None, cut=None):
 
 @pytest.mark.parametrize("read_ahead", [0, 1, 4, 100])
 def test_any_range_reads_the_uploaded_bytes(store, read_ahead):
-    row = copied(store)
+    entry = copied(store)
     reader = RemotePartition(store, PREFIX, ChunkCache(3 * CHUNK), read_ahead_chunks=read_ahead)
     rng = random.Random(read_ahead)
     for _ in range(200):
         position, length = rng.randrange(len(BODY) + 10), rng.randrange(3 * CHUNK)
-        assert bytes(reader.read(row, position, length)) == BODY[position : position + length]
-    assert bytes(reader.read(row, 0, len(BODY))) == BODY
-    assert bytes(reader.read(row, 0, 10**9)) == BODY
-    assert len(reader.read(row, len(BODY), 1)) == 0
+        assert bytes(reader.read(entry, position, length)) == BODY[position : position + length]
+    assert bytes(reader.read(entry, 0, len(BODY))) == BODY
+    assert bytes(reader.read(entry, 0, 10**9)) == BODY
+    assert len(reader.read(entry, len(BODY), 1)) == 0
 
 
 def test_bytes_read_are_read_only(store, partition):
@@ -84,11 +84,11 @@ def test_bytes_read_are_read_only(store, partition):
 
 
 def test_indexes_are_read_back_and_lead_to_positions(store, partition):
-    row = copied(store)
-    bundle = partition.indexes(row)
+    entry = copied(store)
+    bundle = partition.indexes(entry)
     assert bytes(bundle.epochs) == b"0\n1\n0 100\n"
     assert bundle.chunks == table_of(BODY, CHUNK)
-    assert [partition.position_of_offset(row, offset) for offset in (100, 108, 109, 149, 250)] == [
+    assert [partition.position_of_offset(entry, offset) for offset in (100, 108, 109, 149, 250)] == [
         0,
         0,
         5000,
@@ -97,27 +97,27 @@ def test_indexes_are_read_back_and_lead_to_positions(store, partition):
     ]
     # 1500 is reached at the entry below 1499, (1100, offset 109): an earlier record may already have 1500. The entry
     # before is the start, so one wrong entry hides no record.
-    places = [partition.place_of_timestamp(row, ts) for ts in (0, 1100, 1101, 1500, 1501)]
+    places = [partition.place_of_timestamp(entry, ts) for ts in (0, 1100, 1101, 1500, 1501)]
     assert [position for _, position in places] == [0, 0, 0, 0, 5000]
 
 
 def test_a_cold_read_is_two_requests_and_a_warm_one_none(store):
-    row = copied(store)
+    entry = copied(store)
     metered = MeteredStore(store)
     reader = RemotePartition(metered, PREFIX, read_ahead_chunks=4)
-    reader.read(row, 5000, 100)
+    reader.read(entry, 5000, 100)
     assert metered.counts().gets == 2  # indexes, one range
-    reader.read(row, 5000, CHUNK * 4)
+    reader.read(entry, 5000, CHUNK * 4)
     assert metered.counts().gets == 2  # read ahead
-    reader.read(row, 0, len(BODY))
+    reader.read(entry, 0, len(BODY))
     assert metered.counts().gets == 4  # the missing bytes are on two sides
 
 
 def test_neighbouring_chunks_are_fetched_in_one_request_up_to_the_range_limit(store, monkeypatch):
     monkeypatch.setattr("remote.fetch.range_reader.RANGE_BYTES", 4 * CHUNK)
-    row = copied(store)
+    entry = copied(store)
     metered = MeteredStore(store)
-    RemotePartition(metered, PREFIX).read(row, 0, len(BODY))
+    RemotePartition(metered, PREFIX).read(entry, 0, len(BODY))
     assert metered.counts().gets == 1 + 3  # eleven chunks by four
 
 
@@ -125,26 +125,26 @@ def test_neighbouring_chunks_are_fetched_in_one_request_up_to_the_range_limit(st
 
 
 def test_a_flipped_bit_raises_corrupt_with_its_place(store, partition):
-    row = copied(store)
-    damage(store, PREFIX + row.data_key, at=2 * CHUNK + 5)
+    entry = copied(store)
+    damage(store, PREFIX + entry.data_key, at=2 * CHUNK + 5)
     with pytest.raises(
         Corrupt, match=r"checksum differs.*start=8192 length=4096 base_offset=100 next_offset=300"
     ) as caught:
-        partition.read(row, 2 * CHUNK, 10)
-    assert row.data_key in str(caught.value)
+        partition.read(entry, 2 * CHUNK, 10)
+    assert entry.data_key in str(caught.value)
 
 
 def test_damage_in_another_chunk_does_not_disturb_a_read(store, partition):
-    row = copied(store)
-    damage(store, PREFIX + row.data_key, at=2 * CHUNK + 5)
-    assert bytes(partition.read(row, 0, 2 * CHUNK)) == BODY[: 2 * CHUNK]  # the damage was in the read-ahead
-    assert bytes(partition.read(row, 3 * CHUNK, len(BODY))) == BODY[3 * CHUNK :]
+    entry = copied(store)
+    damage(store, PREFIX + entry.data_key, at=2 * CHUNK + 5)
+    assert bytes(partition.read(entry, 0, 2 * CHUNK)) == BODY[: 2 * CHUNK]  # the damage was in the read-ahead
+    assert bytes(partition.read(entry, 3 * CHUNK, len(BODY))) == BODY[3 * CHUNK :]
     with pytest.raises(Corrupt):
-        partition.read(row, 2 * CHUNK + 4000, 1)
+        partition.read(entry, 2 * CHUNK + 4000, 1)
 
 
 def test_a_bit_flipped_in_transit_is_fetched_again(store):
-    row = copied(store)
+    entry = copied(store)
 
     class Noisy(MemoryStore):
         noise = 1
@@ -162,63 +162,63 @@ def test_a_bit_flipped_in_transit_is_fetched_again(store):
                 body[7] ^= 1
             return bytes(body)
 
-    assert bytes(RemotePartition(Noisy(), PREFIX).read(row, 0, len(BODY))) == BODY
+    assert bytes(RemotePartition(Noisy(), PREFIX).read(entry, 0, len(BODY))) == BODY
 
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_a_change_of_any_byte_raises_corrupt(store, keep):
-    row = copied(store)
-    whole = store.get(PREFIX + row.data_key)
+    entry = copied(store)
+    whole = store.get(PREFIX + entry.data_key)
     for at in range(keep, len(whole), 997):
         damaged = MemoryStore()
-        damaged.put(PREFIX + row.indexes_key, store.get(PREFIX + row.indexes_key))
-        damaged.put(PREFIX + row.data_key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        damaged.put(PREFIX + entry.indexes_key, store.get(PREFIX + entry.indexes_key))
+        damaged.put(PREFIX + entry.data_key, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(Corrupt):
-            RemotePartition(damaged, PREFIX).read(row, at, 1)
+            RemotePartition(damaged, PREFIX).read(entry, at, 1)
 
 
 def test_a_short_object_raises_corrupt_in_its_missing_part_only(store, partition):
-    row = copied(store)
-    damage(store, PREFIX + row.data_key, cut=5 * CHUNK + 1)
-    assert bytes(partition.read(row, 0, 5 * CHUNK)) == BODY[: 5 * CHUNK]
-    with pytest.raises(Corrupt, match=r"the object is short.*start=20480.*base_offset=100"):
-        partition.read(row, 4 * CHUNK, 2 * CHUNK)
+    entry = copied(store)
+    damage(store, PREFIX + entry.data_key, cut=5 * CHUNK + 1)
+    assert bytes(partition.read(entry, 0, 5 * CHUNK)) == BODY[: 5 * CHUNK]
+    with pytest.raises(Corrupt, match=r"its object is too short.*start=20480.*base_offset=100"):
+        partition.read(entry, 4 * CHUNK, 2 * CHUNK)
 
 
 def test_a_missing_object_raises_not_found(store, partition):
-    row = copied(store)
-    store.delete([PREFIX + row.data_key])
+    entry = copied(store)
+    store.delete([PREFIX + entry.data_key])
     with pytest.raises(NotFound, match="data/"):
-        partition.read(row, 0, 1)
-    store.delete([PREFIX + row.indexes_key])
+        partition.read(entry, 0, 1)
+    store.delete([PREFIX + entry.indexes_key])
     with pytest.raises(NotFound):
-        RemotePartition(store, PREFIX).indexes(row)
+        RemotePartition(store, PREFIX).indexes(entry)
 
 
 def test_damage_to_any_byte_of_the_indexes_raises_corrupt(store):
-    row = copied(store)
-    whole = store.get(PREFIX + row.indexes_key)
+    entry = copied(store)
+    whole = store.get(PREFIX + entry.indexes_key)
     for at in range(len(whole)):
         damaged = whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :]
         with pytest.raises(Corrupt):
             decode_bundle(damaged)
         with pytest.raises(Corrupt):
             decode_bundle(whole[:at])
-    store.put(PREFIX + row.indexes_key, damaged)
+    store.put(PREFIX + entry.indexes_key, damaged)
     with pytest.raises(Corrupt, match=r"object=.*indexes base_offset=100 next_offset=300"):
-        RemotePartition(store, PREFIX).indexes(row)
+        RemotePartition(store, PREFIX).indexes(entry)
 
 
 def test_indexes_of_another_segment_are_refused(store):
-    row, other = copied(store), copied(store, BODY[::-1])
-    assert row.indexes_bytes == other.indexes_bytes
-    store.put(PREFIX + row.indexes_key, store.get(PREFIX + other.indexes_key))
-    with pytest.raises(Corrupt, match="another segment's"):
-        RemotePartition(store, PREFIX).read(row, 0, 1)
+    entry, other = copied(store), copied(store, BODY[::-1])
+    assert entry.indexes_bytes == other.indexes_bytes
+    store.put(PREFIX + entry.indexes_key, store.get(PREFIX + other.indexes_key))
+    with pytest.raises(Corrupt, match="another remote segment"):
+        RemotePartition(store, PREFIX).read(entry, 0, 1)
 
 
 def test_a_partition_without_a_manifest_raises_not_found(partition):
-    with pytest.raises(NotFound, match="head"):
+    with pytest.raises(NotFound, match="no manifest"):
         partition.manifest()
 
 
@@ -226,15 +226,15 @@ def test_a_partition_without_a_manifest_raises_not_found(partition):
 
 
 def test_a_copy_has_its_facts_its_names_and_its_checksum(store):
-    row = copied(store, cleaned_through=300)
-    assert store.get(PREFIX + row.data_key) == BODY
-    assert row.data_crc32c == crc32c(BODY)
-    assert row.size_bytes == row.stored_bytes == len(BODY)
-    assert row.indexes_bytes == store.head(PREFIX + row.indexes_key).size_bytes
-    assert row.data_key.startswith("data/00000000000000000100-00000000000000000299-0000000001-")
-    assert row.cleaned_through == 300
-    where = row.indexes["epochs"]
-    assert store.get_range(PREFIX + row.indexes_key, where.start, where.length) == b"0\n1\n0 100\n"
+    entry = copied(store, cleaned_through=300)
+    assert store.get(PREFIX + entry.data_key) == BODY
+    assert entry.data_crc32c == crc32c(BODY)
+    assert entry.size_bytes == entry.stored_bytes == len(BODY)
+    assert entry.indexes_bytes == store.head(PREFIX + entry.indexes_key).size_bytes
+    assert entry.data_key.startswith("data/00000000000000000100-00000000000000000299-0000000001-")
+    assert entry.cleaned_through == 300
+    where = entry.indexes["epochs"]
+    assert store.get_range(PREFIX + entry.indexes_key, where.start, where.length) == b"0\n1\n0 100\n"
 
 
 def test_every_attempt_of_a_copy_has_new_object_names(store):
@@ -273,7 +273,7 @@ def test_copying_a_segment_that_changes_between_two_reads_raises_corrupt(store):
             super().upload(key, source)
 
     reads = iter([BODY, BODY[:-1] + b"!"])
-    with pytest.raises(Corrupt, match="it changed"):
+    with pytest.raises(Corrupt, match="cannot copy a segment, its file changed"):
         copied(ReadsTwice(), read=lambda start, length: next(reads)[start : start + length])
 
 
@@ -283,7 +283,7 @@ def test_an_upload_missing_in_the_store_raises_unavailable_and_is_deleted(store)
             b"".join(source.parts())
 
     forgetful = Forgetful()
-    with pytest.raises(Unavailable, match="not there"):
+    with pytest.raises(Unavailable, match="the uploaded object does not exist"):
         copied(forgetful)
     assert list(forgetful.list("")) == []
 
@@ -351,7 +351,7 @@ def test_checksums_of_pieces_of_any_sizes_combine():
 
 
 def test_the_chunk_cache_never_holds_more_bytes_alive_than_its_limit(store):
-    row = copied(store)
+    entry = copied(store)
     alive = []
 
     class Body(bytes):
@@ -372,12 +372,12 @@ def test_the_chunk_cache_never_holds_more_bytes_alive_than_its_limit(store):
     rng = random.Random(5)
     for _ in range(300):
         position, length = rng.randrange(len(BODY)), rng.randrange(3 * CHUNK)
-        assert bytes(reader.read(row, position, length)) == BODY[position : position + length]
+        assert bytes(reader.read(entry, position, length)) == BODY[position : position + length]
         assert sum(alive) <= cache.size_bytes <= 5 * CHUNK
 
 
 def test_a_read_inside_one_fetch_copies_no_bytes(store):
-    row = copied(store)
+    entry = copied(store)
     bodies = []
 
     class Watched(MemoryStore):
@@ -390,9 +390,9 @@ def test_a_read_inside_one_fetch_copies_no_bytes(store):
 
     reader = RemotePartition(Watched(), PREFIX, read_ahead_chunks=4)
     for position, length in ((0, 3 * CHUNK), (100, 5 * CHUNK), (2 * CHUNK, CHUNK)):
-        found = reader.read(row, position, length)
+        found = reader.read(entry, position, length)
         assert found.obj is bodies[0]
         assert bytes(found) == BODY[position : position + length]
-    reader.read(row, 0, len(BODY))
+    reader.read(entry, 0, len(BODY))
     assert len(bodies) == 2
-    assert bytes(reader.read(row, 6 * CHUNK, 3 * CHUNK)) == BODY[6 * CHUNK : 9 * CHUNK]  # across two fetched bodies
+    assert bytes(reader.read(entry, 6 * CHUNK, 3 * CHUNK)) == BODY[6 * CHUNK : 9 * CHUNK]  # across two fetched bodies

@@ -63,7 +63,7 @@ def store() -> Watched:
 
 
 @pytest.fixture
-def rows(store: Watched) -> list[SegmentEntry]:
+def entries(store: Watched) -> list[SegmentEntry]:
     found = []
     for at, body in enumerate(BODIES):
         segment = segment_of(body, base_offset=100 * at, next_offset=100 * at + 100, epochs=((0, 100 * at),))
@@ -72,18 +72,18 @@ def rows(store: Watched) -> list[SegmentEntry]:
 
 
 def reader_of(
-    store: MemoryStore | MeteredStore, rows: list[SegmentEntry], *, cache_bytes: int = 1 << 20, window: int = 8
+    store: MemoryStore | MeteredStore, entries: list[SegmentEntry], *, cache_bytes: int = 1 << 20, window: int = 8
 ) -> SequentialReader:
-    following = {row.ulid: after for row, after in zip(rows, [*rows[1:], None], strict=True)}
+    following = {entry.ulid: after for entry, after in zip(entries, [*entries[1:], None], strict=True)}
     remote = RemotePartition(store, PREFIX, ChunkCache(cache_bytes))
-    return SequentialReader(remote, lambda row: following[row.ulid], window_bytes_max=window * CHUNK)
+    return SequentialReader(remote, lambda entry: following[entry.ulid], window_bytes_max=window * CHUNK)
 
 
-def drained(reader: SequentialReader, rows: list[SegmentEntry]) -> Iterator[bytes]:
-    for row in rows:
+def drained(reader: SequentialReader, entries: list[SegmentEntry]) -> Iterator[bytes]:
+    for entry in entries:
         position = 0
-        while position < row.size_bytes:
-            data = reader.read(row, position, reader.step_bytes)
+        while position < entry.size_bytes:
+            data = reader.read(entry, position, reader.step_bytes)
             yield bytes(data)
             position += len(data)
 
@@ -91,24 +91,24 @@ def drained(reader: SequentialReader, rows: list[SegmentEntry]) -> Iterator[byte
 @pytest.mark.parametrize("cache_chunks", [0, 3, 30, 200])
 @pytest.mark.parametrize("window", [0, 1, 8, 100])
 def test_a_stream_returns_every_byte_with_any_window_and_cache(
-    store: Watched, rows: list[SegmentEntry], cache_chunks: int, window: int
+    store: Watched, entries: list[SegmentEntry], cache_chunks: int, window: int
 ) -> None:
-    with closing(reader_of(store, rows, cache_bytes=cache_chunks * CHUNK, window=window)) as reader:
-        assert b"".join(drained(reader, rows)) == b"".join(BODIES)
+    with closing(reader_of(store, entries, cache_bytes=cache_chunks * CHUNK, window=window)) as reader:
+        assert b"".join(drained(reader, entries)) == b"".join(BODIES)
 
 
-def test_the_first_read_requests_only_the_bytes_it_needs(store: Watched, rows: list[SegmentEntry]) -> None:
-    reader = reader_of(store, rows)
-    reader.read(rows[0], 5 * CHUNK + 10, 100)
-    assert store.asked == [(PREFIX + rows[0].data_key, 5 * CHUNK, CHUNK)]
+def test_the_first_read_requests_only_the_bytes_it_needs(store: Watched, entries: list[SegmentEntry]) -> None:
+    reader = reader_of(store, entries)
+    reader.read(entries[0], 5 * CHUNK + 10, 100)
+    assert store.asked == [(PREFIX + entries[0].data_key, 5 * CHUNK, CHUNK)]
 
 
 def test_a_continuing_stream_fills_its_window_before_it_reads_the_next_segment(
-    store: Watched, rows: list[SegmentEntry]
+    store: Watched, entries: list[SegmentEntry]
 ) -> None:
-    reader = reader_of(store, rows, window=8)
+    reader = reader_of(store, entries, window=8)
     position = 0
-    for seen, piece in enumerate(drained(reader, rows)):
+    for seen, piece in enumerate(drained(reader, entries)):
         position += len(piece)
         if seen > 4 and position + 8 * CHUNK < len(BODIES[0]):
             covered = max(start + length for _, start, length in store.asked)
@@ -116,49 +116,51 @@ def test_a_continuing_stream_fills_its_window_before_it_reads_the_next_segment(
             assert covered <= position + (8 + 4) * CHUNK, "more than the window and a cell was fetched"
     fetched = sum(length for _, _, length in store.asked)
     assert fetched == sum(map(len, BODIES)), "a byte was fetched more than once"
-    assert {key for key, _, _ in store.asked} == {PREFIX + row.data_key for row in rows}
+    assert {key for key, _, _ in store.asked} == {PREFIX + entry.data_key for entry in entries}
     # The small second segment and the one behind it were fetched before the stream left the first one.
     order = [key for key, _, _ in store.asked]
-    last_of_first = max(at for at, key in enumerate(order) if key == PREFIX + rows[0].data_key)
-    assert order[last_of_first + 1] == PREFIX + rows[1].data_key
+    last_of_first = max(at for at, key in enumerate(order) if key == PREFIX + entries[0].data_key)
+    assert order[last_of_first + 1] == PREFIX + entries[1].data_key
 
 
 def test_read_steps_grow_while_a_stream_continues_and_restart_after_a_jump(
-    store: Watched, rows: list[SegmentEntry]
+    store: Watched, entries: list[SegmentEntry]
 ) -> None:
-    reader = reader_of(store, rows)
+    reader = reader_of(store, entries)
     position = 0
     for expected in (1, 1, 4, 4):
         assert reader.step_bytes == expected * CHUNK
-        position += len(reader.read(rows[0], position, CHUNK))
+        position += len(reader.read(entries[0], position, CHUNK))
     asked = len(store.asked)
-    reader.read(rows[0], 35 * CHUNK, 10)
+    reader.read(entries[0], 35 * CHUNK, 10)
     assert reader.step_bytes == CHUNK
-    assert store.asked[asked:] == [(PREFIX + rows[0].data_key, 35 * CHUNK, CHUNK)]
+    assert store.asked[asked:] == [(PREFIX + entries[0].data_key, 35 * CHUNK, CHUNK)]
 
 
-def test_a_read_that_begins_inside_the_last_one_continues_the_stream(store: Watched, rows: list[SegmentEntry]) -> None:
+def test_a_read_that_begins_inside_the_last_one_continues_the_stream(
+    store: Watched, entries: list[SegmentEntry]
+) -> None:
     """The end of a step split a batch: the batch is read again, with the bytes that follow."""
-    reader = reader_of(store, rows)
-    reader.read(rows[0], 0, CHUNK)
-    reader.read(rows[0], CHUNK - 50, CHUNK)
+    reader = reader_of(store, entries)
+    reader.read(entries[0], 0, CHUNK)
+    reader.read(entries[0], CHUNK - 50, CHUNK)
     assert len(store.asked) > 2, "nothing was fetched ahead"
 
 
-def test_a_cache_smaller_than_a_window_gets_no_read_ahead(store: Watched, rows: list[SegmentEntry]) -> None:
-    reader = reader_of(store, rows, cache_bytes=0)
-    assert b"".join(drained(reader, rows)) == b"".join(BODIES)
+def test_a_cache_smaller_than_a_window_gets_no_read_ahead(store: Watched, entries: list[SegmentEntry]) -> None:
+    reader = reader_of(store, entries, cache_bytes=0)
+    assert b"".join(drained(reader, entries)) == b"".join(BODIES)
     fetched = sum(length for _, _, length in store.asked)
     assert fetched <= sum(map(len, BODIES)) + CHUNK * len(store.asked)
     assert all(length <= 5 * CHUNK for _, _, length in store.asked)
 
 
 def test_a_fault_ahead_is_raised_only_by_the_read_that_needs_the_bytes(
-    store: Watched, rows: list[SegmentEntry]
+    store: Watched, entries: list[SegmentEntry]
 ) -> None:
-    reader = reader_of(store, rows, window=100)
-    store.broken = {PREFIX + rows[2].data_key}
-    stream, got = drained(reader, rows), b""
+    reader = reader_of(store, entries, window=100)
+    store.broken = {PREFIX + entries[2].data_key}
+    stream, got = drained(reader, entries), b""
     wanted = len(BODIES[0]) + len(BODIES[1])
     while len(got) < wanted:
         got += next(stream)
@@ -168,54 +170,54 @@ def test_a_fault_ahead_is_raised_only_by_the_read_that_needs_the_bytes(
 
 
 def test_a_stream_without_the_next_segments_entry_reads_all_without_read_ahead(
-    store: Watched, rows: list[SegmentEntry]
+    store: Watched, entries: list[SegmentEntry]
 ) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(1 << 20))
 
-    def away(row: SegmentEntry) -> SegmentEntry | None:
-        raise Unavailable("the page of rows", row=row.ulid)
+    def away(entry: SegmentEntry) -> SegmentEntry | None:
+        raise Unavailable("the page of rows", entry=entry.ulid)
 
     with closing(SequentialReader(remote, away)) as reader:
-        assert b"".join(drained(reader, rows)) == b"".join(BODIES)
+        assert b"".join(drained(reader, entries)) == b"".join(BODIES)
 
 
-def test_a_long_stream_does_not_evict_what_other_readers_use(store: Watched, rows: list[SegmentEntry]) -> None:
+def test_a_long_stream_does_not_evict_what_other_readers_use(store: Watched, entries: list[SegmentEntry]) -> None:
     """The stream passes once through more bytes than the cache holds; older chunks stay cached."""
     cache = ChunkCache(30 * CHUNK)
     remote, other = (RemotePartition(store, PREFIX, cache) for _ in range(2))
-    other.read(rows[2], 0, 4 * CHUNK)
+    other.read(entries[2], 0, 4 * CHUNK)
     for passed in (1, 2):
         with closing(SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK)) as reader:
-            assert b"".join(drained(reader, rows[:1])) == BODIES[0]
+            assert b"".join(drained(reader, entries[:1])) == BODIES[0]
         asked = len(store.asked)
-        other.read(rows[2], 0, 4 * CHUNK)
+        other.read(entries[2], 0, 4 * CHUNK)
         assert store.asked[asked:] == [], f"evicted by stream {passed}"
 
 
-def test_a_stream_leaves_its_chunks_to_a_stream_that_follows_it(store: Watched, rows: list[SegmentEntry]) -> None:
+def test_a_stream_leaves_its_chunks_to_a_stream_that_follows_it(store: Watched, entries: list[SegmentEntry]) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(36 * CHUNK))
     first, second = (SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK) for _ in range(2))
     with closing(first), closing(second):
-        ahead, behind = drained(first, rows[:1]), drained(second, rows[:1])
+        ahead, behind = drained(first, entries[:1]), drained(second, entries[:1])
         got = [next(ahead) for _ in range(4)]
         for piece in ahead:
             got.append(piece)
             next(behind)
         assert b"".join(got) == BODIES[0]
-        asked = [start for key, start, _ in store.asked if key == PREFIX + rows[0].data_key]
+        asked = [start for key, start, _ in store.asked if key == PREFIX + entries[0].data_key]
         assert len(asked) == len(set(asked)), "bytes were fetched twice"
 
 
-def test_only_open_streams_protect_their_chunks(store: Watched, rows: list[SegmentEntry]) -> None:
+def test_only_open_streams_protect_their_chunks(store: Watched, entries: list[SegmentEntry]) -> None:
     remote = RemotePartition(store, PREFIX, ChunkCache(30 * CHUNK))
     before = SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK)
     before.close()
     before.close()
-    remote.read(rows[2], 0, CHUNK)
+    remote.read(entries[2], 0, CHUNK)
     with closing(SequentialReader(remote, lambda _: None, window_bytes_max=8 * CHUNK)) as reader:
-        assert b"".join(drained(reader, rows[:1])) == BODIES[0]
+        assert b"".join(drained(reader, entries[:1])) == BODIES[0]
     asked = len(store.asked)
-    remote.read(rows[2], 0, CHUNK)
+    remote.read(entries[2], 0, CHUNK)
     assert store.asked[asked:] == []
 
 

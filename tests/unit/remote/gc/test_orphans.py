@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from remote_samples import manifest, row
+from remote_samples import entry, manifest
 
 from local.errors import Corrupt, InvalidRequest
 from remote.gc.orphans import Orphan, find_orphans, named_by, unreferenced_objects
@@ -31,11 +31,11 @@ def _info(key: str, modified_ms: int | None = NOW) -> ObjectInfo:
     return ObjectInfo(key=key, size_bytes=7, modified_ms=modified_ms)
 
 
-def _row(base_offset: int, epoch: int = 1, view: str | None = None, **changes: object):
+def _entry(base_offset: int, epoch: int = 1, view: str | None = None, **changes: object):
     names = base_offset, base_offset + 9, epoch, new_ulid(NOW)
     keys = {"data_key": data_key(*names, view=view), "indexes_key": indexes_key(*names, view=view)}
     epochs = ((0, base_offset),)
-    return row(names[-1], base_offset, base_offset + 10, **{**keys, "epochs": epochs, **changes})
+    return entry(names[-1], base_offset, base_offset + 10, **{**keys, "epochs": epochs, **changes})
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_orphans_are_all_unnamed_objects_of_older_epochs_and_no_others(
 
 
 def test_a_manifest_names_its_entries_pages_views_and_pending_deletes() -> None:
-    rows = [_row(at * 10) for at in range(4)]
-    page, _ = encode_page(tuple(rows[:2]), 1, ULID)
-    part = _row(0, view="v")
+    entries = [_entry(at * 10) for at in range(4)]
+    page, _ = encode_page(tuple(entries[:2]), 1, ULID)
+    part = _entry(0, view="v")
     gone = PendingDelete(key=data_key(70, 79, 1, ULID), size_bytes=1, unlinked_ms=1, epoch=1)
-    view = CompactedView(name="v", rows=(part,), horizon_offset=10)
-    known = manifest(*rows[2:], pages=(page,), views=(view,), unlinked=(gone,))
-    wanted = {key for each in (*rows, part) for key in (each.data_key, each.indexes_key)} | {page.key, gone.key}
-    assert named_by(known, lambda page: tuple(rows[:2])) == wanted
+    view = CompactedView(name="v", entries=(part,), horizon_offset=10)
+    known = manifest(*entries[2:], pages=(page,), views=(view,), pending_deletes=(gone,))
+    wanted = {key for each in (*entries, part) for key in (each.data_key, each.indexes_key)} | {page.key, gone.key}
+    assert named_by(known, lambda page: tuple(entries[:2])) == wanted
 
 
 # --- in a bucket -----------------------------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ def _opened(store: MemoryStore, **options: object) -> MetadataLog:
     return log
 
 
-def _put(store: MemoryStore, *rows: object) -> None:
-    for each in rows:
+def _put(store: MemoryStore, *entries: object) -> None:
+    for each in entries:
         store.put(PREFIX + each.data_key, b"d")  # type: ignore[attr-defined]
         store.put(PREFIX + each.indexes_key, b"i")  # type: ignore[attr-defined]
 
@@ -120,7 +120,7 @@ def _found(store: MemoryStore, now_ms: int = NOW) -> list[str]:
 
 def test_an_upload_without_a_commit_is_an_orphan_after_the_next_takeover() -> None:
     store = MemoryStore()
-    log, kept, lost = _opened(store), _row(0), _row(10)
+    log, kept, lost = _opened(store), _entry(0), _entry(10)
     _put(store, kept, lost)
     log.commit(add_segments([kept]), NOW)
     assert _found(store) == []  # its writer may be about to commit it
@@ -131,14 +131,14 @@ def test_an_upload_without_a_commit_is_an_orphan_after_the_next_takeover() -> No
 def test_pages_in_a_manifest_are_named_and_a_page_without_one_is_an_orphan() -> None:
     store = MemoryStore()
     log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_rows_min=1))
-    rows = [_row(at * 10) for at in range(6)]
-    _put(store, *rows)
-    for each in rows:
+    entries = [_entry(at * 10) for at in range(6)]
+    _put(store, *entries)
+    for each in entries:
         log.commit(add_segments([each]), NOW)
     newest = log.cached
     assert newest is not None
     assert newest.pages
-    lost, body = encode_page(tuple(rows[:3]), 1, new_ulid(NOW))
+    lost, body = encode_page(tuple(entries[:3]), 1, new_ulid(NOW))
     store.put(PREFIX + lost.key, body)
     _opened(store)
     assert _found(store) == [lost.key]
@@ -146,15 +146,15 @@ def test_pages_in_a_manifest_are_named_and_a_page_without_one_is_an_orphan() -> 
 
 def test_orphans_without_a_manifest_raise_corrupt() -> None:
     store = MemoryStore()
-    _put(store, _row(0))
-    with pytest.raises(Corrupt, match="there is none beside its objects"):
+    _put(store, _entry(0))
+    with pytest.raises(Corrupt, match="the partition has objects and no manifest"):
         _found(store)
 
 
 def test_objects_of_a_pinned_manifest_are_no_orphans_until_the_pin_expires() -> None:
     """The newest manifest dropped the object against the rule; the pinned manifest still protects it."""
     store = MemoryStore()
-    log, first = _opened(store), _row(0)
+    log, first = _opened(store), _entry(0)
     _put(store, first)
     log.commit(add_segments([first]), NOW)
     pin_newest(store, PREFIX, MetadataLog(store, PREFIX), now_ms=NOW, expires_ms=NOW + 10, holder="x")
@@ -168,9 +168,9 @@ def test_objects_of_a_pinned_manifest_are_no_orphans_until_the_pin_expires() -> 
 def test_an_unreadable_manifest_or_page_raises_corrupt_and_gives_no_orphans() -> None:
     store = MemoryStore()
     log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_rows_min=1))
-    rows = [_row(at * 10) for at in range(4)]
-    _put(store, *rows, _row(50))
-    for each in rows:
+    entries = [_entry(at * 10) for at in range(4)]
+    _put(store, *entries, _entry(50))
+    for each in entries:
         log.commit(add_segments([each]), NOW)
     newest = _opened(store).cached
     assert newest is not None
@@ -197,8 +197,8 @@ def test_a_commit_that_names_an_object_of_another_epoch_is_refused(made_in: int)
     store = MemoryStore()
     _opened(store)
     log = _opened(store)
-    left = _row(0, made_in)
+    left = _entry(0, made_in)
     _put(store, left)
     with pytest.raises(InvalidRequest, match="an object of another epoch"):
         log.commit(add_segments([left]), NOW)
-    log.commit(add_segments([_row(0, 2)]), NOW)
+    log.commit(add_segments([_entry(0, 2)]), NOW)

@@ -88,8 +88,8 @@ def test_a_reader_with_a_pin_can_read_its_manifest_however_late_pins_are_listed(
     store.now_ms = GRACE + 1
     state = run(removal, store.now_ms)
     if manifest is not None:
-        for row in entries_of(log, manifest):
-            assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
+        for entry in entries_of(log, manifest):
+            assert store.head(PREFIX + entry.data_key).size_bytes == entry.stored_bytes
     assert (pin is not None) == (max(began_ms, wrote_ms) == 0)
     assert state is (Removal.DONE if pin is None else Removal.WAITING)
 

@@ -48,12 +48,12 @@ def test_a_pin_reads_its_manifest_again(store: MemoryStore) -> None:
 def test_a_deleted_pinned_manifest_is_not_found(store: MemoryStore) -> None:
     pin = _pinned(store)
     store.delete([PREFIX + manifest_key(pin.sequence)])
-    with pytest.raises(NotFound, match="the pin has lapsed"):
+    with pytest.raises(NotFound, match="the pin has expired"):
         PinnedLog(store, PREFIX, pin).load()
 
 
 def test_another_manifest_under_the_pinned_name_is_not_found(store: MemoryStore) -> None:
     pin = _pinned(store)
     _another_under_the_name(store, pin)
-    with pytest.raises(NotFound, match="the pin has lapsed"):
+    with pytest.raises(NotFound, match="the pin has expired"):
         PinnedLog(store, PREFIX, pin).load()

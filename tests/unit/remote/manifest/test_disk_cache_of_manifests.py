@@ -20,7 +20,7 @@ from remote.store.middleware.metered_store import MeteredStore
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from disk_model import ModelDisk
 from manager_world import NOW, TIERED, World, send, settle
-from remote_samples import stored_row as row
+from remote_samples import stored_row as entry
 from remote_samples import ulid_of
 
 PREFIX = f"orders-{'A' * 22}/0/"
@@ -32,7 +32,7 @@ def filled(store, count=30):
     log = MetadataLog(store, PREFIX, rule=RULE)
     log.become_writer("w", 1, properties={}, **PARTITION)
     for number in range(count):
-        log.commit(add_segments([row(f"U{number}", number * 10, number * 10 + 10)]), now_ms=2)
+        log.commit(add_segments([entry(f"U{number}", number * 10, number * 10 + 10)]), now_ms=2)
     return log
 
 

@@ -147,7 +147,7 @@ def test_a_store_without_an_answer_does_not_change_the_known_manifests() -> None
 
         def get(self, key: str) -> bytes | memoryview:
             if self.is_away:
-                raise Unavailable("reading an object, the store cannot be reached")
+                raise Unavailable("cannot read an object, the store cannot be reached")
             return super().get(key)
 
     store = Away()

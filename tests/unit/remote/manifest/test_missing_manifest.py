@@ -73,7 +73,7 @@ READERS = {
 def test_objects_without_a_manifest_raise_corrupt_for_every_reader(bucket, reader):
     store, name = bucket
     without_heads(store)
-    with pytest.raises(Corrupt, match="there is none beside its objects"):
+    with pytest.raises(Corrupt, match="the partition has objects and no manifest"):
         READERS[reader](store, name)
 
 
@@ -85,7 +85,7 @@ def test_a_listing_that_hides_manifests_raises_unavailable_for_every_reader(buck
         log = MetadataLog(store, name.prefix)
         manifest = log.become_writer("w", NOW, topic=name.topic, topic_id=name.topic_id, partition=name.partition)
         collect_manifests(store, name.prefix, log, manifest.sequence - 1, now_ms=NOW)
-    with pytest.raises(Unavailable, match="the listing hides objects that are there"):
+    with pytest.raises(Unavailable, match="the listing omits objects that exist"):
         READERS[reader](Hiding(store), name)
 
 
@@ -136,7 +136,7 @@ def test_a_partition_created_during_a_read_is_read_or_not_found(reader, calls):
 
 
 def test_a_prefix_without_any_object_raises_not_found():
-    with pytest.raises(NotFound, match="there is none"):
+    with pytest.raises(NotFound, match="the partition has no manifest"):
         MetadataLog(MemoryStore(), f"t-{'A' * 22}/0/").refresh()
 
 
@@ -175,7 +175,7 @@ def test_commands_exit_with_4_and_name_the_missing_manifest(tmp_path: Path, monk
     capfd.readouterr()
     assert invoke([*words, bucket.as_uri(), *(["--from", "earliest"] if "consume" in words else [])]) == 4
     out, said = capfd.readouterr()
-    assert "there is none beside its objects" in out + said
+    assert "the partition has objects and no manifest" in out + said
 
 
 def test_a_partition_with_only_unknown_objects_raises_not_found(bucket) -> None:

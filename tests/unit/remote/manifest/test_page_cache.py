@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from remote_samples import stored_row as row
+from remote_samples import stored_row as entry
 from run_profile import examples
 
 from local.errors import Unavailable
@@ -24,11 +24,11 @@ ID = "A" * 22
 RULE = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=1)
 
 
-def filled(store, partition=0, rows=33, rule=RULE, epochs=lambda number: ((0, number * 10),)):
+def filled(store, partition=0, entries=33, rule=RULE, epochs=lambda number: ((0, number * 10),)):
     """A partition with pages of four entries; returns its manifest."""
     log = MetadataLog(store, partition_prefix("t", ID, partition), rule=rule)
     log.become_writer("w", 1, topic="t", topic_id=ID, partition=partition)
-    made = [row(f"U{at}", at * 10, at * 10 + 10, epochs=epochs(at)) for at in range(rows)]
+    made = [entry(f"U{at}", at * 10, at * 10 + 10, epochs=epochs(at)) for at in range(entries)]
     for each in made:
         log.commit(add_segments([each]), 2)
     return log.cached
@@ -40,12 +40,12 @@ def test_the_pages_of_all_partitions_share_one_bound():
     for number, manifest in enumerate(manifests):
         pages = Pages(store, partition_prefix("t", ID, number), cache=cache)
         for page in manifest.pages:
-            assert len(pages.rows(page)) == page.segment_count
-            assert cache.rows <= 10
+            assert len(pages.entries(page)) == page.segment_count
+            assert cache.entries <= 10
     big = Pages(store, partition_prefix("t", ID, 0), cache=PageCache(rows_max=1))
     metered = MeteredStore(store)
     big._store = metered
-    assert [len(big.rows(manifests[0].pages[0])) for _ in range(3)] == [manifests[0].pages[0].segment_count] * 3
+    assert [len(big.entries(manifests[0].pages[0])) for _ in range(3)] == [manifests[0].pages[0].segment_count] * 3
     assert metered.counts().gets == 1, "expected one cached page with any bound"
 
 
@@ -56,13 +56,13 @@ def test_the_last_used_page_stays_and_a_page_cached_twice_counts_once():
     metered, cache = MeteredStore(store), PageCache(rows_max=one.segment_count + two.segment_count)
     pages = Pages(metered, partition_prefix("t", ID, 0), cache=cache)
     for page in (one, two, one, three, one):
-        pages.rows(page)
+        pages.entries(page)
     assert metered.counts().gets == 3
-    pages.rows(two)
+    pages.entries(two)
     assert metered.counts().gets == 4
     for _ in range(3):
-        pages.keep(two, pages.rows(two))
-    assert cache.rows == one.segment_count + two.segment_count
+        pages.keep(two, pages.entries(two))
+    assert cache.entries == one.segment_count + two.segment_count
 
 
 def test_pages_of_the_same_name_in_two_partitions_are_separate():
@@ -70,9 +70,9 @@ def test_pages_of_the_same_name_in_two_partitions_are_separate():
     manifests = [filled(stores[0]), filled(stores[1], epochs=lambda number: ((7, number * 10),))]
     page = manifests[0].pages[0]
     other = Pages(stores[1], partition_prefix("t", ID, 0), cache=cache)
-    other.keep(page, other.rows(manifests[1].pages[0]))
+    other.keep(page, other.entries(manifests[1].pages[0]))
     mine = Pages(stores[0], partition_prefix("t", ID, 0), cache=cache)
-    assert mine.rows(page)[0].epochs == ((0, 0),)
+    assert mine.entries(page)[0].epochs == ((0, 0),)
 
 
 class Slow(MemoryStore):
@@ -91,7 +91,7 @@ class Slow(MemoryStore):
         self.begun.release()
         assert self.go.wait(60)
         if fails:
-            raise Unavailable("reading an object")
+            raise Unavailable("cannot read an object")
         return super().get(key)
 
 
@@ -101,7 +101,7 @@ def test_readers_of_one_page_share_one_get():
     slow = Slow(store)
     pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
     with ThreadPoolExecutor(8) as pool:
-        reading = [pool.submit(pages.rows, page) for _ in range(8)]
+        reading = [pool.submit(pages.entries, page) for _ in range(8)]
         assert slow.begun.acquire(timeout=60)
         slow.go.set()
         found = [each.result() for each in reading]
@@ -115,16 +115,16 @@ def test_readers_that_waited_for_a_failed_get_read_by_themselves():
     slow = Slow(store, failing=1)
     pages = Pages(slow, partition_prefix("t", ID, 0), cache=PageCache())
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(pages.rows, page)
+        first = pool.submit(pages.entries, page)
         assert slow.begun.acquire(timeout=60)
-        others = [pool.submit(pages.rows, page) for _ in range(3)]
+        others = [pool.submit(pages.entries, page) for _ in range(3)]
         slow.go.set()
         with pytest.raises(Unavailable):
             first.result()
         assert all(len(each.result()) == page.segment_count for each in others)
     assert pages._flights == {}
     before = slow.gets
-    pages.rows(page)
+    pages.entries(page)
     assert slow.gets == before
 
 
@@ -134,7 +134,7 @@ def test_readers_that_waited_for_a_failed_get_read_by_themselves():
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_a_page_reference_lists_at_most_the_allowed_number_of_epochs(most):
     rule = PageRule(manifest_bytes_max=1, page_rows_max=100, page_rows_min=80, kept_rows_min=1, epochs_max=most)
-    manifest = filled(MemoryStore(), rows=200, rule=rule, epochs=lambda number: ((number, number * 10),))
+    manifest = filled(MemoryStore(), entries=200, rule=rule, epochs=lambda number: ((number, number * 10),))
     assert manifest.pages
     assert max(len(page.epochs) for page in manifest.pages) == most
     assert sum(page.segment_count for page in manifest.pages) + len(manifest.segments) == 200
@@ -149,7 +149,7 @@ LINEAGES = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 3), ma
 @given(LINEAGES, st.integers(0, 120), st.integers(0, 20))
 def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_start, epochs_max):
     """Entries with some gaps, and rising epochs within and between them; most are in pages."""
-    rows, reached, epoch = [], 0, 0
+    entries, reached, epoch = [], 0, 0
     for size, rises, has_gap in shape:
         base = reached + (3 if has_gap else 0)
         epochs, at = [(epoch, base)], base
@@ -158,20 +158,20 @@ def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_
             if epochs[-1][1] < at:
                 epochs.append((epoch, at))
         epoch = epochs[-1][0] + len(rises) % 2
-        rows.append(row(f"U{len(rows)}", base, base + size, epochs=tuple(epochs)))
+        entries.append(entry(f"U{len(entries)}", base, base + size, epochs=tuple(epochs)))
         reached = base + size
     store, rule = MeteredStore(MemoryStore()), PageRule(
         manifest_bytes_max=1, page_rows_max=4, page_rows_min=1, kept_rows_min=2, epochs_max=1 + epochs_max
     )  # fmt: skip
     log = MetadataLog(store, partition_prefix("t", ID, 0), rule=rule)
     log.become_writer("w", 1, topic="t", topic_id=ID, partition=0)
-    log.commit(add_segments(rows), 2)
+    log.commit(add_segments(entries), 2)
     start = min(log_start, reached)
     log.commit(expire_segments([], now_ms=3, log_start_offset=start), 3)
     at_offset = {}
-    for each in rows:
+    for each in entries:
         for offset in range(each.base_offset, each.next_offset):
-            at_offset[offset] = (max(entry for entry in each.epochs if entry[1] <= offset)[0], each)
+            at_offset[offset] = (max(pair for pair in each.epochs if pair[1] <= offset)[0], each)
     fresh = MetadataLog(store, partition_prefix("t", ID, 0))
     for asked in range(epoch + 2):
         index = fresh.index(fresh.refresh())

@@ -22,12 +22,12 @@ from remote.segment_entry import IndexRange, SegmentEntry
 
 def made_up(count: int, seed: int = 1) -> tuple[SegmentEntry, ...]:
     """Ascending entries, with some gaps, and timestamps that fall or are missing in places."""
-    draw, base, rows = random.Random(seed), 0, []
+    draw, base, entries = random.Random(seed), 0, []
     for at in range(count):
         base += draw.choice((0, 0, 5))
         following = base + draw.randint(1, 9)
         stamp = draw.choice((None, draw.randrange(100)))
-        rows.append(
+        entries.append(
             SegmentEntry(
                 ulid=f"{at:026}",
                 base_offset=base,
@@ -46,11 +46,11 @@ def made_up(count: int, seed: int = 1) -> tuple[SegmentEntry, ...]:
             )
         )
         base = following
-    return tuple(rows)
+    return tuple(entries)
 
 
-def page_of(rows: tuple[SegmentEntry, ...]) -> DecodedPage:
-    return decode_page(*encode_page(rows, 1, "A" * 26))
+def page_of(entries: tuple[SegmentEntry, ...]) -> DecodedPage:
+    return decode_page(*encode_page(entries, 1, "A" * 26))
 
 
 ROWS = made_up(3 * BLOCK_ROWS + 7)
@@ -65,19 +65,21 @@ def test_a_range_of_offsets_gives_the_same_entries_as_a_tuple(start: int, end: i
 
 @given(stamp=st.integers(-1, 101), start=PLACES, end=st.none() | PLACES)
 def test_a_timestamp_gives_the_same_entry_as_a_tuple(stamp: int, start: int, end: int | None) -> None:
-    inside = [row for row in _touching(ROWS, start, end) if row.max_timestamp_ms is not None]
-    expected = next((row for row in inside if row.max_timestamp_ms is not None and row.max_timestamp_ms >= stamp), None)
+    inside = [entry for entry in _touching(ROWS, start, end) if entry.max_timestamp_ms is not None]
+    expected = next(
+        (entry for entry in inside if entry.max_timestamp_ms is not None and entry.max_timestamp_ms >= stamp), None
+    )
     assert PAGE.first_at(stamp, start, end) == expected
 
 
 @pytest.mark.parametrize("count", [1, 2, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 1, 3 * BLOCK_ROWS])
 def test_page_entries_are_a_sequence_like_the_tuple_of_them(count: int) -> None:
-    rows = made_up(count, seed=count)
-    page = page_of(rows)
-    assert (len(page), tuple(page), page[0], page[-1]) == (count, rows, rows[0], rows[-1])
-    assert page[1 : count - 1] == rows[1 : count - 1]
-    assert [page[at] for at in range(-count, count)] == [rows[at] for at in range(-count, count)]
-    assert list(reversed(page)) == list(reversed(rows))
+    entries = made_up(count, seed=count)
+    page = page_of(entries)
+    assert (len(page), tuple(page), page[0], page[-1]) == (count, entries, entries[0], entries[-1])
+    assert page[1 : count - 1] == entries[1 : count - 1]
+    assert [page[at] for at in range(-count, count)] == [entries[at] for at in range(-count, count)]
+    assert list(reversed(page)) == list(reversed(entries))
     for outside in (count, -count - 1):
         with pytest.raises(IndexError):
             page[outside]
@@ -114,12 +116,12 @@ def spoilt(drop: str | None = None, **columns: object) -> tuple[PageEntry, bytes
 @pytest.mark.parametrize("name", ["base_offset", "next_offset", "max_timestamp_ms"])
 def test_a_page_without_a_searched_column_raises_corrupt_at_once(name: str) -> None:
     for page in (spoilt(drop=name), spoilt(**{name: ["a", "b"]})):
-        with pytest.raises(Corrupt, match=f"no such page.*{name}"):
+        with pytest.raises(Corrupt, match=f"the object is not a manifest page.*{name}"):
             decode_page(*page)
 
 
 def test_a_page_without_offsets_raises_corrupt_at_once() -> None:
-    with pytest.raises(Corrupt, match=r"no such page.*base_offset"):
+    with pytest.raises(Corrupt, match=r"the object is not a manifest page.*base_offset"):
         decode_page(*spoilt(base_offset=[None, 1]))
 
 
@@ -127,5 +129,5 @@ def test_a_page_without_offsets_raises_corrupt_at_once() -> None:
 def test_a_page_with_invalid_entries_raises_corrupt_when_they_are_read(name: str) -> None:
     page = decode_page(*spoilt(drop=name))
     for look in (lambda: page[0], lambda: list(page), lambda: next(page.touching(0, None))):
-        with pytest.raises(Corrupt, match=r"no such page.*key=meta/spill/"):
+        with pytest.raises(Corrupt, match=r"the object is not a manifest page.*key=meta/spill/"):
             look()

@@ -14,11 +14,11 @@ from remote.manifest.manifest_lookup import MetadataIndex
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
-from remote_samples import manifest, row
+from remote_samples import entry, manifest
 
 ID = "AbCdEfGhIjKlMnOpQrSt-_"
 ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
-MANIFEST = manifest(row("A", 0, 10), row("B", 10, 20), row("C", 30, 40), row("D", 40, 50))
+MANIFEST = manifest(entry("A", 0, 10), entry("B", 10, 20), entry("C", 30, 40), entry("D", 40, 50))
 
 
 def index_of(manifest):
@@ -46,11 +46,11 @@ def test_entries_below_the_log_start_offset_are_skipped():
 @pytest.mark.parametrize(("timestamp", "expected"), [(0, "A"), (100, "A"), (101, "C"), (300, "C"), (301, None)])
 def test_a_time_is_found_in_the_first_entry_that_reaches_it_in_any_order(timestamp, expected):
     times = {"A": 100, "B": None, "C": 300, "D": 200}
-    rows = [
-        row(each.ulid, each.base_offset, each.next_offset, max_timestamp_ms=times[each.ulid])
+    entries = [
+        entry(each.ulid, each.base_offset, each.next_offset, max_timestamp_ms=times[each.ulid])
         for each in MANIFEST.segments
     ]
-    found = index_of(manifest(*rows)).find_by_timestamp(timestamp)
+    found = index_of(manifest(*entries)).find_by_timestamp(timestamp)
     assert (found and found.ulid) == expected
 
 
@@ -59,7 +59,7 @@ def test_a_time_is_found_in_the_first_entry_that_reaches_it_in_any_order(timesta
     [(0, None, "ABCD"), (10, None, "BCD"), (20, 30, ""), (20, 31, "C"), (9, 11, "AB"), (0, 0, ""), (60, None, "")],
 )
 def test_the_entries_of_a_range_are_the_ones_that_touch_it(start, end, expected):
-    assert "".join(each.ulid for each in index_of(MANIFEST).rows(start, end)) == expected
+    assert "".join(each.ulid for each in index_of(MANIFEST).entries(start, end)) == expected
 
 
 def test_a_partition_prefix_has_its_topic_and_its_id():

@@ -85,9 +85,9 @@ def newest(store: MemoryStore, prefix: str) -> Manifest:
     return MetadataLog(keyed(store, RING), prefix).refresh(exact=True)
 
 
-def rows(store: MemoryStore, prefix: str):
+def entries(store: MemoryStore, prefix: str):
     log = MetadataLog(keyed(store, RING), prefix)
-    return log.ask(log.refresh(), lambda index: list(index.rows()))
+    return log.ask(log.refresh(), lambda index: list(index.entries()))
 
 
 def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **changes: object) -> Manifest:
@@ -130,7 +130,7 @@ def own_segments(prefix: str, plain: MemoryStore) -> tuple[MemoryStore, list]:
 
 def test_an_encrypted_topic_has_no_plaintext_in_the_bucket(world: World) -> None:
     for prefix in prefixes(world.store):
-        sums = {row.segment_crc32c for row in rows(world.store, prefix)}
+        sums = {entry.segment_crc32c for entry in entries(world.store, prefix)}
         assert None not in sums
         for info in world.store.list(prefix):
             body = world.store.get(info.key)
@@ -215,7 +215,7 @@ def test_a_manifest_that_claims_a_seal_it_does_not_have_is_refused(world: World)
     sealer = Sealer(prefix, RING)
     assert decode_manifest(bare, sealer=sealer).seal_key_id is None
     inner = bytes(sealer.open(world.store.get(prefix + manifest_key(manifest.sequence))).body)
-    with pytest.raises(Corrupt, match="says that it is sealed, and is not"):
+    with pytest.raises(Corrupt, match="says that it is sealed and is not"):
         decode_manifest(inner, sealer=sealer)
     other = sealer.seal(manifest_key(manifest.sequence), encode_manifest(replace(manifest, seal_key_id=None)), "one")
     with pytest.raises(Corrupt, match="another seal"):
@@ -240,7 +240,7 @@ def test_a_page_with_another_seal_or_none_is_refused_even_with_a_fitting_checksu
 def test_a_commit_that_removes_the_seal_of_a_chain_is_refused(world: World) -> None:
     log = CoWriterLog(keyed(world.store, RING), prefixes(world.store)[0])
     before = log.join()
-    with pytest.raises(InvalidRequest, match="takes the seal away"):
+    with pytest.raises(InvalidRequest, match="it removes the seal"):
         log.commit(lambda manifest: replace(manifest, seal_key_id=None), NOW)
     assert log.refresh(exact=True) == before
 
@@ -251,14 +251,14 @@ def test_a_commit_that_removes_the_seal_of_a_chain_is_refused(world: World) -> N
 def swap_segments(store: MemoryStore) -> None:
     """Put objects of partition 1 under the names of partition 0."""
     one, other = prefixes(store)
-    for mine, theirs in zip(rows(store, one), rows(store, other), strict=True):
+    for mine, theirs in zip(entries(store, one), entries(store, other), strict=True):
         for key, from_key in ((mine.data_key, theirs.data_key), (mine.indexes_key, theirs.indexes_key)):
             store.put(one + key, store.get(other + from_key))
 
 
 def swap_indexes(store: MemoryStore) -> None:
     one = prefixes(store)[0]
-    first, second = rows(store, one)[:2]
+    first, second = entries(store, one)[:2]
     bodies = store.get(one + first.indexes_key), store.get(one + second.indexes_key)
     store.put(one + first.indexes_key, bodies[1])
     store.put(one + second.indexes_key, bodies[0])
@@ -294,9 +294,9 @@ def plain_page(store: MemoryStore) -> None:
 def plaintext_over_ciphertext(store: MemoryStore) -> None:
     """Put the attacker's plaintext segments under the names of encrypted ones."""
     one = prefixes(store)[0]
-    theirs, entries = own_segments(one, MemoryStore())
+    theirs, forgeries = own_segments(one, MemoryStore())
     home = prefixes(theirs)[0]
-    for mine, forged in zip(rows(store, one), entries, strict=False):
+    for mine, forged in zip(entries(store, one), forgeries, strict=False):
         store.put(one + mine.data_key, theirs.get(home + forged.data_key))
         store.put(one + mine.indexes_key, theirs.get(home + forged.indexes_key))
 
@@ -531,11 +531,11 @@ def test_a_damaged_sealed_page_is_restored_from_sealed_manifests_alone(world: Wo
     page = manifest.pages[0]
     whole = world.store.get(prefix + page.key)
     world.store.put(prefix + page.key, whole[:-1] + bytes([whole[-1] ^ 1]))
-    rows, where = entries_of_page(store, prefix, manifest, page)
+    entries, where = entries_of_page(store, prefix, manifest, page)
     assert where == "older head"
     parsed = parse_page_key(page.key)
     assert parsed is not None
-    again, body = encode_page(rows, parsed.epoch, parsed.ulid, sealer=Sealer(prefix, RING), seal_key_id="one")
+    again, body = encode_page(entries, parsed.epoch, parsed.ulid, sealer=Sealer(prefix, RING), seal_key_id="one")
     assert (again, body) == (page, whole)
     for sequence in range(1, manifest.sequence):
         older = MetadataLog(store, prefix)._chain.read(sequence)
@@ -570,7 +570,7 @@ def test_rotating_keys_seals_an_old_topic_binds_its_keys_and_is_idempotent(old: 
     ring = KeyRing({"first": bytes(range(32)), "new": bytes(range(50, 82))})
     store, prefix = keyed(old.store, ring), _name_of(old.store, "encrypted")
     before = values(old.store, ring, TopicPartition("encrypted", 0))
-    assert not any(is_current(row.wrapped_key) for row in MetadataLog(store, prefix).refresh().segments)
+    assert not any(is_current(entry.wrapped_key) for entry in MetadataLog(store, prefix).refresh().segments)
     manifest = MetadataLog(store, prefix).refresh()
     log = MetadataLog(store, prefix)
     log.become_writer("w", NOW, topic="encrypted", topic_id=manifest.topic_id, partition=0)
@@ -631,7 +631,9 @@ def test_old_manifests_restored_after_the_upgrade_are_refused(old: World) -> Non
     old.store.delete([info.key for info in old.store.list(prefix + MANIFESTS)])
     for key, body in saved.items():
         old.store.put(key, body)
-    with pytest.raises(Corrupt, match="is not sealed, and a sealed one was seen: forged, or put back"):
+    with pytest.raises(
+        Corrupt, match="the manifest of an encrypted topic is not sealed and a sealed manifest was read before"
+    ):
         MetadataLog(store, prefix, copies=copies).load()
     with pytest.raises(Corrupt, match="not sealed"):
         values(old.store, KeyRing({"first": bytes(range(32))}, required=("encrypted",)), TopicPartition("encrypted", 0))

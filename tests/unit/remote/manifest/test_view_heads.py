@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from policy_samples import NOW, local, snapshot
 from remote_samples import manifest
-from remote_samples import stored_row as row
+from remote_samples import stored_row as entry
 from view_samples import RUN, view, view_row
 
 from local.errors import Conflict, InvalidRequest
@@ -23,7 +23,7 @@ from remote.manifest.view_changes import begin_view, drop_view, fail_view, switc
 from remote.segment_entry import SegmentState
 
 ULID = keys.new_ulid(5)
-LOG = (row("U1", 0, 10), row("U2", 10, 20))
+LOG = (entry("U1", 0, 10), entry("U2", 10, 20))
 
 
 def no_pages(page):
@@ -44,14 +44,16 @@ def test_names_of_view_objects_have_an_inverse_and_are_not_names_of_segments():
 
 @pytest.mark.parametrize("name", ["", ".", "-a", "a/b", "a b", "ä", "a" * 65, "a\n"])
 def test_a_view_name_that_cannot_be_part_of_a_key_is_refused(name):
-    with pytest.raises(InvalidRequest, match="naming a view"):
+    with pytest.raises(InvalidRequest, match="invalid view name"):
         keys.data_key(0, 1, 1, ULID, view=name)
-    with pytest.raises(InvalidRequest, match="naming a view"):
+    with pytest.raises(InvalidRequest, match="invalid view name"):
         begin_view(name, now_ms=1)
 
 
 def test_a_manifest_with_views_decodes_to_itself():
-    failed = CompactedView(name="b", failure=ViewFailure(failed_ms=3, error="no room"), lost=((1, 2),))
+    failed = CompactedView(
+        name="b", failure=ViewFailure(failed_ms=3, error="caching resumes when there is space"), lost=((1, 2),)
+    )
     running = CompactedView(name="c", under_way=ViewStart(started_ms=1, epoch=3))
     whole = manifest(*LOG, views=(view(view_row()), failed, running))
     assert decode_manifest(encode_manifest(whole)) == whole
@@ -73,7 +75,7 @@ def test_a_manifest_with_views_decodes_to_itself():
     ],
 )
 def test_a_manifest_with_contradictory_views_is_not_written(views):
-    with pytest.raises(InvalidRequest, match=r"writing a head, .*view"):
+    with pytest.raises(InvalidRequest, match=r"invalid manifest, .*view"):
         encode_manifest(manifest(*LOG, views=views))
 
 
@@ -89,7 +91,7 @@ def test_a_view_is_replaced_whole_and_its_old_objects_are_unlinked():
     after = change(before)
     assert find_view(after.views, "compacted") == new
     assert find_view(after.views, "other") == view(name="other")
-    assert [(each.key, each.unlinked_ms, each.epoch) for each in after.unlinked] == [
+    assert [(each.key, each.unlinked_ms, each.epoch) for each in after.pending_deletes] == [
         (view_row("V1").data_key, 99, 3),
         (view_row("V1").indexes_key, 99, 3),
     ]
@@ -101,13 +103,13 @@ def test_the_first_view_is_added_next_to_the_log():
     new = view(view_row())
     after = switch_view(new, replaces=None, now_ms=99)(manifest(*LOG))
     assert after.views == (new,)
-    assert after.unlinked == ()
+    assert after.pending_deletes == ()
 
 
 def test_a_view_built_from_another_version_is_not_committed():
     new = view(view_row("V3"))
     for there in (view(view_row("V9")), view(view_row("V1"), view_row("V2", 10, 12))):
-        with pytest.raises(Conflict, match="another one by now"):
+        with pytest.raises(Conflict, match="the view was replaced"):
             switch_view(new, replaces=view(view_row("V1")), now_ms=1)(manifest(*LOG, views=(there,)))
 
 
@@ -135,7 +137,7 @@ def test_a_dropped_view_leaves_the_manifest_and_its_objects_are_unlinked():
     before = manifest(*LOG, views=(view(view_row()), view(view_row("W1", view="b"), name="b")))
     after = drop_view("compacted", now_ms=9)(before)
     assert [each.name for each in after.views] == ["b"]
-    assert [each.key for each in after.unlinked] == [view_row().data_key, view_row().indexes_key]
+    assert [each.key for each in after.pending_deletes] == [view_row().data_key, view_row().indexes_key]
     assert loses_objects(before, after, no_pages) is None
     assert drop_view("compacted", now_ms=9)(after) is after
 
@@ -153,8 +155,8 @@ def test_the_gap_between_a_view_and_its_log_is_named():
 def test_an_object_that_a_view_names_is_never_deleted():
     key = view_row().data_key
     listed = PendingDelete(key=key, size_bytes=1, unlinked_ms=NOW - DAY_MS, epoch=1)
-    with_view = snapshot(local(0, 1, active=True), unlinked=(listed,), views=(view(view_row()),))
+    with_view = snapshot(local(0, 1, active=True), pending_deletes=(listed,), views=(view(view_row()),))
     assert deletions(with_view) == []
     forced = [DeletePending(key=key, size_bytes=1, reason="")]
     assert violations(with_view, forced) == [f"DeletePending {key}: a row still names it"]
-    assert [each.key for each in deletions(snapshot(local(0, 1, active=True), unlinked=(listed,)))] == [key]
+    assert [each.key for each in deletions(snapshot(local(0, 1, active=True), pending_deletes=(listed,)))] == [key]

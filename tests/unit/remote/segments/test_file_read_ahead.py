@@ -78,7 +78,7 @@ def test_bytes_that_the_file_lacks_are_read_through_the_storage(path, through, s
 
 def test_a_disk_error_is_raised_by_the_storage(tmp_path):
     def failing(start, length):
-        raise DiskFailed("reading a file", cause="eio")
+        raise DiskFailed("cannot read a file", cause="eio")
 
     ahead = FileAhead(str(tmp_path / "none"), 100, failing, block_bytes=10)
     with pytest.raises(DiskFailed):

@@ -120,36 +120,36 @@ def store():
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("read_ahead", [0, 3])
 def test_any_range_of_an_encoded_segment_reads_the_uploaded_bytes(store, mode, read_ahead):
-    row = copied(store, mode, BODY)
+    entry = copied(store, mode, BODY)
     partition = RemotePartition(store, PREFIX, ChunkCache(3 * CHUNK), read_ahead_chunks=read_ahead, keys=KEYS)
     rng = random.Random(read_ahead)
     for _ in range(200):
         position, length = rng.randrange(len(BODY) + 10), rng.randrange(3 * CHUNK)
-        assert bytes(partition.read(row, position, length)) == BODY[position : position + length]
-    assert bytes(partition.read(row, 0, 10**9)) == BODY
-    assert bytes(partition.indexes(row).producers) == b"customer 4711"
+        assert bytes(partition.read(entry, position, length)) == BODY[position : position + length]
+    assert bytes(partition.read(entry, 0, 10**9)) == BODY
+    assert bytes(partition.indexes(entry).producers) == b"customer 4711"
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("size", [1, 5, CHUNK, 3 * CHUNK + 1])
 def test_one_batch_of_any_size_is_read_back(store, mode, size):
     body = struct.pack(">i", size) + b"z" * size
-    row = copied(store, mode, body)
-    assert bytes(reader(store).read(row, 0, len(body))) == body
-    assert row.record_count == 1
+    entry = copied(store, mode, body)
+    assert bytes(reader(store).read(entry, 0, len(body))) == body
+    assert entry.record_count == 1
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_an_entry_describes_the_encoding_of_its_object(store, mode):
-    row = copied(store, mode, BODY)
-    stored = store.get(PREFIX + row.data_key)
-    assert (row.size_bytes, row.content_crc32c) == (len(BODY), crc32c(BODY))
-    assert (row.stored_bytes, row.data_crc32c) == (len(stored), crc32c(stored))
-    assert row.codec == ("zstd" if mode.codec == ZSTD else "none")
-    assert (row.key_id, row.wrapped_key is None) == (mode.key_id, mode.key_id is None)
+    entry = copied(store, mode, BODY)
+    stored = store.get(PREFIX + entry.data_key)
+    assert (entry.size_bytes, entry.content_crc32c) == (len(BODY), crc32c(BODY))
+    assert (entry.stored_bytes, entry.data_crc32c) == (len(stored), crc32c(stored))
+    assert entry.codec == ("zstd" if mode.codec == ZSTD else "none")
+    assert (entry.key_id, entry.wrapped_key is None) == (mode.key_id, mode.key_id is None)
     suffix = ".log" + (".zst" if mode.codec == ZSTD else "") + (".enc" if mode.key_id else "")
-    assert row.data_key.endswith(row.ulid + suffix)
-    assert parse_data_key(row.data_key).suffix == suffix
+    assert entry.data_key.endswith(entry.ulid + suffix)
+    assert parse_data_key(entry.data_key).suffix == suffix
     assert (stored == BODY) == (mode == ObjectEncoding())
 
 
@@ -174,18 +174,18 @@ def test_a_large_segment_is_uploaded_in_parts(mode):
     store = Watching()
     body = random.Random(1).randbytes(2 * PART_BYTES + 12345)
     segment = segment_of(body, inspect=None, record_count=1)
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=mode)
+    entry = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=mode)
     assert [len(part) for part in parts[:-1]] == [PART_BYTES] * 2
-    assert bytes(reader(store).read(row, 7 * 10**6, 10**7)) == body[7 * 10**6 : 17 * 10**6]
+    assert bytes(reader(store).read(entry, 7 * 10**6, 10**7)) == body[7 * 10**6 : 17 * 10**6]
 
 
 def test_reading_a_range_fetches_only_its_chunks(store):
-    row = copied(store, MODES["zstd"], BODY)
+    entry = copied(store, MODES["zstd"], BODY)
     metered = MeteredStore(store)
     partition = reader(metered, read_ahead_chunks=0)
-    table = partition.indexes(row).chunks
+    table = partition.indexes(entry).chunks
     before = metered.counts()
-    partition.read(row, table.chunk_range(3)[0] + 5, 10)
+    partition.read(entry, table.chunk_range(3)[0] + 5, 10)
     spent = metered.counts() - before
     assert (spent.gets, spent.bytes_out) == (1, table.stored_range(3)[1])
 
@@ -194,8 +194,8 @@ def test_reading_a_range_fetches_only_its_chunks(store):
 
 
 def test_other_decoders_open_the_whole_object(store, tmp_path):
-    row = copied(store, MODES["zstd"], BODY)
-    stored = store.get(PREFIX + row.data_key)
+    entry = copied(store, MODES["zstd"], BODY)
+    stored = store.get(PREFIX + entry.data_key)
     assert len(stored) < len(BODY) // 2
     assert zstandard.ZstdDecompressor().stream_reader(io.BytesIO(stored), read_across_frames=True).read() == BODY
     if (tool := shutil.which("zstd")) is not None:
@@ -207,10 +207,10 @@ def test_other_decoders_open_the_whole_object(store, tmp_path):
 @pytest.mark.parametrize("keyed", [False, True])
 def test_data_that_does_not_shrink_is_stored_uncompressed(store, keyed):
     body = struct.pack(">i", 50_000) + random.Random(2).randbytes(50_000)
-    row = copied(store, ObjectEncoding(codec=ZSTD, key_id="2026-a" if keyed else None, keys=KEYS), body)
-    assert row.codec == "none"
-    assert row.data_key.endswith(".log.enc" if keyed else ".log")
-    assert bytes(reader(store).read(row, 0, len(body))) == body
+    entry = copied(store, ObjectEncoding(codec=ZSTD, key_id="2026-a" if keyed else None, keys=KEYS), body)
+    assert entry.codec == "none"
+    assert entry.data_key.endswith(".log.enc" if keyed else ".log")
+    assert bytes(reader(store).read(entry, 0, len(body))) == body
 
 
 def test_a_frame_larger_than_its_chunk_raises_corrupt_before_it_is_inflated():
@@ -244,24 +244,24 @@ def test_every_object_has_a_data_key_of_its_own(store):
 
 @pytest.mark.parametrize("name", SEALED)
 def test_any_flipped_bit_of_an_encoded_segment_raises_corrupt(store, name):
-    row = copied(store, MODES[name], BODY[:9000], inspect=None, record_count=1)
-    for key in (PREFIX + row.data_key, PREFIX + row.indexes_key):
+    entry = copied(store, MODES[name], BODY[:9000], inspect=None, record_count=1)
+    for key in (PREFIX + entry.data_key, PREFIX + entry.indexes_key):
         whole = store.get(key)
         for at in range(0, len(whole), max(1, len(whole) // 400)):
             store.put(key, whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
             with pytest.raises(Corrupt):
-                reader(store).read(row, 0, 9000)
+                reader(store).read(entry, 0, 9000)
         store.put(key, whole)
-    assert bytes(reader(store).read(row, 0, 9000)) == BODY[:9000]
+    assert bytes(reader(store).read(entry, 0, 9000)) == BODY[:9000]
 
 
 @pytest.mark.parametrize("name", ["encrypted", "zstd, encrypted"])
 @pytest.mark.parametrize("damage", ["flip", "swap", "cut", "another object's"])
 def test_forged_encrypted_chunks_are_refused_even_with_fitting_checksums(store, name, damage):
     """An attacker can write to the bucket but has no key, and forges the chunk table."""
-    row, other = (copied(store, MODES[name], BODY) for _ in range(2))
+    entry, other = (copied(store, MODES[name], BODY) for _ in range(2))
     partition = reader(store)
-    table, stored = partition.indexes(row).chunks, store.get(PREFIX + row.data_key)
+    table, stored = partition.indexes(entry).chunks, store.get(PREFIX + entry.data_key)
     chunks = [stored[start : start + length] for start, length in map(table.stored_range, range(len(table)))]
     match damage:
         case "flip":
@@ -274,20 +274,20 @@ def test_forged_encrypted_chunks_are_refused_even_with_fitting_checksums(store, 
             start, length = partition.indexes(other).chunks.stored_range(2)
             chunks[2] = store.get(PREFIX + other.data_key)[start : start + length]
     forged = replace(table, stored_lengths=tuple(map(len, chunks)), stored_crcs=tuple(map(crc32c, chunks)))
-    cipher = KEYS.open_object(row.key_id, row.wrapped_key, PREFIX + row.data_key)
-    with pytest.raises(Corrupt, match="not as they were sealed"):
+    cipher = KEYS.open_object(entry.key_id, entry.wrapped_key, PREFIX + entry.data_key)
+    with pytest.raises(Corrupt, match="the authentication tag does not match"):
         open_chunk(forged, 2, chunks[2], cipher)
     assert open_chunk(forged, 0, chunks[0], cipher) == BODY[: table.lengths[0]]
 
 
 @pytest.mark.parametrize("mode", SEALED.values(), ids=SEALED)
 def test_a_truncated_object_raises_corrupt_in_its_missing_part_only(store, mode):
-    row = copied(store, mode, BODY)
-    key = PREFIX + row.data_key
+    entry = copied(store, mode, BODY)
+    key = PREFIX + entry.data_key
     store.put(key, store.get(key)[:-1])
-    assert bytes(reader(store, read_ahead_chunks=0).read(row, 0, 10)) == BODY[:10]
-    with pytest.raises(Corrupt, match=r"object is short.*object=.*base_offset=100"):
-        reader(store).read(row, 0, len(BODY))
+    assert bytes(reader(store, read_ahead_chunks=0).read(entry, 0, 10)) == BODY[:10]
+    with pytest.raises(Corrupt, match=r"its object is too short.*object=.*base_offset=100"):
+        reader(store).read(entry, 0, len(BODY))
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,16 @@ def test_a_truncated_object_raises_corrupt_in_its_missing_part_only(store, mode)
     [
         (KeyRing({}), r"not in the key ring: key_id=2026-a object=\d{20}-\S+$"),
         (KeyRing({"other": bytes(32)}), r"not in the key ring: key_id=2026-a object=\S+ there_are=other$"),
-        (KeyRing({"2026-a": bytes(32)}), r"not the one it was encrypted with: key_id=2026-a object=\d{20}-\S+$"),
+        (
+            KeyRing({"2026-a": bytes(32)}),
+            r"the key of this id is not the key that encrypted it: key_id=2026-a object=\d{20}-\S+$",
+        ),
     ],
 )
 def test_a_missing_or_wrong_key_raises_access_denied_with_its_id_and_the_object(store, ring, words):
-    row = copied(store, MODES["encrypted"], BODY)
+    entry = copied(store, MODES["encrypted"], BODY)
     with pytest.raises(AccessDenied, match=words) as caught:
-        reader(store, ring).read(row, 0, 1)
+        reader(store, ring).read(entry, 0, 1)
     assert "\n" not in str(caught.value)
 
 
@@ -312,10 +315,10 @@ def test_encrypting_with_a_missing_key_sends_no_object(store):
 
 
 def test_key_rotation_changes_entries_and_no_object(store):
-    row = copied(store, MODES["encrypted"], BODY)
-    name = PREFIX + row.data_key
-    rewrapped = KEYS.rewrapped("2026-a", row.wrapped_key, name, "2026-b")
-    rotated = replace(row, key_id="2026-b", wrapped_key=rewrapped)
+    entry = copied(store, MODES["encrypted"], BODY)
+    name = PREFIX + entry.data_key
+    rewrapped = KEYS.rewrapped("2026-a", entry.wrapped_key, name, "2026-b")
+    rotated = replace(entry, key_id="2026-b", wrapped_key=rewrapped)
     only_new = KeyRing({"2026-b": bytes(range(32, 64))})
     assert bytes(reader(store, only_new).read(rotated, 0, len(BODY))) == BODY
     with pytest.raises(AccessDenied):
@@ -400,10 +403,10 @@ def test_a_sealed_chunk_table_has_golden_bytes():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"record_count": 199}, "something else than its row"),
-        ({"max_timestamp_ms": 10}, "something else than its row"),
-        ({"next_offset": 299}, "beyond its place"),
-        ({"base_offset": 101}, "beyond its place"),
+        ({"record_count": 199}, "its bytes contradict its segment entry"),
+        ({"max_timestamp_ms": 10}, "its bytes contradict its segment entry"),
+        ({"next_offset": 299}, "it exceeds its offset range in the log"),
+        ({"base_offset": 101}, "it exceeds its offset range in the log"),
     ],
 )
 def test_a_segment_with_bytes_that_contradict_its_entry_is_refused_and_not_stored(store, mode, changes, words):
@@ -435,9 +438,9 @@ def test_batches_across_part_boundaries_are_inspected_whole(mode, batch):
     store = MemoryStore()
     body = b"".join(batches(PART_BYTES * 5 // 2 // batch + 2, size=batch))
     count = len(batches(PART_BYTES * 5 // 2 // batch + 2, size=batch))
-    row = copy_segment(store, PREFIX, segment_of(body), epoch=1, now_ms=0, object_encoding=mode)
-    assert row.record_count == count
-    assert bytes(reader(store).read(row, 0, len(body))) == body
+    entry = copy_segment(store, PREFIX, segment_of(body), epoch=1, now_ms=0, object_encoding=mode)
+    assert entry.record_count == count
+    assert bytes(reader(store).read(entry, 0, len(body))) == body
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -452,10 +455,10 @@ def test_a_second_attempt_uploads_the_same_bytes(mode):
             self.put(key, tries[-1])
 
     store = FailsOnce()
-    row = copied(store, mode, BODY)
+    entry = copied(store, mode, BODY)
     assert tries[0] == tries[1]
-    assert bytes(reader(store).read(row, 0, len(BODY))) == BODY
-    assert row.record_count == len(BATCHES)
+    assert bytes(reader(store).read(entry, 0, len(BODY))) == BODY
+    assert entry.record_count == len(BATCHES)
 
 
 @pytest.mark.parametrize("mode", SEALED.values(), ids=SEALED)
@@ -474,7 +477,7 @@ def test_different_bytes_are_never_sealed_under_the_same_name(mode):
     def read(start, length):
         return (BODY[:5000] + bytes([BODY[5000] ^ bool(other)]) + BODY[5001:])[start : start + length]
 
-    with pytest.raises(Corrupt, match="it changed"):
+    with pytest.raises(Corrupt, match="cannot copy a segment, its file changed"):
         copied(ReadsTwice(), mode, BODY, read=read, inspect=None, record_count=1)
     assert sealed == []
 
@@ -502,7 +505,7 @@ def test_different_bytes_with_the_same_crc_are_never_sealed_under_the_same_name(
     def read(start, length):
         return (forged if tries else BODY)[start : start + length]
 
-    with pytest.raises(Corrupt, match="it changed"):
+    with pytest.raises(Corrupt, match="cannot copy a segment, its file changed"):
         copied(ReadsTwice(), MODES[name], BODY, read=read, inspect=None, record_count=1)
     assert len(tries) == 1
 
@@ -513,7 +516,7 @@ def test_a_store_that_accepts_half_of_an_upload_raises_unavailable(store):
             self.put(key, next(iter(source.parts())))
 
     body = bytes(PART_BYTES + 1)
-    with pytest.raises(Unavailable, match="did not take all"):
+    with pytest.raises(Unavailable, match="the store did not accept all bytes"):
         copy_segment(Half(), PREFIX, segment_of(body, inspect=None, record_count=1), epoch=1, now_ms=0)
 
 
@@ -521,12 +524,12 @@ def test_a_segment_encrypted_again_is_recognized_as_the_same_segment(store):
     """A commit with a lost answer is repeated: another key, other bytes, the same segment."""
     one, other = copied(store, MODES["encrypted"], BODY), copied(store, MODES["zstd"], BODY)
     twice = add_segments([other])(add_segments([one])(manifest()))
-    assert [row.ulid for row in twice.segments] == [one.ulid]
-    assert {each.key for each in twice.unlinked} == {other.data_key, other.indexes_key}
+    assert [entry.ulid for entry in twice.segments] == [one.ulid]
+    assert {each.key for each in twice.pending_deletes} == {other.data_key, other.indexes_key}
 
 
 def test_indexes_of_an_encrypted_segment_cannot_be_decoded_without_the_key(store):
-    row = copied(store, MODES["encrypted"], BODY)
+    entry = copied(store, MODES["encrypted"], BODY)
     with pytest.raises(Corrupt):
-        decode_bundle(store.get(PREFIX + row.indexes_key))
+        decode_bundle(store.get(PREFIX + entry.indexes_key))
     assert MODES["none"].codec == RAW

@@ -30,7 +30,7 @@ class Failing(MemoryStore):
             try:
                 raise OSError(len(part))
             except OSError as error:
-                raise Unavailable("uploading an object, the store cannot be reached", key=key) from error
+                raise Unavailable("cannot upload an object, the store cannot be reached", key=key) from error
 
 
 STORES = {

@@ -62,7 +62,7 @@ def test_a_topic_works_through_its_whole_life_in_a_locked_bucket(settings: dict[
             settle(manager, now + DAY + 1)
         head = manager.partition(NAME).head()
         assert head is not None
-        assert not head.unlinked  # removed from the list after their grace period, because the list is bounded
+        assert not head.pending_deletes  # removed from the list after their grace period, because the list is bounded
     assert world.store.spared > 0  # type: ignore[attr-defined]
     assert damage(check_bucket(inner)) == []
     with world.open(now_ms=NOW + 40 * DAY) as again:
