@@ -25,7 +25,17 @@ _BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 RANDOM, SEED = "random", 1
 settings.register_profile(RANDOM, derandomize=False, max_examples=500, print_blob=True, **_BUSY)
 # Under xdist these run first, the longest first, so that all workers end together; the rest follows.
-LONG_GROUPS = ("spark", "kafka", "hdfs", "kafkas cleaner", "localstack", "versitygw", "browser", "planted")
+LONG_GROUPS = (
+    "spark",
+    "spark processes",
+    "kafka",
+    "hdfs",
+    "kafkas cleaner",
+    "localstack",
+    "versitygw",
+    "browser",
+    "planted",
+)
 LONG_FOLDERS = ("integration", "crash", "property", "contract")
 NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
@@ -89,7 +99,8 @@ def _mark_groups(items):
     for item in items:
         for name in ("spark", "kafka", "localstack", "versitygw", "hdfs", "browser"):
             if item.get_closest_marker(name):
-                item.add_marker(pytest.mark.xdist_group(name))
+                has_own_jvm = name == "spark" and "spark" not in item.fixturenames
+                item.add_marker(pytest.mark.xdist_group("spark processes" if has_own_jvm else name))
 
 
 def pytest_collection_finish(session):
@@ -143,6 +154,12 @@ def buckets_stay_sound(request):
 
         for world in made:
             assert_sound(world.store)
+
+
+@pytest.fixture
+def every_call(monkeypatch):
+    """A test with a planted bug breaks every call also in the plain profile: it ends at the first that detects it."""
+    monkeypatch.setattr("run_profile.CALL_STRIDE", 1)
 
 
 @pytest.fixture(scope="session")

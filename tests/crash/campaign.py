@@ -64,38 +64,38 @@ class Ledger:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.rows: dict[int, dict[str, object]] = {}
+        self.entries: dict[int, dict[str, object]] = {}
         self.digests = np.empty(0, np.uint64)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             for file in sorted(folder.glob("*.json")):
-                row = json.loads(file.read_text())
-                if row["failures"]:
+                entry = json.loads(file.read_text())
+                if entry["failures"]:
                     continue
-                self.rows[row["seed"]] = row
+                self.entries[entry["seed"]] = entry
                 self._merge(np.load(file.with_suffix(".npy")))
 
-    def add(self, row: dict[str, object]) -> None:
-        digests = row.pop("digests")
+    def add(self, entry: dict[str, object]) -> None:
+        digests = entry.pop("digests")
         assert isinstance(digests, np.ndarray)
-        self.rows[int(str(row["seed"]))] = row
+        self.entries[int(str(entry["seed"]))] = entry
         self._merge(digests)
         if self.folder is not None:
-            np.save(self.folder / f"{row['seed']}.npy", digests)
-            (self.folder / f"{row['seed']}.json").write_text(json.dumps(row))
+            np.save(self.folder / f"{entry['seed']}.npy", digests)
+            (self.folder / f"{entry['seed']}.json").write_text(json.dumps(entry))
 
     def total(self, name: str) -> int:
-        return int(sum(float(str(row[name])) for row in self.rows.values()))
+        return int(sum(float(str(entry[name])) for entry in self.entries.values()))
 
     def failures(self) -> list[str]:
-        return [text for row in self.rows.values() for text in row["failures"]]  # type: ignore[attr-defined]
+        return [text for entry in self.entries.values() for text in entry["failures"]]  # type: ignore[attr-defined]
 
     def _merge(self, digests: np.ndarray) -> None:
         self.digests = np.union1d(self.digests, digests)
 
 
 def seeds_left(ledger: Ledger, first: int) -> Iterator[int]:
-    return (seed for seed in count(first) if seed not in ledger.rows)
+    return (seed for seed in count(first) if seed not in ledger.entries)
 
 
 def run(states: int, jobs: int, first_seed: int, folder: Path | None) -> int:
@@ -106,10 +106,10 @@ def run(states: int, jobs: int, first_seed: int, folder: Path | None) -> int:
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for each in done:
-                row = each.result()
-                ledger.add(row)
-                if row["failures"]:
-                    print(f"\nseed {row['seed']}: {row['failures']}", flush=True)
+                entry = each.result()
+                ledger.add(entry)
+                if entry["failures"]:
+                    print(f"\nseed {entry['seed']}: {entry['failures']}", flush=True)
             if len(ledger.digests) < states:
                 running |= {pool.submit(run_seed, next(left)) for _ in done}
             _progress(ledger, states, time.monotonic() - began)
@@ -120,7 +120,7 @@ def run(states: int, jobs: int, first_seed: int, folder: Path | None) -> int:
 def _progress(ledger: Ledger, states: int, seconds: float) -> None:
     have = len(ledger.digests)
     print(
-        f"\r{have:,} of {states:,} states ({have / states:.1%}), {len(ledger.rows)} seeds, {seconds:,.0f} s",
+        f"\r{have:,} of {states:,} states ({have / states:.1%}), {len(ledger.entries)} seeds, {seconds:,.0f} s",
         end="",
         file=sys.stderr,
         flush=True,
@@ -133,7 +133,7 @@ def _summary(ledger: Ledger, seconds: float) -> None:
     print(f"states drawn      {ledger.total('drawn'):,}")
     print(f"inside recoveries {ledger.total('nested'):,}")
     print(f"programs run      {ledger.total('programs'):,}")
-    print(f"seeds             {len(ledger.rows):,}")
+    print(f"seeds             {len(ledger.entries):,}")
     print(f"promises broken   {len(ledger.failures()):,}")
     print(f"seconds           {seconds:,.0f} (of all processes {ledger.total('seconds'):,})")
 

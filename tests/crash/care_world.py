@@ -118,7 +118,7 @@ class CareWorld:
         log = self.writer(topic)
         view = more.pop("view", None)
         source = to_copy(data, next_offset, **more)  # type: ignore[arg-type]
-        row = copy_segment(
+        entry = copy_segment(
             self.store,
             named(topic).prefix,
             source,
@@ -129,8 +129,8 @@ class CareWorld:
             view=view,  # type: ignore[arg-type]
         )
         if commit:
-            self.commit(topic, add_segments([row]))
-        return row
+            self.commit(topic, add_segments([entry]))
+        return entry
 
     def commit(self, topic: str, change: Change, **more: tuple[int, int]) -> None:
         self.writer(topic).commit(change, NOW, **more)
@@ -149,19 +149,21 @@ def fill(
         data = b"".join(batches(base, (5, 9, 7), epoch=number // 3, seed=number))
         cleaned = base if number % 2 else None
         world.add(topic, data, base + 100, object_encoding=object_encoding, cleaned_through=cleaned)
-    first = next(iter(world.logs[topic].index(world.logs[topic].refresh()).rows()))
+    first = next(iter(world.logs[topic].index(world.logs[topic].refresh()).entries()))
     world.commit(topic, expire_segments([first.ulid], now_ms=NOW, log_start_offset=100), touches=(0, 100))
 
 
 def with_view(world: CareWorld, topic: str) -> None:
     fill(world, topic, PLAIN_ENCODING)
-    rows = tuple(
+    entries = tuple(
         replace(world.add(topic, batches(base, (3, 2))[0], base + 50, commit=False, view="compacted"), committed_ms=NOW)
         for base in (100, 200)
     )
     figures = {"from_offset": 0, "upto_offset": 300, "records_in": 42, "records_out": 6, "bytes_in": 1, "bytes_out": 1}
     run = ViewRun(started_ms=NOW, took_ms=1, **figures)
-    built = CompactedView(name="compacted", horizon_offset=300, rows=rows, record_count=6, key_count=6, last_run=run)
+    built = CompactedView(
+        name="compacted", horizon_offset=300, entries=entries, record_count=6, key_count=6, last_run=run
+    )
     world.commit(topic, switch_view(built, replaces=None, now_ms=NOW))
 
 

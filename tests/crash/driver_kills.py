@@ -92,8 +92,8 @@ def records(url: str) -> Records:
         reader = log.reader()
         for name in list_partitions(store):
             start, end = reader.offsets(name.topic_partition)
-            rows = reader.records(name.topic_partition, start) if start < end else ()
-            found[name.topic, name.partition] = {row.offset: (row.key, row.value) for row in rows}
+            entries = reader.records(name.topic_partition, start) if start < end else ()
+            found[name.topic, name.partition] = {entry.offset: (entry.key, entry.value) for entry in entries}
     return found
 
 
@@ -126,8 +126,8 @@ def _topic(home: Path) -> None:
     for partition in range(2):
         for number in range(10):
             base = number * 6
-            rows = [(b"k%d" % (at % 6), b"%d/%d" % (partition, at), NOW_MS + at, ()) for at in range(base, base + 6)]
-            bucket.add("t", partition, [encode_batch(rows, base_offset=base)])
+            entries = [(b"k%d" % (at % 6), b"%d/%d" % (partition, at), NOW_MS + at, ()) for at in range(base, base + 6)]
+            bucket.add("t", partition, [encode_batch(entries, base_offset=base)])
     store.close()
 
 
@@ -434,7 +434,7 @@ def careless() -> None:
     real = rewriting.commit_groups
 
     def commit(store: ObjectStore, plan: Any, done: Any, **more: Any) -> Any:
-        store.delete([plan.name.prefix + row.data_key for each in done for row in plan.groups[each.number].rows])
+        store.delete([plan.name.prefix + entry.data_key for each in done for entry in plan.groups[each.number].entries])
         return real(store, plan, done, **more)
 
     rewriting.commit_groups = commit  # type: ignore[assignment]

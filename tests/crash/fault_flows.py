@@ -268,7 +268,7 @@ def _tiered(mode: Mode) -> World:
     world.settle(manager)
     manifest = manager.partitions()[0].manifest()
     assert manifest is not None
-    assert all(row.data_key.endswith(mode.suffix) for row in manifest.segments)
+    assert all(entry.data_key.endswith(mode.suffix) for entry in manifest.segments)
     world.append(manager, 10)
     manager.close()
     return world
@@ -297,7 +297,7 @@ def _expired(mode: Mode) -> World:
     world.settle(manager)
     manifest = manager.partitions()[0].manifest()
     assert manifest is not None
-    assert manifest.unlinked
+    assert manifest.pending_deletes
     manager.close()
     return world
 
@@ -330,7 +330,7 @@ def _pages_expired(mode: Mode) -> World:
         world.settle(manager)
         manifest = manager.partitions()[0].manifest()
         assert manifest is not None
-        assert manifest.unlinked_pages
+        assert manifest.pending_page_deletes
         manager.close()
     return world
 
@@ -539,11 +539,11 @@ def _check_end(world: World, manager: LogManager) -> None:
     found = world.true(bucket.records(NAME, bucket.offsets(NAME)[0]))
     assert {offset: found.get(offset) for offset in world.retained()} == world.retained()
     (report,) = assert_sound(world.inner, keys=RING)
-    assert all(row.data_key.endswith(world.mode.suffix) for row in report.manifest.segments)  # type: ignore[union-attr]
+    assert all(entry.data_key.endswith(world.mode.suffix) for entry in report.manifest.segments)  # type: ignore[union-attr]
     assert report.manifest is not None
-    assert not report.manifest.unlinked, "a deleted object is still listed as a pending delete"
-    assert not report.manifest.unlinked_pages
-    assert not report.manifest.given_up
+    assert not report.manifest.pending_deletes, "a deleted object is still listed as a pending delete"
+    assert not report.manifest.pending_page_deletes
+    assert not report.manifest.tier_disabled
     assert ObjectKind.UNKNOWN not in report.counts()
     end = manager.reader().offsets(NAME)[1]
     assert end == max(world.acked) + 1

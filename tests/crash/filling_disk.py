@@ -37,7 +37,7 @@ class FillingDisk(ModelDisk):
                 act()
                 inode, size = self._inode(what.split()[1]), int(what.split()[2])
                 inode.resize(len(inode.data) - size + size // 2)
-            raise DiskFailed("writing to a file", what=what, cause="enospc")
+            raise DiskFailed("cannot write to a file", what=what, cause="enospc")
         super()._effect(what, act)
 
     def _needs_room(self, what: str) -> bool:

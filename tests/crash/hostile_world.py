@@ -231,9 +231,9 @@ class HostileWorld:
             "index.interval.bytes": "200", "file.delete.delay.ms": "0", "remote.log.delete.grace.ms": "0",
             "local.retention.ms": "1ms",
         }  # fmt: skip
-        rows = "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in defaults.items())
+        entries = "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in defaults.items())
         (self.home / "tiered.toml").write_text(
-            f'[local]\ndir = "data"\n[remote]\nurl = "{self.url}"\n[remote.options]\n{told}[defaults]\n{rows}'
+            f'[local]\ndir = "data"\n[remote]\nurl = "{self.url}"\n[remote.options]\n{told}[defaults]\n{entries}'
         )
 
     def _fill(self) -> None:

@@ -68,21 +68,21 @@ class Writer:
             self.log.cached
         )  # the cached manifest, as in a manager: it may lag behind a commit with a lost answer
         if base >= manifest.next_offset:
-            row = copy_segment(
+            entry = copy_segment(
                 self.store, PREFIX, segment_of(base), epoch=self.log.epoch, now_ms=base, chunk_bytes=CHUNK
             )
-            self.log.commit(add_segments([row]), now_ms=2)
+            self.log.commit(add_segments([entry]), now_ms=2)
         self.acknowledged.append(base)
 
     def expire(self, base: int) -> None:
-        ulids = {row.ulid for row in entries_of(self.log, self.log.refresh()) if row.base_offset == base}
+        ulids = {entry.ulid for entry in entries_of(self.log, self.log.refresh()) if entry.base_offset == base}
         self.expired.append(base)
         change = expire_segments(ulids, now_ms=3, log_start_offset=base + 10)
         self.log.commit(change, now_ms=3, touches=(base, base + 10))
 
     def delete_pending(self) -> None:
         manifest = self.log.check_still_writer()
-        keys = [each.key for each in manifest.unlinked]
+        keys = [each.key for each in manifest.pending_deletes]
         self.store.delete([PREFIX + key for key in keys])
         self.log.commit(remove_pending_deletes(keys), now_ms=4)
 
@@ -115,14 +115,14 @@ def check(store: ObjectStore, *writers: Writer) -> Manifest | None:
     if latest is None:
         assert not any(writer.acknowledged for writer in writers)
         return None
-    reader, rows = RemotePartition(store, PREFIX), entries_of(log, latest)
-    for row in rows:
-        assert bytes(reader.read(row, 0, row.size_bytes)) == body_of(row.base_offset)
-    bases = [row.base_offset for row in rows]
+    reader, entries = RemotePartition(store, PREFIX), entries_of(log, latest)
+    for entry in entries:
+        assert bytes(reader.read(entry, 0, entry.size_bytes)) == body_of(entry.base_offset)
+    bases = [entry.base_offset for entry in entries]
     assert len(bases) == len(set(bases))
     expired = {base for writer in writers for base in writer.expired}
     for writer in writers:
         assert set(writer.acknowledged) - expired <= set(bases)
-    for each in latest.unlinked:
-        assert all(each.key not in (row.data_key, row.indexes_key) for row in rows)
+    for each in latest.pending_deletes:
+        assert all(each.key not in (entry.data_key, entry.indexes_key) for entry in entries)
     return latest

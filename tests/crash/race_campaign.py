@@ -33,7 +33,7 @@ def attempt(seed: int) -> tuple[Counter[str], str | None]:
     told.update(logical_ms=race.now_ms - race.began_ms, deletes=sum(" delete " in each for each in race.events))
     told.update(killed=sum(each.endswith(" is killed") for each in race.events), views=len(race.truth.views))
     told.update(pinned_steps=sum(each.endswith(" with a pin") for each in race.events), pages=race.truth.pages_seen)
-    told.update(void_upto=race.truth.void_upto, orphans=len(race.truth.orphans), deleted=race.truth.is_deleted)
+    told.update(gc_boundary=race.truth.gc_boundary, orphans=len(race.truth.orphans), deleted=race.truth.is_deleted)
     told.update(
         forks=sum(each.is_told for each in race.forks), fork_heads=sum(len(each.manifests) for each in race.forks)
     )

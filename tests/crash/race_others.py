@@ -39,14 +39,14 @@ def _merge_two(actor: Actor, store: ObjectStore, truth: Truth) -> None:
     race, prefix = actor.race, truth.prefix
     co_writer = CoWriterLog(store, prefix)
     manifest = co_writer.join()
-    rows = list(co_writer.index(manifest).entries_with_dead(0, 1 << 62))
-    pairs = [pair for pair in pairwise(rows) if pair[0].next_offset == pair[1].base_offset]
+    entries = list(co_writer.index(manifest).entries_with_dead(0, 1 << 62))
+    pairs = [pair for pair in pairwise(entries) if pair[0].next_offset == pair[1].base_offset]
     if not pairs:
         return
     old = actor.rng.choice(pairs)
     new = _merged(store, prefix, old, manifest, race.now_ms)
     change = replace_tiled(
-        [Replacement(ulids=(old[0].ulid, old[1].ulid), rows=(new,))],
+        [Replacement(ulids=(old[0].ulid, old[1].ulid), entries=(new,))],
         cleaned_through=0,
         bound=None,
         note=AppliedJob(job_id=new_ulid(race.now_ms)),
@@ -58,8 +58,8 @@ def _merged(
     store: ObjectStore, prefix: str, old: tuple[SegmentEntry, SegmentEntry], manifest: Manifest, now_ms: int
 ) -> SegmentEntry:
     remote = RemotePartition(store, prefix, ChunkCache(0))
-    body = b"".join(bytes(remote.read(row, 0, row.size_bytes)) for row in old)
-    stamps = [each for row in old for each in (row.min_timestamp_ms, row.max_timestamp_ms) if each is not None]
+    body = b"".join(bytes(remote.read(entry, 0, entry.size_bytes)) for entry in old)
+    stamps = [each for entry in old for each in (entry.min_timestamp_ms, entry.max_timestamp_ms) if each is not None]
     segment = SegmentToCopy(
         base_offset=old[0].base_offset,
         next_offset=old[1].next_offset,
@@ -72,9 +72,9 @@ def _merged(
         time_index=b"",
         read=lambda start, length: body[start : start + length],
     )
-    row = copy_segment(store, prefix, segment, epoch=manifest.epoch, now_ms=now_ms)
+    entry = copy_segment(store, prefix, segment, epoch=manifest.epoch, now_ms=now_ms)
     cleaned = [each.cleaned_through for each in old if each.cleaned_through is not None]
-    return replace(row, cleaned_through=min(cleaned) if len(cleaned) == len(old) else None)
+    return replace(entry, cleaned_through=min(cleaned) if len(cleaned) == len(old) else None)
 
 
 def free(actor: Actor, truth: Truth) -> None:

@@ -161,10 +161,10 @@ def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
 
 
 def _a_page_is_named_and_not_written(patch: Patch) -> None:
-    def write_page(self: MetadataLog, rows: Any, now_ms: int, seal_key_id: str | None) -> Any:
+    def write_page(self: MetadataLog, entries: Any, now_ms: int, seal_key_id: str | None) -> Any:
         assert seal_key_id is None, "the topics of the races are not encrypted"
-        page, _ = encode_page(rows, self._epoch, self._new_id(now_ms))
-        self._pages.keep(page, rows)
+        page, _ = encode_page(entries, self._epoch, self._new_id(now_ms))
+        self._pages.keep(page, entries)
         return page
 
     patch.setattr(MetadataLog, "_write_page", write_page)
@@ -176,8 +176,12 @@ def _a_page_that_was_opened_goes_at_once(patch: Patch) -> None:
     def commit(self: MetadataLog, change: Change, now_ms: int, **more: Any) -> Manifest:
         before = self.cached
         manifest = real(self, change, now_ms, **more)
-        known = {each.key for each in before.unlinked} if before else set()
-        new = [each.key for each in manifest.unlinked if each.key not in known and each.key.startswith("meta/spill/")]
+        known = {each.key for each in before.pending_deletes} if before else set()
+        new = [
+            each.key
+            for each in manifest.pending_deletes
+            if each.key not in known and each.key.startswith("meta/spill/")
+        ]
         if new:
             self._store.delete([self._prefix + key for key in new])
         return manifest
@@ -199,9 +203,9 @@ def _the_objects_of_an_old_view_go_at_once(patch: Patch) -> None:
     real = view_building.build_view
 
     def build_view(held: Any, work: Any) -> Any:
-        old = {each.key for each in held.manifest().unlinked}
+        old = {each.key for each in held.manifest().pending_deletes}
         built = real(held, work)
-        gone = [each.key for each in held.manifest().unlinked if each.key not in old]
+        gone = [each.key for each in held.manifest().pending_deletes if each.key not in old]
         if gone:
             work.store.delete([held.prefix + key for key in gone])
         return built
@@ -387,38 +391,42 @@ _DELETES_TOPIC = _in(lambda scene: scene.deletes_topic)
 PLANTED = [
     Plant(_epoch_is_ignored),
     Plant(_heads_are_overwritten),
-    Plant(_histories_are_compared_from_one_side, _long_plain),
-    Plant(_histories_are_not_compared),
+    Plant(_histories_are_compared_from_one_side, _long_plain, since=61),
+    Plant(_histories_are_not_compared, since=21),
     Plant(_the_bucket_is_not_agreed_with),
     Plant(_records_have_no_epoch),
     Plant(_unlinked_objects_are_deleted_before_the_commit),
-    Plant(_a_deleted_topic_waits_for_nobody, _DELETES_TOPIC),
+    Plant(_a_deleted_topic_waits_for_nobody, _DELETES_TOPIC, since=326),
     Plant(_a_deleted_partition_takes_writers, _DELETES_TOPIC),
-    Plant(_who_deletes_looks_for_no_pins),
-    Plant(_a_look_at_the_pins_is_good_for_what_leaves_later, _one_long_writer, since=40),
-    Plant(_a_pin_that_was_seen_counts_for_what_left_before_it_alone, since=95),
+    Plant(_who_deletes_looks_for_no_pins, since=51),
+    Plant(_a_look_at_the_pins_is_good_for_what_leaves_later, _one_long_writer, since=51),
+    Plant(_a_pin_that_was_seen_counts_for_what_left_before_it_alone, since=121),
     Plant(_pinned_heads_are_collected, _COLLECTS_HEADS),
-    Plant(_who_created_a_head_does_not_look_at_the_boundary, _COLLECTS_HEADS),
+    Plant(_who_created_a_head_does_not_look_at_the_boundary, _COLLECTS_HEADS, since=46),
     Plant(_heads_are_deleted_before_they_are_void, _COLLECTS_HEADS),
     Plant(_a_page_is_named_and_not_written, _HAS_PAGES),
     Plant(_a_page_that_was_opened_goes_at_once, _HAS_PAGES),
     Plant(_a_view_passes_over_what_the_log_lost, _views_fall_behind, since=100),
     Plant(_the_objects_of_an_old_view_go_at_once, _HAS_VIEWS),
-    Plant(_tombstones_go_when_their_time_is_over, _long_compacted),
-    Plant(_old_segments_go_before_the_new_one_is_announced, _in(lambda scene: scene.is_compacted and scene.kills > 0)),
+    Plant(_tombstones_go_when_their_time_is_over, _long_compacted, since=151),
+    Plant(
+        _old_segments_go_before_the_new_one_is_announced,
+        _in(lambda scene: scene.is_compacted and scene.kills > 0),
+        since=39,
+    ),
     Plant(_what_has_another_name_is_nobodys),
-    Plant(_what_the_present_writer_has_not_named_is_nobodys, _slow_time, since=380),
-    Plant(_what_waits_for_its_deletion_is_nobodys, _slow_time),
+    Plant(_what_the_present_writer_has_not_named_is_nobodys, _slow_time, since=520),
+    Plant(_what_waits_for_its_deletion_is_nobodys, _slow_time, since=43),
     Plant(_rows_in_pages_name_nothing, _HAS_PAGES),
-    Plant(_a_job_carries_its_uploads_into_the_next_epoch, _in(lambda scene: scene.has_guest)),
+    Plant(_a_job_carries_its_uploads_into_the_next_epoch, _in(lambda scene: scene.has_guest), since=122),
     Plant(_an_epoch_is_taken_from_anybody, _in(lambda scene: scene.has_freer)),
-    Plant(_who_deletes_asks_no_fork, fork_outlives),
-    Plant(_who_collects_asks_no_fork, fork_outlives),
+    Plant(_who_deletes_asks_no_fork, fork_outlives, since=13),
+    Plant(_who_collects_asks_no_fork, fork_outlives, since=35),
     Plant(_a_fork_deletes_what_it_let_go_of, _HAS_FORK),
-    Plant(_a_fork_is_not_announced, _HAS_FORK, since=200),
-    Plant(_a_fork_is_told_of_without_a_look, forker_sleeps_long),
-    Plant(_announcements_go_when_their_pins_end, fork_outlives),
-    Plant(_a_look_without_forks_is_good_for_ever, fork_outlives),
+    Plant(_a_fork_is_not_announced, _HAS_FORK, since=380),
+    Plant(_a_fork_is_told_of_without_a_look, forker_sleeps_long, since=13),
+    Plant(_announcements_go_when_their_pins_end, fork_outlives, since=11),
+    Plant(_a_look_without_forks_is_good_for_ever, fork_outlives, since=13),
     Plant(_a_pause_stops_nothing, _PAUSES),
     Plant(_a_pause_ends_with_its_process, _PAUSES),
 ]

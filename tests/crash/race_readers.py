@@ -94,13 +94,13 @@ def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, manifest: Manifest, 
     try:
         again = PinnedLog(store, truth.prefix, pin).load()  # type: ignore[arg-type]
         assert again == manifest, f"another manifest under the pinned name: {again.commit_id}, not {manifest.commit_id}"
-        index = MetadataIndex(manifest, Pages(store, truth.prefix).rows)  # type: ignore[arg-type]
-        rows = [*index.entries_with_dead(0, 1 << 62), *manifest.view_entries]
-        if rows:
-            row = actor.rng.choice(rows)
+        index = MetadataIndex(manifest, Pages(store, truth.prefix).entries)  # type: ignore[arg-type]
+        entries = [*index.entries_with_dead(0, 1 << 62), *manifest.view_entries]
+        if entries:
+            entry = actor.rng.choice(entries)
             remote = RemotePartition(store, truth.prefix, ChunkCache(0))  # type: ignore[arg-type]
-            found = records_in(bytes(remote.read(row, 0, row.size_bytes)))
-            assert found == truth.held[row.ulid], f"a pinned object has other records: {row.data_key}"
+            found = records_in(bytes(remote.read(entry, 0, entry.size_bytes)))
+            assert found == truth.held[entry.ulid], f"a pinned object has other records: {entry.data_key}"
     except Unavailable:
         return True
     except NotFound as error:

@@ -75,13 +75,13 @@ class Truth:
         self.pins: dict[str, Pinned] = {}
         self.unlinked_ms: dict[str, int] = {}
         self.makers: dict[str, object] = {}
-        self.void_upto = self.void_heads = self.pages_seen = self.replaced = 0
+        self.gc_boundary = self.void_heads = self.pages_seen = self.replaced = 0
         self.orphans: set[str] = set()  # listed as orphans; never to be named
         self.prefix = ""
         self.name = TopicPartition("t", 0)
         self.source: Truth | None = None  # of a fork: its first entries have the records of this source
         self.is_told = True  # False while a fork is being created
-        self._rows: list[SegmentEntry] = []
+        self._entries: list[SegmentEntry] = []
         self._pages: dict[str, Rows] = {}
         self._named: frozenset[str] = frozenset()
 
@@ -112,8 +112,8 @@ class Truth:
 
     def names_of(self, manifest: Manifest) -> frozenset[str]:
         """Every object that a reader with this manifest may ask for."""
-        rows = [*self.entries_of(manifest), *manifest.view_entries]
-        names = {key for row in rows for key in (row.data_key, row.indexes_key)}
+        entries = [*self.entries_of(manifest), *manifest.view_entries]
+        names = {key for entry in entries for key in (entry.data_key, entry.indexes_key)}
         return frozenset(names | {page.key for page in manifest.pages})
 
     # --- effects on the bucket ---------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ class Truth:
         if keys.parse_boundary_key(name) is not None:
             upto = decode_boundary(self._inner.get(key))
             assert upto < self.manifests[-1].sequence, "the newest manifest was declared void"
-            self.void_upto = max(self.void_upto, upto)
+            self.gc_boundary = max(self.gc_boundary, upto)
         elif (sequence := keys.parse_manifest_key(name)) is not None:
-            if sequence <= self.void_upto:
+            if sequence <= self.gc_boundary:
                 self.void_heads += 1  # of a writer that slept; this manifest is void
             else:
                 self._follow(decode_manifest(self._inner.get(key)), sequence)
@@ -150,10 +150,10 @@ class Truth:
             is_removal = last.deleted_ms is None or _appender(manifest) == _appender(last)
             assert is_removal, f"a deleted partition accepted a writer: {_appender(manifest)}"
         self.manifests.append(manifest)
-        known, rows = {row.ulid for row in self._rows}, self.entries_of(manifest)
+        known, entries = {entry.ulid for entry in self._entries}, self.entries_of(manifest)
         self.pages_seen += len(manifest.pages)
-        self.replaced += len(known - {row.ulid for row in rows}) > 0 and len(rows) > 0
-        before, self._rows, self._named = self._named, rows, self.names_of(manifest)
+        self.replaced += len(known - {entry.ulid for entry in entries}) > 0 and len(entries) > 0
+        before, self._entries, self._named = self._named, entries, self.names_of(manifest)
         foreign = [key for key in self._named - before if self._epoch_of(key, manifest) != manifest.epoch]
         assert not foreign, f"a manifest of epoch {manifest.epoch} names objects of another writer: {foreign[:2]}"
         again = self._named & self.unlinked_ms.keys()
@@ -164,9 +164,9 @@ class Truth:
             assert key not in self._named, f"both pending delete and named: {key}"
         if not self.is_told:
             return  # a fork that may still lack objects: no reader uses it yet
-        for row in rows:
-            if row.ulid not in known:
-                self._commit(row, manifest.log_start_offset)
+        for entry in entries:
+            if entry.ulid not in known:
+                self._commit(entry, manifest.log_start_offset)
         self._check_complete(manifest)
         for view in manifest.views:
             self._check_view(view)
@@ -194,15 +194,15 @@ class Truth:
         """The creation of the fork returned: from now on all objects that it names exist."""
         self.is_told = True
         self.put_strangers()
-        for row in self._rows:
-            self._commit(row, self.log_start)
+        for entry in self._entries:
+            self._commit(entry, self.log_start)
         self._check_complete(self.manifests[-1])
 
     def _waiting(self, manifest: Manifest) -> Iterator[tuple[str, int]]:
         """The pending deletes, and when each was unlinked."""
-        for each in manifest.unlinked:
+        for each in manifest.pending_deletes:
             yield each.key, each.unlinked_ms
-        for page in manifest.unlinked_pages:
+        for page in manifest.pending_page_deletes:
             for key in (*keys_of(self._page(page.page)), page.page.key):
                 yield key, page.unlinked_ms
 
@@ -213,28 +213,28 @@ class Truth:
             self._pages[page.key] = decode_page(page, body)
         return self._pages[page.key]
 
-    def _commit(self, row: SegmentEntry, log_start: int) -> None:
+    def _commit(self, entry: SegmentEntry, log_start: int) -> None:
         """Record the committed records; below the log start any record may be found.
 
         The closed segments of a disk are copied whole, and no reader reads them below the log start.
         """
-        for offset, plain in self._read(row).items():
+        for offset, plain in self._read(entry).items():
             if offset < log_start:
                 continue
             assert self.committed.setdefault(offset, plain) == plain, f"two records at offset {offset}"
-            if self.source is not None and keys.is_in_other_topic(row.data_key):
+            if self.source is not None and keys.is_in_other_topic(entry.data_key):
                 assert self.source.committed.get(offset) == plain, f"the fork has another record at offset {offset}"
             self.newest[plain.key or b""] = max(offset, self.newest.get(plain.key or b"", -1))
 
-    def _read(self, row: SegmentEntry) -> dict[int, Record]:
+    def _read(self, entry: SegmentEntry) -> dict[int, Record]:
         """The records of an entry's object, which must be complete when it is first named."""
-        if row.ulid not in self.held:
-            body = self._inner.get(keys.full_key(self.prefix, row.data_key))
-            assert len(body) == row.stored_bytes, "an entry names an incomplete object"
-            assert self._inner.head(keys.full_key(self.prefix, row.indexes_key)).size_bytes == row.indexes_bytes
-            self.held[row.ulid] = found = records_in(body)
-            assert all(row.base_offset <= offset < row.next_offset for offset in found)
-        return self.held[row.ulid]
+        if entry.ulid not in self.held:
+            body = self._inner.get(keys.full_key(self.prefix, entry.data_key))
+            assert len(body) == entry.stored_bytes, "an entry names an incomplete object"
+            assert self._inner.head(keys.full_key(self.prefix, entry.indexes_key)).size_bytes == entry.indexes_bytes
+            self.held[entry.ulid] = found = records_in(body)
+            assert all(entry.base_offset <= offset < entry.next_offset for offset in found)
+        return self.held[entry.ulid]
 
     def _check_complete(self, manifest: Manifest) -> None:
         """Every committed record from the log start on is in the manifest.
@@ -243,7 +243,7 @@ class Truth:
         """
         if manifest.deleted_ms is not None:
             return
-        present = {at for row in self._rows for at in self.held[row.ulid] if at >= manifest.log_start_offset}
+        present = {at for entry in self._entries for at in self.held[entry.ulid] if at >= manifest.log_start_offset}
         if not self._scene.is_compacted:
             lost = [at for at in self.committed if at >= manifest.log_start_offset and at not in present]
             assert not lost, f"a manifest lacks committed records at {lost[:3]}"
@@ -260,7 +260,7 @@ class Truth:
         return self.committed[offset].key == key
 
     def _of_view(self, view: CompactedView) -> dict[int, Record]:
-        return {at: record for row in view.rows for at, record in self._read(row).items()}
+        return {at: record for entry in view.entries for at, record in self._read(entry).items()}
 
     def _check_view(self, view: CompactedView) -> None:
         """A view has the newest value of every key below its horizon, and no other record."""
@@ -296,7 +296,7 @@ class Truth:
 
     def _check_deletable(self, key: str, who: object) -> None:
         if (sequence := keys.parse_manifest_key(key)) is not None:
-            assert sequence <= self.void_upto, f"a manifest was deleted that is not void: {key}"
+            assert sequence <= self.gc_boundary, f"a manifest was deleted that is not void: {key}"
         elif keys.parse_pin_key(key) is not None:
             assert key not in self.pins or self.pins[key].expires_ms <= self._now(), (
                 "a pin of another process was removed"
@@ -370,4 +370,4 @@ def plain(record: Any) -> Record:
 
 
 def view_name(view: CompactedView) -> tuple[str, ...]:
-    return (str(view.horizon_offset), *(row.ulid for row in view.rows))
+    return (str(view.horizon_offset), *(entry.ulid for entry in view.entries))

@@ -155,7 +155,7 @@ def _finish_rounds(machine: Machine, race: Race, manager: LogManager) -> None:
 
 def _is_finished(truth: Truth) -> bool:
     manifest = truth.manifests[-1]
-    is_waiting = manifest.unlinked or manifest.unlinked_pages
+    is_waiting = manifest.pending_deletes or manifest.pending_page_deletes
     return not is_waiting and not (truth.is_deleted and (manifest.has_entries or manifest.views))
 
 

@@ -45,10 +45,10 @@ class Rot:
         survey = survey_partition(store, self._prefix)
         assert survey.manifest is not None
         self._manifest = survey.manifest
-        self._rows = survey.rows
+        self._entries = survey.entries
         pages = Pages(store, self._prefix)
-        self._pages = {page: pages.rows(page) for page in self._manifest.pages}
-        named_keys = {key for row in self._rows for key in (row.data_key, row.indexes_key)}
+        self._pages = {page: pages.entries(page) for page in self._manifest.pages}
+        named_keys = {key for entry in self._entries for key in (entry.data_key, entry.indexes_key)}
         named_keys |= {page.key for page in self._manifest.pages}
         mine = [key.removeprefix(self._prefix) for key in self._objects if key.startswith(self._prefix)]
         self._checked = sorted(key for key in mine if key in named_keys or parse_manifest_key(key) is not None)
@@ -111,38 +111,40 @@ class Rot:
 
     def _wrong_row(self, rng: random.Random, store: MemoryStore) -> str:
         """Change one field of one entry; manifests and pages have valid checksums."""
-        row = rng.choice(self._rows)
+        entry = rng.choice(self._entries)
         field = rng.choice(_FIELDS)
-        wrong = replace(row, **{field: _other(rng, row, field, self._rows)})
-        if wrong == row:
+        wrong = replace(entry, **{field: _other(rng, entry, field, self._entries)})
+        if wrong == entry:
             return self._wrong_row(rng, store)
 
-        def changed(rows: tuple[SegmentEntry, ...]) -> tuple[SegmentEntry, ...]:
-            return tuple(wrong if each.ulid == row.ulid else each for each in rows)
+        def changed(entries: tuple[SegmentEntry, ...]) -> tuple[SegmentEntry, ...]:
+            return tuple(wrong if each.ulid == entry.ulid else each for each in entries)
 
         manifest = replace(self._manifest, segments=changed(self._manifest.segments))
-        manifest = replace(manifest, views=tuple(replace(view, rows=changed(view.rows)) for view in manifest.views))
+        manifest = replace(
+            manifest, views=tuple(replace(view, entries=changed(view.entries)) for view in manifest.views)
+        )
         pages = []
-        for page, rows in self._pages.items():
+        for page, entries in self._pages.items():
             name = parse_page_key(page.key)
             assert name is not None
-            fresh, body = encode_page(changed(rows), name.epoch, name.ulid)
-            if changed(rows) != rows:
+            fresh, body = encode_page(changed(entries), name.epoch, name.ulid)
+            if changed(entries) != entries:
                 store.put(self._prefix + fresh.key, body)
                 pages.append(fresh)
             else:
                 pages.append(page)
         self._put_head(store, replace(manifest, pages=tuple(pages)))
-        return f"{field}={getattr(wrong, field)} in the row of {row.data_key}"
+        return f"{field}={getattr(wrong, field)} in the row of {entry.data_key}"
 
     def _stale_page(self, rng: random.Random, store: MemoryStore) -> str:
         """Replace a page by an older version: one entry less, more or different under the same name."""
-        page, rows = rng.choice(list(self._pages.items()))
+        page, entries = rng.choice(list(self._pages.items()))
         name = parse_page_key(page.key)
         assert name is not None
-        at = rng.randrange(len(rows))
-        older = replace(rows[at], cleaned_through=rng.randrange(1, 90), committed_ms=rng.randrange(NOW))
-        _, body = encode_page((*rows[:at], older, *rows[at + 1 :]), name.epoch, name.ulid)
+        at = rng.randrange(len(entries))
+        older = replace(entries[at], cleaned_through=rng.randrange(1, 90), committed_ms=rng.randrange(NOW))
+        _, body = encode_page((*entries[:at], older, *entries[at + 1 :]), name.epoch, name.ulid)
         store.put(self._prefix + page.key, body)
         return f"{page.key} is of another time"
 
@@ -195,10 +197,10 @@ _FIELDS = (
 )
 
 
-def _other(rng: random.Random, row: SegmentEntry, field: str, rows: list[SegmentEntry]) -> object:
+def _other(rng: random.Random, entry: SegmentEntry, field: str, entries: list[SegmentEntry]) -> object:
     """Another value that a manifest can hold."""
-    value = getattr(row, field)
-    another = rng.choice([each for each in rows if each.ulid != row.ulid])
+    value = getattr(entry, field)
+    another = rng.choice([each for each in entries if each.ulid != entry.ulid])
     match field:
         case "ulid" | "data_key" | "indexes_key":
             return getattr(another, field)

@@ -115,7 +115,7 @@ def test_a_job_with_any_fault_loses_no_value_and_a_second_run_finishes(fault: Fa
         check_bucket_alone(scene.store, scene.story)
         scene.job(job_id="nightly")
         assert [each.job_id for each in scene.manifest().jobs] == ["nightly"]
-        assert all((row.cleaned_through or 0) >= 19 for row in scene.manifest().segments[:-2])
+        assert all((entry.cleaned_through or 0) >= 19 for entry in scene.manifest().segments[:-2])
         scene.leave()
         check(scene.disk, scene.store, scene.story)
 
@@ -229,9 +229,9 @@ def test_a_job_between_any_two_calls_of_a_manager_loses_nothing(fault: Fault | N
 def jobs_on_the_younger_half() -> None:
     """The tombstone is in the range of the job; the value that it hides is not."""
     scene = Scene(**SETTINGS[1])
-    rows = scene.manifest().segments
+    entries = scene.manifest().segments
     for _ in range(3):
-        scene.job(start_offset=rows[1].base_offset)
+        scene.job(start_offset=entries[1].base_offset)
         scene.story.clock += 2 * HOUR
     check_bucket_alone(scene.store, scene.story)
     scene.end()

@@ -52,15 +52,15 @@ def ingested(*, writer: str = "ingest-job", rule: PageRule | None = SMALL_PAGES,
     store = MemoryStore("memory://b", now_ms=lambda: NOW)
     log = MetadataLog(store, NAME.prefix, rule=rule)
     log.become_writer(writer, INGESTED, topic="t", topic_id=TOPIC_ID, partition=0, properties=SETTINGS)
-    rows = []
+    entries = []
     for number in range(SEGMENTS):
         at = RETAINED - (SEGMENTS - 1 - number) * DAY
         data = encode_batch([(b"k", b"v" * 50, at + each, ()) for each in range(4)], base_offset=number * 10)
         facts = {"max_timestamp_ms": at + 3, "min_timestamp_ms": at, "record_count": 4}
         made = to_copy(data, number * 10 + 10, **facts)  # type: ignore[arg-type]
-        rows.append(copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=INGESTED))
+        entries.append(copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=INGESTED))
     if note:
-        log.commit(append_entries(rows, start_offset=0, note=AppliedJob(job_id="job")), INGESTED)
+        log.commit(append_entries(entries, start_offset=0, note=AppliedJob(job_id="job")), INGESTED)
     return store
 
 
@@ -139,8 +139,8 @@ def test_expired_segments_of_an_ingested_topic_are_deleted_after_the_grace_perio
     assert there == named_by(now, MetadataLog(store, NAME.prefix).page_entries), (
         "the store must hold exactly the named objects"
     )
-    assert not now.unlinked
-    assert not now.unlinked_pages
+    assert not now.pending_deletes
+    assert not now.pending_page_deletes
     assert now.epoch == of_job.epoch + 1
     assert offsets(store) == LIVE
     assert free(store, NOW + DAY) == Freed()
@@ -206,8 +206,8 @@ def test_objects_that_a_fork_names_leave_the_pending_deletes_and_are_not_deleted
     retained(store)
     assert free(store).objects
     now = manifest(store)
-    assert not now.unlinked
-    assert not now.unlinked_pages
+    assert not now.pending_deletes
+    assert not now.pending_page_deletes
     assert offsets(store) == LIVE
     assert offsets(store, "forked") == {number * 10 + each for number in range(SEGMENTS) for each in range(4)}
     assert_sound(store)
@@ -232,8 +232,8 @@ def _cut_anywhere(made: MemoryStore) -> int:
         assert offsets(store) == live, (at, kind)
         free(store)
         now = manifest(store)
-        assert not now.unlinked, (at, kind)
-        assert not now.unlinked_pages, (at, kind)
+        assert not now.pending_deletes, (at, kind)
+        assert not now.pending_page_deletes, (at, kind)
         log = MetadataLog(store, NAME.prefix)
         left = objects(store) - named_by(now, log.page_entries)
         assert left <= {each.key for each in find_orphans(store, NAME.prefix, log, now_ms=NOW)}, (at, kind)
@@ -285,8 +285,8 @@ def _manager_starts(store: ObjectStore) -> Callable[[], set[int]]:
     def end() -> set[int]:
         data = encode_batch([(b"k", b"new", NOW, ())], base_offset=SEGMENTS * 10)
         made = to_copy(data, SEGMENTS * 10 + 1, record_count=1)
-        row = copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=NOW)
-        log.commit(append_entries([row], start_offset=SEGMENTS * 10, note=AppliedJob(job_id="m")), NOW)
+        entry = copy_segment(store, NAME.prefix, made, epoch=log.epoch, now_ms=NOW)
+        log.commit(append_entries([entry], start_offset=SEGMENTS * 10, note=AppliedJob(job_id="m")), NOW)
         return {SEGMENTS * 10}
 
     return end
@@ -322,7 +322,7 @@ def _another_deletion(store: ObjectStore) -> Callable[[], set[int]]:
 
 
 def _named_live(pinned: Manifest, store: ObjectStore) -> set[str]:
-    listed = {each.key for each in pinned.unlinked} | {each.page.key for each in pinned.unlinked_pages}
+    listed = {each.key for each in pinned.pending_deletes} | {each.page.key for each in pinned.pending_page_deletes}
     return named_by(pinned, MetadataLog(store, NAME.prefix).page_entries) - listed - _rows_of_pages(pinned, store)
 
 
@@ -330,7 +330,7 @@ def _rows_of_pages(pinned: Manifest, store: ObjectStore) -> set[str]:
     from remote.manifest.page_out import keys_of
 
     found: set[str] = set()
-    for page in pinned.unlinked_pages:
+    for page in pinned.pending_page_deletes:
         with suppress(LogError):
             found |= set(keys_of(MetadataLog(store, NAME.prefix).page_entries(page.page)))
     return found

@@ -37,9 +37,9 @@ def test_a_page_is_written_before_its_manifest_and_deleted_as_a_pending_delete()
     manifest = check(store, writer)
     assert [page.base_offset for page in manifest.pages] == [100, 110]
     writer.expire(100)
-    assert any(each.key.startswith(PAGES) for each in writer.log.cached.unlinked)
+    assert any(each.key.startswith(PAGES) for each in writer.log.cached.pending_deletes)
     assert len(list(store.list(PREFIX + PAGES))) == 2
     writer.delete_pending()
     manifest = check(store, writer)
     assert [info.key for info in store.list(PREFIX + PAGES)] == [PREFIX + page.key for page in manifest.pages]
-    assert [row.base_offset for row in entries_of(writer.log, manifest)] == [110, 120]
+    assert [entry.base_offset for entry in entries_of(writer.log, manifest)] == [110, 120]

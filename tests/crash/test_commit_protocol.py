@@ -100,11 +100,11 @@ def test_commit_protocol_with_any_fault_at_any_call_stays_consistent(fault, flow
         final = check(inner, writer, again)
         assert final is not None
         assert final.epoch > epoch or not failed or again is writer
-        assert [row.base_offset for row in entries_of(again.log, final)] == expected_rows(flow, takeover)
+        assert [entry.base_offset for entry in entries_of(again.log, final)] == expected_rows(flow, takeover)
         # A commit in doubt is repeated; the objects of the second upload are unlinked.
-        assert not final.unlinked or fault is Fault.OUTAGE
+        assert not final.pending_deletes or fault is Fault.OUTAGE
         again.delete_pending()
-        left = {row.data_key for row in entries_of(again.log, final)}
+        left = {entry.data_key for entry in entries_of(again.log, final)}
         found = {info.key.removeprefix(PREFIX) for info in inner.list(PREFIX + DATA) if info.key.endswith(".log")}
         assert left <= found
         assert len(found - left) <= 1 + takeover, "objects are left over that are no uploads without a commit"
@@ -156,8 +156,8 @@ def test_a_segment_copied_again_after_a_late_commit_has_one_entry():
     writer.use(inner)
     writer.copy(100)
     latest = check(inner, writer)
-    assert [row.base_offset for row in entries_of(writer.log, latest)] == [100]
-    assert len(latest.unlinked) == 2
+    assert [entry.base_offset for entry in entries_of(writer.log, latest)] == [100]
+    assert len(latest.pending_deletes) == 2
     writer.delete_pending()
     assert len(list(inner.list(PREFIX + "data/"))) == 2
 
@@ -167,7 +167,7 @@ def test_a_writer_continues_after_a_store_outage():
     writer = Writer(inner)
     writer.open()
     writer.use(FaultStore(inner, 0, Fault.OUTAGE))
-    with pytest.raises(Unavailable, match=r"injected fault|gives no answer"):
+    with pytest.raises(Unavailable, match=r"injected fault|the store does not answer"):
         writer.log.commit(set_properties({"x": "1"}), now_ms=5)
     writer.use(inner)
     assert writer.log.commit(set_properties({"x": "2"}), now_ms=6).properties == {"x": "2"}
@@ -282,11 +282,11 @@ def test_uploads_of_a_fenced_writer_are_never_named():
     store = MemoryStore()
     first, second = Writer(store, "first"), Writer(store, "second")
     first.open()
-    row = copy_segment(store, PREFIX, segment_of(100), epoch=1, now_ms=0, chunk_bytes=CHUNK)
+    entry = copy_segment(store, PREFIX, segment_of(100), epoch=1, now_ms=0, chunk_bytes=CHUNK)
     second.open()
     second.copy(100)
     with pytest.raises(Fenced):
-        first.log.commit(add_segments([row]), now_ms=2)
+        first.log.commit(add_segments([entry]), now_ms=2)
     latest = check(store, first, second)
     assert latest is not None
     assert [parse_data_key(each.data_key).epoch for each in entries_of(second.log, latest)] == [2]

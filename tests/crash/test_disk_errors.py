@@ -73,7 +73,7 @@ def test_a_failed_fsync_is_not_retried_and_does_not_move_the_recovery_point(
 
     def fail(file: ModelFile) -> None:
         if file._path == path:
-            raise DiskFailed("syncing a file", path=path)
+            raise DiskFailed("cannot sync a file", path=path)
         real(file)
 
     with monkeypatch.context() as patch:
@@ -84,6 +84,6 @@ def test_a_failed_fsync_is_not_retried_and_does_not_move_the_recovery_point(
     if what != "close":
         with pytest.raises(DiskFailed, match="reopen"):
             log.flush()
-        with pytest.raises(DiskFailed, match="not sealed"):
+        with pytest.raises(DiskFailed, match="cannot close the logs durably"):
             directory.close()
     assert f"{ROOT}/.kafka_cleanshutdown" not in disk.names

@@ -69,7 +69,7 @@ class Disk(ModelDisk):
 
     def _effect(self, what: str, act: Callable[[], None]) -> None:
         if self.is_full and what.startswith(WRITES):
-            raise DiskFailed("writing to a file", what=what, cause="enospc")
+            raise DiskFailed("cannot write to a file", what=what, cause="enospc")
         super()._effect(what, act)
 
 
@@ -205,7 +205,7 @@ class Day:
         found = [each for each in self.metrics.samples(self.clock_ms) if each.name == name]
         return sum(each.value for each in found if set(wanted) <= set(each.labels))
 
-    def tiered_upto(self, name: TopicPartition) -> int:
+    def expired_end_offset(self, name: TopicPartition) -> int:
         manifest = self.manager.partition(name).manifest()
         assert manifest is not None
         return manifest.allocated_end_offset
@@ -223,7 +223,7 @@ class Day:
         assert_sound(self.world.store)
         bucket = RemoteLog(self.world.store)
         for name in (ORDERS, OTHERS):
-            told, upto = self.acked[name], self.tiered_upto(name)
+            told, upto = self.acked[name], self.expired_end_offset(name)
             assert upto > 0.9 * len(told), "uploads did not continue"
             assert [each.value for each in bucket.reader().records(name, 0)] == [each.value for each in told[:upto]]
 
@@ -254,7 +254,7 @@ def refusing(error: type[LogError], text: str, cause: str) -> Callable[[str, obj
 REFUSALS = {
     "out of reach": refusing(Unavailable, "the store cannot be reached", "timeout"),
     "deleted": refusing(NotFound, "the bucket does not exist", "NoSuchBucket"),
-    "credentials expired": refusing(AccessDenied, "no permission or wrong credentials", "ExpiredToken"),
+    "credentials expired": refusing(AccessDenied, "access was denied or the credentials are wrong", "ExpiredToken"),
 }
 
 
@@ -264,7 +264,7 @@ def test_manager_continues_and_recovers_when_the_bucket_is_unavailable_for_an_ho
 ) -> None:
     caplog.set_level(logging.INFO)
     day.bucket.refusal = REFUSALS[how]
-    before = {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)}
+    before = {name: day.expired_end_offset(name) for name in (ORDERS, OTHERS)}
     kept = {name: len(day.acked[name]) for name in ALL}
     reports = day.until(TEN)
     # the other work continues
@@ -288,7 +288,7 @@ def test_manager_continues_and_recovers_when_the_bucket_is_unavailable_for_an_ho
         since |= now
     assert set(since) == {LATEST, ORDERS, OTHERS}
     # no record is lost, and the manager recovers without help
-    assert {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)} == before
+    assert {name: day.expired_end_offset(name) for name in (ORDERS, OTHERS)} == before
     day.bucket.refusal = None
     day.until(ELEVEN)
     day.check_well()
@@ -351,7 +351,7 @@ def test_manager_reports_a_clock_jump_of_an_hour_and_expires_nothing(
     # records are appended and copied, by the time before the jump
     assert len(day.acked[ORDERS]) == EACH * TEN * HOUR // STEP
     for name in (ORDERS, OTHERS):
-        assert day.tiered_upto(name) > EACH * NINE * HOUR // STEP
+        assert day.expired_end_offset(name) > EACH * NINE * HOUR // STEP
     # the problem is reported
     code, text = day.health()
     assert (code, text.count("\n")) == (503, 1)
@@ -417,7 +417,7 @@ def test_manager_opened_with_a_wrong_clock_continues_and_expires_nothing(day: Da
     day.worker._store_clock = RightClock(day)  # type: ignore[assignment]
     day.until(TEN)
     kept = len(day.acked[ORDERS])
-    assert day.tiered_upto(OTHERS) > 0.9 * kept, "uploads stopped"
+    assert day.expired_end_offset(OTHERS) > 0.9 * kept, "uploads stopped"
     for name in (HERE, ORDERS, OTHERS):
         assert day.manager.reader().offsets(name) == (0, len(day.acked[name])), "records have expired"
     if knows != "the store" or days > 0:  # a clock behind all known times expires nothing anyway
@@ -435,16 +435,18 @@ def test_manager_continues_with_the_rest_when_a_local_segment_is_damaged(
     caplog.set_level(logging.INFO)
     day.append(ORDERS, 200)
     waiting = [
-        each for each in day.manager.partition(ORDERS).log.segments() if each.base_offset >= day.tiered_upto(ORDERS)
+        each
+        for each in day.manager.partition(ORDERS).log.segments()
+        if each.base_offset >= day.expired_end_offset(ORDERS)
     ]
     assert len(waiting) > 2
     path = f"./data/orders-0/{waiting[1].base_offset:020}.log"
     day.disk.names[path].data[150] ^= 1
-    before = {name: day.tiered_upto(name) for name in (ORDERS, OTHERS)}
+    before = {name: day.expired_end_offset(name) for name in (ORDERS, OTHERS)}
     day.until(TEN)
     # the other partitions and the appends continue
-    assert day.tiered_upto(ORDERS) <= waiting[1].base_offset
-    assert day.tiered_upto(OTHERS) > before[OTHERS]
+    assert day.expired_end_offset(ORDERS) <= waiting[1].base_offset
+    assert day.expired_end_offset(OTHERS) > before[OTHERS]
     assert len(day.acked[ORDERS]) == len(day.acked[OTHERS]) + 200
     # the problem is reported with its place
     code, text = day.health()
@@ -474,10 +476,10 @@ def test_manager_continues_with_the_rest_when_a_manifest_is_damaged(day: Day, ca
     day.manager.close()
     day.world.store.put(key, good[:-2] + b"?" + good[-1:])
     day.start()
-    before = day.tiered_upto(OTHERS)
+    before = day.expired_end_offset(OTHERS)
     kept = len(day.acked[ORDERS])
     day.until(TEN)
-    assert day.tiered_upto(OTHERS) > before
+    assert day.expired_end_offset(OTHERS) > before
     assert len(day.acked[ORDERS]) == kept, "an append succeeded although the offsets in the bucket are unreadable"
     code, text = day.health()
     assert (code, text.count("\n"), text.startswith("orders/0: ")) == (503, 1, True), text

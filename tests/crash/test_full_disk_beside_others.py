@@ -205,5 +205,5 @@ def test_manager_close_with_records_that_are_not_durable_raises() -> None:
     manager.create_topic("t", 1, now_ms=NOW)
     manager.append("t", [Record(b"k", b"v", NOW)], 0, now_ms=NOW)
     disk.full_from = 1 << 60
-    with pytest.raises(LogError, match="not sealed"):
+    with pytest.raises(LogError, match="cannot close the logs durably"):
         manager.close()

@@ -33,10 +33,10 @@ from remote.store.memory_store import MemoryStore
 NOW = 10
 
 
-def begun(store: ObjectStore, rows: int = 4) -> Writer:
+def begun(store: ObjectStore, entries: int = 4) -> Writer:
     writer = Writer(store)
     writer.open()
-    for base in range(0, rows * 10, 10):
+    for base in range(0, entries * 10, 10):
         writer.copy(base)
     return writer
 
@@ -52,10 +52,10 @@ def work(store: ObjectStore, base: int = 10, job: str = "job", upto: int = 40, b
     manifest = co_writer.join()
     if find_job(manifest, job) is not None:
         return manifest
-    old = next(row for row in entries_of(co_writer, manifest) if row.base_offset == base)
+    old = next(entry for entry in entries_of(co_writer, manifest) if entry.base_offset == base)
     new = replace(again(store, co_writer, base), cleaned_through=upto)
     change = replace_tiled(
-        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=upto, bound=bound, note=AppliedJob(job_id=job)
+        [Replacement(ulids=(old.ulid,), entries=(new,))], cleaned_through=upto, bound=bound, note=AppliedJob(job_id=job)
     )
     return co_writer.commit(change, NOW, touches=(base, base + 10))
 
@@ -65,7 +65,7 @@ def newest(store: ObjectStore) -> Manifest:
 
 
 def made_by(manifest: Manifest) -> list[int]:
-    return [row.base_offset for row in manifest.segments if row.made_by is not None]
+    return [entry.base_offset for entry in manifest.segments if entry.made_by is not None]
 
 
 def test_co_writer_commits_in_the_writers_epoch_and_the_writer_continues() -> None:
@@ -86,7 +86,7 @@ def test_objects_that_a_co_writer_replaced_are_deleted_only_by_the_writer() -> N
     store = MemoryStore()
     writer = begun(store)
     manifest = work(store)
-    assert len(manifest.unlinked) == 2
+    assert len(manifest.pending_deletes) == 2
     co_writer = CoWriterLog(store, PREFIX)
     co_writer.join()
     with pytest.raises(InvalidRequest):
@@ -96,7 +96,7 @@ def test_objects_that_a_co_writer_replaced_are_deleted_only_by_the_writer() -> N
     with pytest.raises(InvalidRequest):
         co_writer.become_writer("x", 1)
     writer.delete_pending()
-    assert newest(store).unlinked == ()
+    assert newest(store).pending_deletes == ()
     check(store, writer)
 
 
@@ -164,10 +164,10 @@ def test_any_event_between_two_calls_of_a_co_writer_leaves_the_bucket_undamaged(
         with suppress(Fenced, Conflict, StopIteration, NotFound):
             work(FaultStore(inner, before_call=meanwhile))
         check(inner, writer)
-        rows = newest(inner).segments
-        assert sum(row.base_offset == 10 for row in rows) == (0 if event == "expires the row" else 1)
-        named = {row.data_key for row in rows}
-        assert not named & {each.key for each in newest(inner).unlinked}
+        entries = newest(inner).segments
+        assert sum(entry.base_offset == 10 for entry in entries) == (0 if event == "expires the row" else 1)
+        named = {entry.data_key for entry in entries}
+        assert not named & {each.key for each in newest(inner).pending_deletes}
 
 
 @pytest.mark.parametrize("fault", [None, Fault.AFTER, Fault.EXISTS, Fault.BEFORE, Fault.LATE_1])
@@ -210,9 +210,9 @@ def test_of_two_jobs_on_one_entry_one_wins_and_the_others_objects_are_unlinked()
     old = co_writer.join().segments[1]
     lost = again(store, co_writer, 10)
     work(store, job="other")
-    group = Replacement(ulids=(old.ulid,), rows=(lost,))
+    group = Replacement(ulids=(old.ulid,), entries=(lost,))
     manifest = co_writer.commit(replace_tiled([group], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")), NOW)
-    assert {lost.data_key, lost.indexes_key} <= {each.key for each in manifest.unlinked}
+    assert {lost.data_key, lost.indexes_key} <= {each.key for each in manifest.pending_deletes}
     assert {each.job_id for each in manifest.jobs} == {"other"}, "a job that lost its group must stay due"
     check(store, writer)
 
@@ -231,7 +231,7 @@ def test_a_co_writer_of_an_older_epoch_is_fenced_and_its_objects_become_orphans(
     other = Writer(store, "b")
     other.open()
     change = replace_tiled(
-        [Replacement(ulids=(old.ulid,), rows=(new,))], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")
+        [Replacement(ulids=(old.ulid,), entries=(new,))], cleaned_through=40, bound=0, note=AppliedJob(job_id="job")
     )
     with pytest.raises(Fenced):
         co_writer.commit(change, NOW)
@@ -246,10 +246,10 @@ def test_every_object_name_in_a_manifest_has_its_epoch_or_an_older_one() -> None
     store = MemoryStore()
     begun(store)
     begun_anew(Writer(store))
-    for row in work(store).segments:
-        parsed = parse_data_key(row.data_key)
+    for entry in work(store).segments:
+        parsed = parse_data_key(entry.data_key)
         assert parsed is not None
-        assert parsed.epoch == (2 if row.made_by else 1)
+        assert parsed.epoch == (2 if entry.made_by else 1)
 
 
 def test_a_deleted_topic_refuses_co_writers_and_their_commits() -> None:
@@ -277,8 +277,10 @@ def _bound(manifest: Manifest) -> int | None:
 
 
 def _clean(manifest: Manifest, *through: int | None) -> Manifest:
-    rows = tuple(replace(row, cleaned_through=each) for row, each in zip(manifest.segments, through, strict=True))
-    return replace(manifest, segments=rows)
+    entries = tuple(
+        replace(entry, cleaned_through=each) for entry, each in zip(manifest.segments, through, strict=True)
+    )
+    return replace(manifest, segments=entries)
 
 
 @pytest.mark.parametrize(
@@ -323,16 +325,16 @@ def test_replacements_that_do_not_tile_their_range_are_refused() -> None:
     store = MemoryStore()
     begun(store)
     co_writer = CoWriterLog(store, PREFIX)
-    rows = co_writer.join().segments
+    entries = co_writer.join().segments
     new = again(store, co_writer, 10)
     wrong = [
-        Replacement(ulids=(rows[0].ulid, rows[1].ulid), rows=(new,)),
-        Replacement(ulids=(rows[0].ulid,), rows=(new,)),
-        Replacement(ulids=(rows[1].ulid,), rows=(replace(new, next_offset=25),)),
-        Replacement(ulids=(rows[1].ulid, rows[3].ulid), rows=(replace(new, next_offset=40),)),
-        Replacement(ulids=(rows[1].ulid,), rows=(rows[1],)),
-        Replacement(ulids=(rows[1].ulid,), rows=()),
-        Replacement(ulids=(rows[1].ulid,), rows=(replace(new, next_offset=15), replace(new, base_offset=16))),
+        Replacement(ulids=(entries[0].ulid, entries[1].ulid), entries=(new,)),
+        Replacement(ulids=(entries[0].ulid,), entries=(new,)),
+        Replacement(ulids=(entries[1].ulid,), entries=(replace(new, next_offset=25),)),
+        Replacement(ulids=(entries[1].ulid, entries[3].ulid), entries=(replace(new, next_offset=40),)),
+        Replacement(ulids=(entries[1].ulid,), entries=(entries[1],)),
+        Replacement(ulids=(entries[1].ulid,), entries=()),
+        Replacement(ulids=(entries[1].ulid,), entries=(replace(new, next_offset=15), replace(new, base_offset=16))),
     ]
     for each in wrong:
         with pytest.raises(InvalidRequest):

@@ -64,7 +64,7 @@ def test_the_newest_manifests_stay_and_a_fresh_reader_finds_the_newest():
     assert MetadataLog(store, PREFIX).load() == writer.log.cached
     assert collect(writer).manifests == 0
     commit_some(writer, 5)
-    assert writer.log.cached.void_upto == 7
+    assert writer.log.cached.gc_boundary == 7
     assert collect(writer).manifests == 5
     assert MetadataLog(store, PREFIX).load() == writer.log.cached
     sound(store)
@@ -125,9 +125,9 @@ def test_the_gc_boundary_of_a_stale_writer_stays_below_every_newer_one():
     uptos = [decode_boundary(store.get(PREFIX + boundary_key(number))) for number in (1, 2)]
     assert uptos == sorted(uptos)
     assert MetadataLog(store, PREFIX).load() == writer.log.cached
-    stale.log._chain.boundary_number = stale.log._chain.void_upto = 0
+    stale.log._chain.boundary_number = stale.log._chain.gc_boundary = 0
     stale.log._chain.advance(2)
-    assert stale.log._chain.void_upto == uptos[-1]
+    assert stale.log._chain.gc_boundary == uptos[-1]
     sound(store)
 
 
@@ -210,7 +210,7 @@ def test_a_pinned_manifest_stays_and_only_objects_unlinked_earlier_are_free():
     collect(writer, now_ms=99)
     assert manifest.sequence in sequences(store)
     held = lowest_pinned(list_pins(store, PREFIX), 99)
-    free = [each for each in writer.log.cached.unlinked if each.unlinked_sequence <= held]
+    free = [each for each in writer.log.cached.pending_deletes if each.unlinked_sequence <= held]
     assert sorted(each.key[5:25] for each in free) == [f"{100:020d}"] * 2
     assert lowest_pinned(list_pins(store, PREFIX), 100) is None
     release(store, PREFIX, [pin])
@@ -302,8 +302,8 @@ def test_a_pin_written_after_the_deleter_read_the_pins_protects_its_manifest():
 
     _, manifest = pin_newest(Stalling(), PREFIX, MetadataLog(store, PREFIX), now_ms=5, expires_ms=100, holder="slow")
     writer.delete_pending()
-    for row in entries_of(writer.log, manifest):
-        assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
+    for entry in entries_of(writer.log, manifest):
+        assert store.head(PREFIX + entry.data_key).size_bytes == entry.stored_bytes
 
 
 def test_manifests_deleted_faster_than_they_are_pinned_raise_conflict():
@@ -360,9 +360,9 @@ def test_a_pending_delete_has_the_sequence_of_the_manifest_that_unlinked_it():
     writer.expire(100)
     first = writer.log.cached.sequence
     writer.expire(110)
-    assert [each.unlinked_sequence for each in writer.log.cached.unlinked] == [first] * 2 + [first + 1] * 2
-    writer.log.commit(remove_pending_deletes([each.key for each in writer.log.cached.unlinked[:2]]), now_ms=5)
-    assert {each.unlinked_sequence for each in writer.log.cached.unlinked} == {first + 1}
+    assert [each.unlinked_sequence for each in writer.log.cached.pending_deletes] == [first] * 2 + [first + 1] * 2
+    writer.log.commit(remove_pending_deletes([each.key for each in writer.log.cached.pending_deletes[:2]]), now_ms=5)
+    assert {each.unlinked_sequence for each in writer.log.cached.pending_deletes} == {first + 1}
     assert expire_segments([], now_ms=1)(writer.log.cached) is writer.log.cached
 
 

@@ -120,8 +120,10 @@ def test_an_abort_that_deletes_at_once_loses_objects_of_a_late_commit(monkeypatc
 
     def deletes(store: ObjectStore, made: ingest.IngestPlan, parts: list[ingest.Ingested], *, now_ms: int) -> None:
         del now_ms
-        rows = [(target.name.prefix, row) for target in made.targets for part in parts for row in part.rows[0]]
-        store.delete([prefix + row.data_key for prefix, row in rows])
+        entries = [
+            (target.name.prefix, entry) for target in made.targets for part in parts for entry in part.entries[0]
+        ]
+        store.delete([prefix + entry.data_key for prefix, entry in entries])
 
     monkeypatch.setitem(globals(), "abort_ingest", deletes)
     with pytest.raises(AssertionError):
@@ -144,8 +146,8 @@ def test_an_ingest_behind_an_open_transaction_in_the_bucket_is_refused() -> None
     prefix = partition_prefix("t", TOPIC_ID, 0)
     metadata = MetadataLog(store, prefix)
     metadata.become_writer("m", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
-    row = copy_segment(store, prefix, segment_to_copy(log, log.segments()[0]), epoch=1, now_ms=NOW)
-    manifest = metadata.commit(add_segments([row]), NOW)
+    entry = copy_segment(store, prefix, segment_to_copy(log, log.segments()[0]), epoch=1, now_ms=NOW)
+    manifest = metadata.commit(add_segments([entry]), NOW)
     with pytest.raises(InvalidRequest, match="transaction is open"):
         plan_ingest(store, "t", now_ms=NOW)
     assert CoWriterLog(store, prefix).join() == manifest

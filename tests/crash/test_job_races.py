@@ -49,8 +49,8 @@ def recode(scene: Scene, store: ObjectStore) -> None:
 
 def _rewritten(scene: Scene, store: ObjectStore, plan: RewritePlan) -> None:
     run_rewrite(store, plan, now_ms=lambda: scene.story.clock, groups_a_manifest=8)
-    there = {row.ulid for row in scene.manifest().segments}
-    assert not there & {row.ulid for group in plan.groups for row in group.rows}
+    there = {entry.ulid for entry in scene.manifest().segments}
+    assert not there & {entry.ulid for group in plan.groups for entry in group.entries}
 
 
 JOBS = [compaction, merge, recode]
@@ -129,6 +129,7 @@ def _believes_any_answer(self: MetadataLog, manifest: Manifest, body: Body) -> M
     return manifest
 
 
+@pytest.mark.usefixtures("every_call")
 @pytest.mark.parametrize("fault", [Fault.LATE_3, Fault.EXISTS], ids=lambda fault: fault.value)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
 def test_a_commit_that_believes_any_answer_is_detected(monkeypatch: pytest.MonkeyPatch, job: Job, fault: Fault) -> None:
@@ -137,6 +138,7 @@ def test_a_commit_that_believes_any_answer_is_detected(monkeypatch: pytest.Monke
         test_a_failing_effect_during_a_managers_commit_loses_and_revives_nothing(job, fault)
 
 
+@pytest.mark.usefixtures("every_call")
 def test_an_ingest_that_does_not_check_its_note_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ingest, job_changes):
         monkeypatch.setattr(module, "is_done", lambda manifest, note: False)

@@ -149,15 +149,15 @@ def _check_bucket(store: MemoryStore, name: TopicPartition) -> None:
         return
     manifest = bucket.manifest(name)
     reached = 0
-    for row in manifest.segments:
-        assert row.base_offset >= reached
-        reached = row.next_offset
+    for entry in manifest.segments:
+        assert entry.base_offset >= reached
+        reached = entry.next_offset
     start, end = bucket.reader().offsets(name)
     count = sum(1 for _ in bucket.reader().records(name, start)) if start < end else 0
-    live = [row for row in manifest.segments if row.next_offset > manifest.log_start_offset]
-    assert count <= sum(row.record_count for row in live)
-    if name == PLAIN and all(row.base_offset >= manifest.log_start_offset for row in live):
-        assert count == sum(row.record_count for row in live)
+    live = [entry for entry in manifest.segments if entry.next_offset > manifest.log_start_offset]
+    assert count <= sum(entry.record_count for entry in live)
+    if name == PLAIN and all(entry.base_offset >= manifest.log_start_offset for entry in live):
+        assert count == sum(entry.record_count for entry in live)
 
 
 def run_with_store_fault(at: int, fault: Fault) -> None:

@@ -138,8 +138,8 @@ class World:
         assert manager.problems == {}
         manifest = manager.partition(NAME).manifest()
         assert manifest is not None
-        rows = list(manager.partition(NAME).metadata.index(manifest).rows())  # type: ignore[union-attr]
-        assert [0, *(row.next_offset for row in rows)] == [*(row.base_offset for row in rows), COUNT]
+        entries = list(manager.partition(NAME).metadata.index(manifest).entries())  # type: ignore[union-attr]
+        assert [0, *(entry.next_offset for entry in entries)] == [*(entry.base_offset for entry in entries), COUNT]
         assert [info.base_offset for info in manager.partition(NAME).log.segments()] == [COUNT]
         start, end = manager.reader().offsets(NAME)
         found = [(each.offset, each.value) for each in manager.reader().records(NAME, start, end)]
@@ -149,7 +149,7 @@ class World:
         assert all(name.startswith(f"{root}/t-0/") for name in held)
         self.settle(NOW + 3 * HOUR)
         data = {info.key.rsplit("/", 1)[-1] for info in self.inner.list("") if "/data/" in info.key}
-        assert data == {key.rsplit("/", 1)[-1] for row in rows for key in (row.data_key, row.indexes_key)}
+        assert data == {key.rsplit("/", 1)[-1] for entry in entries for key in (entry.data_key, entry.indexes_key)}
         assert_sound(self.inner)
 
 
@@ -191,10 +191,11 @@ def test_a_partition_moves_at_any_step_of_its_copies(moves: int, own: dict[str, 
 def _what_is_committed_is_listed_for_deletion(patch: pytest.MonkeyPatch) -> None:
     """As if lost, because the copied segment is retired."""
 
-    def unlink(rows: list[SegmentEntry]) -> Change:
+    def unlink(entries: list[SegmentEntry]) -> Change:
         return lambda manifest: replace(
             manifest,
-            unlinked=manifest.unlinked + tuple(each for row in rows for each in objects_of(row, NOW, manifest.epoch)),
+            pending_deletes=manifest.pending_deletes
+            + tuple(each for entry in entries for each in objects_of(entry, NOW, manifest.epoch)),
         )
 
     patch.setattr(upload_and_commit, "unlink_uploads", unlink)

@@ -84,8 +84,8 @@ def test_a_page_without_a_manifest_is_deleted_only_after_the_next_epoch_began(fa
         successor.open()
         manifest = check(inner, successor, writer) if writer.acknowledged else check(inner, successor)
         assert manifest is not None
-        named = {page.key for page in manifest.pages} | {each.key for each in manifest.unlinked}
-        named |= {page.page.key for page in manifest.unlinked_pages}
+        named = {page.key for page in manifest.pages} | {each.key for each in manifest.pending_deletes}
+        named |= {page.page.key for page in manifest.pending_page_deletes}
         unnamed = pages(inner) - named
         found = listed(inner)
         assert {each.key for each in found.entries if parse_page_key(each.key)} == unnamed

@@ -87,8 +87,8 @@ def test_a_renewal_counts_only_if_all_pinned_objects_exist_and_stay(deed, woke_m
     assert (later is not None) == counts
     assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([LATER] if counts else [0] if fork else [])
     if counts:
-        for row in entries_of(log, manifest):
-            assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
+        for entry in entries_of(log, manifest):
+            assert store.head(PREFIX + entry.data_key).size_bytes == entry.stored_bytes
 
 
 def test_a_pin_on_unlinked_entries_can_be_renewed_repeatedly():
@@ -165,8 +165,8 @@ def test_a_renewal_that_was_written_and_not_verified_is_not_relied_on(deed, woke
     if counts:
         assert later.expires_ms == later.sure_until_ms == max(LATER, asked_ms)
         assert list_pins(store, PREFIX) == [later]
-        for row in entries_of(log, manifest):
-            assert store.head(PREFIX + row.data_key).size_bytes == row.stored_bytes
+        for entry in entries_of(log, manifest):
+            assert store.head(PREFIX + entry.data_key).size_bytes == entry.stored_bytes
     else:
         assert [each.expires_ms for each in list_pins(store, PREFIX)] == ([0] if fork else [])
 

@@ -27,7 +27,7 @@ ENOUGH: dict[str, tuple[Callable[[Race], int], float]] = {
 RARER: dict[str, Callable[[Race], int]] = {
     "steps with a pin": lambda race: _count(race, " with a pin"),
     "killed processes": lambda race: _count(race, " is killed"),
-    "collected heads": lambda race: race.truth.void_upto,
+    "GC boundary": lambda race: race.truth.gc_boundary,
     "views": lambda race: len(race.truth.views),
     "pages": lambda race: race.truth.pages_seen,
     "replaced rows": lambda race: race.truth.replaced,

@@ -156,12 +156,12 @@ def check_table(records: list[StoredRecord], story: Story, *, below: int | None)
 
 def check_objects(store: MemoryStore, prefix: str, manifest: Manifest) -> None:
     there = {each.key.removeprefix(prefix) for each in store.list(prefix)}
-    named = {key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
-    named |= {each.key for each in manifest.unlinked}
+    named = {key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
+    named |= {each.key for each in manifest.pending_deletes}
     parsed = {key: parse_data_key(key) for key in there - named}
     leaked = [key for key, name in parsed.items() if name is not None and name.epoch == manifest.epoch]
     assert leaked == [], "objects of this epoch are not named"
-    assert {key for row in manifest.segments for key in (row.data_key, row.indexes_key)} <= there
+    assert {key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)} <= there
 
 
 def run_with_store_fault(at: int, fault: Fault) -> None:
@@ -199,7 +199,7 @@ def test_recompaction_replaces_entries_and_removes_tombstones() -> None:
     play(disk, store, story)
     manifest = RemoteLog(store).manifest(NAME)
     assert manifest.segments[0].next_offset > 10, "several segments were not merged into one"
-    assert all((row.cleaned_through or 0) > 10 for row in manifest.segments)
+    assert all((entry.cleaned_through or 0) > 10 for entry in manifest.segments)
     assert not any(record.value is None for record in RemoteLog(store).reader().records(NAME, 0))
     assert len(CALLS) > 20
     assert len(EFFECTS) > 40
@@ -224,7 +224,7 @@ def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
     def one_by_one(ways: upload_and_commit._Ways, change: object, infos: object) -> None:
         del change
         for upload in list(ways.partition.uploaded.values()):
-            entries_of(ways, real([upload.row]), [])
+            entries_of(ways, real([upload.entry]), [])
         ways.partition.uploaded.clear()
 
     patch.setattr(upload_and_commit, "_commit", one_by_one)
@@ -233,8 +233,8 @@ def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
 def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
     real = upload_and_commit.replace_segments
 
-    def replace_segments(row: object, ulids: object) -> object:
-        change = real(row, ulids)  # type: ignore[arg-type]
+    def replace_segments(entry: object, ulids: object) -> object:
+        change = real(entry, ulids)  # type: ignore[arg-type]
 
         def gone(manifest: Manifest) -> Manifest:
             for each in manifest.segments:

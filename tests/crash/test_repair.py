@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import rot
 from care_world import KEYS, MODES, NOW, all_kinds, named
-from run_profile import ROT_CASES, each_call
+from run_profile import each_call
 
 from local.errors import LogError
 from local.names import TopicPartition
@@ -22,7 +22,7 @@ from tiered.health.scrub_report import Found
 from tiered.migrate.fork import plan_fork, run_fork
 from tiered.read.bucket_reader import RemoteLog
 
-CASES = int(os.environ.get("TIERED_ROT_CASES", str(ROT_CASES // 2)))
+CASES = int(os.environ.get("TIERED_ROT_CASES", "240"))
 TOPICS = (*MODES, "paged", "viewed")
 
 
@@ -49,7 +49,7 @@ class Tally:
 
 def _of_history(found: Found) -> bool:
     """Whether the finding is about manifests before the newest, which only readers with a pin use."""
-    return found.object.startswith("meta/head/") or found.what.startswith("named again")
+    return found.object.startswith("meta/head/") or found.what.startswith("a manifest names an object again after it was unlinked")
 
 
 def _heal(store: MemoryStore, topic: str) -> RepairPlan:
@@ -91,17 +91,17 @@ def test_the_plan_for_a_repaired_bucket_is_empty(store: MemoryStore) -> None:
     bad = MemoryStore("memory://b", now_ms=lambda: NOW)
     bad._objects = dict(store._objects)
     prefix = named("raw").prefix
-    row = MetadataLog(bad, prefix).refresh().segments[1]
-    bad.delete([prefix + row.indexes_key])
+    entry = MetadataLog(bad, prefix).refresh().segments[1]
+    bad.delete([prefix + entry.indexes_key])
     report = rot.scrubbed(bad, "raw")
     plan = plan_repair(bad, report, keys=KEYS)
-    assert [(each.source, each.object) for each in plan.segments] == [("bucket", row.data_key)]
+    assert [(each.source, each.object) for each in plan.segments] == [("bucket", entry.data_key)]
     run_repair(bad, plan, now_ms=lambda: NOW + 1, keys=KEYS)
     fresh = MetadataLog(bad, prefix).refresh().segments[1]
     same = ("base_offset", "next_offset", "size_bytes", "record_count", "epochs", "content_crc32c", "cleaned_through",
             "max_timestamp_ms", "min_timestamp_ms", "committed_ms", "made_by")  # fmt: skip
-    assert [getattr(fresh, name) for name in same] == [getattr(row, name) for name in same]
-    assert fresh.data_key != row.data_key
+    assert [getattr(fresh, name) for name in same] == [getattr(entry, name) for name in same]
+    assert fresh.data_key != entry.data_key
     again = plan_repair(bad, report, keys=KEYS)
     assert (again.segments, again.pages, again.hopeless) == ((), (), ())
     assert rot.scrubbed(bad, "raw").findings == []
@@ -144,7 +144,7 @@ def test_a_repair_stopped_at_any_call_is_finished_by_a_second_run(what: str) -> 
     truth, prefix = _records(world.store, "t"), named("t").prefix
     log = MetadataLog(world.store, prefix)
     manifest = log.refresh()
-    lost = manifest.pages[1].key if what == "page" else list(log.index(manifest).rows())[3].indexes_key
+    lost = manifest.pages[1].key if what == "page" else list(log.index(manifest).entries())[3].indexes_key
     world.store.delete([prefix + lost])
 
     def cut(at: int, kind: Kind | None) -> int:
@@ -174,12 +174,12 @@ def test_other_valid_bytes_under_the_name_are_not_a_good_copy() -> None:
 
     world = CareWorld.empty()
     assert isinstance(world.store, MemoryStore)
-    rows = [world.add("t", b"".join(batches(base, (4, 5), seed=1)), base + 10) for base in (0, 10)]
+    entries = [world.add("t", b"".join(batches(base, (4, 5), seed=1)), base + 10) for base in (0, 10)]
     other = b"".join(batches(0, (4, 5), seed=2))
-    assert len(other) == rows[0].size_bytes
+    assert len(other) == entries[0].size_bytes
     prefix = named("t").prefix
-    world.store.put(prefix + rows[0].data_key, other)
-    world.store.delete([prefix + rows[0].indexes_key])
+    world.store.put(prefix + entries[0].data_key, other)
+    world.store.delete([prefix + entries[0].indexes_key])
     plan = plan_repair(world.store, rot.scrubbed(world.store, "t"))
     assert plan.segments == ()
     assert ["damaged too" in each.why for each in plan.hopeless] == [True]
@@ -205,14 +205,14 @@ def test_a_page_of_rewritten_entries_is_not_restored_with_the_entries_before() -
     change = replace_tiled(replaced, cleaned_through=0, bound=None, note=AppliedJob(job_id="j"), keeps_maker=True)
     world.commit("t", change, touches=(0, 2000))  # as a manager with small pages: new pages in the same manifest
     log = MetadataLog(store, prefix)
-    before = [row.data_key for row in log.index(log.refresh()).rows()]
+    before = [entry.data_key for entry in log.index(log.refresh()).entries()]
     lost = log.refresh().pages[1]
     store.delete([prefix + lost.key])
     plan_of_pages = plan_repair(store, rot.scrubbed(store, "t"))
     assert [each.source for each in plan_of_pages.pages] == ["objects"]
     run_repair(store, plan_of_pages, now_ms=lambda: NOW + 1)
     log = MetadataLog(store, prefix)
-    assert [row.data_key for row in log.index(log.refresh()).rows()] == before
+    assert [entry.data_key for entry in log.index(log.refresh()).entries()] == before
     assert _records(store, "t") == truth
     assert rot.scrubbed(store, "t").of("corrupt") == []
 
@@ -251,8 +251,8 @@ def test_a_fork_is_repaired_like_its_source(mode: str) -> None:
     run_fork(store, plan_fork(store, [named(mode)], "f", known=[]), now_ms=lambda: NOW)
     names = [named(mode), next(name for name in list_partitions(store) if name.topic == "f")]
     truth = _records(store, mode)
-    row = MetadataLog(store, named(mode).prefix).refresh().segments[1]
-    key = named(mode).prefix + (row.indexes_key if mode == "raw" else row.data_key)
+    entry = MetadataLog(store, named(mode).prefix).refresh().segments[1]
+    key = named(mode).prefix + (entry.indexes_key if mode == "raw" else entry.data_key)
     body = bytearray(store.get(key))
     body[len(body) // 2] ^= 1
     store.put(key, bytes(body))

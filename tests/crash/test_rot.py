@@ -47,9 +47,9 @@ def test_a_deep_scrub_finds_a_change_in_any_byte_of_a_segment(store: MemoryStore
     """Every byte of one segment's objects is changed in turn."""
     prefix = named("raw").prefix
     plan = plan_scrub(store, [named("raw")], deep=True)
-    row = plan.jobs[1].row
+    entry = plan.jobs[1].entry
     missed = []
-    for key in (row.data_key, row.indexes_key):
+    for key in (entry.data_key, entry.indexes_key):
         body = store.get(prefix + key)
         for at in range(len(body)):
             bad = MemoryStore("memory://b")

@@ -67,9 +67,9 @@ def test_building_a_view_reuses_one_part_and_writes_two() -> None:
     world = prepared()
     assert read(world) == OLD
     with world.open() as manager:
-        before = {row.ulid for row in manager.partitions()[0].manifest().view_entries}
+        before = {entry.ulid for entry in manager.partitions()[0].manifest().view_entries}
         build(manager)
-        after = {row.ulid for row in manager.partitions()[0].manifest().view_entries}
+        after = {entry.ulid for entry in manager.partitions()[0].manifest().view_entries}
     assert read(world) == NEW
     assert before & after
     assert before - after
@@ -163,7 +163,7 @@ def test_a_writer_fenced_during_a_build_changes_nothing_that_readers_see() -> No
         if newest.epoch == manifest.epoch and newest.sequence == manifest.sequence:
             assert read(world) in (OLD, NEW)
             assert isinstance(late.problems.get(NAME), Fenced) or read(world) == NEW, f"call {at}"
-        named = {row.data_key for view in newest.views for row in view.rows}
+        named = {entry.data_key for view in newest.views for entry in view.entries}
         assert all(parse_view_key(key) is not None for key in named)
         build(taken[0])
         assert read(world) == NEW

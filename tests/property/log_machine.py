@@ -315,16 +315,16 @@ class LogMachine(RuleBasedStateMachine):
         first = self.log.local_log_start_offset
         offset = first + round((self.end - first) * share)
         table = kernels.scan_batches(self.log.read(offset, bytes_max, min_one=min_one))
-        rows = [row for row in self._rows() if row[1] > offset]
+        entries = [entry for entry in self._entries() if entry[1] > offset]
         got = list(
             zip(table.base_offsets.tolist(), (table.last_offsets + 1).tolist(), table.sizes.tolist(), strict=True)
         )
         assert table.problem is None
-        assert got == [row[:3] for row in rows[: len(got)]]
-        size = sum(row[2] for row in got)
+        assert got == [entry[:3] for entry in entries[: len(got)]]
+        size = sum(entry[2] for entry in got)
         assert size <= bytes_max or (len(got) == 1 and min_one)
-        left = rows[len(got) :]
-        if left and got and left[0][3] == rows[0][3]:
+        left = entries[len(got) :]
+        if left and got and left[0][3] == entries[0][3]:
             assert size + left[0][2] > bytes_max, "a batch that fits into the limit must be returned"
         if left and not got:
             assert not min_one
@@ -430,7 +430,7 @@ class LogMachine(RuleBasedStateMachine):
             for offset, each in enumerate(records, start=result.base_offset)
         ]
         made = []
-        for first, after, _, _ in self._rows():
+        for first, after, _, _ in self._entries():
             if first >= result.base_offset:
                 mine = [each for each in stored if first <= each.offset < after]
                 assert len(mine) == after - first
@@ -440,7 +440,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def _refused(self, error: InvalidRequest) -> None:
         """Only the size may be the reason of a refusal, and no record was appended."""
-        assert "above segment.bytes" in str(error)
+        assert "larger than segment.bytes" in str(error)
         assert self.log.next_offset == self.end
 
     def _extend(self, batches: list[Batch], durability: Durability) -> None:
@@ -460,15 +460,15 @@ class LogMachine(RuleBasedStateMachine):
     def _visible(self) -> list[StoredRecord]:
         return [record for batch in self.batches for record in batch.records if record.offset >= self.start]
 
-    def _rows(self) -> list[tuple[int, int, int, int]]:
+    def _entries(self) -> list[tuple[int, int, int, int]]:
         """(base offset, next offset, size, segment) of every batch in the files."""
-        rows = []
+        entries = []
         for info in self.log.segments():
             table = self._table(info.base_offset)
             columns = (table.base_offsets, table.last_offsets, table.sizes)
             for base, last, size in zip(*(column.tolist() for column in columns), strict=True):
-                rows.append((base, last + 1, size, info.base_offset))
-        return rows
+                entries.append((base, last + 1, size, info.base_offset))
+        return entries
 
     def _table(self, base: int) -> BatchTable:
         return kernels.scan_batches(self.disk.read(f"{self.log.directory}/{base:020d}{LOG}"))

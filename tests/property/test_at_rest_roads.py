@@ -10,6 +10,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from run_profile import examples
 
 from local.errors import AccessDenied, Corrupt
 from remote.fetch.chunk_cache import ChunkCache
@@ -22,7 +23,7 @@ from remote.segments.segment_upload_stream import SegmentFacts
 from remote.store.memory_store import MemoryStore
 
 KEYS = KeyRing({"k": bytes(range(32))})
-CALM = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+CALM = settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PREFIX = f"t-{'A' * 22}/0/"
 
 
@@ -75,17 +76,17 @@ def test_an_encoded_segment_is_read_back_in_any_ranges(batches, codec, key_id, c
     )
     store = MemoryStore()
     kept = ObjectEncoding(codec=codec, key_id=key_id, keys=KEYS)
-    row = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=kept, chunk_bytes=chunk_bytes)
+    entry = copy_segment(store, PREFIX, segment, epoch=1, now_ms=0, object_encoding=kept, chunk_bytes=chunk_bytes)
     reader = RemotePartition(store, PREFIX, ChunkCache(5000), keys=KEYS)
-    table = reader.indexes(row).chunks
-    assert (row.size_bytes, row.record_count) == (len(body), len(ends))
-    assert row.stored_bytes == len(store.get(PREFIX + row.data_key))
+    table = reader.indexes(entry).chunks
+    assert (entry.size_bytes, entry.record_count) == (len(body), len(ends))
+    assert entry.stored_bytes == len(store.get(PREFIX + entry.data_key))
     chunks = [table.chunk_range(number) for number in range(len(table))]
     if not table.is_as_it_is:
         assert {at for at, _ in chunks} <= {0, *ends}, "chunks must begin at batch boundaries"
         assert all(length <= chunk_bytes or at + length in ends for at, length in chunks)
     for at, length in (*ranges, (0, len(body))):
-        assert bytes(reader.read(row, at, length)) == body[at : at + length]
+        assert bytes(reader.read(entry, at, length)) == body[at : at + length]
 
 
 @CALM
@@ -93,9 +94,9 @@ def test_an_encoded_segment_is_read_back_in_any_ranges(batches, codec, key_id, c
 def test_hostile_bytes_in_an_encoded_object_are_corrupt(stored, header, number):
     """Chunk tables, chunks, encrypted indexes and wrapped keys with arbitrary bytes from the bucket."""
     cipher = KEYS.new_object("k", "stem")[0]
-    for head in (b"", bytes.fromhex("0002 00 00 00000001"), bytes.fromhex("0002 01 01 00000002")):
+    for manifest in (b"", bytes.fromhex("0002 00 00 00000001"), bytes.fromhex("0002 01 01 00000002")):
         with suppress(Corrupt):
-            decode_chunks(head + header)
+            decode_chunks(manifest + header)
     for codec, kind in ((ZSTD, PLAIN), (RAW, AES_256_GCM), (ZSTD, AES_256_GCM)):
         sizes = {"lengths": (50,) * 4, "crcs": (0,) * 4, "stored_lengths": (9,) * 4, "stored_crcs": (0,) * 4}
         table = ChunkTable(**sizes, codec=codec, cipher=kind)

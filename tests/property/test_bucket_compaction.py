@@ -10,6 +10,7 @@ from cleaner_oracle import Batch, Round, expected, parsed
 from disk_model import ModelDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from run_profile import examples, seeds
 from test_cleaner_rounds import NAME, RETENTION_MS, STEPS, drawn
 from test_cleaner_rounds import World as LogWorld
 
@@ -19,9 +20,9 @@ from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import copy_segment
@@ -68,7 +69,7 @@ class World(LogWorld):
 
     def ship(self) -> None:
         self.log.roll(now_ms=self.now_ms)
-        reached = self.head().next_offset
+        reached = self.manifest().next_offset
         for info in self.log.segments():
             is_stable = info.next_offset <= self.log.last_stable_offset
             if info.is_active or info.is_empty or info.base_offset < reached or not is_stable:
@@ -76,10 +77,10 @@ class World(LogWorld):
             source = segment_to_copy(self.log, info)
             if not self.has_snapshots:
                 source = replace(source, producer_snapshot=b"")
-            row = copy_segment(self.store, BUCKET.prefix, source, epoch=self.metadata.epoch, now_ms=self.now_ms)
-            self.metadata.commit(add_segments([row]), self.now_ms)
+            entry = copy_segment(self.store, BUCKET.prefix, source, epoch=self.metadata.epoch, now_ms=self.now_ms)
+            self.metadata.commit(add_segments([entry]), self.now_ms)
 
-    def head(self) -> Head:
+    def manifest(self) -> Manifest:
         return self.metadata.refresh(exact=True)
 
     def source(self) -> PartitionSource:
@@ -87,13 +88,13 @@ class World(LogWorld):
         remote = RemotePartition(self.store, BUCKET.prefix, metadata=metadata)
         return PartitionSource(NAME, None, remote, metadata)
 
-    def rows(self) -> list[SegmentEntry]:
-        return list(self.metadata.index(self.head()).rows())
+    def entries(self) -> list[SegmentEntry]:
+        return list(self.metadata.index(self.manifest()).entries())
 
     def batches(self) -> list[list[Batch]]:
         """The batches of each segment entry."""
         remote = RemotePartition(self.store, BUCKET.prefix)
-        return [parsed(memoryview(bytes(remote.read(row, 0, row.size_bytes)))) for row in self.rows()]
+        return [parsed(memoryview(bytes(remote.read(entry, 0, entry.size_bytes)))) for entry in self.entries()]
 
     def table(self) -> dict[bytes | None, bytes]:
         """The table of newest committed values in the bucket."""
@@ -106,33 +107,35 @@ class World(LogWorld):
         return {key: value for key, value in latest.items() if key is not None and value is not None}
 
     def facts(self) -> Round:
-        source, head = self.source(), self.head()
+        source, manifest = self.source(), self.manifest()
         end = stable_end(source)
-        upto = max((row.next_offset for row in self.rows() if row.next_offset <= end), default=0)
-        aborted = aborted_transactions(source, 0, end) if head.has_entries else []
+        upto = max((entry.next_offset for entry in self.entries() if entry.next_offset <= end), default=0)
+        aborted = aborted_transactions(source, 0, end) if manifest.has_entries else []
         known = producers_in_bucket(source).entries()
         return Round(
             dirty_from=0,
             upto=upto,
             now_ms=self.now_ms,
             retention_ms=RETENTION_MS,
-            tombstones_below=tombstone_bound(head.parts, head.views, head.log_start_offset),
+            tombstones_below=tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset),
             aborted=[(each.producer_id, each.first_offset, each.last_offset) for each in aborted],
             producers={p.producer_id: (p.producer_epoch, p.last_offset if p.last_offset >= 0 else None) for p in known},
         )
 
     def compact(self, buffer_bytes: int) -> None:
-        before, facts, table, epoch = self.batches(), self.facts(), self.table(), self.head().epoch
+        before, facts, table, epoch = self.batches(), self.facts(), self.table(), self.manifest().epoch
         producers = producers_in_bucket(self.source()).entries()
         self.outcomes.append(self.job(buffer_bytes))
-        flat = [batch for row in before for batch in row]
+        flat = [batch for entry in before for batch in entry]
         wanted = expected([batch for batch in flat if batch.last_offset < facts.upto], facts)
         rest = [batch for batch in flat if batch.last_offset >= facts.upto]
         self.compare([*wanted, *rest])
         assert self.table() == table
-        assert self.head().epoch == epoch
+        assert self.manifest().epoch == epoch
         assert producers_in_bucket(self.source()).entries() == producers
-        assert all((row.cleaned_through or 0) >= facts.upto for row in self.rows() if row.next_offset <= facts.upto)
+        assert all(
+            (entry.cleaned_through or 0) >= facts.upto for entry in self.entries() if entry.next_offset <= facts.upto
+        )
         assert_sound(self.store)
         assert self.job_disk.list("./job") == []
 
@@ -155,9 +158,9 @@ class World(LogWorld):
         1. The only batch of a segment entry may stay although it is empty.
         2. Markers of transactions in other groups may stay."""
         found = []
-        for row in self.batches():
-            is_alone = len(row) == 1 and not row[0].records and row[0] not in wanted
-            found += [] if is_alone else row
+        for entry in self.batches():
+            is_alone = len(entry) == 1 and not entry[0].records and entry[0] not in wanted
+            found += [] if is_alone else entry
         if self.group_bytes == WHOLE:
             assert found == wanted
             return
@@ -169,7 +172,7 @@ class World(LogWorld):
         assert kept == [batch for batch in wanted if not batch.is_control]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=25), st.sampled_from([WHOLE, 1, 1500]))
 def test_bucket_compaction_keeps_the_same_batches_as_the_reference_cleaner(
     steps: list[tuple], group_bytes: int
@@ -178,7 +181,7 @@ def test_bucket_compaction_keeps_the_same_batches_as_the_reference_cleaner(
 
 
 @pytest.mark.parametrize("group_bytes", [WHOLE, 1, 2000])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_bucket_compaction_of_transactions_and_horizons_keeps_the_references_batches(
     seed: int, group_bytes: int
 ) -> None:
@@ -199,7 +202,9 @@ def play(world: World, steps: list[tuple]) -> None:
         world.wait(wait)
         world.clean(None, 1 << 20)
     if world.group_bytes == WHOLE:
-        left = [record for row in world.batches() for batch in row for record in batch.records if not batch.is_control]
+        left = [
+            record for entry in world.batches() for batch in entry for record in batch.records if not batch.is_control
+        ]
         newest = {record.key: record.offset for record in left}
         assert len(left) == len(newest), "after enough jobs each key must have one record"
 
@@ -225,12 +230,12 @@ def test_a_compaction_job_repeated_with_the_same_id_does_nothing() -> None:
             getattr(world, name)(*words)
     world.ship()
     first = world.job(1 << 20, job_id="nightly")
-    head = world.head()
+    manifest = world.manifest()
     second = world.job(1 << 20, job_id="nightly")
     assert not first.was_done
     assert second.was_done
-    assert world.head() == head
-    assert CoWriterLog(world.store, BUCKET.prefix).join() == head
+    assert world.manifest() == manifest
+    assert CoWriterLog(world.store, BUCKET.prefix).join() == manifest
 
 
 def test_the_reference_cleaner_detects_colliding_key_digests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from disk_model import ModelDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from old_formats import OldLog, lay_down, old_log
+from run_profile import examples, seeds
 
 from local.cleaner import cleaner
 from local.cleaner.offset_map import Buffer
@@ -187,7 +188,7 @@ def committed_values(log: Log) -> dict[bytes | None, bytes]:
     return {key: value for key, value in latest.items() if value is not None and key is not None}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=25))
 def test_the_cleaner_keeps_the_same_batches_as_the_reference_in_any_number_of_passes(steps: list[tuple]) -> None:
     World().play(steps)
@@ -221,7 +222,7 @@ def drawn(seed: int) -> list[tuple]:
     return [step() for _ in range(80)]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_messages_of_old_formats_are_cleaned_like_others_and_become_batches(seed: int) -> None:
     story = World(old=old_log(random.Random(seed)))
     assert {batch.magic for segment in batches_of(story.log) for batch in segment} <= {0, 1}
@@ -229,12 +230,12 @@ def test_messages_of_old_formats_are_cleaned_like_others_and_become_batches(seed
     assert {batch.magic for segment in batches_of(story.log) for batch in segment} == {2}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_cleaning_of_transactions_and_horizons_keeps_the_references_batches(seed: int) -> None:
     World().play(drawn(seed))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 @pytest.mark.parametrize("buffer_bytes", [60, 120])
 def test_a_log_cleaned_in_parts_keeps_the_same_records_as_in_one_pass(seed: int, buffer_bytes: int) -> None:
     """The same sequence with a buffer for a few keys and with a buffer for all keys, tombstones and markers

@@ -161,9 +161,9 @@ def test_both_kernels_refuse_the_same_records(records):
 def test_both_kernels_give_the_same_scan(data, verify):
     table = both(kernels.scan_batches, data, verify=verify)
     assert 0 <= table.valid_bytes <= len(data)
-    for row in range(len(table)):
-        header = read_header(data, int(table.positions[row]))
-        assert header.is_legacy or table.row(row) == header  # the entry of a wrapper has facts of its inner messages
+    for entry in range(len(table)):
+        header = read_header(data, int(table.positions[entry]))
+        assert header.is_legacy or table.row(entry) == header  # the entry of a wrapper has facts of its inner messages
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])

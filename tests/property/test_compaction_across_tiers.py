@@ -10,6 +10,7 @@ from dataclasses import fields
 import pytest
 from disk_model import ModelDisk
 from log_world import open_log
+from run_profile import seeds
 from tier_explorer import explore
 from tier_model import NO_HORIZON, RETENTION_TICKS, Rules, Scope, Segment, World, kept_records, steps
 from tier_model import Record as Kind
@@ -94,7 +95,7 @@ def test_a_horizon_set_by_the_first_pass_is_too_early_for_remote_readers() -> No
     assert ends == ["the reader is done: key a came back with the value of offset 0"]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_the_models_cleaner_keeps_the_same_records_as_the_real_cleaner(seed: int) -> None:
     """Passes with random records, bounds and times keep the same offsets with the same delete horizons."""
     draw = random.Random(seed)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manager_world import NAME, NOW, TIERED, World, send, settle
+from run_profile import examples
 
 from local.errors import Corrupt, LogError
 from local.names import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS
@@ -26,7 +27,7 @@ from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import decode_line, decode_manifest, encode_line
 from remote.manifest.manifest_validation import contradictions
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.read.bucket_reader import RemoteLog
@@ -34,7 +35,7 @@ from tiered.spark.source.options import parse_options
 from tiered.spark.source.planning import plan_read
 from tiered.spark.source.task import split_columns
 
-CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(60))
 CHECKPOINTS = (LEADER_EPOCHS, LOG_START_OFFSETS, CLEANER_OFFSETS)
 pytestmark = pytest.mark.damages_bucket
 
@@ -76,11 +77,11 @@ def bucket() -> Bucket:
             send(manager, 300, start=600)
             settle(manager)
     (name,) = list_partitions(world.store)
-    head = MetadataLog(world.store, name.prefix).refresh()
-    assert head.spills
-    assert len(head.segments) > 3
-    assert head.unlinked
-    key = name.prefix + manifest_key(head.sequence)
+    manifest = MetadataLog(world.store, name.prefix).refresh()
+    assert manifest.pages
+    assert len(manifest.segments) > 3
+    assert manifest.pending_deletes
+    key = name.prefix + manifest_key(manifest.sequence)
     body = json.loads(decode_line(world.store.get(key)))
     return Bucket(world, name.prefix, key, body, records(world.store))
 
@@ -245,10 +246,10 @@ def test_a_salvaged_manifest_is_accepted_by_readers(forgery):
     made = bucket()
     data = encode_line(json.dumps(forgery).encode())
     salvage = salvage_manifest(data, made.prefix)
-    if salvage.head is not None:
-        assert list(contradictions(salvage.head, made.prefix)) == []
+    if salvage.manifest is not None:
+        assert list(contradictions(salvage.manifest, made.prefix)) == []
     try:
-        assert decode_manifest(data, made.prefix) == salvage.head
+        assert decode_manifest(data, made.prefix) == salvage.manifest
     except Corrupt:
         assert salvage.found
 

@@ -14,7 +14,7 @@ from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from policies.coverage import Coverage
 from remote import keys
-from remote.manifest.manifest import Head, PendingDelete, decode_line, decode_manifest, encode_line, encode_manifest
+from remote.manifest.manifest import Manifest, PendingDelete, decode_line, decode_manifest, encode_line, encode_manifest
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.manifest_page import decode_page, encode_page, summary_contradiction
 from remote.manifest.view import CompactedView, ViewFailure, ViewStart
@@ -34,7 +34,7 @@ EPOCHS = st.integers(1, 2**31 - 1)
 
 
 @st.composite
-def rows(draw, count_max=4):
+def entries(draw, count_max=4):
     """Segment entries in ascending order, sometimes with gaps."""
     reached, made = draw(st.integers(0, 1000)), []
     for _ in range(draw(st.integers(0, count_max))):
@@ -97,12 +97,12 @@ VIEWS = st.lists(
 
 
 @st.composite
-def heads(draw):
+def manifests(draw):
     """A manifest; its oldest entries may be in pages."""
-    segments = draw(rows())
+    segments = draw(entries())
     cut = draw(st.integers(0, len(segments)))
     pages = [segments[:cut]] if draw(st.booleans()) else [segments[at : at + 1] for at in range(cut)]
-    return Head(
+    return Manifest(
         sequence=draw(st.integers(1, 2**63 - 1)),
         epoch=2**31 - 1,
         commit_id=draw(st.text(min_size=1, max_size=30)),
@@ -114,54 +114,54 @@ def heads(draw):
         log_start_offset=draw(OFFSETS),
         committed_ms=draw(OFFSETS),
         segments=segments[cut:],
-        unlinked=tuple(draw(st.lists(UNLINKED, max_size=3))),
-        spills=tuple(encode_page(page, 1, "A" * 26)[0] for page in pages if page),
+        pending_deletes=tuple(draw(st.lists(UNLINKED, max_size=3))),
+        pages=tuple(encode_page(page, 1, "A" * 26)[0] for page in pages if page),
         views=draw(VIEWS),
         properties=draw(st.dictionaries(WORDS, WORDS, max_size=3)),
     )
 
 
-HEADS = heads()
+MANIFESTS = manifests()
 
 
 @CALM
-@given(rows(count_max=9).filter(bool))
+@given(entries(count_max=9).filter(bool))
 def test_an_encoded_manifest_page_is_decoded_again(segments):
-    spill, body = encode_page(segments, 1, "A" * 26)
-    assert tuple(decode_page(spill, body)) == segments
-    held = [(row.base_offset, row.next_offset) for row in segments]
-    assert Coverage.of(spill.ranges()) == Coverage.of(held)
-    assert spill.size_bytes == sum(row.size_bytes for row in segments)
-    assert spill.indexes_bytes == sum(row.indexes_bytes for row in segments)
-    classes = {name: (count, size) for name, count, size in spill.other_classes or ()}
-    for name in {row.storage_class for row in segments} - {None}:
-        sizes = [row.stored_bytes for row in segments if row.storage_class == name]
+    page, body = encode_page(segments, 1, "A" * 26)
+    assert tuple(decode_page(page, body)) == segments
+    held = [(entry.base_offset, entry.next_offset) for entry in segments]
+    assert Coverage.of(page.ranges()) == Coverage.of(held)
+    assert page.size_bytes == sum(entry.size_bytes for entry in segments)
+    assert page.indexes_bytes == sum(entry.indexes_bytes for entry in segments)
+    classes = {name: (count, size) for name, count, size in page.other_classes or ()}
+    for name in {entry.storage_class for entry in segments} - {None}:
+        sizes = [entry.stored_bytes for entry in segments if entry.storage_class == name]
         assert classes.pop(name) == (len(sizes), sum(sizes))
     assert classes == {}
-    older = replace(spill, indexes_bytes=None, other_classes=None)
-    assert summary_contradiction(spill, segments) is summary_contradiction(older, segments) is None
-    for wrong in (replace(spill, indexes_bytes=0), replace(spill, other_classes=(("", 1, 0),))):
+    older = replace(page, indexes_bytes=None, other_classes=None)
+    assert summary_contradiction(page, segments) is summary_contradiction(older, segments) is None
+    for wrong in (replace(page, indexes_bytes=0), replace(page, other_classes=(("", 1, 0),))):
         assert summary_contradiction(wrong, segments) is not None
 
 
 @CALM
-@given(HEADS)
-def test_an_encoded_manifest_is_decoded_again(head):
-    assert decode_manifest(encode_manifest(head)) == head
+@given(MANIFESTS)
+def test_an_encoded_manifest_is_decoded_again(manifest):
+    assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
 @CALM
-@given(HEADS)
-def test_a_manifest_has_one_encoding_and_its_body_is_json(head):
-    whole = encode_manifest(head)
+@given(MANIFESTS)
+def test_a_manifest_has_one_encoding_and_its_body_is_json(manifest):
+    whole = encode_manifest(manifest)
     assert encode_manifest(decode_manifest(whole)) == whole
-    assert json.loads(decode_line(whole))["sequence"] == head.sequence
+    assert json.loads(decode_line(whole))["sequence"] == manifest.sequence
 
 
 @CALM
-@given(HEADS, st.data())
-def test_a_damaged_manifest_is_corrupt(head, data):
-    whole = bytearray(encode_manifest(head))
+@given(MANIFESTS, st.data())
+def test_a_damaged_manifest_is_corrupt(manifest, data):
+    whole = bytearray(encode_manifest(manifest))
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(Corrupt):
@@ -184,9 +184,9 @@ JSON = st.recursive(
 
 
 @CALM
-@given(HEADS, st.sampled_from(sorted(Head.__slots__)), JSON)
-def test_a_manifest_field_of_another_type_is_corrupt_or_decoded_consistently(head, field, value):
-    body = json.loads(decode_line(encode_manifest(head)))
+@given(MANIFESTS, st.sampled_from(sorted(Manifest.__slots__)), JSON)
+def test_a_manifest_field_of_another_type_is_corrupt_or_decoded_consistently(manifest, field, value):
+    body = json.loads(decode_line(encode_manifest(manifest)))
     body[field] = value
     text = json.dumps(body).encode()
     try:
@@ -197,24 +197,26 @@ def test_a_manifest_field_of_another_type_is_corrupt_or_decoded_consistently(hea
 
 
 @CALM
-@given(rows(), OFFSETS, st.integers(0, 1200))
+@given(entries(), OFFSETS, st.integers(0, 1200))
 def test_a_lookup_by_offset_equals_a_linear_search(segments, offset, start):
-    index = MetadataIndex(_head(segments, log_start_offset=start), lambda spill: ())
-    for asked in (offset, *(row.base_offset for row in segments), *(row.next_offset for row in segments)):
+    index = MetadataIndex(_manifest(segments, log_start_offset=start), lambda page: ())
+    for asked in (offset, *(entry.base_offset for entry in segments), *(entry.next_offset for entry in segments)):
         wanted = max(asked, start)
-        expected = next((row for row in segments if row.next_offset > wanted), None)
+        expected = next((entry for entry in segments if entry.next_offset > wanted), None)
         assert index.find_by_offset(asked) == expected
-        assert tuple(index.rows(asked)) == tuple(row for row in segments if row.next_offset > wanted)
-        assert tuple(index.rows(0, asked)) == tuple(
-            row for row in segments if row.next_offset > start and row.base_offset < asked
+        assert tuple(index.entries(asked)) == tuple(entry for entry in segments if entry.next_offset > wanted)
+        assert tuple(index.entries(0, asked)) == tuple(
+            entry for entry in segments if entry.next_offset > start and entry.base_offset < asked
         )
 
 
 @CALM
-@given(rows(), st.integers(-(2**63), 2**63 - 1))
+@given(entries(), st.integers(-(2**63), 2**63 - 1))
 def test_a_lookup_by_time_equals_a_linear_search(segments, timestamp):
-    reaching = [row for row in segments if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp]
-    index = MetadataIndex(_head(segments), lambda spill: ())
+    reaching = [
+        entry for entry in segments if entry.max_timestamp_ms is not None and entry.max_timestamp_ms >= timestamp
+    ]
+    index = MetadataIndex(_manifest(segments), lambda page: ())
     assert index.find_by_timestamp(timestamp) == (reaching[0] if reaching else None)
 
 
@@ -280,8 +282,8 @@ def test_a_topic_directory_name_is_parsed_back(topic, topic_id):
         assert keys.parse_topic_directory(keys.topic_directory(topic, topic_id)) == (topic, topic_id)
 
 
-def _head(segments, log_start_offset=0):
-    return Head(
+def _manifest(segments, log_start_offset=0):
+    return Manifest(
         sequence=1,
         epoch=1,
         commit_id="c",

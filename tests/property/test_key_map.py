@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_profile import examples
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest
@@ -53,12 +54,12 @@ def laid_out(keys, padded=False):
 def played(twin, calls, entries_max, arena_bytes, mask):
     """(rows done per call, final bits, keys found, size) of one implementation. Stops at the first incomplete call."""
     made = twin(entries_max * 10 // 9 + 2, entries_max, arena_bytes_max=arena_bytes, seed=77, hash_mask=mask)
-    total = sum(len(rows) for rows, *_ in calls)
+    total = sum(len(entries) for entries, *_ in calls)
     keep = np.full(total // 8 + 1, 0xFF, np.uint8)
     done, ordinal, laid = [], 0, []
-    for rows, is_held, is_padded in calls:
-        data, starts, lengths = laid_out([key for key, _ in rows], is_padded)
-        skip = np.array([flag for _, flag in rows], np.bool_)
+    for entries, is_held, is_padded in calls:
+        data, starts, lengths = laid_out([key for key, _ in entries], is_padded)
+        skip = np.array([flag for _, flag in entries], np.bool_)
         where = {}
         if is_held:
             around = memoryview(b"ab" + bytes(data) + b"cd")
@@ -66,30 +67,30 @@ def played(twin, calls, entries_max, arena_bytes, mask):
             data = around[2:-2]
         laid.append((data, starts, lengths))
         done.append(made.add(data, starts, lengths, skip, ordinal, keep, **where))
-        ordinal += len(rows)
-        if done[-1] < len(rows):
+        ordinal += len(entries)
+        if done[-1] < len(entries):
             break
     found = [made.find(*each).tolist() for each in laid]
     return done, keep.tolist(), found, len(made)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(CALLS, st.integers(1, 400), st.sampled_from([ALL, 0, 0x3FFF, ALL << 50 & ALL]))
 def test_both_maps_clear_the_same_bits_and_find_the_same_keys_with_any_collisions(calls, entries_max, mask):
-    calls = [(rows, is_held, False) for rows, is_held, _ in calls]
+    calls = [(entries, is_held, False) for entries, is_held, _ in calls]
     ours, oracle = (played(twin, calls, entries_max, 1 << 20, mask) for twin in TWINS)
     assert ours == oracle
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(CALLS, st.integers(0, 1000))
 def test_both_maps_stop_at_the_same_row_when_the_copied_keys_have_no_more_room(calls, arena_bytes):
-    calls = [(rows, False, False) for rows, *_ in calls]
+    calls = [(entries, False, False) for entries, *_ in calls]
     ours, oracle = (played(twin, calls, 1000, arena_bytes, ALL) for twin in TWINS)
     assert ours == oracle
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(CALLS)
 def test_a_key_with_a_padded_length_is_the_same_key(calls):
     ours, oracle = (played(twin, calls, 1000, 1 << 20, ALL) for twin in TWINS)
@@ -110,7 +111,8 @@ def entered(twin, batches, entries_max, mask, *, damage_at=None):
     """(number of keyless records or the error, bits, keys found, size) of one implementation after whole batches."""
     made = twin(entries_max * 10 // 9 + 2, entries_max, seed=77, hash_mask=mask)
     plain = [
-        encode_batch([Record(k, v, 5) for k, v in rows], base_offset=100 * at) for at, (rows, _) in enumerate(batches)
+        encode_batch([Record(k, v, 5) for k, v in entries], base_offset=100 * at)
+        for at, (entries, _) in enumerate(batches)
     ]
     data = bytearray(b"ab" + b"".join(plain) + b"cd")
     if damage_at is not None and plain:
@@ -132,14 +134,14 @@ def entered(twin, batches, entries_max, mask, *, damage_at=None):
     return told, found, len(made), *([keep.tolist(), tombstones.tolist()] if told is not None else [])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(BATCHES, st.integers(1, 300), st.sampled_from([ALL, 0, 0x3FFF, ALL << 50 & ALL]))
 def test_whole_batches_give_the_same_bits_and_keys_in_both_maps_with_any_collisions(batches, entries_max, mask):
     ours, oracle = (entered(twin, batches, entries_max, mask) for twin in TWINS)
     assert ours == oracle
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(BATCHES, st.integers(0, 10**6), st.integers(1, 300))
 def test_a_damaged_batch_gives_the_same_error_in_both_maps(batches, at, entries_max):
     ours, oracle = (entered(twin, batches, entries_max, ALL, damage_at=at) for twin in TWINS)

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from log_machine import LogMachine
+from run_profile import EXAMPLES
 
 ASKED = os.environ.get("TIERED_MODEL_EXAMPLES")
 PROFILE = settings(
-    max_examples=int(ASKED) if ASKED else 100,
+    max_examples=int(ASKED) if ASKED else EXAMPLES,
     stateful_step_count=50,
     derandomize=not ASKED,
     deadline=None,

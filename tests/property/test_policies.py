@@ -75,7 +75,7 @@ rules = st.builds(
 ).map(lambda drawn: replace(drawn, copy_disabled=drawn.copy_disabled or drawn.gives_up_remote))
 
 
-def row(
+def entry(
     base: int,
     following: int,
     size: int,
@@ -115,19 +115,19 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         cuts.append(cuts[-1] + width)
     facts = [*tiered, *only_local]
     committed_age = draw(st.integers(0, 3_000))
-    rows = [
+    entries = [
         replace(
-            row(cuts[at], cuts[at + 1], max(1, size_bytes), age, _FINISHED, committed_age=committed_age),
+            entry(cuts[at], cuts[at + 1], max(1, size_bytes), age, _FINISHED, committed_age=committed_age),
             cleaned_through=draw(st.none() | st.sampled_from(cuts)),
         )
         for at, (_, size_bytes, age) in enumerate(tiered)
     ]
-    rows = [one for one in rows if draw(st.integers(0, 19)) > 0]  # sometimes a gap
+    entries = [one for one in entries if draw(st.integers(0, 19)) > 0]  # sometimes a gap
     strays = draw(
         st.lists(st.tuples(st.integers(0, len(facts)), st.sampled_from(sorted(set(SegmentState) - {_FINISHED}))))
     )
-    rows += [
-        row(cuts[at], cuts[at] + 3, 10_000, 3_000, state, copy + 1)
+    entries += [
+        entry(cuts[at], cuts[at] + 3, 10_000, 3_000, state, copy + 1)
         for copy, (at, state) in enumerate(strays)
         if draw(st.booleans())
     ]
@@ -166,12 +166,12 @@ def snapshots(draw: st.DrawFn) -> PartitionSnapshot:
         stable_offset=draw(st.just(end) | st.integers(0, end)),
         segments=tuple(segments),
         is_tiered=draw(st.sampled_from([True, True, True, False])),
-        remote=tuple(sorted(rows, key=lambda one: one.base_offset)),
-        unlinked=draw(_unlinked([one.data_key for one in rows])),
+        remote=tuple(sorted(entries, key=lambda one: one.base_offset)),
+        pending_deletes=draw(_unlinked([one.data_key for one in entries])),
         cleaner_offset=draw(st.none() | st.integers(0, end + 2) | st.sampled_from(cuts)),
         cleaner_reach=draw(st.just(0) | st.integers(0, end)),
         shrunk=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=2))),
-        views=draw(_views([one.next_offset for one in rows])),
+        views=draw(_views([one.next_offset for one in entries])),
         copying=frozenset(draw(st.just([]) | st.lists(st.sampled_from(bases), max_size=1))),
         may_clean=draw(st.sampled_from([True, True, True, False])),
         paused=draw(st.none() | st.none() | st.builds(Pause, since_ms=st.none(), reason=st.just("a test"))),
@@ -205,7 +205,7 @@ def _unlinked(row_keys: list[str]) -> st.SearchStrategy[tuple[PendingDelete, ...
         unlinked_ms=st.integers(NOW - 3_000, NOW + 100),
         epoch=st.integers(0, 3),
     )
-    return st.lists(one, max_size=3, unique_by=lambda unlinked: unlinked.key).map(tuple)
+    return st.lists(one, max_size=3, unique_by=lambda pending_deletes: pending_deletes.key).map(tuple)
 
 
 def retained(taken: PartitionSnapshot, decided: list[Decision]) -> dict[int, int]:
@@ -267,8 +267,8 @@ def test_a_compacted_topic_copies_only_below_the_cleaner_checkpoint(taken: Parti
 @given(snapshots())
 def test_unfinished_entries_do_not_change_a_plan(taken: PartitionSnapshot) -> None:
     finished = tuple(one for one in taken.remote if one.state is _FINISHED)
-    without = replace(taken, remote=finished, unlinked=())
-    assert plan_partition(without) == plan_partition(replace(taken, unlinked=()))
+    without = replace(taken, remote=finished, pending_deletes=())
+    assert plan_partition(without) == plan_partition(replace(taken, pending_deletes=()))
 
 
 @CALM
@@ -289,7 +289,7 @@ def test_one_more_committed_entry_never_prevents_a_drop(taken: PartitionSnapshot
         return
     first = copied[0]
     more = replace(
-        taken, remote=(*taken.remote, row(first.base_offset, first.next_offset, first.size_bytes, 0, _FINISHED, 99))
+        taken, remote=(*taken.remote, entry(first.base_offset, first.next_offset, first.size_bytes, 0, _FINISHED, 99))
     )
     assert len(local_drops(more)) >= len(local_drops(taken))
 
@@ -388,14 +388,14 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
     dropped = {one.base_offset for one in decided if isinstance(one, DropLocal)}
     gone = {one.ulid for one in decided if isinstance(one, ExpireRemote)}
     new_rows = [
-        row(one.base_offset, one.next_offset, one.size_bytes, 100, _FINISHED, 7)
+        entry(one.base_offset, one.next_offset, one.size_bytes, 100, _FINISHED, 7)
         for one in decided
         if isinstance(one, CopySegment)
     ]
     gone |= {ulid for one in decided if isinstance(one, ReplaceRemote) for ulid in one.ulids}
     new_rows += [
         replace(
-            row(one.base_offset, one.next_offset, one.size_bytes, 100, _FINISHED, 8), cleaned_through=taken.clean_cut
+            entry(one.base_offset, one.next_offset, one.size_bytes, 100, _FINISHED, 8), cleaned_through=taken.clean_cut
         )
         for one in decided
         if isinstance(one, ReplaceRemote)
@@ -413,17 +413,19 @@ def applied(taken: PartitionSnapshot, decided: list[Decision]) -> PartitionSnaps
         for one in decided
         if isinstance(one, BuildView)
     ]
-    given_up = [one.offset for one in decided if isinstance(one, DisableTier)]
-    if given_up:
-        start = max(start, *given_up)
-        return replace(taken, log_start_offset=start, remote=(), views=(), given_up=taken.committed)
+    tier_disabled = [one.offset for one in decided if isinstance(one, DisableTier)]
+    if tier_disabled:
+        start = max(start, *tier_disabled)
+        return replace(taken, log_start_offset=start, remote=(), views=(), tier_disabled=taken.committed)
     return replace(
         taken,
         log_start_offset=start,
-        given_up=tuple(one for one in taken.given_up if isinstance(one, SegmentEntry) and one.ulid not in gone),
+        tier_disabled=tuple(
+            one for one in taken.tier_disabled if isinstance(one, SegmentEntry) and one.ulid not in gone
+        ),
         segments=tuple(one for one in taken.segments if one.base_offset not in dropped),
         remote=tuple(sorted((*kept, *new_rows), key=lambda one: one.base_offset)),
-        unlinked=(),
+        pending_deletes=(),
         views=tuple(views) or taken.views,
     )
 
@@ -435,11 +437,11 @@ def _in_pages(taken: PartitionSnapshot, sizes: list[int]) -> tuple[PartitionSnap
         run = tuple(known[:size])
         if len(run) < size or any(each.state is not _FINISHED for each in run):
             break
-        spill = encode_page(run, 1, f"{number:026d}")[0]
-        pages.append(spill)
-        entries_of[spill.key] = run
+        page = encode_page(run, 1, f"{number:026d}")[0]
+        pages.append(page)
+        entries_of[page.key] = run
         del known[:size]
-    return replace(taken, remote=tuple(known), spills=tuple(pages)), entries_of
+    return replace(taken, remote=tuple(known), pages=tuple(pages)), entries_of
 
 
 def _row_by_row(taken: PartitionSnapshot, entries_of: dict[str, Rows]) -> list[Decision | str]:
@@ -451,7 +453,7 @@ def _row_by_row(taken: PartitionSnapshot, entries_of: dict[str, Rows]) -> list[D
             case ReplaceRemote() | AdvanceCleanedOffset():
                 pass
             case ExpirePage():
-                told += [row.ulid for row in entries_of[one.key]]
+                told += [entry.ulid for entry in entries_of[one.key]]
             case ExpireRemote():
                 told.append(one.ulid)
             case _:
@@ -465,19 +467,19 @@ def test_a_plan_for_entries_in_pages_equals_the_plan_for_known_entries(
     full: PartitionSnapshot, sizes: list[int]
 ) -> None:
     # An entry never names a pending delete, and in an unread page this would be invisible.
-    full = replace(full, unlinked=tuple(one for one in full.unlinked if one.key not in full.named_keys))
+    full = replace(full, pending_deletes=tuple(one for one in full.pending_deletes if one.key not in full.named_keys))
     # The bytes above a view count whole pages, so a threshold may be reached sooner.
     full = replace(full, rules=replace(full.rules, view_threshold_bytes=None))
     taken, entries_of = _in_pages(full, sizes)
     # Copies are made oldest first and pages have the oldest entries, so a running copy is above them.
-    copying = frozenset(one for one in full.copying if all(one >= page.next_offset for page in taken.spills))
+    copying = frozenset(one for one in full.copying if all(one >= page.next_offset for page in taken.pages))
     full, taken = replace(full, copying=copying), replace(taken, copying=copying)
     assert violations(taken, plan_partition(taken)) == []
-    while (spill := page_to_know(taken)) is not None:
+    while (page := page_to_know(taken)) is not None:
         at = len(taken.known_oldest())
-        remote = (*taken.remote[:at], *entries_of[spill.key], *taken.remote[at:])
-        spills = tuple(each for each in taken.spills if each is not spill)
-        taken = replace(taken, remote=remote, spills=spills, known_pages=(*taken.known_pages, spill))
+        remote = (*taken.remote[:at], *entries_of[page.key], *taken.remote[at:])
+        pages = tuple(each for each in taken.pages if each is not page)
+        taken = replace(taken, remote=remote, pages=pages, known_pages=(*taken.known_pages, page))
     assert violations(taken, plan_partition(taken)) == []
     assert _row_by_row(taken, entries_of) == _row_by_row(full, entries_of)
     assert (taken.committed_count, taken.committed_bytes) == (full.committed_count, full.committed_bytes)
@@ -527,7 +529,7 @@ def test_every_segment_without_a_copy_is_planned_or_deferred_and_never_both(take
 @CALM
 @given(snapshots())
 def test_every_dirty_segment_is_cleaned_or_deferred(taken: PartitionSnapshot) -> None:
-    decided = plan_partition(replace(taken, given_up=()))
+    decided = plan_partition(replace(taken, tier_disabled=()))
     if not taken.rules.cleanup_compact or taken.rules.gives_up_remote:
         return
     upto = max((each.upto_offset for each in decided if isinstance(each, CleanLog)), default=0)

@@ -6,6 +6,7 @@ from disk_model import ModelDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_world import open_log
+from run_profile import examples
 
 from local.format.record import Record
 from local.log import Log
@@ -84,7 +85,7 @@ def compare(log: Log, history: History) -> None:
 
 
 @given(STEPS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_stable_offset_aborted_ranges_and_retries_equal_the_history(
     steps: list[tuple[str, int, int]],
 ) -> None:

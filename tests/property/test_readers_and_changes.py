@@ -254,7 +254,7 @@ def test_reading_threads_see_consecutive_remaining_offsets(
                         failures.append(f"a hole after {at}: {offsets[:5]}")
                     if any(step < 1 for step in steps):
                         failures.append(f"backwards after {at}: {offsets[:5]}")
-                    if any(columns.value(row) != b"value %d" % offset for row, offset in enumerate(offsets)):
+                    if any(columns.value(entry) != b"value %d" % offset for entry, offset in enumerate(offsets)):
                         failures.append(f"other values at {offsets[:5]}")
                     at = columns.next_offset
             except OffsetOutOfRange:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 import pytest
+from run_profile import seeds
 
 from local.log.leader_epochs import EpochRange, LeaderEpochs
 from policies.tier_relation import (
@@ -191,7 +192,7 @@ class History:
         self.backup = self.disks[0].copy()
         self.entries: dict[int, tuple[int, int]] = {}
         self.expired: dict[int, tuple[int, int]] = {}
-        self.start = self.epoch = self.identity = self.tiered_upto = 0
+        self.start = self.epoch = self.identity = self.expired_end_offset = 0
         self.appender: int | None = None
         self.ever_copied: set[int] = set()
         self.expired_by_owner: set[int] = set()
@@ -200,7 +201,7 @@ class History:
 
     @property
     def allocated_end_offset(self) -> int:
-        return max(self.start, self.tiered_upto, max(self.entries, default=-1) + 1)
+        return max(self.start, self.expired_end_offset, max(self.entries, default=-1) + 1)
 
     def facts(self, disk: Disk) -> RemoteTier | None:
         if not self.is_committed:
@@ -278,7 +279,7 @@ class History:
         upto = self.draw.randint(self.start + 1, disk.end)
         # `tiered.maintenance.delete_records`: durable before the manifest is committed
         disk.synced = max(disk.synced, upto)
-        self.tiered_upto = max(self.tiered_upto, max(self.entries, default=-1) + 1)
+        self.expired_end_offset = max(self.expired_end_offset, max(self.entries, default=-1) + 1)
         self.expired_by_owner |= {each[1] for at, each in disk.records.items() if at < upto}
         self.expired |= {at: each for at, each in self.entries.items() if at < upto}
         self.entries = {at: each for at, each in self.entries.items() if at >= upto}
@@ -311,7 +312,7 @@ class History:
                 each.is_writer = False
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_no_history_of_two_nodes_deletes_the_only_copy_of_a_record(seed: int) -> None:
     for number in range(25):
         History(seed * 1000 + number).run(60)

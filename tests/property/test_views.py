@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manager_world import NAME, NOW, TIERED, World, settle
+from run_profile import examples
 
 from local import kernels
 from local.format.batch_header import CONTROL, TRANSACTIONAL
@@ -128,8 +129,8 @@ class Story:
             assert [each.offset for each in reader.records(NAME, start, view.horizon_offset)] == [
                 offset for offset in known if offset >= start
             ]
-        head = self.held.head()
-        if head is None or view not in head.views:
+        manifest = self.held.manifest()
+        if manifest is None or view not in manifest.views:
             return
         with RemoteLog(self.world.store) as bucket:
             found = bucket.reader(Isolation.READ_COMMITTED, read_compacted=True).records(
@@ -155,13 +156,13 @@ class Story:
         self.committed.update({record.offset: record for record in reader.records(NAME, reader.offsets(NAME)[0])})
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_a_view_has_the_newest_committed_value_of_every_key_below_its_horizon(rounds, retain_null_key, empty_deletes):
     play(Story(retain_null_key, empty_deletes), rounds)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROUNDS, min_size=1, max_size=4), st.booleans(), st.booleans(), st.sampled_from([None, None, 1, 2]))
 def test_a_local_view_has_the_newest_values_before_and_after_tiering_is_enabled(
     rounds, retain_null_key, empty_deletes, tiered_at

@@ -32,7 +32,7 @@ from policies.remote_retention import deletions, expirations
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies
-from remote.manifest.manifest import Head, PendingDelete, contradiction
+from remote.manifest.manifest import Manifest, PendingDelete, contradiction
 from remote.manifest.manifest_changes import add_segments, advance_cleaned_offset, expire_segments, replace_segments
 from remote.segment_entry import SegmentEntry
 
@@ -85,7 +85,7 @@ class Reader(NamedTuple):
     is_bucket_only: bool
     at: int
     table: tuple[int, ...]
-    rows: tuple[Row, ...]
+    entries: tuple[Row, ...]
     start: int
     end: int
     age: int
@@ -93,7 +93,7 @@ class Reader(NamedTuple):
 
 class World(NamedTuple):
     """The state of the model. `log` has the appended records that were not lost with a disk.
-    The last segment of `local` is active. `unlinked` are pairs (object, age in ticks) that the reader may still
+    The last segment of `local` is active. `pending_deletes` are pairs (object, age in ticks) that the reader may still
     request."""
 
     log: tuple[Record, ...] = ()
@@ -101,8 +101,8 @@ class World(NamedTuple):
     checkpoint: int = 0
     reach: int = 0
     start: int = 0
-    rows: tuple[Row, ...] = ()
-    unlinked: tuple[tuple[int, int], ...] = ()
+    entries: tuple[Row, ...] = ()
+    pending_deletes: tuple[tuple[int, int], ...] = ()
     reader: Reader | None = None
     losses: int = 0
 
@@ -112,7 +112,7 @@ class World(NamedTuple):
 
     @property
     def bucket_end(self) -> int:
-        return max(self.rows[-1].next if self.rows else 0, self.start)
+        return max(self.entries[-1].next if self.entries else 0, self.start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,18 +161,18 @@ def steps(world: World, scope: Scope, rules: Rules) -> list[Step]:
 
 def wrong(world: World) -> str | None:
     """The violation that a reader of the whole world would see now, or None."""
-    if any(row.object == 0 for row in world.rows):
+    if any(entry.object == 0 for entry in world.entries):
         return "a row names an object that is gone"
     first_local = world.local[0].base
-    both = [at for row in world.rows for at in row.offsets if world.start <= at < first_local]
+    both = [at for entry in world.entries for at in entry.offsets if world.start <= at < first_local]
     both += [at for each in world.local for at, _ in each.records if at >= world.start]
-    bucket = [at for row in world.rows for at in row.offsets if at >= world.start]
+    bucket = [at for entry in world.entries for at in entry.offsets if at >= world.start]
     for name, offsets, end in (("both tiers", both, world.end), ("the bucket", bucket, world.bucket_end)):
         if offsets != sorted(set(offsets)):
             return f"{name}: read twice or out of order, {offsets}"
         if said := wrong_table(world, _table_of(world, offsets), end, world.start):
             return f"{name}, read from the start: {said}"
-    said = contradiction(head(world))
+    said = contradiction(manifest(world))
     return f"the head contradicts itself: {said}" if said else None
 
 
@@ -207,15 +207,15 @@ def snapshot(world: World) -> PartitionSnapshot:
         stable_offset=world.end,
         segments=tuple(_info(each, at == last) for at, each in enumerate(world.local)),
         is_tiered=True,
-        remote=tuple(map(_remote, world.rows)),
-        unlinked=_unlinked(world),
+        remote=tuple(map(_remote, world.entries)),
+        pending_deletes=_unlinked(world),
         cleaner_offset=world.checkpoint,
         cleaner_reach=world.reach,
     )
 
 
-def head(world: World) -> Head:
-    return Head(
+def manifest(world: World) -> Manifest:
+    return Manifest(
         sequence=1,
         epoch=1,
         commit_id="C",
@@ -226,8 +226,8 @@ def head(world: World) -> Head:
         partition=0,
         log_start_offset=world.start,
         committed_ms=NOW,
-        segments=tuple(map(_remote, world.rows)),
-        unlinked=_unlinked(world),
+        segments=tuple(map(_remote, world.entries)),
+        pending_deletes=_unlinked(world),
         properties={},
     )
 
@@ -245,30 +245,30 @@ def _info(segment: Segment, is_active: bool) -> SegmentInfo:
 
 
 @lru_cache(maxsize=100_000)
-def _remote(row: Row) -> SegmentEntry:
+def _remote(entry: Row) -> SegmentEntry:
     return SegmentEntry(
-        ulid=str(row.object),
-        base_offset=row.base,
-        next_offset=row.next,
-        size_bytes=EMPTY_BYTES + RECORD_BYTES * len(row.offsets),
+        ulid=str(entry.object),
+        base_offset=entry.base,
+        next_offset=entry.next,
+        size_bytes=EMPTY_BYTES + RECORD_BYTES * len(entry.offsets),
         stored_bytes=1,
-        record_count=len(row.offsets),
+        record_count=len(entry.offsets),
         max_timestamp_ms=NOW,
         min_timestamp_ms=NOW,
-        epochs=((0, row.base),),
+        epochs=((0, entry.base),),
         data_crc32c=0,
-        data_key=str(row.object),
-        indexes_key=f"{row.object}.indexes",
+        data_key=str(entry.object),
+        indexes_key=f"{entry.object}.indexes",
         indexes_bytes=1,
         indexes={},
-        cleaned_through=row.cleaned,
+        cleaned_through=entry.cleaned,
     )
 
 
 def _unlinked(world: World) -> tuple[PendingDelete, ...]:
     return tuple(
         PendingDelete(key=str(name), size_bytes=1, unlinked_ms=NOW - age * TICK_MS, epoch=1)
-        for name, age in world.unlinked
+        for name, age in world.pending_deletes
     )
 
 
@@ -386,9 +386,9 @@ def _copies(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
         return []
     end = decided[-1][1]
     cleaned = world.checkpoint if rules.commits_one_by_one else min(world.checkpoint, end)
-    rows = [_row(world, base, following, cleaned, number) for number, (base, following) in enumerate(decided)]
-    after = add_segments([_remote(row) for row in rows])(head(world))
-    return [(f"upload and commit [{decided[0][0]}, {end})", _committed(world, after, rows))]
+    entries = [_entry(world, base, following, cleaned, number) for number, (base, following) in enumerate(decided)]
+    after = add_segments([_remote(entry) for entry in entries])(manifest(world))
+    return [(f"upload and commit [{decided[0][0]}, {end})", _committed(world, after, entries))]
 
 
 def _replacements(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
@@ -402,19 +402,19 @@ def _replacements(world: World, taken: PartitionSnapshot, rules: Rules) -> list[
         place = f"[{decision.base_offset}, {decision.next_offset})"
         if isinstance(decision, ReplaceRemote):
             if rules.removes_before_adding:
-                gone = expire_segments(decision.ulids, now_ms=NOW)(head(world))
+                gone = expire_segments(decision.ulids, now_ms=NOW)(manifest(world))
                 found.append((f"take the rows of {place} out, to add theirs later", _committed(world, gone, [])))
                 continue
             cleaned = world.end if rules.raises_cleaned_too_far else world.checkpoint
-            row = _row(world, decision.base_offset, decision.next_offset, cleaned, 0)
-            after = replace_segments(_remote(row), decision.ulids)(head(world))
-            found.append((f"replace the rows of {place}", _committed(world, after, [row])))
+            entry = _entry(world, decision.base_offset, decision.next_offset, cleaned, 0)
+            after = replace_segments(_remote(entry), decision.ulids)(manifest(world))
+            found.append((f"replace the rows of {place}", _committed(world, after, [entry])))
             continue
         local = next(each for each in world.local if each.base == decision.base_offset)
-        rows = [row for row in world.rows if str(row.object) in decision.ulids]
-        if rules.vouches_unseen or sum(len(row.offsets) for row in rows) == len(local.records):
+        entries = [entry for entry in world.entries if str(entry.object) in decision.ulids]
+        if rules.vouches_unseen or sum(len(entry.offsets) for entry in entries) == len(local.records):
             through = world.end if rules.raises_cleaned_too_far else decision.cleaned_through
-            after = advance_cleaned_offset(decision.ulids, through)(head(world))
+            after = advance_cleaned_offset(decision.ulids, through)(manifest(world))
             found.append((f"note that {place} is clean through {through}", _committed(world, after, [])))
     return found
 
@@ -435,7 +435,7 @@ def _drops(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Step]:
 
 
 def _advances(world: World) -> list[Step]:
-    following = next((row.next for row in world.rows if row.next > world.start), None)
+    following = next((entry.next for entry in world.entries if entry.next > world.start), None)
     if following is None:
         return []
     return [(f"raise the log start to {following}", world._replace(start=following))]
@@ -445,7 +445,7 @@ def _expirations(world: World, taken: PartitionSnapshot) -> list[Step]:
     ulids = [one.ulid for one in expirations(taken)]
     if not ulids:
         return []
-    after = expire_segments(ulids, now_ms=NOW)(head(world))
+    after = expire_segments(ulids, now_ms=NOW)(manifest(world))
     return [(f"expire {len(ulids)} rows", _committed(world, after, []))]
 
 
@@ -453,16 +453,16 @@ def _deletions(world: World, taken: PartitionSnapshot, rules: Rules) -> list[Ste
     """Delete objects. Deleting an object that a reader within the grace period may request is a violation."""
     due = {one.key for one in deletions(taken)}
     if rules.deletes_without_grace:
-        due = {str(name) for name, _ in world.unlinked}
+        due = {str(name) for name, _ in world.pending_deletes}
     found: list[Step] = []
-    for name, age in world.unlinked:
+    for name, age in world.pending_deletes:
         if str(name) in due:
-            rest = tuple(each for each in world.unlinked if each[0] != name)
+            rest = tuple(each for each in world.pending_deletes if each[0] != name)
             label = f"delete an object unlinked {age} ticks ago"
             if age < GRACE_TICKS:
                 found.append((label, "a reader within the grace time meets a missing object"))
             else:
-                found.append((label, world._replace(unlinked=rest)))
+                found.append((label, world._replace(pending_deletes=rest)))
     return found
 
 
@@ -476,8 +476,8 @@ def _losses(world: World, scope: Scope) -> list[Step]:
         log=world.log[:end],
         local=(Segment(end, end, ()),),
         start=world.start,
-        rows=world.rows,
-        unlinked=world.unlinked,
+        entries=world.entries,
+        pending_deletes=world.pending_deletes,
         reader=reader,
         losses=world.losses + 1,
     )
@@ -492,8 +492,8 @@ def _ticks(world: World) -> list[Step]:
         each._replace(records=tuple((at, horizon - 1 if horizon > 0 else horizon) for at, horizon in each.records))
         for each in world.local
     )
-    unlinked = tuple((name, min(age + 1, GRACE_TICKS)) for name, age in world.unlinked)
-    after = world._replace(local=local, unlinked=unlinked, reader=reader)
+    pending_deletes = tuple((name, min(age + 1, GRACE_TICKS)) for name, age in world.pending_deletes)
+    after = world._replace(local=local, pending_deletes=pending_deletes, reader=reader)
     return [] if after == world else [("half of delete.retention.ms goes by", after)]
 
 
@@ -507,10 +507,12 @@ def _reader_steps(world: World, scope: Scope) -> list[Step]:
         return [
             (
                 f"a reader of {'the bucket' if alone else 'both tiers'} begins at {world.start}",
-                world._replace(reader=Reader(alone, world.start, empty, world.rows, world.start, world.bucket_end, 0)),
+                world._replace(
+                    reader=Reader(alone, world.start, empty, world.entries, world.start, world.bucket_end, 0)
+                ),
             )
             for alone in scope.readers
-            if world.rows
+            if world.entries
         ]
     if reader.is_bucket_only:
         return _remote_step(world, reader)
@@ -532,35 +534,35 @@ def _remote_step(world: World, reader: Reader) -> list[Step]:
     local_start = None if reader.is_bucket_only else world.local[0].base
     if local_start is not None and reader.end < local_start:
         reader, label = _with_newest_head(world, reader), "with the newest head "
-    row = _row_at(reader)
-    if row is not None and not _is_there(world, row):
+    entry = _row_at(reader)
+    if entry is not None and not _is_there(world, entry):
         reader, label = _with_newest_head(world, reader), "after a 404, with the newest head, "
         if reader.at < world.start:
             return [("the reader is told that its offset is out of range", world._replace(reader=None))]
-        row = _row_at(reader)
-        if row is not None and not _is_there(world, row):
+        entry = _row_at(reader)
+        if entry is not None and not _is_there(world, entry):
             return [("the reader asks again", "an object that the newest head names is gone")]
-    if row is None or (local_start is not None and reader.at < local_start <= row.base):
+    if entry is None or (local_start is not None and reader.at < local_start <= entry.base):
         if reader.at < reader.start:
             return [("the reader is told that its offset is out of range", world._replace(reader=None))]
         return [_read(world, reader, f"{label}the reader passes over to the disk", None, local_start or reader.end)]
-    found = next((at for at in row.offsets if at >= reader.at), None)
+    found = next((at for at in entry.offsets if at >= reader.at), None)
     what = "to the end of a row" if found is None else f"offset {found} from the bucket"
-    return [_read(world, reader, f"{label}the reader reads {what}", found, row.next)]
+    return [_read(world, reader, f"{label}the reader reads {what}", found, entry.next)]
 
 
 def _row_at(reader: Reader) -> Row | None:
     wanted = max(reader.at, reader.start)
-    return next((row for row in reader.rows if row.next > wanted), None)
+    return next((entry for entry in reader.entries if entry.next > wanted), None)
 
 
 def _with_newest_head(world: World, reader: Reader) -> Reader:
-    return reader._replace(rows=world.rows, start=world.start, end=world.bucket_end)
+    return reader._replace(entries=world.entries, start=world.start, end=world.bucket_end)
 
 
-def _is_there(world: World, row: Row) -> bool:
-    names = {each.object for each in world.rows} | {name for name, _ in world.unlinked}
-    return row.object in names
+def _is_there(world: World, entry: Row) -> bool:
+    names = {each.object for each in world.entries} | {name for name, _ in world.pending_deletes}
+    return entry.object in names
 
 
 def _read(world: World, reader: Reader, label: str, found: int | None, following: int) -> Step:
@@ -580,21 +582,21 @@ def _read(world: World, reader: Reader, label: str, found: int | None, following
 # -- helpers ------------------------------------------------------------------------------------------------------
 
 
-def _row(world: World, base: int, following: int, cleaned: int, number: int) -> Row:
+def _entry(world: World, base: int, following: int, cleaned: int, number: int) -> Row:
     """The entry of a local segment, with an object name that was never used."""
     local = next(each for each in world.local if each.base == base)
-    used = [row.object for row in world.rows] + [name for name, _ in world.unlinked]
-    used += [row.object for row in world.reader.rows] if world.reader is not None else []
+    used = [entry.object for entry in world.entries] + [name for name, _ in world.pending_deletes]
+    used += [entry.object for entry in world.reader.entries] if world.reader is not None else []
     return Row(base, following, tuple(at for at, _ in local.records), cleaned, max(used, default=0) + 1 + number)
 
 
-def _committed(world: World, after: Head, fresh: list[Row]) -> World:
+def _committed(world: World, after: Manifest, fresh: list[Row]) -> World:
     """The world with that manifest. Objects that this commit unlinked have age 0."""
-    known = {row.object: row for row in (*world.rows, *fresh)}
-    rows = tuple(known[int(each.ulid)]._replace(cleaned=each.cleaned_through or 0) for each in after.segments)
-    ages = dict(world.unlinked)
-    names = [int(each.key) for each in after.unlinked if each.key.isdigit()]
-    return world._replace(rows=rows, unlinked=tuple((name, ages.get(name, 0)) for name in names))
+    known = {entry.object: entry for entry in (*world.entries, *fresh)}
+    entries = tuple(known[int(each.ulid)]._replace(cleaned=each.cleaned_through or 0) for each in after.segments)
+    ages = dict(world.pending_deletes)
+    names = [int(each.key) for each in after.pending_deletes if each.key.isdigit()]
+    return world._replace(entries=entries, pending_deletes=tuple((name, ages.get(name, 0)) for name in names))
 
 
 def _table_of(world: World, offsets: list[int]) -> tuple[int, ...]:
@@ -609,18 +611,18 @@ def _table_of(world: World, offsets: list[int]) -> tuple[int, ...]:
 def _canonical(world: World) -> World:
     """Rename objects in the order of their first use, and keep only pending deletes that the reader may request."""
     reader = world.reader
-    asked = {row.object for row in reader.rows if row.next > reader.at} if reader is not None else set()
+    asked = {entry.object for entry in reader.entries if entry.next > reader.at} if reader is not None else set()
     names: dict[int, int] = {0: 0}
-    alive = {row.object for row in world.rows} | {name for name, _ in world.unlinked}
-    for row in world.rows:
-        names.setdefault(row.object, len(names))
+    alive = {entry.object for entry in world.entries} | {name for name, _ in world.pending_deletes}
+    for entry in world.entries:
+        names.setdefault(entry.object, len(names))
     if reader is not None:
-        rows = []
-        for row in reader.rows:
-            if row.next > reader.at:
-                name = names.setdefault(row.object, len(names)) if row.object in alive else 0
-                rows.append(row._replace(object=name, cleaned=0))
-        reader = reader._replace(rows=tuple(rows))
-    unlinked = tuple(sorted((names[name], age) for name, age in world.unlinked if name in asked))
-    rows_now = tuple(row._replace(object=names[row.object]) for row in world.rows)
-    return world._replace(rows=rows_now, unlinked=unlinked, reader=reader)
+        entries = []
+        for entry in reader.entries:
+            if entry.next > reader.at:
+                name = names.setdefault(entry.object, len(names)) if entry.object in alive else 0
+                entries.append(entry._replace(object=name, cleaned=0))
+        reader = reader._replace(entries=tuple(entries))
+    pending_deletes = tuple(sorted((names[name], age) for name, age in world.pending_deletes if name in asked))
+    rows_now = tuple(entry._replace(object=names[entry.object]) for entry in world.entries)
+    return world._replace(entries=rows_now, pending_deletes=pending_deletes, reader=reader)

@@ -8,14 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_profile import SPARK_HEAPS
 
 pytestmark = pytest.mark.spark
 
-ROWS, VALUE_BYTES, KEYS = 120_000, 16_000, 50_000
+VALUE_BYTES = 16_000
+ROWS = SPARK_HEAPS * 30_000  # values of as many heaps as the profile says
+KEYS = ROWS * 5 // 12
 
 
 @pytest.mark.timeout(600)
-def test_jobs_over_four_times_the_executor_heap_stay_within_the_memory_limit(file_bucket):
+def test_jobs_over_more_data_than_the_executor_heap_stay_within_the_memory_limit(file_bucket):
     script = Path(__file__).with_name("memory_job.py")
     words = [sys.executable, script, file_bucket.url, *map(str, (ROWS, VALUE_BYTES, KEYS))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=580, check=False)
@@ -23,6 +26,6 @@ def test_jobs_over_four_times_the_executor_heap_stay_within_the_memory_limit(fil
     found = json.loads(done.stdout.strip().splitlines()[-1])
     read = [ROWS, ROWS * VALUE_BYTES, sum(range(ROWS)), f"{ROWS - 1:012d}"]
     left = [KEYS, KEYS * VALUE_BYTES, sum(range(ROWS - KEYS, ROWS)), f"{ROWS - 1:012d}"]
-    assert found["heap_bytes"] * 4 <= ROWS * VALUE_BYTES < 5 * found["heap_bytes"]
+    assert found["heap_bytes"] * SPARK_HEAPS <= ROWS * VALUE_BYTES < (SPARK_HEAPS + 1) * found["heap_bytes"]
     assert (found["source"], found["arrow"], found["left"]) == (read, read, left)
     assert found["compacted"] == [ROWS, KEYS]

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from bucket_truth import assert_sound
 from pipeline_world import DAY, NOW, FleetWorld
+from run_profile import deep_only
 
 from local.errors import LogError, OffsetOutOfRange
 from local.names import TopicPartition
@@ -52,7 +53,7 @@ def facts_of(url):
     for name in list_partitions(store):
         log = MetadataLog(store, name.prefix)
         manifest = log.refresh()
-        for row in log.index(manifest).rows():
+        for row in log.index(manifest).entries():
             facts = (row.base_offset, row.next_offset, row.record_count, row.content_crc32c, row.cleaned_through)
             found.append((name.topic, name.partition, manifest.log_start_offset, *facts))
     store.close()
@@ -93,7 +94,10 @@ def test_spark_pipeline_equals_that_of_one_process(spark, tmp_path, small_bytes)
     sound(world)
 
 
-@pytest.mark.parametrize(("notes", "master"), [(3, "local-cluster[2,1,600]"), (9, "local[2,4]")])
+DYING = [*deep_only((3, "local-cluster[2,1,600]")), (9, "local[2,4]")]
+
+
+@pytest.mark.parametrize(("notes", "master"), DYING)
 def test_pipeline_with_dying_tasks_and_driver_is_completed_by_a_resume(spark, tmp_path, notes, master):
     world, path = filled(tmp_path / "fleet"), str(tmp_path / "state.jsonl")
     for number in range(2):  # the bucket stages have work of their own

@@ -25,12 +25,19 @@ def by_profile(*, plain: int, deep: int) -> int:
     return deep if IS_DEEP else plain
 
 
-def sampled(cases: Sequence[T], stride: int, *names: object) -> Sequence[T]:
-    """Return each `stride`-th case: with a stride of 1 all cases.
+def deep_only(*cases: T) -> tuple[T, ...]:
+    """Return the cases in the deep profile, and none in the plain profile."""
+    return cases if IS_DEEP else ()
 
-    `names` of a parametrized test choose the first case, so that its parameters take different cases.
+
+def sampled(cases: Sequence[T], stride: int, *names: object) -> Sequence[T]:
+    """Return the first case, each `stride`-th case and the last case: with a stride of 1 all cases.
+
+    `names` of a parametrized test shift the cases between, so that its parameters take different cases.
     """
-    return cases[zlib.crc32(repr(names).encode()) % stride if names else 0 :: stride]
+    shift = zlib.crc32(repr(names).encode()) % stride
+    numbers = {0, *range(shift, len(cases), stride), len(cases) - 1} if cases else set()
+    return [cases[number] for number in sorted(numbers)]
 
 
 def each_call(cases: Sequence[T], *names: object) -> Sequence[T]:
@@ -40,23 +47,33 @@ def each_call(cases: Sequence[T], *names: object) -> Sequence[T]:
 
 def examples(deep: int) -> int:
     """Return `max_examples` of a Hypothesis test that draws `deep` examples in the deep profile."""
-    return deep if IS_DEEP else max(10, deep // EXAMPLES_DIVISOR)
+    return deep if IS_DEEP else max(10, deep // DRAWN_DIVISOR)
 
 
-# --- Hypothesis -------------------------------------------------------------------------------------------------------
+def seeds(deep: int) -> range:
+    """Return the seeds of a test that draws its cases from `deep` seeds in the deep profile."""
+    return range(deep if IS_DEEP else max(3, deep // DRAWN_DIVISOR))
 
-EXAMPLES_DIVISOR = 3
-EXAMPLES = examples(100)  # of a test without settings of its own
+
+# --- drawn cases ------------------------------------------------------------------------------------------------------
+
+DRAWN_DIVISOR = 3  # the plain profile draws a third of the examples and seeds
+EXAMPLES = examples(100)  # of a test without a number of its own
 
 # --- tests/crash ------------------------------------------------------------------------------------------------------
 
 CALL_STRIDE = by_profile(plain=5, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
 CRASH_STATES = by_profile(plain=200, deep=1_000)  # distinct disk states of a share of test_log_crashes.py
-CRASH_STATES_OWN = by_profile(plain=60, deep=1_000)  # of them at most so many of a program; the rest from its recoveries
+CRASH_STATES_OWN = by_profile(plain=60, deep=1_000)  # at most so many of one program; the others are of its recoveries
 CRASH_STATES_SOUND = by_profile(plain=100, deep=300)  # of each program without a planted bug
-FAULT_STRIDE = by_profile(plain=12, deep=3)  # of (call, kind of fault) of test_fault_kinds.py
-FAULT_STRIDE_ENCRYPTED = by_profile(plain=45, deep=15)
+FAULT_STRIDE = by_profile(plain=13, deep=3)  # of (call, kind of fault) of test_fault_kinds.py
+FAULT_STRIDE_ENCRYPTED = by_profile(plain=47, deep=15)
 FAULT_SEEDS = by_profile(plain=1, deep=3)  # several faults in one flow
 REWRITING_SEEDS = by_profile(plain=4, deep=15)
 RACE_SEEDS = by_profile(plain=80, deep=320)
 RACE_SEEDS_OF_FORKS = by_profile(plain=3, deep=8)
+ROT_CASES = by_profile(plain=240, deep=480)  # damaged buckets, of all topics together
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+SPARK_HEAPS = by_profile(plain=1, deep=4)  # data of test_spark_memory.py, in heaps of its executor

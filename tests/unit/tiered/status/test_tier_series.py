@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manager_world import NOW
+from run_profile import examples
 
 from local.errors import Corrupt, InvalidRequest
 from tiered.status.tier_series import (
@@ -162,7 +163,7 @@ POINTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(POINTS, max_size=20), st.dictionaries(st.text(min_size=1, max_size=9), POINTS, max_size=4))
 def test_series_survives_an_encode_and_decode(points: list[TierPoint], topics: dict[str, TierPoint]) -> None:
     found = TierSeries()

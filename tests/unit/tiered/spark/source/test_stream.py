@@ -9,6 +9,7 @@ from bucket_samples import SampleBucket, batch_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manager_world import NAME, NOW, TIERED, World, send, settle
+from run_profile import examples
 
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.names import TopicPartition
@@ -299,7 +300,7 @@ _steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_steps, st.sampled_from(["earliest", "latest"]))
 def test_stream_restarted_at_any_step_returns_every_record_once(steps, starting):
     bucket, clock = SampleBucket(MemoryStore("memory://any")), Clock()

@@ -13,6 +13,7 @@ import pytest
 from bucket_samples import NOW_MS, SampleBucket, batch_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_profile import examples
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
@@ -102,7 +103,7 @@ def test_a_batch_larger_than_the_window_is_read_whole(bucket, monkeypatch):
     assert read(bucket, plan(bucket)) == list(range(80))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 120), st.integers(0, 120), st.integers(500, 5000), st.integers(0, 900), st.integers(61, 3000))
 def test_any_range_split_size_index_and_window_gives_exactly_the_range(one, other, split_bytes, index_bytes, window):
     start, end = sorted((one, other))
@@ -163,7 +164,7 @@ def left(bucket, splits):
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(300, 4000),
     st.tuples(st.integers(0, 120), st.integers(0, 120)),
@@ -371,7 +372,7 @@ def test_wrong_index_bundle_neither_skips_nor_repeats_a_record(bucket, monkeypat
     assert read(bucket, splits) == list(range(*bounds))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-5, 130), st.integers(-50, 4000)), max_size=12),
     st.tuples(st.integers(0, 120), st.integers(0, 120)),
