@@ -66,7 +66,7 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
     def of(cls, *sources: object, **values: object) -> Self:
         """Take each field from `values`, else from the first source with an attribute of its name.
 
-        A source of None has None for every field. Raises AttributeError for a field without a source.
+        A source of None has None for every field. A field without a source needs a default, else it raises TypeError.
         """
         for name in cls.__struct_fields__:
             if name not in values:
@@ -74,8 +74,6 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
                     if source is None or hasattr(source, name):
                         values[name] = getattr(source, name, None)
                         break
-                else:
-                    raise AttributeError(name)
         return cls(**values)
 
 
@@ -127,38 +125,50 @@ def _is_raw() -> bool:
 
 
 def print_result(
-    result: Result, output: str, *, columns: Sequence[Column] | None = None, rows: Iterable[Struct] = ()
+    result: Result, output: str, *, columns: Sequence[Column] | None = None, rows: Iterable[msgspec.Struct] = ()
 ) -> None:
     """Print `result` in one of FORMATS. `columns` replaces the annotated columns of the table.
 
     `rows` follow those of the result. They are written as they arrive, so their number is unlimited.
     """
-    what, row_type = _list_of(type(result))
-    match output:
-        case "json":
-            facts = msgspec.to_builtins(result)
-            _write_json(what, chain(facts.pop(what), map(msgspec.to_builtins, rows)), facts)
-            return
-    every = chain(getattr(result, result.__struct_fields__[-1]), rows)
+    if output == "json":
+        facts = msgspec.to_builtins(result)
+        what, listed = facts.popitem()  # the last field that is set
+        _write_json(what, chain(listed, map(msgspec.to_builtins, rows)), facts)
+        return
+    field = msgspec.structs.fields(type(result))[-1]
+    row_type, every = get_args(field.type)[0], chain(getattr(result, field.name), rows)
     match output:
         case "jsonl":
             for row in every:
-                _write(_json(msgspec.to_builtins(row)))
+                _write(to_json(row))
         case "csv":
             _write_csv_rows(row_type.__struct_encode_fields__, map(msgspec.to_builtins, every))
         case _:
             _write_table(every, columns_of(row_type) if columns is None else columns)
 
 
-@cache
-def _list_of(result: type[Result]) -> tuple[str, type[Struct]]:
-    """Return the JSON name of the list of rows and the type of a row."""
-    field = msgspec.structs.fields(result)[-1]
-    return field.encode_name, get_args(field.type)[0]
+def print_fields(
+    what: str, rows: Iterable[Mapping[str, object]], names: Sequence[str], output: str, **facts: object
+) -> None:
+    """Print the fields `names` of a stored object's rows, as `print_result` does."""
+    named = ({name: row.get(name) for name in names} for row in rows)
+    match output:
+        case "json":
+            _write_json(what, named, {"schema_version": SCHEMA_VERSION, **facts})
+        case "jsonl":
+            for row in named:
+                _write(_json(row))
+        case "csv":
+            _write_csv_rows(names, named)
+        case _:
+            every = list(named)
+            numbers = {name: all(isinstance(row[name], int) for row in every) for name in names}
+            _write_table(every, [Column(name, name, is_number=numbers[name]) for name in names])
 
 
 @cache
-def columns_of(row: type[Struct]) -> tuple[Column, ...]:
+def columns_of(row: type[msgspec.Struct]) -> tuple[Column, ...]:
     """Return the columns of the table: the annotated fields, in order."""
     return tuple(
         replace(each, name=field.name)
@@ -185,12 +195,12 @@ def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str,
             _write_table(rows, [column for column in columns if column.title is not None])
 
 
-def print_table(rows: Iterable[Struct], columns: Sequence[Column]) -> None:
+def print_table(rows: Iterable[msgspec.Struct], columns: Sequence[Column]) -> None:
     """Print rows as a table alone."""
     _write_table(rows, columns)
 
 
-def to_json(row: Struct) -> str:
+def to_json(row: msgspec.Struct) -> str:
     """Return a line of JSON."""
     return _json(msgspec.to_builtins(row))
 
@@ -209,8 +219,8 @@ def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[
     """Write one object, its list row by row; nothing is written before the first row arrives."""
     rest = iter(rows)
     first = next(rest, None)
-    manifest = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
-    sys.stdout.write(manifest[: -len("]}")])
+    opening = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
+    sys.stdout.write(opening[: -len("]}")])
     for separator, row in zip(chain([""], repeat(", ")), chain([] if first is None else [first], rest), strict=False):
         sys.stdout.write(separator + _json(row))
     _write("]}")
@@ -256,7 +266,7 @@ def pairs(values: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _write_table(rows: Iterable[Row | Struct], columns: Sequence[Column]) -> None:
+def _write_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]) -> None:
     """Write a table: as wide as the terminal, elsewhere as wide as needed and without escape codes.
 
     Rows that do not fit on a terminal, even with wrapped texts, are shown as lines of title and value.
@@ -383,12 +393,12 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
         _write("  ".join(column.title or "" for column in columns))
 
 
-def _cells(row: Row | Struct, columns: Sequence[Column]) -> list[str]:
+def _cells(row: Row | msgspec.Struct, columns: Sequence[Column]) -> list[str]:
     shown = _exact if _is_raw() else _shown
     return [shown(_value(row, column), column) for column in columns]
 
 
-def _value(row: Row | Struct, column: Column) -> object:
+def _value(row: Row | msgspec.Struct, column: Column) -> object:
     if column.of is not None:
         return column.of(row)
     return row.get(column.name) if isinstance(row, Mapping) else getattr(row, column.name)

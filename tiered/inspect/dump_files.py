@@ -7,11 +7,13 @@ with the ``.log`` file of its segment, which is read for this purpose (`local.ve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from local.errors import Corrupt, InvalidRequest
 from local.format.columns import BatchTable
@@ -21,8 +23,8 @@ from local.log.checkpoints import parse_entries
 from local.records.batch_runs import BatchRuns
 from local.verify.findings import Finding
 from local.verify.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of, without_zeros
-from remote.keys import HEADS
-from remote.manifest.manifest import PageEntry, PendingDelete, PendingPageDelete, decode_manifest
+from remote.keys import MANIFESTS
+from remote.manifest.manifest import STORED_MANIFEST, PageEntry, PendingDelete, PendingPageDelete, decode_manifest
 from remote.manifest.sealing import Sealer
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import ChunkTable
@@ -30,17 +32,99 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.index_bundle import IndexBundle, decode_bundle
 from tiered.inspect.dump_sources import FileSource, Kind
 
-Row = dict[str, object]
+
+class _Entry(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """A row. Of a file with several sheets a line of JSON names the sheet as `section`."""
+
+    section: str | UnsetType = UNSET
+
+
+class OffsetEntry(_Entry, kw_only=True):
+    """Of an ``.index``."""
+
+    offset: int
+    position: int
+
+
+class TimeEntry(_Entry, kw_only=True):
+    """Of a ``.timeindex``."""
+
+    timestamp: int
+    offset: int
+
+
+class AbortedTransaction(_Entry, kw_only=True):
+    """Of a ``.txnindex``."""
+
+    version: int
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class ProducerEntry(_Entry, kw_only=True):
+    """Of a ``.snapshot``; null if no batch of the producer is remembered."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    current_txn_first_offset: int | None
+    last_timestamp: int
+    first_sequence: int | None
+    last_sequence: int | None
+    last_offset: int | None
+    offset_delta: int | None
+    timestamp: int | None
+
+
+class EpochEntry(_Entry, kw_only=True):
+    """Of a ``leader-epoch-checkpoint``."""
+
+    epoch: int
+    start_offset: int
+
+
+class CheckpointEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a checkpoint of a log directory."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A name and a value of a small file."""
+
+    name: str
+    value: Any
+
+
+class ChunkEntry(_Entry, kw_only=True):
+    """A run of bytes that is checked, compressed and encrypted by itself."""
+
+    chunk: int
+    position: int
+    length: int
+    crc32c: int
+    stored_position: int
+    stored_length: int
+    stored_crc32c: int = msgspec.field(name="storedCrc32c")  # the rule would write Crc32C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Rows of one kind. `facts` are facts of the file that are not rows."""
+    """Rows of one kind: structs, or the stored fields of a manifest. `facts` are facts of the file without rows."""
 
     name: str
+    rows: Sequence[msgspec.Struct | dict[str, object]]
     fields: tuple[str, ...]
-    rows: list[Row]
-    facts: Row = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, kind: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> Sheet:
+        names = tuple(each for each in kind.__struct_encode_fields__ if each != "section")
+        return cls(name=name, rows=list(rows), fields=names)
 
 
 def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
@@ -64,8 +148,8 @@ def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
             return [_producers(data, path)]
         case Kind.INDEXES:
             return _bundle(decode_bundle(data), source.base_offset or 0, path)
-        case Kind.HEAD:
-            return _head(data, Sealer(path.partition(HEADS)[0], keys))
+        case Kind.MANIFEST:
+            return _manifest(data, Sealer(path.partition(MANIFESTS)[0], keys))
         case Kind.LEADER_EPOCHS | Kind.OFFSET_CHECKPOINT:
             return [_checkpoint(data, path, is_epochs=kind is Kind.LEADER_EPOCHS)]
         case Kind.PARTITION_METADATA:
@@ -134,32 +218,29 @@ def _whole(data: bytes, entry_bytes: int) -> bytes:
 
 def _offsets(data: bytes, base: int) -> Sheet:
     found = offset_index.entries(without_zeros(data, offset_index.ENTRY_BYTES), base)
-    rows: list[Row] = [{"offset": offset, "position": position} for offset, position in found]
-    return Sheet(name="entries", fields=("offset", "position"), rows=rows)
+    return Sheet.of("entries", OffsetEntry, (OffsetEntry(offset=offset, position=at) for offset, at in found))
 
 
 def _times(data: bytes, base: int) -> Sheet:
     found = time_index.entries(without_zeros(data, time_index.ENTRY_BYTES), base)
-    rows: list[Row] = [{"timestamp": timestamp, "offset": offset} for timestamp, offset in found]
-    return Sheet(name="entries", fields=("timestamp", "offset"), rows=rows)
+    return Sheet.of("entries", TimeEntry, (TimeEntry(timestamp=timestamp, offset=at) for timestamp, at in found))
 
 
 WITH_BASE: dict[Kind | None, Callable[[bytes, int], Sheet]] = {Kind.OFFSET_INDEX: _offsets, Kind.TIME_INDEX: _times}
 
 
 def _transactions(data: bytes, path: str) -> Sheet:
-    fields = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
-    rows: list[Row] = [
-        dict(
-            zip(
-                fields,
-                (txn_index.VERSION, each.producer_id, each.first_offset, each.last_offset, each.last_stable_offset),
-                strict=True,
-            )
+    rows = (
+        AbortedTransaction(
+            version=txn_index.VERSION,
+            producer_id=each.producer_id,
+            first_offset=each.first_offset,
+            last_offset=each.last_offset,
+            last_stable_offset=each.last_stable_offset,
         )
         for each in txn_index.entries(data, path=path)
-    ]
-    return Sheet(name="transactions", fields=fields, rows=rows)
+    )
+    return Sheet.of("transactions", AbortedTransaction, rows)
 
 
 def _producers(data: bytes, path: str) -> Sheet:
@@ -167,73 +248,60 @@ def _producers(data: bytes, path: str) -> Sheet:
 
     A producer without a remembered batch (only a marker is left) has no fields of a batch.
     """
-    rows: list[Row] = []
+    rows = []
     for each in producer_snapshot.decode(data, path=path):
         has_batch = each.last_offset >= 0
         first = (each.last_sequence - each.offset_delta) % (1 << 31) if each.last_sequence >= 0 else -1
         rows.append(
-            {
-                "producerId": each.producer_id,
-                "producerEpoch": each.producer_epoch,
-                "coordinatorEpoch": each.coordinator_epoch,
-                "currentTxnFirstOffset": _or_none(each.transaction_first_offset),
-                "lastTimestamp": each.timestamp_ms,
-                "firstSequence": first if has_batch else None,
-                "lastSequence": each.last_sequence if has_batch else None,
-                "lastOffset": each.last_offset if has_batch else None,
-                "offsetDelta": each.offset_delta if has_batch else None,
-                "timestamp": each.timestamp_ms if has_batch else None,
-            }
+            ProducerEntry(
+                producer_id=each.producer_id,
+                producer_epoch=each.producer_epoch,
+                coordinator_epoch=each.coordinator_epoch,
+                current_txn_first_offset=_or_none(each.transaction_first_offset),
+                last_timestamp=each.timestamp_ms,
+                first_sequence=first if has_batch else None,
+                last_sequence=each.last_sequence if has_batch else None,
+                last_offset=each.last_offset if has_batch else None,
+                offset_delta=each.offset_delta if has_batch else None,
+                timestamp=each.timestamp_ms if has_batch else None,
+            )
         )
-    return Sheet(name="producers", fields=_PRODUCER_FIELDS, rows=rows)
-
-
-_PRODUCER_FIELDS = (
-    "producerId",
-    "producerEpoch",
-    "coordinatorEpoch",
-    "currentTxnFirstOffset",
-    "lastTimestamp",
-    "firstSequence",
-    "lastSequence",
-    "lastOffset",
-    "offsetDelta",
-    "timestamp",
-)
+    return Sheet.of("producers", ProducerEntry, rows)
 
 
 def _bundle(bundle: IndexBundle, base: int, path: str) -> list[Sheet]:
     chunks = bundle.chunks
-    rows: list[Row] = [_chunk(chunks, at) for at in range(len(chunks))]
-    producers = _producers(bytes(bundle.producers), path) if len(bundle.producers) else _NO_PRODUCERS
+    producers = bytes(bundle.producers)
     return [
-        _named("offset", _offsets(bytes(bundle.offset), base)),
-        _named("time", _times(bytes(bundle.time), base)),
-        _named("txn", _transactions(bytes(bundle.txn), path)),
-        _named("producers", producers),
-        _named("epochs", _checkpoint(bytes(bundle.epochs), path, is_epochs=True)),
-        Sheet(name="chunks", fields=_CHUNK_FIELDS, rows=rows),
+        replace(_offsets(bytes(bundle.offset), base), name="offset"),
+        replace(_times(bytes(bundle.time), base), name="time"),
+        replace(_transactions(bytes(bundle.txn), path), name="txn"),
+        _producers(producers, path) if producers else Sheet.of("producers", ProducerEntry, ()),
+        replace(_checkpoint(bytes(bundle.epochs), path, is_epochs=True), name="epochs"),
+        Sheet.of("chunks", ChunkEntry, (_chunk(chunks, at) for at in range(len(chunks)))),
     ]
 
 
-_CHUNK_FIELDS = ("chunk", "position", "length", "crc32c", "storedPosition", "storedLength", "storedCrc32c")
+def _chunk(chunks: ChunkTable, at: int) -> ChunkEntry:
+    (position, length), (stored_position, stored_length) = chunks.chunk_range(at), chunks.stored_range(at)
+    return ChunkEntry(
+        chunk=at,
+        position=position,
+        length=length,
+        crc32c=chunks.crcs[at],
+        stored_position=stored_position,
+        stored_length=stored_length,
+        stored_crc32c=chunks.stored_crc(at),
+    )
 
 
-def _chunk(chunks: ChunkTable, at: int) -> Row:
-    stored = (*chunks.stored_range(at), chunks.stored_crc(at))
-    return dict(zip(_CHUNK_FIELDS, (at, *chunks.chunk_range(at), chunks.crcs[at], *stored), strict=True))
-
-
-_NO_PRODUCERS = Sheet(name="producers", fields=_PRODUCER_FIELDS, rows=[])
-
-
-def _head(data: bytes, sealer: Sealer) -> list[Sheet]:
+def _manifest(data: bytes, sealer: Sealer) -> list[Sheet]:
     """Return a sheet for each list of a manifest; the other fields of the manifest are facts."""
-    head = msgspec.to_builtins(decode_manifest(data, sealer=sealer))
-    lists = {name: head.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
+    manifest = msgspec.to_builtins(STORED_MANIFEST.stored(decode_manifest(data, sealer=sealer)))
+    lists = {name: manifest.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
     lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]
     return [
-        Sheet(name=name, fields=_MANIFEST_FIELDS[name], rows=rows, facts=head if name == "segments" else {})
+        Sheet(name=name, fields=_MANIFEST_FIELDS[name], rows=rows, facts=manifest if name == "segments" else {})
         for name, rows in lists.items()
     ]
 
@@ -245,29 +313,29 @@ def _fields(kind: type) -> tuple[str, ...]:
 _MANIFEST_FIELDS = {  # fields of the types, not of the present rows: scripts rely on the columns
     "segments": _fields(SegmentEntry),
     "unlinked": _fields(PendingDelete),
-    "unlinked_pages": (*_fields(PageEntry), *(name for name in _fields(PendingPageDelete) if name != "spill")),
+    "unlinked_pages": (*_fields(PageEntry), *(name for name in _fields(PendingPageDelete) if name != "page")),
     "spills": _fields(PageEntry),
 }
 
 
 def _checkpoint(data: bytes, path: str, *, is_epochs: bool) -> Sheet:
-    fields = ("epoch", "startOffset") if is_epochs else ("topic", "partition", "offset")
-    rows: list[Row] = []
-    for line, words in parse_entries(data, path, len(fields)):
+    rows: list[msgspec.Struct] = []
+    for line, words in parse_entries(data, path, 2 if is_epochs else 3):
         try:
-            values: Iterable[object] = map(int, words) if is_epochs else (words[0], int(words[1]), int(words[2]))
-            rows.append(dict(zip(fields, values, strict=True)))
+            if is_epochs:
+                rows.append(EpochEntry(epoch=int(words[0]), start_offset=int(words[1])))
+            else:
+                rows.append(CheckpointEntry(words[0], int(words[1]), int(words[2])))
         except ValueError:
             raise Corrupt("reading a checkpoint, not an entry", path=path, line=line) from None
-    return Sheet(name="entries", fields=fields, rows=rows)
+    return Sheet.of("entries", EpochEntry if is_epochs else CheckpointEntry, rows)
 
 
 def _pairs(data: bytes, separator: str, path: str) -> Sheet:
     lines = [line for line in data.decode("utf-8", "replace").split("\n") if line.strip() and not line.startswith("#")]
     if any(separator not in line for line in lines):
         raise Corrupt("reading names and values, a line without both", path=path)
-    pairs = [line.rstrip("\r").partition(separator)[::2] for line in lines]
-    return Sheet(name="fields", fields=("name", "value"), rows=[{"name": n, "value": v} for n, v in pairs])
+    return Sheet.of("fields", Pair, (Pair(*line.rstrip("\r").partition(separator)[::2]) for line in lines))
 
 
 def _clean_shutdown(data: bytes, path: str) -> Sheet:
@@ -276,11 +344,7 @@ def _clean_shutdown(data: bytes, path: str) -> Sheet:
         body = msgspec.json.decode(data, type=dict[str, object]) if data else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("reading a clean-shutdown marker, not json", path=path) from error
-    return Sheet(name="fields", fields=("name", "value"), rows=[{"name": n, "value": v} for n, v in body.items()])
-
-
-def _named(name: str, sheet: Sheet) -> Sheet:
-    return Sheet(name=name, fields=sheet.fields, rows=sheet.rows, facts=sheet.facts)
+    return Sheet.of("fields", Pair, (Pair(name, value) for name, value in body.items()))
 
 
 def _or_none(number: int) -> int | None:

@@ -8,7 +8,32 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from tiered.inspect.decoders import undecoded
-from tiered.inspect.dump_rows import BatchRow, RecordRow
+from tiered.inspect.dump_rows import HeaderRow, RecordRow
+
+
+class FlatRecord(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A record and the facts of its batch side by side."""
+
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key_size: int
+    value_size: int
+    sequence: int
+    header_keys: str
+    key: str | int | float | bool | None
+    value: str | int | float | bool | None
+    headers: list[HeaderRow]
+    end_txn_marker: str | None
+    coordinator_epoch: int | None
+    base_offset: int
+    position: int | None
+    partition_leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    is_transactional: bool
+    is_control: bool
+    compresscodec: str
 
 
 def write_jsonl(rows: Iterable[RecordRow]) -> None:
@@ -20,39 +45,38 @@ def write_jsonl(rows: Iterable[RecordRow]) -> None:
         write(encode(row) + b"\n")
 
 
-def fields(row: BatchRow) -> dict[str, object]:
-    """Return the fields of a batch by Kafka's names."""
-    named = msgspec.to_builtins(row)
-    assert isinstance(named, dict), "a struct is a dict of its fields"
-    return named
-
-
-def flat(rows: Iterable[RecordRow]) -> Iterator[dict[str, object]]:
+def flat(rows: Iterable[RecordRow]) -> Iterator[FlatRecord]:
     """Yield records merged with the facts of their batch.
 
     Keys and values that are no text or number become JSON, undecoded bytes become ``base64:...``.
     """
-    batch: BatchRow | None = None
-    facts: dict[str, object] = {}
     for row in rows:
-        if row.batch is not batch:
-            batch, facts = row.batch, fields(row.batch)
-        yield facts | _of_record(row)
+        batch, control = row.batch, row.control
+        yield FlatRecord(
+            row.offset,
+            row.timestamp,
+            row.timestamp_type,
+            row.key_size,
+            row.value_size,
+            row.sequence,
+            ",".join(each.key for each in row.headers),
+            _plain(row.key),
+            _plain(row.value),
+            row.headers,
+            control.type if control is not None else None,
+            control.coordinator_epoch if control is not None else None,
+            batch.base_offset,
+            batch.position,
+            batch.partition_leader_epoch,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.is_transactional,
+            batch.is_control,
+            batch.compresscodec,
+        )
 
 
-def _of_record(row: RecordRow) -> dict[str, object]:
-    named: dict[str, object] = {}
-    named |= {"offset": row.offset, "timestamp": row.timestamp, "timestampType": row.timestamp_type}
-    named |= {"keySize": row.key_size, "valueSize": row.value_size, "sequence": row.sequence}
-    named |= {"key": _plain(row.key), "value": _plain(row.value)}
-    named["headerKeys"] = ",".join(each.key for each in row.headers)
-    named["headers"] = msgspec.to_builtins(row.headers) if row.headers else []
-    if row.control is not None:
-        named |= {"endTxnMarker": row.control.type, "coordinatorEpoch": row.control.coordinator_epoch}
-    return named
-
-
-def _plain(value: object) -> object:
+def _plain(value: object) -> str | int | float | bool | None:
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, dict) and set(value) == set(undecoded(b"")):

@@ -7,6 +7,7 @@ dataclasses, because a segment may have ten million of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +36,7 @@ _CONTROL_TYPES = (
 DecodeRecord = Callable[[bytes | None, bytes | None], tuple[object, object]]
 
 
-class BatchRow(msgspec.Struct, frozen=True, rename="camel"):
+class BatchRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """One batch. `position` is None if the bytes come from more than one file."""
 
     base_offset: int
@@ -59,21 +60,21 @@ class BatchRow(msgspec.Struct, frozen=True, rename="camel"):
     isvalid: bool
 
 
-class HeaderRow(msgspec.Struct, frozen=True):
+class HeaderRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One header of a record; `value` is the value decoder's result."""
 
     key: str
-    value: object
+    value: Any
 
 
-class ControlRow(msgspec.Struct, frozen=True, rename="camel"):
+class ControlRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """Content of a control record. `coordinator_epoch` is None if it does not end a transaction."""
 
     type: str
     coordinator_epoch: int | None
 
 
-class RecordRow(msgspec.Struct, frozen=True, rename="camel"):
+class RecordRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """One record. Sizes are -1 for null; `control` is None for a user's record."""
 
     topic: str
@@ -81,14 +82,14 @@ class RecordRow(msgspec.Struct, frozen=True, rename="camel"):
     offset: int
     timestamp: int
     timestamp_type: int
-    key: object
-    value: object
+    key: Any
+    value: Any
     headers: list[HeaderRow]
     key_size: int
     value_size: int
     sequence: int
     batch: BatchRow
-    control: ControlRow | None = None
+    control: ControlRow | None
 
 
 def batch_rows(run: Run, chosen: NDArray[np.bool_] | None = None, *, with_position: bool = True) -> Iterator[BatchRow]:

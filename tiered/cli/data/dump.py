@@ -11,20 +11,21 @@ names the damage (exit 4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from local.errors import Corrupt, InvalidRequest
 from tiered.cli.arguments import count_type, parse_partition_at, parse_time
 from tiered.cli.data.dump_text import entry_line, lines_of
 from tiered.cli.errors import Exit
 from tiered.cli.layouts import LAYOUTS, layout_options, layout_words
-from tiered.cli.render import FORMATS, Column, Row, emit, write_lines
+from tiered.cli.render import FORMATS, Column, print_fields, print_result, write_lines
 from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
         begin = offset if offset is not None else _first(reader, partition, chosen.from_offset)
         log = LogDump.of_batches(reader.batches(partition, begin, chosen.to_offset), partition, chosen)
         facts = {"topic": partition.topic, "partition": partition.partition}
-        _print_log(asked, log, [f"Dumping {partition}"], **facts)
+        _print_log(asked, log, [f"Dumping {partition}"], partition)
     if log.problem is not None:
         raise Corrupt(f"dumping a partition, {log.problem}", **facts, at=log.at)
     return Exit.DONE
@@ -325,7 +326,8 @@ def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractCo
     return open_remote(asked.url, asked.options, topic_ids=chosen, **words)
 
 
-def _print_log(asked: _Asked, log: LogDump, manifest: list[str], **facts: object) -> None:
+def _print_log(asked: _Asked, log: LogDump, title: list[str], *where: TopicPartition) -> None:
+    from tiered.cli.data.dump_results import DumpedBatches, DumpedRecords
     from tiered.inspect import dump_output
     from tiered.inspect.decoders import DECODERS
 
@@ -333,22 +335,23 @@ def _print_log(asked: _Asked, log: LogDump, manifest: list[str], **facts: object
     if asked.by_byte:
         from tiered.cli.data.dump_hex import print_hex
 
-        print_hex(islice(log.hex_batches(with_records=not asked.batches), count), manifest, form, **facts)
+        print_hex(islice(log.hex_batches(with_records=not asked.batches), count), title, form, where)
         return
     headers = DECODERS[asked.encoding]
     if form == "text":
         rows = log.batches_and_records(_decode(asked), headers=headers) if asked.is_deep else log.batches()
-        write_lines(manifest)
+        write_lines(title)
         write_lines(lines_of(islice(rows, count), with_data=asked.prints_data))
     elif not asked.is_deep:
-        columns = _BATCH_COLUMNS
-        emit("batches", map(dump_output.fields, islice(log.batches(), count)), columns, form, **facts)
+        batches = DumpedBatches.of(*where, batches=[])
+        print_result(batches, form, columns=_named(_BATCH_COLUMNS), rows=islice(log.batches(), count))
     else:
         records = log.records(_decode(asked), headers=headers, with_control=not asked.by_record)
         if form == "jsonl":
             dump_output.write_jsonl(islice(records, count))
         else:
-            emit("records", dump_output.flat(islice(records, count)), _RECORD_COLUMNS, form, **facts)
+            flat = dump_output.flat(islice(records, count))
+            print_result(DumpedRecords.of(*where, records=[]), form, columns=_named(_RECORD_COLUMNS), rows=flat)
 
 
 def _decode(asked: _Asked) -> DecodeRecord:
@@ -412,7 +415,7 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
         return Exit.DONE
     if not asked.verify_index_only:
         sheets = dump_files.sheets_of(source, _ring_for(session, source))
-        _print_sheets(asked, _chosen(asked, sheets), source.place)
+        _print_sheets(asked, _chosen(asked, sheets), source)
     compared = dump_files.compare_with_log(source)
     if compared is not None:
         return _tell_findings(session, compared)
@@ -436,32 +439,43 @@ def _chosen(asked: _Asked, sheets: list[Sheet]) -> list[Sheet]:
     return chosen
 
 
-def _print_sheets(asked: _Asked, sheets: list[Sheet], path: str) -> None:
-    form = asked.form
-    if form == "json" and len(sheets) > 1:
-        rest = {sheet.name: list(islice(sheet.rows, asked.count)) for sheet in sheets[1:]}
-        first = sheets[0]
-        emit(first.name, islice(first.rows, asked.count), _columns(first), form, path=path, **first.facts, **rest)
+def _print_sheets(asked: _Asked, sheets: list[Sheet], source: FileSource) -> None:
+    from tiered.inspect.dump_sources import Kind
+
+    form, path = asked.form, source.place
+    rows_of = {sheet.name: list(islice(sheet.rows, asked.count)) for sheet in sheets}
+    if form == "json" and source.kind not in (None, Kind.MANIFEST):
+        from tiered.cli.data.dump_results import file_result
+
+        print_result(file_result(source.kind, path, rows_of), form)
+        return
+    if form == "json":
+        first, *others = sheets
+        rest = {sheet.name: rows_of[sheet.name] for sheet in others}
+        print_fields(
+            first.name,
+            map(msgspec.to_builtins, rows_of[first.name]),
+            first.fields,
+            form,
+            path=path,
+            **first.facts,
+            **rest,
+        )
         return
     for sheet in sheets:
-        rows: Iterable[Row] = islice(sheet.rows, asked.count)
+        rows: Iterable[Mapping[str, object]] = map(msgspec.to_builtins, rows_of[sheet.name])
+        names = sheet.fields
         if form == "text":
             write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
-            write_lines(entry_line(row) for row in rows)
+            write_lines(map(entry_line, rows))
             continue
-        columns = _columns(sheet)
         if len(sheets) > 1 and form == "jsonl":
-            columns = (Column("section"), *columns)
+            names = ("section", *names)
             rows = ({"section": sheet.name, **row} for row in rows)
         if form == "table":
             write_lines(f"{name}: {value}" for name, value in sheet.facts.items())
             write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
-        emit(sheet.name, rows, columns, form, path=path, **sheet.facts)
-
-
-def _columns(sheet: Sheet) -> tuple[Column, ...]:
-    is_number = {name: all(isinstance(row.get(name), int) for row in sheet.rows) for name in sheet.fields}
-    return tuple(Column(name, name, is_number=is_number[name]) for name in sheet.fields)
+        print_fields(sheet.name, rows, names, form)
 
 
 def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:
@@ -476,46 +490,33 @@ def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:
     return Exit.FINDINGS if told and told[0].severity is Severity.WARNING else Exit.DONE
 
 
-_BATCH_COLUMNS = (
-    Column("baseOffset", "baseOffset", is_number=True),
-    Column("lastOffset", "lastOffset", is_number=True),
-    Column("count", "count", is_number=True),
-    Column("baseSequence"),
-    Column("lastSequence"),
-    Column("producerId", "producerId", is_number=True),
-    Column("producerEpoch"),
-    Column("partitionLeaderEpoch", "epoch", is_number=True),
-    Column("isTransactional"),
-    Column("isControl", "isControl"),
-    Column("deleteHorizonMs"),
-    Column("position", "position", is_number=True),
-    Column("timestampType", "timestampType"),
-    Column("maxTimestamp", "maxTimestamp", is_number=True),
-    Column("size", "size", is_number=True),
-    Column("magic"),
-    Column("compresscodec", "compresscodec"),
-    Column("crc", "crc", is_number=True),
-    Column("isvalid", "isvalid"),
-)
-_RECORD_COLUMNS = (
-    Column("offset", "offset", is_number=True),
-    Column("timestamp", "timestamp", is_number=True),
-    Column("timestampType"),
-    Column("keySize", "keySize", is_number=True),
-    Column("valueSize", "valueSize", is_number=True),
-    Column("sequence", "sequence", is_number=True),
-    Column("headerKeys", "headerKeys"),
-    Column("key", "key"),
-    Column("value", "value"),
-    Column("headers"),
-    Column("endTxnMarker"),
-    Column("coordinatorEpoch"),
-    Column("baseOffset"),
-    Column("position"),
-    Column("partitionLeaderEpoch"),
-    Column("producerId"),
-    Column("producerEpoch"),
-    Column("isTransactional"),
-    Column("isControl"),
-    Column("compresscodec"),
-)
+_BATCH_COLUMNS = {
+    "base_offset": "baseOffset",
+    "last_offset": "lastOffset",
+    "count": "count",
+    "producer_id": "producerId",
+    "partition_leader_epoch": "epoch",
+    "is_control": "isControl",
+    "position": "position",
+    "timestamp_type": "timestampType",
+    "max_timestamp": "maxTimestamp",
+    "size": "size",
+    "compresscodec": "compresscodec",
+    "crc": "crc",
+    "isvalid": "isvalid",
+}
+_RECORD_COLUMNS = {
+    "offset": "offset",
+    "timestamp": "timestamp",
+    "key_size": "keySize",
+    "value_size": "valueSize",
+    "sequence": "sequence",
+    "header_keys": "headerKeys",
+    "key": "key",
+    "value": "value",
+}
+_WORDS = frozenset(("isControl", "timestampType", "compresscodec", "isvalid", "headerKeys", "key", "value"))
+
+
+def _named(titles: dict[str, str]) -> list[Column]:
+    return [Column(name, title, is_number=title not in _WORDS) for name, title in titles.items()]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tiered.cli.render import Column, Row, emit, write_lines
+from tiered.cli.data.dump_results import DumpedBytes, DumpedField
+from tiered.cli.render import print_result, write_lines
 
 if TYPE_CHECKING:
+    from local.names import TopicPartition
     from tiered.inspect.dump_rows import BatchRow
     from tiered.inspect.hex_dump import HexField
 
@@ -18,13 +20,13 @@ _LINES_MAX = 16  # of one field in the table; other forms have every byte
 Batches = Iterable["tuple[BatchRow, Iterable[HexField]]"]
 
 
-def print_hex(batches: Batches, manifest: list[str], output: str, **facts: object) -> None:
-    """Print `manifest` and the fields as a table; other formats have `facts` and a row for each field."""
+def print_hex(batches: Batches, title: list[str], output: str, where: Sequence[TopicPartition]) -> None:
+    """Print `title` and the fields as a table; other formats have `where` and a row for each field."""
     if output in ("table", "text"):
-        write_lines(manifest)
+        write_lines(title)
         write_lines(_lines(batches))
         return
-    emit("fields", _rows(batches), _COLUMNS, output, **facts)
+    print_result(DumpedBytes.of(*where, fields=[]), output, rows=_rows(batches))
 
 
 def _lines(batches: Batches) -> Iterator[str]:
@@ -56,21 +58,16 @@ def _short(field: HexField) -> str:
     return field.value.rpartition(": ")[2] if field.name in _MOMENTS else field.value
 
 
-def _rows(batches: Batches) -> Iterator[Row]:
+def _rows(batches: Batches) -> Iterator[DumpedField]:
     for row, fields in batches:
         for field in fields:
-            yield {
-                "baseOffset": row.base_offset,
-                "position": row.position,
-                "at": field.at,
-                "isInflated": field.is_inflated,
-                "depth": field.depth,
-                "field": field.name,
-                "bytes": field.data.hex(),
-                "value": field.value,
-            }
-
-
-_COLUMNS = tuple(
-    Column(name) for name in ("baseOffset", "position", "at", "isInflated", "depth", "field", "bytes", "value")
-)
+            yield DumpedField(
+                base_offset=row.base_offset,
+                position=row.position,
+                at=field.at,
+                is_inflated=field.is_inflated,
+                depth=field.depth,
+                field=field.name,
+                bytes=field.data.hex(),
+                value=field.value,
+            )

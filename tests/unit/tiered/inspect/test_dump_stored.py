@@ -157,16 +157,16 @@ def test_dump_of_a_manifest_has_the_same_columns_for_any_number_of_entries(tmp_p
     known: dict[str, str] = {}
     for count in (0, 1):
         waiting = PendingDelete(key=row("U0").data_key, size_bytes=9, unlinked_ms=8, epoch=2)
-        unlinked = (waiting,) * count
+        pending_deletes = (waiting,) * count
         path = tmp_path / str(count) / "orders-AAAAAAAAAAAAAAAAAAAAAA" / "2" / "meta" / "head" / f"{7:020}"
         path.parent.mkdir(parents=True)
-        path.write_bytes(encode_manifest(manifest(*[row() for _ in range(count)], unlinked=unlinked)))
+        path.write_bytes(encode_manifest(manifest(*[row() for _ in range(count)], pending_deletes=pending_deletes)))
         for name, most in {"segments": 1, "unlinked": 1, "unlinked_pages": 0, "spills": 0}.items():
             header, *lines = run(capfd, "dump", str(path), "-o", "csv", "--section", name).splitlines()
             assert len(lines) == min(count, most)
             assert known.setdefault(name, header) == header
     assert {"key_id", "wrapped_key", "state"} <= set(known["segments"].split(","))
-    assert known["unlinked_pages"] == f"{known['pages']},unlinked_ms,epoch,unlinked_sequence"
+    assert known["unlinked_pages"] == f"{known['spills']},unlinked_ms,epoch,unlinked_sequence"
 
 
 @pytest.mark.parametrize("bucket", [".log.zst.enc"], indirect=True)
