@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_profile import KILLS
 
 from local.format.record import Record
 from local.log import Durability
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.server
 NOW = 1_700_000_000_000
 NAME = TopicPartition("t", 0)
 TIERED = {"remote.storage.enable": "true", "local.retention.ms": "1ms", "retention.ms": "-1"}
-DRAWS = 8
 
 WRITER = """
 import sys, time
@@ -100,7 +100,7 @@ def test_repeatedly_killed_run_neither_loses_nor_repeats_a_record(config_path: s
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         manager.create_topic("c", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
     command = [sys.executable, "-m", "tiered", "-C", str(Path(config_path).parent), "run", "--interval", "10ms"]
-    for draw in range(DRAWS):
+    for draw in range(KILLS):
         with LogManager.open(config, now_ms=NOW) as manager:
             for topic, all_sent in sent.items():
                 first = len(all_sent)
@@ -127,7 +127,7 @@ def test_killed_appending_manager_keeps_every_acknowledged_record(config_path: s
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
     rng = random.Random(12)
     acked = 0
-    for _ in range(DRAWS):
+    for _ in range(KILLS):
         process = subprocess.Popen([sys.executable, "-c", WRITER, config_path], stdout=subprocess.PIPE)
         assert process.stdout is not None
         first = process.stdout.readline()

@@ -70,10 +70,11 @@ FAULT_STRIDE = by_profile(plain=13, deep=3)  # of (call, kind of fault) of test_
 FAULT_STRIDE_ENCRYPTED = by_profile(plain=47, deep=15)
 FAULT_SEEDS = by_profile(plain=1, deep=3)  # several faults in one flow
 REWRITING_SEEDS = by_profile(plain=4, deep=15)
-RACE_SEEDS = by_profile(plain=80, deep=320)
+RACE_SEEDS = range(0, 320, by_profile(plain=4, deep=1))
 RACE_SEEDS_OF_FORKS = by_profile(plain=3, deep=8)
 ROT_CASES = by_profile(plain=240, deep=480)  # damaged buckets, of all topics together
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 SPARK_HEAPS = by_profile(plain=1, deep=4)  # data of test_spark_memory.py, in heaps of its executor
+KILLS = by_profile(plain=3, deep=8)  # of a process that is killed again and again, in test_kill.py
