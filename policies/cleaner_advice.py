@@ -106,10 +106,11 @@ def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Adv
             rule="full-buffer",
             partition=worst[0].name,
             setting="log.cleaner.dedupe.buffer.size",
-            text=f"{counted(len(cut), 'log')} needed several passes for one dirty section, {worst[0].name} "
-            f"{'at least ' if worst[-1].is_cut else ''}{passes}, because {keys} keys had no room in a buffer of "
-            f"{cleaner.buffer_bytes} bytes; give the buffer at least {enough} bytes, or use fewer threads: "
-            "each has its share",
+            text=(
+                f"{counted(len(cut), 'log')} needed several passes for one dirty part, {worst[0].name} "
+                f"{('at least ' if worst[-1].is_cut else '')}{passes}, because {keys} keys did not fit in "
+                f"a buffer of {cleaner.buffer_bytes} bytes; give the buffer at least {enough}"
+            ),
         )
     ]
 
@@ -153,7 +154,11 @@ def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]
                 partition=None,
                 setting="log.cleaner.io.max.bytes.per.second" if is_held_back else "log.cleaner.threads",
                 text=f"{counted(cleaner.threads, 'thread')} busy {busy:.0%} of {span_ms / 1000:.0f} s at {speed}; "
-                + ("the limit is what holds them back" if is_held_back else "more of them clean more logs at a time"),
+                + (
+                    "a rate limit restricts the cleaner threads"
+                    if is_held_back
+                    else "more threads clean more logs at a time"
+                ),
             )
         )
     return found + [each for name in _names(done) for each in _one_log_too_slow(name, done, cleaner)]
@@ -174,8 +179,11 @@ def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner
             rule="log-outruns-its-thread",
             partition=name,
             setting="min.cleanable.dirty.ratio",
-            text=f"{appended / 2**20:.2f} MB/s of dirty data come, a pass gets through {cleaned / 2**20:.2f} MB/s, and "
-            "a log has one thread; let passes be rarer (a higher ratio), or the topic have more partitions",
+            text=(
+                f"{appended / 2**20:.2f} MB/s of dirty data arrive, a pass cleans {cleaned / 2**20:.2f} "
+                "MB/s, and a log has one thread; clean less often (a higher ratio), or give the topic "
+                "more partitions"
+            ),
         )
     ]
 
@@ -191,8 +199,11 @@ def never_due(facts: LogFacts) -> list[Advice]:
             rule="never-cleanable",
             partition=facts.log.partition,
             setting="min.compaction.lag.ms",
-            text=f"retention.ms={format_ms(retention_ms)} deletes records before min.compaction.lag.ms="
-            f"{format_ms(rules.min_compaction_lag_ms)} lets them be cleaned: nothing is ever compacted",
+            text=(
+                f"retention.ms={format_ms(retention_ms)} expires records before "
+                f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} allows their compaction: "
+                "the cleaner never compacts the topic"
+            ),
         )
     ]
 
@@ -206,7 +217,10 @@ def held_by_a_transaction(facts: LogFacts) -> list[Advice]:
             rule="held-by-transaction",
             partition=facts.log.partition,
             setting=None,
-            text=f"a transaction open since offset {facts.held_from} keeps all above from being cleaned; abort it",
+            text=(
+                f"a transaction that is open since offset {facts.held_from} prevents the cleaning of all "
+                "later records; abort it"
+            ),
         )
     ]
 

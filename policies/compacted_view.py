@@ -74,8 +74,8 @@ def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewB
         end, size_bytes = max(begin, snapshot.stable_offset), _local_bytes(snapshot, begin)
     else:
         end = max(begin, min(snapshot.remote_next_offset or 0, snapshot.stable_offset))
-        size_bytes = sum(spill.size_bytes for spill in snapshot.spills if spill.next_offset > begin)
-        size_bytes += sum(row.size_bytes for row in snapshot.committed if row.next_offset > begin)
+        size_bytes = sum(page.size_bytes for page in snapshot.pages if page.next_offset > begin)
+        size_bytes += sum(entry.size_bytes for entry in snapshot.committed if entry.next_offset > begin)
     return ViewBacklog(is_built=is_built, from_offset=begin, upto_offset=end, size_bytes=size_bytes, gap=gap)
 
 
@@ -103,9 +103,9 @@ def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | Dr
         return []
     reason = None
     if backlog.size_bytes > threshold:
-        reason = f"{backlog.size_bytes} bytes beyond the view, compaction.view.threshold={threshold}"
+        reason = f"{backlog.size_bytes} bytes above the end of the view, compaction.view.threshold={threshold}"
     elif any(one.next_offset > backlog.from_offset for one in expired):
-        reason = f"retention reaches what the view has not taken up, from offset {backlog.from_offset}"
+        reason = f"retention would expire records that the view has not included, from offset {backlog.from_offset}"
     if reason is None:
         return []
     return [
@@ -143,7 +143,7 @@ def held_from(snapshot: PartitionSnapshot, builds: Sequence[BuildView] = ()) -> 
 def _may_build(snapshot: PartitionSnapshot) -> bool:
     if snapshot.paused is not None:
         return False
-    is_ending = snapshot.rules.gives_up_remote or snapshot.given_up
+    is_ending = snapshot.rules.gives_up_remote or snapshot.tier_disabled
     return snapshot.keeps_views_on_disk or (snapshot.is_tiered and not is_ending)
 
 

@@ -157,11 +157,13 @@ def _cleaning_deferral(snapshot: PartitionSnapshot, log: LogToClean, segment: Se
         until_ms = segment.age_timestamp_ms + rules.min_compaction_lag_ms
         return put_off(Action.CLEAN, segment, Code.COMPACTION_LAG, why, until_ms)
     if segment.next_offset > log.first_uncleanable_offset:
-        return put_off(Action.CLEAN, segment, Code.ORDER, "an earlier segment is put off")
+        return put_off(Action.CLEAN, segment, Code.ORDER, "an earlier segment waits")
     if snapshot.copying:
-        return put_off(Action.CLEAN, segment, Code.COPYING, "a copy of this log is under way")
+        return put_off(Action.CLEAN, segment, Code.COPYING, "a copy of this log is in progress")
     if not snapshot.may_clean:
-        return put_off(Action.CLEAN, segment, Code.CLEANER_HELD, "cleaning of this log is held, see compaction status")
+        return put_off(
+            Action.CLEAN, segment, Code.CLEANER_HELD, "cleaning of this log is paused, see compaction status"
+        )
     why = f"dirty share {log.dirty_ratio:.2f}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
     return put_off(Action.CLEAN, segment, Code.DIRTY_RATIO, why, _overdue_from_ms(snapshot, log.first_dirty_offset))
 
@@ -177,7 +179,7 @@ def forced_cleaning(snapshot: PartitionSnapshot) -> CleanLog | None:
         first_dirty_offset=log.first_dirty_offset,
         upto_offset=log.first_uncleanable_offset,
         size_bytes=log.cleanable_bytes,
-        reason="asked for",
+        reason="requested",
     )
 
 
@@ -258,5 +260,5 @@ def _reason(log: LogToClean, max_lag_ms: int | None) -> str:
     if is_dirty_enough(log.cleanable_bytes, log.clean_bytes, log.min_dirty_ratio):
         return f"{share}, min.cleanable.dirty.ratio={log.min_dirty_ratio}"
     if log.delay_ms == 0 or max_lag_ms is None:
-        return f"{share}, the last pass did not get to the end"
+        return f"{share}, the last pass did not reach the end of the dirty part"
     return f"{share}, {format_ms(log.delay_ms)} past max.compaction.lag.ms={format_ms(max_lag_ms)}"

@@ -33,7 +33,7 @@ def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> di
                 base_offset=segment.base_offset,
                 next_offset=segment.next_offset,
                 size_bytes=segment.size_bytes,
-                reason="the disk fills, and the store has it",
+                reason="the disk is nearly full, and the store has a copy",
             )
         )
         freed += segment.size_bytes

@@ -49,10 +49,10 @@ class _World:
 
     | field | meaning |
     |---|---|
-    | `rows`, `local` | remaining entries by ulid and segments by base offset, oldest first |
+    | `entries`, `local` | remaining entries by ulid and segments by base offset, oldest first |
     | `unknown` | offset ranges of entries that only a page holds, ascending; no single one of them may expire |
     | `copyable` | closed segments that are not empty, ascending |
-    | `gaps` | offsets that no entry of `rows` and no range of `unknown` holds; None until computed |
+    | `gaps` | offsets that no entry of `entries` and no range of `unknown` holds; None until computed |
     | `replaced` | entries that this plan replaces |
     | `named_keys` | pending deletes that an entry still names |
     | `view_reaches` | bound of the log start: above it, the view kept by a threshold would lose records |
@@ -62,7 +62,7 @@ class _World:
 
     snapshot: PartitionSnapshot
     log_start_offset: int
-    rows: OrderedDict[str, SegmentEntry]
+    entries: OrderedDict[str, SegmentEntry]
     unknown: list[tuple[int, int]]
     local: OrderedDict[int, SegmentInfo]
     closed: dict[int, SegmentInfo]
@@ -81,7 +81,7 @@ class _World:
         if retained_from >= next_offset:
             return True
         if self.gaps is None:
-            self.gaps = _gaps((*_ranges(self.rows.values()), *self.unknown))
+            self.gaps = _gaps((*_ranges(self.entries.values()), *self.unknown))
         gap_base, _ = self.gaps[bisect_right(self.gaps, retained_from, key=itemgetter(1))]
         return gap_base >= next_offset
 
@@ -107,27 +107,27 @@ def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> li
 
 
 def _world(snapshot: PartitionSnapshot) -> _World:
-    rows = [row for row in snapshot.remote if row.state is SegmentState.COPY_FINISHED]
-    unlinked_ms = {unlinked.key: unlinked.unlinked_ms for unlinked in snapshot.unlinked}
-    unlinked_ms |= {page.spill.key: page.unlinked_ms for page in snapshot.unlinked_pages}
-    unknown = [each for spill in snapshot.spills for each in spill.ranges()]
+    entries = [entry for entry in snapshot.remote if entry.state is SegmentState.COPY_FINISHED]
+    unlinked_ms = {pending_deletes.key: pending_deletes.unlinked_ms for pending_deletes in snapshot.pending_deletes}
+    unlinked_ms |= {page.page.key: page.unlinked_ms for page in snapshot.pending_page_deletes}
+    unknown = [each for page in snapshot.pages for each in page.ranges()]
     return _World(
         snapshot=snapshot,
         log_start_offset=snapshot.log_start_offset,
-        rows=OrderedDict((row.ulid, row) for row in rows),
+        entries=OrderedDict((entry.ulid, entry) for entry in entries),
         unknown=unknown,
         local=OrderedDict((segment.base_offset, segment) for segment in snapshot.segments),
         closed={segment.base_offset: segment for segment in snapshot.closed},
         copyable=[segment for segment in snapshot.closed if not segment.is_empty],
-        copied_upto=max((following for _, following in (*_ranges(rows), *unknown)), default=0),
+        copied_upto=max((following for _, following in (*_ranges(entries), *unknown)), default=0),
         unlinked_ms=unlinked_ms,
         named_keys=snapshot.named_keys & unlinked_ms.keys(),
         view_reaches=_view_reaches(snapshot),
     )
 
 
-def _ranges(rows: Iterable[SegmentEntry]) -> Iterable[tuple[int, int]]:
-    return ((row.base_offset, row.next_offset) for row in rows)
+def _ranges(entries: Iterable[SegmentEntry]) -> Iterable[tuple[int, int]]:
+    return ((entry.base_offset, entry.next_offset) for entry in entries)
 
 
 def _view_reaches(snapshot: PartitionSnapshot) -> int | None:
@@ -194,9 +194,9 @@ def _check_clean(world: _World, decision: CleanLog) -> list[str]:
     if not snapshot.rules.cleanup_compact:
         broken.append("the topic is not compacted")
     if decision.upto_offset > snapshot.stable_offset:
-        broken.append(f"reaches above the stable offset {snapshot.stable_offset}")
+        broken.append(f"ends above the stable offset {snapshot.stable_offset}")
     if snapshot.active is not None and decision.upto_offset > snapshot.active.base_offset:
-        broken.append("reaches into the active segment")
+        broken.append("ends in the active segment")
     if decision.upto_offset <= decision.first_dirty_offset:
         broken.append("has nothing to clean")
     world.is_cleaned = True
@@ -207,20 +207,20 @@ def _check_copy(world: _World, decision: CopySegment) -> list[str]:
     snapshot = world.snapshot
     broken = []
     if not snapshot.is_copying_on:
-        broken.append("copying is off for this topic")
+        broken.append("copying is disabled for this topic")
     if world.is_cleaned:
-        broken.append("stands behind a cleaning, which may replace the segment")
+        broken.append("follows a cleaning that may replace the segment")
     if world.closed_segment(decision.base_offset, decision.next_offset) is None:
         broken.append("not a closed local segment")
     if decision.next_offset > snapshot.stable_offset:
-        broken.append(f"reaches above the stable offset {snapshot.stable_offset}")
+        broken.append(f"ends above the stable offset {snapshot.stable_offset}")
     if snapshot.rules.cleanup_compact and decision.next_offset > snapshot.clean_cut:
-        broken.append(f"not wholly below the cleaner checkpoint {snapshot.clean_cut} (I6)")
+        broken.append(f"not entirely below the cleaner checkpoint {snapshot.clean_cut} (I6)")
     if decision.base_offset < world.copied_upto:
-        broken.append(f"overlaps what is copied up to {world.copied_upto}")
+        broken.append(f"overlaps the offsets that are copied up to {world.copied_upto}")
     due = world.next_to_copy()
     if due is not None and due.base_offset < decision.base_offset:
-        broken.append(f"leaves a hole, [{due.base_offset}, {due.next_offset}) is neither copied nor empty")
+        broken.append(f"leaves a gap, [{due.base_offset}, {due.next_offset}) is neither copied nor empty")
     world.copied_upto = max(world.copied_upto, decision.next_offset)
     return broken
 
@@ -234,7 +234,10 @@ def _check_copies(world: _World, copies: Sequence[CopySegment]) -> list[str]:
     if not copies or not snapshot.rules.cleanup_compact or left is None or left.next_offset > snapshot.clean_cut:
         return []
     return [
-        f"CopySegment {_where(copies[-1])}: leaves [{left.base_offset}, {left.next_offset}), clean too, behind (I4)"
+        (
+            f"CopySegment {_where(copies[-1])}: does not include [{left.base_offset}, "
+            f"{left.next_offset}), which is also clean (I4)"
+        )
     ]
 
 
@@ -243,24 +246,26 @@ def _check_replace(world: _World, decision: ReplaceRemote | AdvanceCleanedOffset
     snapshot, cut = world.snapshot, world.snapshot.clean_cut
     broken = []
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on:
-        broken.append("the topic is not compacted, or copying is off")
+        broken.append("the topic is not compacted, or copying is disabled")
     if world.is_cleaned:
-        broken.append("stands behind a cleaning, which may replace the segment")
+        broken.append("follows a cleaning that may replace the segment")
     if world.closed_segment(decision.base_offset, decision.next_offset) is None:
         broken.append("not a closed local segment")
     if decision.next_offset > cut or (isinstance(decision, AdvanceCleanedOffset) and decision.cleaned_through > cut):
-        broken.append(f"not wholly below the cleaner checkpoint {cut} (I5)")
+        broken.append(f"not entirely below the cleaner checkpoint {cut} (I5)")
     if any(not world.holds(each.base_offset, each.next_offset) for each in world.copyable if each.next_offset <= cut):
-        broken.append("the store does not hold all that is clean (I4)")
-    rows = [world.rows[ulid] for ulid in decision.ulids if ulid in world.rows and ulid not in world.replaced]
-    bounds = [decision.base_offset, *(row.next_offset for row in rows)]
-    tiles = [row.base_offset for row in rows] == bounds[:-1] and bounds[-1] == decision.next_offset
-    if len(rows) < len(decision.ulids) or not tiles:
-        broken.append("its rows do not tile the segment")
+        broken.append("the store lacks a part of the clean prefix (I4)")
+    entries = [world.entries[ulid] for ulid in decision.ulids if ulid in world.entries and ulid not in world.replaced]
+    bounds = [decision.base_offset, *(entry.next_offset for entry in entries)]
+    tiles = [entry.base_offset for entry in entries] == bounds[:-1] and bounds[-1] == decision.next_offset
+    if len(entries) < len(decision.ulids) or not tiles:
+        broken.append("its segment entries do not cover the segment exactly")
     if isinstance(decision, ReplaceRemote):
         world.replaced.update(decision.ulids)
-    elif any(row.made_by is not None for row in rows):
-        broken.append("vouches for a row that a job wrote, by counting the records of a segment that it is no copy of")
+    elif any(entry.made_by is not None for entry in entries):
+        broken.append(
+            "verifies a segment entry that a job wrote by counting the records of a local segment that is no copy of it"
+        )
     return broken
 
 
@@ -283,10 +288,10 @@ def _check_view(world: _World, decision: BuildView) -> list[str]:
     if not world.snapshot.is_tiered and not is_local:
         broken.append("the topic has no remote tier")
     if decision.upto_offset > world.snapshot.stable_offset:
-        broken.append(f"reaches above the stable offset {world.snapshot.stable_offset}")
+        broken.append(f"ends above the stable offset {world.snapshot.stable_offset}")
     copied_upto = max(world.snapshot.remote_next_offset or 0, world.snapshot.log_start_offset)
     if not is_local and decision.upto_offset > copied_upto:
-        broken.append("reaches above what the bucket holds")
+        broken.append("ends above the offsets that the bucket holds")
     if world.view_reaches is not None and decision.view == DEFAULT_VIEW:
         world.view_reaches = max(world.view_reaches, decision.upto_offset)
     return broken
@@ -297,11 +302,11 @@ def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
     if decision.offset <= world.log_start_offset:
         broken.append(f"not above the log start {world.log_start_offset}")
     if decision.offset > world.snapshot.next_offset:
-        broken.append(f"above the log end {world.snapshot.next_offset}")
+        broken.append(f"above the log end offset {world.snapshot.next_offset}")
     if not world.snapshot.rules.cleanup_delete:
         broken.append("the topic has no delete policy")
     if world.view_reaches is not None and decision.offset > world.view_reaches:
-        broken.append(f"passes what the compacted view has taken up, {world.view_reaches}")
+        broken.append(f"passes the offsets that the compacted view includes, {world.view_reaches}")
     world.log_start_offset = max(world.log_start_offset, decision.offset)
     return broken
 
@@ -311,34 +316,34 @@ def _check_give_up(world: _World, decision: DisableTier) -> list[str]:
     snapshot = world.snapshot
     broken = []
     if not snapshot.rules.gives_up_remote:
-        broken.append("the tier is not given up")
+        broken.append("the remote tier is not disabled")
     first = next(iter(world.local), None)
     if first is None or decision.offset < first:
-        broken.append(f"the disk begins later, at {first} (I2)")
+        broken.append(f"the local log starts later, at {first} (I2)")
     if not snapshot.log_start_offset <= decision.offset <= snapshot.next_offset:
         broken.append(f"outside the log [{snapshot.log_start_offset}, {snapshot.next_offset}]")
     world.log_start_offset = max(world.log_start_offset, decision.offset)
-    world.rows.clear()
+    world.entries.clear()
     world.unknown, world.gaps = [], None
     return broken
 
 
 def _was_tier_disabled(snapshot: PartitionSnapshot, decision: ExpireRemote | ExpirePage) -> bool:
     name = decision.ulid if isinstance(decision, ExpireRemote) else decision.key
-    return any(name == (part.ulid if isinstance(part, SegmentEntry) else part.key) for part in snapshot.given_up)
+    return any(name == (part.ulid if isinstance(part, SegmentEntry) else part.key) for part in snapshot.tier_disabled)
 
 
 def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
     broken = []
-    if decision.ulid not in world.rows:
-        return ["no committed row"]
+    if decision.ulid not in world.entries:
+        return ["not a committed segment entry"]
     is_below_unknown = not world.unknown or decision.base_offset < world.unknown[0][0]
-    if next(iter(world.rows)) != decision.ulid or not is_below_unknown:
-        broken.append("not the oldest row")
+    if next(iter(world.entries)) != decision.ulid or not is_below_unknown:
+        broken.append("not the oldest segment entry")
     if decision.ulid in world.replaced:
         broken.append("replaced by this plan")
-    row = world.rows.pop(decision.ulid)
-    if row.next_offset > world.log_start_offset:
+    entry = world.entries.pop(decision.ulid)
+    if entry.next_offset > world.log_start_offset:
         broken.append(f"holds records at or above the log start {world.log_start_offset}")
         world.gaps = None
     return broken
@@ -347,18 +352,18 @@ def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
 def _check_expire_page(world: _World, decision: ExpirePage) -> list[str]:
     """Check that a page, which is removed unread, is wholly below the log start."""
     snapshot = world.snapshot
-    page = next((each for each in (*snapshot.known_pages, *snapshot.spills) if each.key == decision.key), None)
+    page = next((each for each in (*snapshot.known_pages, *snapshot.pages) if each.key == decision.key), None)
     if page is None or (page.base_offset, page.next_offset) != (decision.base_offset, decision.next_offset):
-        return ["no page of the index"]
+        return ["not a manifest page of the index"]
     broken = []
-    held = {row.ulid for row in world.rows.values() if row.base_offset < page.next_offset}
-    if any(row.base_offset < page.base_offset for row in world.rows.values()):
+    held = {entry.ulid for entry in world.entries.values() if entry.base_offset < page.next_offset}
+    if any(entry.base_offset < page.base_offset for entry in world.entries.values()):
         broken.append("not the oldest")
     if page.next_offset > world.log_start_offset:
         broken.append(f"holds records at or above the log start {world.log_start_offset}")
         world.gaps = None
     for ulid in held:
-        del world.rows[ulid]
+        del world.entries[ulid]
     world.unknown = [each for each in world.unknown if each[0] >= page.next_offset]
     return broken
 
@@ -367,18 +372,18 @@ def _check_delete(world: _World, decision: DeletePending | DeletePage) -> list[s
     snapshot = world.snapshot
     unlinked_ms = world.unlinked_ms.get(decision.key)
     if unlinked_ms is None:
-        return ["not an unlinked object (I10)"]
+        return ["not a pending delete (I10)"]
     broken = []
     if snapshot.now_ms - unlinked_ms < snapshot.rules.delete_grace_ms:
-        broken.append("within the grace time")
+        broken.append("within the grace period")
     if decision.key in world.named_keys:
-        broken.append("a row still names it")
+        broken.append("a segment entry still names it")
     return broken
 
 
 def _check_collect(snapshot: PartitionSnapshot, decision: CollectManifests) -> list[str]:
     if snapshot.head_sequence - decision.upto_sequence < MANIFESTS_KEPT_MIN:
-        return [f"leaves fewer than {MANIFESTS_KEPT_MIN} heads below the newest"]
+        return [f"leaves fewer than {MANIFESTS_KEPT_MIN} manifests below the newest"]
     return []
 
 

@@ -59,10 +59,10 @@ def drop_deferrals(snapshot: PartitionSnapshot) -> list[Deferral]:
 
 def _drop_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
     if segment.base_offset in snapshot.copying:
-        return put_off(Action.DROP, segment, Code.COPYING, "a copy is under way")
+        return put_off(Action.DROP, segment, Code.COPYING, "a copy is in progress")
     if not snapshot.has_safe_copy(segment):
-        return put_off(Action.DROP, segment, Code.NOT_COPIED, "only the disk has records of it")
-    return put_off(Action.DROP, segment, Code.ORDER, "an earlier segment is put off")
+        return put_off(Action.DROP, segment, Code.NOT_COPIED, "only the local disk has some of its records")
+    return put_off(Action.DROP, segment, Code.ORDER, "an earlier segment waits")
 
 
 def _unwanted(snapshot: PartitionSnapshot, may_go: MayGo) -> list[DropLocal]:
@@ -97,7 +97,7 @@ def local_expirations(
 
     limits = snapshot.rules.log_limits
     rest = snapshot.closed[len(dropped) :]
-    going_bytes = sum(row.size_bytes for row in expired if row.next_offset > snapshot.log_start_offset)
+    going_bytes = sum(entry.size_bytes for entry in expired if entry.next_offset > snapshot.log_start_offset)
     kept_bytes = log_bytes(snapshot) - going_bytes
     ended = _by_size(rest, kept_bytes, limits.bytes, may_go)
     return ended + _by_time(rest[len(ended) :], snapshot.now_ms, limits.ms, may_go)

@@ -19,17 +19,17 @@ MANIFESTS_AT_ONCE = 200  # each deletion leaves a permanent boundary object
 
 def manifest_collections(snapshot: PartitionSnapshot) -> list[CollectManifests]:
     """Return at most one collection, once MANIFESTS_AT_ONCE manifests more than MANIFESTS_KEPT exist."""
-    upto = collectable_upto(snapshot.head_sequence, snapshot.heads_void_upto)
+    upto = collectable_upto(snapshot.head_sequence, snapshot.manifests_gc_boundary)
     if not upto:
         return []
-    due = upto - snapshot.heads_void_upto
-    return [CollectManifests(upto_sequence=upto, reason=f"{due} old heads, the newest {MANIFESTS_KEPT} are kept")]
+    due = upto - snapshot.manifests_gc_boundary
+    return [CollectManifests(upto_sequence=upto, reason=f"{due} old manifests, the newest {MANIFESTS_KEPT} are kept")]
 
 
-def collectable_upto(sequence: int, void_upto: int) -> int:
+def collectable_upto(sequence: int, gc_boundary: int) -> int:
     """Return the sequence up to which manifests may be deleted; 0 while there are few.
 
-    `sequence` is the newest manifest's. Manifests up to `void_upto` are void already.
+    `sequence` is the newest manifest's. Manifests up to `gc_boundary` are void already.
     """
     upto = sequence - MANIFESTS_KEPT
-    return upto if upto - void_upto >= MANIFESTS_AT_ONCE else 0
+    return upto if upto - gc_boundary >= MANIFESTS_AT_ONCE else 0

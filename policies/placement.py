@@ -53,7 +53,7 @@ def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free
     fit = [each for each in dirs if reasons[each.path] is None]
     if not fit:
         told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items())
-        raise DiskFailed("choosing a log directory, none can take a new partition", directories=told or "none")
+        raise DiskFailed("no log directory can take a new partition", directories=told or "none")
     return min(fit, key=lambda each: (each.partition_count, -(each.free_bytes or 0)))
 
 
@@ -135,30 +135,34 @@ def _replicas(order: Sequence[Broker], leader: int, shift: int, replication_fact
 
 def _check_numbers(partitions: int, replication_factor: int, start_index: int, shift: int, first: int) -> None:
     if partitions < 1:
-        raise InvalidRequest("assigning replicas, there must be at least one partition", partitions=partitions)
+        raise InvalidRequest("cannot assign replicas, there must be at least one partition", partitions=partitions)
     if replication_factor < 1:
         raise InvalidRequest(
-            "assigning replicas, at least one replica is needed", replication_factor=replication_factor
+            "cannot assign replicas, there must be at least one replica", replication_factor=replication_factor
         )
     if min(start_index, shift, first) < 0:
-        raise InvalidRequest("assigning replicas, a number below zero", start=start_index, shift=shift, first=first)
+        raise InvalidRequest(
+            "cannot assign replicas, a number is negative", start=start_index, shift=shift, first=first
+        )
     if partitions * replication_factor > REPLICAS_MAX:
         raise InvalidRequest(
-            "assigning replicas, too many", replicas=partitions * replication_factor, at_most=REPLICAS_MAX
+            "cannot assign replicas, there are too many", replicas=partitions * replication_factor, at_most=REPLICAS_MAX
         )
 
 
 def _check_fleet(brokers: Sequence[Broker], replication_factor: int) -> None:
     ids = {broker.broker_id for broker in brokers}
     if len(ids) < len(brokers) or any(each < 0 for each in ids):
-        raise InvalidRequest("describing brokers, an id is there twice or below zero", brokers=len(brokers))
+        raise InvalidRequest("invalid brokers, an id is repeated or negative", brokers=len(brokers))
     if len(ids) > BROKERS_MAX:
-        raise InvalidRequest("describing brokers, too many", brokers=len(ids), at_most=BROKERS_MAX)
+        raise InvalidRequest("invalid brokers, there are too many", brokers=len(ids), at_most=BROKERS_MAX)
     if replication_factor > len(ids):
         raise InvalidRequest(
-            "assigning replicas, fewer brokers than replicas", brokers=len(ids), replication_factor=replication_factor
+            "cannot assign replicas, there are fewer brokers than replicas",
+            brokers=len(ids),
+            replication_factor=replication_factor,
         )
     racks = [broker.rack for broker in brokers]
     if None in racks and any(racks):
         without = [broker.broker_id for broker in brokers if broker.rack is None]
-        raise InvalidRequest("assigning replicas by rack, some brokers have none", without=without[:10])
+        raise InvalidRequest("cannot assign replicas by rack, some brokers have no rack", without=without[:10])

@@ -51,8 +51,8 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     A decision refers to the segments of the snapshot. A cleaning earlier in the list changes sizes and ranges, so
     `apply` checks again: a decision about a range that no longer exists is left to the next plan.
     """
-    if given_up := disablings(snapshot):
-        return [*given_up]
+    if tier_disabled := disablings(snapshot):
+        return [*tier_disabled]
     dropped, wanted = local_drops(snapshot), expirations(snapshot)
     ended = local_expirations(snapshot, dropped, wanted)
     built = view_builds(snapshot, [*wanted, *ended])
@@ -114,9 +114,9 @@ def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
 
 
 def _held_drop(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
-    if snapshot.given_up or snapshot.rules.gives_up_remote:
-        return put_off(Action.DROP, segment, Code.GIVING_UP, "the remote tier is given up first")
-    return put_off(Action.DROP, segment, Code.REPLACEMENT, "it replaces remote segments once uploads go on")
+    if snapshot.tier_disabled or snapshot.rules.gives_up_remote:
+        return put_off(Action.DROP, segment, Code.GIVING_UP, "the remote tier must be disabled first")
+    return put_off(Action.DROP, segment, Code.REPLACEMENT, "it replaces remote segments when uploads resume")
 
 
 def _without_uploads(

@@ -56,26 +56,30 @@ def replacements(
     for segment in snapshot.closed:
         if segment.next_offset > cut or segment.is_empty or segment.base_offset in snapshot.copying:
             continue
-        rows = tiled(snapshot.committed, segment.base_offset, segment.next_offset)
-        if rows and segment.next_offset > snapshot.log_start_offset and going.isdisjoint(row.ulid for row in rows):
-            found += _decided(snapshot, segment, rows, cut)
+        entries = tiled(snapshot.committed, segment.base_offset, segment.next_offset)
+        if (
+            entries
+            and segment.next_offset > snapshot.log_start_offset
+            and going.isdisjoint(entry.ulid for entry in entries)
+        ):
+            found += _decided(snapshot, segment, entries, cut)
     return found
 
 
-def tiled(rows: Sequence[SegmentEntry], base_offset: int, next_offset: int) -> tuple[SegmentEntry, ...]:
+def tiled(entries: Sequence[SegmentEntry], base_offset: int, next_offset: int) -> tuple[SegmentEntry, ...]:
     """Return the entries that tile ``[base_offset, next_offset)`` exactly, else none.
 
-    Each entry begins at the next offset of the one before. `rows` ascend and do not overlap.
+    Each entry begins at the next offset of the one before. `entries` ascend and do not overlap.
     """
-    first = bisect_left(rows, base_offset, key=attrgetter("base_offset"))
+    first = bisect_left(entries, base_offset, key=attrgetter("base_offset"))
     found: list[SegmentEntry] = []
     reached = base_offset
-    while reached < next_offset and first + len(found) < len(rows):
-        row = rows[first + len(found)]
-        if row.base_offset != reached:
+    while reached < next_offset and first + len(found) < len(entries):
+        entry = entries[first + len(found)]
+        if entry.base_offset != reached:
             break
-        found.append(row)
-        reached = row.next_offset
+        found.append(entry)
+        reached = entry.next_offset
     return tuple(found) if reached == next_offset else ()
 
 
@@ -85,13 +89,13 @@ def _holds_all(snapshot: PartitionSnapshot, cut: int) -> bool:
 
 
 def _decided(
-    snapshot: PartitionSnapshot, segment: SegmentInfo, rows: Sequence[SegmentEntry], cut: int
+    snapshot: PartitionSnapshot, segment: SegmentInfo, entries: Sequence[SegmentEntry], cut: int
 ) -> list[ReplaceRemote | AdvanceCleanedOffset]:
-    if min(row.cleaned_through or 0 for row in rows) >= cut:
+    if min(entry.cleaned_through or 0 for entry in entries) >= cut:
         return []
-    remote_bytes = sum(row.size_bytes for row in rows)
+    remote_bytes = sum(entry.size_bytes for entry in entries)
     saved_bytes = remote_bytes - segment.size_bytes
-    ulids = tuple(row.ulid for row in rows)
+    ulids = tuple(entry.ulid for entry in entries)
     rules = snapshot.rules
     if saved_bytes >= max(rules.recompaction_min_reduction * remote_bytes, rules.recompaction_min_saved_bytes, 1):
         return [
@@ -104,7 +108,7 @@ def _decided(
                 reason=f"cleaned again, {saved_bytes} of {remote_bytes} bytes less",
             )
         ]
-    if segment.base_offset in snapshot.shrunk or any(row.made_by is not None for row in rows):
+    if segment.base_offset in snapshot.shrunk or any(entry.made_by is not None for entry in entries):
         return []
     return [
         AdvanceCleanedOffset(
@@ -112,6 +116,6 @@ def _decided(
             next_offset=segment.next_offset,
             ulids=ulids,
             cleaned_through=cut,
-            reason=f"cleaned again through {cut}, nothing to replace",
+            reason=f"cleaned again up to {cut}, there is nothing to replace",
         )
     ]

@@ -35,19 +35,19 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
     kept_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
     first_copying = min(snapshot.copying, default=None)
     expired: list[ExpireRemote] = []
-    for row in snapshot.known_oldest():
-        if first_copying is not None and first_copying <= row.base_offset:
+    for entry in snapshot.known_oldest():
+        if first_copying is not None and first_copying <= entry.base_offset:
             break
         reason = (
-            _below_log_start(row, snapshot.log_start_offset)
-            or _too_old(row, snapshot.now_ms, limits.ms)
-            or _too_large(row, kept_bytes, limits.bytes)
+            _below_log_start(entry, snapshot.log_start_offset)
+            or _too_old(entry, snapshot.now_ms, limits.ms)
+            or _too_large(entry, kept_bytes, limits.bytes)
         )
         if reason is None:
             break
-        if row.next_offset > snapshot.log_start_offset:
-            kept_bytes -= row.size_bytes
-        expired.append(expire_entry(row, reason))
+        if entry.next_offset > snapshot.log_start_offset:
+            kept_bytes -= entry.size_bytes
+        expired.append(expire_entry(entry, reason))
     return expired
 
 
@@ -59,17 +59,17 @@ def leaving(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote]) -> lis
     passed = expired[-1].next_offset if expired else 0
     whole = [page for page in snapshot.known_pages if page.next_offset <= passed]
     left_whole = whole[-1].next_offset if whole else 0
-    singles = [row for row in expired if row.base_offset >= left_whole]
+    singles = [entry for entry in expired if entry.base_offset >= left_whole]
     return [
         *(expire_page(page, f"all below the log start {snapshot.log_start_offset}") for page in snapshot.dead_pages),
-        *(expire_page(page, f"all its rows, the last one: {expired[-1].reason}") for page in whole),
+        *(expire_page(page, f"all its segments expired, the last one: {expired[-1].reason}") for page in whole),
         *singles[: room_for_entries(snapshot)],
     ]
 
 
 def room_for_entries(snapshot: PartitionSnapshot) -> int:
     """The number of entries that can be unlinked one by one: each lists two objects."""
-    return max(0, UNLINKED_MAX - len(snapshot.unlinked)) // 2
+    return max(0, UNLINKED_MAX - len(snapshot.pending_deletes)) // 2
 
 
 def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
@@ -78,20 +78,22 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
     Entries of the log and of views both count.
     """
     grace_ms, now_ms = snapshot.rules.delete_grace_ms, snapshot.now_ms
-    due = [each for each in snapshot.unlinked if deletion_due_ms(each.unlinked_ms, snapshot.rules) <= now_ms]
+    due = [each for each in snapshot.pending_deletes if deletion_due_ms(each.unlinked_ms, snapshot.rules) <= now_ms]
     live = snapshot.named_keys if due else frozenset()  # two keys per entry: computed only if needed
 
     def waited(unlinked_ms: int) -> str:
-        return f"unlinked {format_ms(now_ms - unlinked_ms)} ago, grace {format_ms(grace_ms)}"
+        return f"unlinked {format_ms(now_ms - unlinked_ms)} ago, grace period {format_ms(grace_ms)}"
 
     objects = [
-        DeletePending(key=unlinked.key, size_bytes=unlinked.size_bytes, reason=waited(unlinked.unlinked_ms))
-        for unlinked in due
-        if unlinked.key not in live
+        DeletePending(
+            key=pending_deletes.key, size_bytes=pending_deletes.size_bytes, reason=waited(pending_deletes.unlinked_ms)
+        )
+        for pending_deletes in due
+        if pending_deletes.key not in live
     ]
     pages = [
-        DeletePage(key=page.spill.key, size_bytes=page.size_bytes, reason=waited(page.unlinked_ms))
-        for page in snapshot.unlinked_pages
+        DeletePage(key=page.page.key, size_bytes=page.size_bytes, reason=waited(page.unlinked_ms))
+        for page in snapshot.pending_page_deletes
         if deletion_due_ms(page.unlinked_ms, snapshot.rules) <= now_ms
     ]
     return [*objects, *pages[:PAGES_DELETED_MAX]]
@@ -102,13 +104,13 @@ def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
 
     Called again with the fuller snapshot, it may return the next page.
     """
-    spill = snapshot.oldest_unknown
-    if spill is None or len(expirations(snapshot)) < len(snapshot.known_oldest()):
+    page = snapshot.oldest_unknown
+    if page is None or len(expirations(snapshot)) < len(snapshot.known_oldest()):
         return None
     limits = snapshot.rules.log_limits
-    is_old = limits.ms is not None and snapshot.now_ms - spill.first_stamp_ms >= limits.ms
+    is_old = limits.ms is not None and snapshot.now_ms - page.first_stamp_ms >= limits.ms
     is_large = limits.bytes is not None and log_bytes(snapshot) > limits.bytes
-    return spill if spill.base_offset < snapshot.log_start_offset or is_old or is_large else None
+    return page if page.base_offset < snapshot.log_start_offset or is_old or is_large else None
 
 
 def log_bytes(snapshot: PartitionSnapshot) -> int:
@@ -119,48 +121,48 @@ def log_bytes(snapshot: PartitionSnapshot) -> int:
     """
     start = snapshot.log_start_offset
     only_local_from = max(start, snapshot.remote_next_offset or 0)
-    remote_bytes = sum(row.size_bytes for row in snapshot.committed_parts if row.next_offset > start)
+    remote_bytes = sum(entry.size_bytes for entry in snapshot.committed_parts if entry.next_offset > start)
     local_bytes = sum(segment.size_bytes for segment in snapshot.segments if segment.next_offset > only_local_from)
     return remote_bytes + local_bytes
 
 
-def _below_log_start(row: SegmentEntry, log_start_offset: int) -> str | None:
-    return f"below the log start {log_start_offset}" if row.next_offset <= log_start_offset else None
+def _below_log_start(entry: SegmentEntry, log_start_offset: int) -> str | None:
+    return f"below the log start {log_start_offset}" if entry.next_offset <= log_start_offset else None
 
 
-def _too_old(row: SegmentEntry, now_ms: int, limit: int | None) -> str | None:
+def _too_old(entry: SegmentEntry, now_ms: int, limit: int | None) -> str | None:
     """Compare the newest record's age with the limit.
 
     Without a timestamp the commit time counts, as the file's mtime does on disk.
     """
     if limit is None:
         return None
-    if row.max_timestamp_ms is None:
-        waited_ms = now_ms - row.committed_ms
+    if entry.max_timestamp_ms is None:
+        waited_ms = now_ms - entry.committed_ms
         return (
             f"no timestamp, committed {format_ms(waited_ms)} ago, retention.ms={format_ms(limit)}"
             if waited_ms >= limit
             else None
         )
-    age_ms = now_ms - row.max_timestamp_ms
+    age_ms = now_ms - entry.max_timestamp_ms
     return f"newest record {format_ms(age_ms)} old, retention.ms={format_ms(limit)}" if age_ms >= limit else None
 
 
-def _too_large(row: SegmentEntry, kept_bytes: int, limit: int | None) -> str | None:
+def _too_large(entry: SegmentEntry, kept_bytes: int, limit: int | None) -> str | None:
     """Expire an entry only if the log without it still reaches the limit."""
-    if limit is None or kept_bytes - row.size_bytes < limit:
+    if limit is None or kept_bytes - entry.size_bytes < limit:
         return None
     return f"{kept_bytes} bytes kept, retention.bytes={limit}"
 
 
-def expire_entry(row: SegmentEntry, reason: str) -> ExpireRemote:
+def expire_entry(entry: SegmentEntry, reason: str) -> ExpireRemote:
     return ExpireRemote(
-        ulid=row.ulid,
-        base_offset=row.base_offset,
-        next_offset=row.next_offset,
-        size_bytes=row.size_bytes,
-        data_key=row.data_key,
-        indexes_key=row.indexes_key,
+        ulid=entry.ulid,
+        base_offset=entry.base_offset,
+        next_offset=entry.next_offset,
+        size_bytes=entry.size_bytes,
+        data_key=entry.data_key,
+        indexes_key=entry.indexes_key,
         reason=reason,
     )
 

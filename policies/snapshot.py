@@ -37,11 +37,11 @@ class PartitionSnapshot:
     | `copying` | base offsets of the segments being copied now |
     | `shrunk` | base offsets of local segments known to hold fewer records than their entries |
     | `remote` | the entries known one by one: the newest always, older ones as far as they were requested |
-    | `spills` | pages that stand for all other entries; they may be between entries of `remote` |
+    | `pages` | pages that stand for all other entries; they may be between entries of `remote` |
     | `known_pages` | the pages whose entries are in `remote` |
     | `head_sequence` | sequence of the newest manifest, 0 without one |
-    | `heads_void_upto` | manifests up to this sequence were deleted |
-    | `given_up` | pages and entries of a disabled tier: they count for nothing and are in no other field |
+    | `manifests_gc_boundary` | manifests up to this sequence were deleted |
+    | `tier_disabled` | pages and entries of a disabled tier: they count for nothing and are in no other field |
     | `paused` | uploads are paused: the bucket gets manifests only; all else continues as if copies were late |
     | `views`, `local_views` | compacted views in the manifest, and next to the local log |
     | `keeps_views_on_disk` | the next run of a view writes to the disk; otherwise to the bucket |
@@ -57,20 +57,20 @@ class PartitionSnapshot:
     segments: tuple[SegmentInfo, ...]
     is_tiered: bool = False
     remote: tuple[SegmentEntry, ...] = ()
-    spills: tuple[PageEntry, ...] = ()
+    pages: tuple[PageEntry, ...] = ()
     known_pages: tuple[PageEntry, ...] = ()
-    unlinked: tuple[PendingDelete, ...] = ()
-    unlinked_pages: tuple[PendingPageDelete, ...] = ()
+    pending_deletes: tuple[PendingDelete, ...] = ()
+    pending_page_deletes: tuple[PendingPageDelete, ...] = ()
     views: tuple[CompactedView, ...] = ()
     local_views: tuple[CompactedView, ...] = ()
     keeps_views_on_disk: bool = False
-    given_up: tuple[PageEntry | SegmentEntry, ...] = ()
+    tier_disabled: tuple[PageEntry | SegmentEntry, ...] = ()
     cleaner_offset: int | None = None
     cleaner_reach: int = 0
     copying: frozenset[int] = field(default_factory=frozenset)
     may_clean: bool = True
     head_sequence: int = 0
-    heads_void_upto: int = 0
+    manifests_gc_boundary: int = 0
     shrunk: frozenset[int] = field(default_factory=frozenset)
     paused: Pause | None = None
 
@@ -81,7 +81,7 @@ class PartitionSnapshot:
         The topic is tiered, copying is not disabled (KIP-950's read-only tier), and nothing remains of a tier disabled
         earlier.
         """
-        return self.is_tiered and not self.rules.copy_disabled and not self.given_up
+        return self.is_tiered and not self.rules.copy_disabled and not self.tier_disabled
 
     @property
     def builds_views(self) -> bool:
@@ -109,17 +109,17 @@ class PartitionSnapshot:
 
         Half-copied and half-deleted entries count nowhere (KIP-405).
         """
-        return tuple(row for row in self.remote if row.state is SegmentState.COPY_FINISHED)
+        return tuple(entry for entry in self.remote if entry.state is SegmentState.COPY_FINISHED)
 
     @property
     def committed_parts(self) -> tuple[PageEntry | SegmentEntry, ...]:
         """All entries that readers see, in no order; entries that are not known are given as pages."""
-        return (*self.spills, *self.committed)
+        return (*self.pages, *self.committed)
 
     @property
     def committed_count(self) -> int:
         """The number of entries that readers see, known or not."""
-        return len(self.committed) + sum(spill.segment_count for spill in self.spills)
+        return len(self.committed) + sum(page.segment_count for page in self.pages)
 
     @property
     def committed_bytes(self) -> int:
@@ -128,13 +128,13 @@ class PartitionSnapshot:
 
     @property
     def dead_pages(self) -> tuple[PageEntry, ...]:
-        """The pages of `spills` wholly below the log start: none of their entries needs to be read."""
-        return tuple(spill for spill in self.spills if spill.next_offset <= self.log_start_offset)
+        """The pages of `pages` wholly below the log start: none of their entries needs to be read."""
+        return tuple(page for page in self.pages if page.next_offset <= self.log_start_offset)
 
     @property
     def oldest_unknown(self) -> PageEntry | None:
         """The first page that reaches above the log start and whose entries are not known."""
-        return next((spill for spill in self.spills if spill.next_offset > self.log_start_offset), None)
+        return next((page for page in self.pages if page.next_offset > self.log_start_offset), None)
 
     def known_oldest(self) -> tuple[SegmentEntry, ...]:
         """The committed entries below the first unknown page, ascending.
@@ -144,20 +144,22 @@ class PartitionSnapshot:
         unknown = self.oldest_unknown
         if unknown is None:
             return self.committed
-        return tuple(row for row in self.committed if row.base_offset < unknown.base_offset)
+        return tuple(entry for entry in self.committed if entry.base_offset < unknown.base_offset)
 
     @property
     def unlinked_bytes(self) -> int:
         """The bytes of all pending deletes."""
-        return sum(each.size_bytes for each in self.unlinked) + sum(each.size_bytes for each in self.unlinked_pages)
+        return sum(each.size_bytes for each in self.pending_deletes) + sum(
+            each.size_bytes for each in self.pending_page_deletes
+        )
 
     @property
     def remote_ranges(self) -> Iterator[tuple[int, int]]:
         """The offset ranges of committed entries, known or not, in no order."""
-        for row in self.committed:
-            yield row.base_offset, row.next_offset
-        for spill in self.spills:
-            yield from spill.ranges()
+        for entry in self.committed:
+            yield entry.base_offset, entry.next_offset
+        for page in self.pages:
+            yield from page.ranges()
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -167,8 +169,8 @@ class PartitionSnapshot:
     @cached_property
     def named_keys(self) -> frozenset[str]:
         """The objects that a known entry of any state names, or an entry of a view in the manifest."""
-        rows = (*self.remote, *(row for view in self.views for row in view.rows))
-        return frozenset(key for row in rows for key in (row.data_key, row.indexes_key))
+        entries = (*self.remote, *(entry for view in self.views for entry in view.entries))
+        return frozenset(key for entry in entries for key in (entry.data_key, entry.indexes_key))
 
     @property
     def remote_next_offset(self) -> int | None:

@@ -18,7 +18,7 @@ from policies.remote_retention import expire_entry, expire_page, room_for_entrie
 from policies.snapshot import PartitionSnapshot
 from remote.segment_entry import SegmentEntry
 
-_REASON = "the tier was given up"
+_REASON = "the remote tier is disabled"
 
 
 def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
@@ -46,9 +46,9 @@ def leaving_for_good(snapshot: PartitionSnapshot) -> list[ExpirePage | ExpireRem
 
     Both are oldest first.
     """
-    rows = [part for part in snapshot.given_up if isinstance(part, SegmentEntry)]
-    pages = [part for part in snapshot.given_up if not isinstance(part, SegmentEntry)]
+    entries = [part for part in snapshot.tier_disabled if isinstance(part, SegmentEntry)]
+    pages = [part for part in snapshot.tier_disabled if not isinstance(part, SegmentEntry)]
     return [
         *(expire_page(page, _REASON) for page in pages),
-        *(expire_entry(row, _REASON) for row in rows[: room_for_entries(snapshot)]),
+        *(expire_entry(entry, _REASON) for entry in entries[: room_for_entries(snapshot)]),
     ]

@@ -39,12 +39,12 @@ class Relation(Enum):
 class Action(Enum):
     """The actions that a relation allows or forbids."""
 
-    SERVE = "serve both tiers"
+    SERVE = "serve reads from both tiers"
     APPEND = "append"
     MAINTAIN = "copy, clean, drop, expire"
-    START_OVER = "start over at the manifest's end"
+    START_OVER = "restart the local log at the end of the manifest"
     TAKE_ROLE = "take the writer role"
-    TAKE_OVER = "take the writer role when a person asks for it"
+    TAKE_OVER = "take the writer role when an operator requests it"
 
 
 _WRITES = frozenset({Action.SERVE, Action.APPEND, Action.MAINTAIN, Action.TAKE_ROLE, Action.TAKE_OVER})

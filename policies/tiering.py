@@ -80,7 +80,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
             if is_compacted and segment.next_offset <= snapshot.clean_cut:
                 return []
             break
-        due = "with those before it" if comes_along else _due_in_words(snapshot, segment)
+        due = "with the earlier segments" if comes_along else _due_in_words(snapshot, segment)
         chosen.append(
             CopySegment(
                 base_offset=segment.base_offset,
@@ -114,7 +114,7 @@ def copy_deferrals(
         if segment.base_offset not in chosen:
             found.append(_copy_deferral(snapshot, segment, newer_bytes))
         elif is_cleaning:
-            found.append(put_off(Action.COPY, segment, Code.CLEANING, "the log is cleaned first"))
+            found.append(put_off(Action.COPY, segment, Code.CLEANING, "the log must be cleaned first"))
     active = snapshot.active
     if active is not None and not active.is_empty and active.next_offset > snapshot.log_start_offset:
         found.append(_active_deferral(snapshot, active, is_rolling=is_rolling))
@@ -151,10 +151,10 @@ def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: i
 def _due_in_words(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
     rules = snapshot.rules
     if rules.copy_lag_ms == 0 or rules.copy_lag_bytes == 0:
-        return "not yet in the store"
+        return "not in the store yet"
     is_by_age = segment_due_ms(snapshot, segment, newer_bytes=0) <= snapshot.now_ms
     lag = format_ms(rules.copy_lag_ms or 0) if is_by_age else f"{rules.copy_lag_bytes} bytes"
-    return f"copy lag of {lag} passed"
+    return f"a copy lag of {lag} has passed"
 
 
 def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
@@ -171,7 +171,7 @@ def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_byte
 
 
 def _partition_hindrance(snapshot: PartitionSnapshot) -> Code | None:
-    if snapshot.given_up or snapshot.rules.gives_up_remote:
+    if snapshot.tier_disabled or snapshot.rules.gives_up_remote:
         return Code.GIVING_UP
     if snapshot.rules.copy_disabled:
         return Code.COPY_DISABLED
@@ -182,21 +182,21 @@ def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
     pause = snapshot.paused
     match code:
         case Code.COPY_LAG:
-            return f"the copy lag has not passed: {lag_in_words(snapshot.rules)}"
+            return f"a copy lag of {lag_in_words(snapshot.rules)} has not passed"
         case Code.PAUSED:
             return "uploads are paused" + (f": {pause.reason}" if pause is not None and pause.reason else "")
         case Code.COPY_DISABLED:
-            return "copies are switched off: remote.log.copy.disable=true"
+            return "copying is disabled: remote.log.copy.disable=true"
         case Code.GIVING_UP:
-            return "the remote tier was switched off, and its data is being deleted"
+            return "the remote tier was disabled, and its data is being deleted"
         case Code.OPEN_TRANSACTION:
             return f"a transaction is open from offset {snapshot.stable_offset}"
         case Code.NOT_CLEANED:
-            return "a compacted topic is cleaned before it is copied"
+            return "a segment of a compacted topic is cleaned before it is copied"
         case Code.COPYING:
-            return "a copy is under way"
+            return "a copy is in progress"
         case Code.ORDER:
-            return "copies keep the order of offsets, and another segment is put off"
+            return "segments are copied in the order of their offsets, and an earlier segment waits"
         case Code.OVERLAP:
             return f"the remote tier ends inside this segment, at offset {snapshot.remote_next_offset}"
         case _:
@@ -217,9 +217,9 @@ def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo, *, is_rol
     It is closed when it is full, or when its newest record is older than `segment.ms`.
     """
     if is_rolling:
-        return put_off(Action.COPY, active, Code.ACTIVE, "this plan closes the active segment, a later plan copies it")
+        return put_off(Action.COPY, active, Code.ACTIVE, "this plan rolls the active segment, a later plan copies it")
     limit = snapshot.rules.segment_ms
-    words = f"the active segment is closed when it is full, or idle for segment.ms={format_ms(limit)}"
+    words = f"the active segment rolls when it is full, or idle for segment.ms={format_ms(limit)}"
     return put_off(Action.COPY, active, Code.ACTIVE, words, idle_roll_ms(snapshot, active))
 
 

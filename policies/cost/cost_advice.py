@@ -159,17 +159,17 @@ def _candidates(stream: Stream) -> list[tuple[Scenario, str, str, str]]:
     size = stream.workload.segment_bytes
     if size * 4 <= SEGMENT_BYTES_MAX:
         larger = size * 4
-        why = f"requests are per segment, and segments are {size >> 10} KiB at most"
+        why = f"the cost of requests is per segment, and segments have at most {size >> 10} KiB"
         found.append((Scenario(segment_bytes=larger), "segment.bytes", str(larger), why))
     share = stream.zstd_share
     if share is not None and share < ZSTD_PAYS_BELOW and stream.workload.stored_share > share:
-        why = f"samples shrink to {share:.0%} in the bucket"
+        why = f"samples compress to {share:.0%} of their size"
         found.append((Scenario(compression="zstd"), "remote.compression", "zstd", why))
     kept = stream.rules.local_limits.ms
     for choice in LOCAL_CHOICES_MS:
         if kept is None or choice < kept:
             hours = choice // (DAY_MS // 24)
-            why = "what is in the bucket is kept on the disk as well"
+            why = "the disk also keeps the data that is in the bucket"
             found.append((Scenario(local_retention_ms=choice), "local.retention.ms", f"{hours}h", why))
     return found
 
@@ -207,7 +207,7 @@ def _move(
         now_dollars=now,
         then_dollars=then,
         once_dollars=once,
-        reason=f"settled, kept longer than {to.min_days:g} days; {reads}",
+        reason=f"closed, kept longer than {to.min_days:g} days; {reads}",
         command=f"tiered rewrite recode {stream.topic} --storage-class {to.storage_class} {_options(move)}",
         move=move,
         segments=len(movable),

@@ -46,20 +46,20 @@ def alike(snapshot: PartitionSnapshot) -> PageEstimate:
 
     Entries of a disabled tier have the lower offsets, so the last known entry is the newest.
     """
-    known = [*(each for each in snapshot.given_up if isinstance(each, SegmentEntry)), *snapshot.remote]
-    size = sum(row.size_bytes for row in known)
+    known = [*(each for each in snapshot.tier_disabled if isinstance(each, SegmentEntry)), *snapshot.remote]
+    size = sum(entry.size_bytes for entry in known)
     return PageEstimate(
         storage_class=(known[-1].storage_class if known else None) or STANDARD,
-        indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.0,
+        indexes_share=sum(entry.indexes_bytes for entry in known) / size if size else 0.0,
     )
 
 
 def usage_of_snapshot(snapshot: PartitionSnapshot, prices: PriceTable) -> StorageUsage:
     """Return the snapshot's bytes in the bucket, without manifests, pages and views."""
     to = alike(snapshot)
-    parts = [of_part(each, to, prices) for each in (*snapshot.committed_parts, *snapshot.given_up)]
-    waiting = sum(each.size_bytes for each in snapshot.unlinked)
-    waiting += sum(each.size_bytes for each in snapshot.unlinked_pages)
+    parts = [of_part(each, to, prices) for each in (*snapshot.committed_parts, *snapshot.tier_disabled)]
+    waiting = sum(each.size_bytes for each in snapshot.pending_deletes)
+    waiting += sum(each.size_bytes for each in snapshot.pending_page_deletes)
     return together([*parts, StorageUsage(waiting_bytes=waiting)])
 
 

@@ -117,7 +117,7 @@ class _Place:
     stored_share: float
     indexes_share: float
     alike: PageEstimate
-    rows: Mapping[str, SegmentEntry] = field(default_factory=dict)
+    entries: Mapping[str, SegmentEntry] = field(default_factory=dict)
     pages: Mapping[str, PageEntry] = field(default_factory=dict)
 
     @property
@@ -188,9 +188,9 @@ def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[SegmentEntry]:
     An entry of a page without recorded classes counts in the class assumed for such pages.
     """
     pages = [each for each in place.snapshot.known_pages if each.other_classes is None]
-    for row in (place.rows[ulid] for ulid in ulids if ulid in place.rows):
-        in_page = any(page.base_offset <= row.base_offset < page.next_offset for page in pages)
-        yield replace(row, storage_class=place.alike.storage_class) if in_page else row
+    for entry in (place.entries[ulid] for ulid in ulids if ulid in place.entries):
+        in_page = any(page.base_offset <= entry.base_offset < page.next_offset for page in pages)
+        yield replace(entry, storage_class=place.alike.storage_class) if in_page else entry
 
 
 def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _Place]) -> list[tuple[_Place, Decision]]:
@@ -199,25 +199,25 @@ def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _P
 
 def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _Place:
     known = snapshot.committed
-    size = sum(row.size_bytes for row in known)
-    parts = (*snapshot.spills, *snapshot.known_pages, *known, *snapshot.given_up)
+    size = sum(entry.size_bytes for entry in known)
+    parts = (*snapshot.pages, *snapshot.known_pages, *known, *snapshot.tier_disabled)
     return _Place(
         snapshot=snapshot,
         table=prices,
         new_class=new_class,
         small=prices.of(STANDARD),
-        stored_share=sum(row.stored_bytes for row in known) / size if size else 1.0,
-        indexes_share=sum(row.indexes_bytes for row in known) / size if size else 0.005,
+        stored_share=sum(entry.stored_bytes for entry in known) / size if size else 1.0,
+        indexes_share=sum(entry.indexes_bytes for entry in known) / size if size else 0.005,
         alike=alike(snapshot),
-        rows={row.ulid: row for row in parts if isinstance(row, SegmentEntry)},
+        entries={entry.ulid: entry for entry in parts if isinstance(entry, SegmentEntry)},
         pages={page.key: page for page in parts if isinstance(page, PageEntry)},
     )
 
 
 def _stored(place: _Place) -> int:
     """Return the data and index bytes of all entries that readers see, those in pages included."""
-    rows = sum(row.stored_bytes + row.indexes_bytes for row in place.snapshot.committed)
-    return rows + sum(_page_bytes(place, spill) for spill in place.snapshot.spills)
+    entries = sum(entry.stored_bytes + entry.indexes_bytes for entry in place.snapshot.committed)
+    return entries + sum(_page_bytes(place, page) for page in place.snapshot.pages)
 
 
 def _stored_change(of: tuple[_Place, Decision]) -> int:
@@ -226,29 +226,31 @@ def _stored_change(of: tuple[_Place, Decision]) -> int:
         case CopySegment():
             return _uploaded(place, decision.size_bytes)
         case ReplaceRemote():
-            gone = [place.rows[ulid] for ulid in decision.ulids if ulid in place.rows]
-            return _uploaded(place, decision.size_bytes) - sum(row.stored_bytes + row.indexes_bytes for row in gone)
+            gone = [place.entries[ulid] for ulid in decision.ulids if ulid in place.entries]
+            return _uploaded(place, decision.size_bytes) - sum(
+                entry.stored_bytes + entry.indexes_bytes for entry in gone
+            )
         case DisableTier():
             return -_stored(place)
-        case ExpireRemote() | ExpirePage() if place.snapshot.given_up:
+        case ExpireRemote() | ExpirePage() if place.snapshot.tier_disabled:
             return 0  # the tier was disabled: it counts for nothing already
         case ExpireRemote():
-            row = place.rows.get(decision.ulid)
-            return -(row.stored_bytes + row.indexes_bytes) if row is not None else -decision.size_bytes
+            entry = place.entries.get(decision.ulid)
+            return -(entry.stored_bytes + entry.indexes_bytes) if entry is not None else -decision.size_bytes
         case ExpirePage():
-            spills = [*place.snapshot.spills, *place.snapshot.known_pages]
-            return -sum(_page_bytes(place, each) for each in spills if each.key == decision.key)
+            pages = [*place.snapshot.pages, *place.snapshot.known_pages]
+            return -sum(_page_bytes(place, each) for each in pages if each.key == decision.key)
         case _:
             return 0
 
 
-def _page_bytes(place: _Place, spill: PageEntry) -> int:
+def _page_bytes(place: _Place, page: PageEntry) -> int:
     """Return the data and index bytes of a page's entries.
 
     Where the manifest does not record the index bytes, the share of known entries is used.
     """
-    indexes = spill.indexes_bytes
-    return spill.stored_bytes + (round(spill.size_bytes * place.indexes_share) if indexes is None else indexes)
+    indexes = page.indexes_bytes
+    return page.stored_bytes + (round(page.size_bytes * place.indexes_share) if indexes is None else indexes)
 
 
 def _uploaded(place: _Place, size_bytes: int) -> int:
@@ -286,8 +288,8 @@ def _own(place: _Place, line: DecisionCost) -> DecisionCost:
         case AdvanceLogStart():
             return replace(line, puts=1, gets=1) if place.snapshot.is_tiered else line
         case DeletePage():
-            pages = [each for each in place.snapshot.unlinked_pages if each.spill.key == decision.key]
-            objects = sum(2 * each.spill.segment_count for each in pages)
+            pages = [each for each in place.snapshot.pending_page_deletes if each.page.key == decision.key]
+            objects = sum(2 * each.page.segment_count for each in pages)
             return replace(line, gets=1, deletes=ceil(objects / LIST_PAGE) + 1)
         case CollectManifests():
             return replace(line, puts=1, gets=3, lists=2, deletes=1)
@@ -332,9 +334,9 @@ def _early(place: _Place, decision: Decision) -> float:
     The grace period counts as lived. The age of unread entries of a page is unknown, so they cost nothing here.
     """
     snapshot, dollars = place.snapshot, 0.0
-    for row in _leaving(place, decision):
-        lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - row.committed_ms
-        dollars += early_deletion(row.stored_bytes, lived_ms / DAY_MS, place.table.of(row.storage_class))
+    for entry in _leaving(place, decision):
+        lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - entry.committed_ms
+        dollars += early_deletion(entry.stored_bytes, lived_ms / DAY_MS, place.table.of(entry.storage_class))
     return dollars
 
 
@@ -346,7 +348,9 @@ def _leaving(place: _Place, decision: Decision) -> Iterable[SegmentEntry]:
         case ReplaceRemote():
             ulids = decision.ulids
         case ExpirePage() if (page := place.pages.get(decision.key)) is not None:
-            return [row for row in place.rows.values() if page.base_offset <= row.base_offset < page.next_offset]
+            return [
+                entry for entry in place.entries.values() if page.base_offset <= entry.base_offset < page.next_offset
+            ]
         case _:
             return ()
-    return [place.rows[ulid] for ulid in ulids if ulid in place.rows]
+    return [place.entries[ulid] for ulid in ulids if ulid in place.entries]

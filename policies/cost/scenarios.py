@@ -305,11 +305,11 @@ def _class_lines(
     if of.min_days >= 1:
         lines.append(
             BreakEven(
-                what=f"{name}: days that data is kept",
+                what=f"{name}: days that data is stored",
                 value=days,
                 limit=of.min_days,
                 unit="days",
-                verdict="kept long enough" if days >= of.min_days else "deleted too early",
+                verdict="stored long enough" if days >= of.min_days else "deleted too early",
             )
         )
     if of.min_bytes:
@@ -319,7 +319,7 @@ def _class_lines(
                 value=size,
                 limit=float(of.min_bytes),
                 unit="bytes",
-                verdict="large enough" if size >= of.min_bytes else "billed for more than it is",
+                verdict="large enough" if size >= of.min_bytes else "billed for more than its size",
             )
         )
     return lines

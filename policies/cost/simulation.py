@@ -44,7 +44,7 @@ from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_KEPT
 from policies.remote_retention import PAGES_DELETED_MAX
 from policies.rules import PartitionRules, deletion_due_ms
 from policies.tiering import completes_commit
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import LIST_PAGE
 
 __all__ = ["RANGE_BYTES", "Counts", "Reads", "Simulated", "Workload", "simulate"]
@@ -375,9 +375,9 @@ class _Partition:
         lists = self.waiting_objects * of.unlinked_bytes + (len(self.pages) + self.waiting_pages) * of.page_bytes_due
         return of.manifest_base_bytes + of.rows_bytes(self.manifest_entries) + lists
 
-    def _write_page(self, rows: int) -> None:
+    def _write_page(self, entries: int) -> None:
         self.counts.puts += 1
-        self.counts.bytes_in += rows * self.of.page_row_bytes
+        self.counts.bytes_in += entries * self.of.page_row_bytes
 
     def _unlink(self, since: int, objects: int, size_bytes: float, page_entries: int = 0) -> None:
         self.waiting.append(_Waiting(since, objects, size_bytes, page_entries))
@@ -396,10 +396,10 @@ class _Partition:
         is_known = sum(self.pages) <= ENTRIES_KEPT
         whole = 0
         while self.pages and left >= self.pages[0]:
-            rows = self.pages.popleft()
-            left -= rows
+            entries = self.pages.popleft()
+            left -= entries
             whole += 1
-            self._unlink(self.now, 2 * rows + 1, rows * (of_segment + self.of.page_row_bytes), rows)
+            self._unlink(self.now, 2 * entries + 1, entries * (of_segment + self.of.page_row_bytes), entries)
         if whole:
             self._commit()
         if not left:

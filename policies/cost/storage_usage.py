@@ -19,7 +19,7 @@ from policies.cost.prices import STANDARD
 
 if TYPE_CHECKING:
     from policies.cost.prices import Prices, PriceTable
-    from remote.manifest.manifest import Head, PageEntry
+    from remote.manifest.manifest import Manifest, PageEntry
     from remote.segment_entry import SegmentEntry
 
 
@@ -78,29 +78,29 @@ class StorageDollars:
 
 
 def usage_of(
-    head: Head, prices: PriceTable, *, manifest_bytes: int, rows: Iterable[SegmentEntry] | None = None
+    manifest: Manifest, prices: PriceTable, *, manifest_bytes: int, entries: Iterable[SegmentEntry] | None = None
 ) -> StorageUsage:
     """Return the bytes in the bucket that a manifest of `manifest_bytes` describes.
 
-    `rows`: all entries, if the pages were read. Without them the manifest describes its pages (`of_page`), except how
-    many objects are below a class's minimum size. All stored manifests count with the size of the newest.
+    `entries`: all entries, if the pages were read. Without them the manifest describes its pages (`of_page`), except
+    how many objects are below a class's minimum size. All stored manifests count with the size of the newest.
     """
-    known = list(rows) if rows is not None else [*head.segments, *head.view_entries]
+    known = list(entries) if entries is not None else [*manifest.segments, *manifest.view_entries]
     sizes: dict[str, list[int]] = {}
-    for row in known:
-        sizes.setdefault(row.storage_class or STANDARD, []).append(row.stored_bytes)
+    for entry in known:
+        sizes.setdefault(entry.storage_class or STANDARD, []).append(entry.stored_bytes)
     data = {name: stored_of(each, prices) for name, each in sorted(sizes.items())}
-    small = sum(row.indexes_bytes for row in known)
+    small = sum(entry.indexes_bytes for entry in known)
     parts = [StorageUsage(data=data, small_bytes=small)]
-    if rows is None and head.spills:
-        newest = (head.segments[-1].storage_class if head.segments else None) or STANDARD
-        held = sum(row.size_bytes for row in known)
-        parts += [of_page(spill, newest, small / held if held else 0.0) for spill in head.spills]
-    kept = max(1, head.sequence - head.void_upto)
+    if entries is None and manifest.pages:
+        newest = (manifest.segments[-1].storage_class if manifest.segments else None) or STANDARD
+        held = sum(entry.size_bytes for entry in known)
+        parts += [of_page(page, newest, small / held if held else 0.0) for page in manifest.pages]
+    kept = max(1, manifest.sequence - manifest.gc_boundary)
     return replace(
         together(parts),
-        index_bytes=manifest_bytes * kept + sum(spill.page_bytes for spill in head.spills),
-        waiting_bytes=head.waiting_bytes,
+        index_bytes=manifest_bytes * kept + sum(page.page_bytes for page in manifest.pages),
+        waiting_bytes=manifest.waiting_bytes,
     )
 
 

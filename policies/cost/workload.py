@@ -24,18 +24,18 @@ OUTSIDE = (
     "forks",
     "views",
     "transactions",
-    "compacting again what is in the bucket",
+    "compaction of segments that are in the bucket",
     "bursts",
-    "a read cache too small for what is read again",
+    "a read cache that is smaller than the data that readers read repeatedly",
 )
 
 
 # The fields of the rules that do not change a simulation, with the reason. All other fields do.
 NOT_SIMULATED: Mapping[str, str] = {
-    "gives_up_remote": "a tier that is being deleted has no future to simulate",
-    "file_delete_delay_ms": "dropped files wait for seconds, and bytes on the disk are averages over hours",
-    "min_compaction_lag_ms": "a pass is simulated by its dirty share alone",
-    "max_compaction_lag_ms": "a pass is simulated by its dirty share alone",
+    "gives_up_remote": "a tier that is being disabled is not simulated",
+    "file_delete_delay_ms": "deleted files stay on the disk for seconds, and disk bytes are averages over hours",
+    "min_compaction_lag_ms": "a cleaner pass is simulated from its dirty share only",
+    "max_compaction_lag_ms": "a cleaner pass is simulated from its dirty share only",
     "delete_retention_ms": "tombstones are part of the measured share that compaction leaves",
     "recompaction_min_reduction": "segments that are in the bucket are not compacted again",
     "recompaction_min_saved_bytes": "segments that are in the bucket are not compacted again",
@@ -112,14 +112,14 @@ class Workload:
     def rolled_bytes(self) -> int:
         return self.batches_per_segment * self.batch_bytes
 
-    def rows_bytes(self, rows: float) -> float:
+    def rows_bytes(self, entries: float) -> float:
         """Return the bytes of this many entries in a manifest."""
         known, taken = 0, 0.0
         for upto, size_bytes in self.first_rows:
-            if rows < upto:
-                return taken + (size_bytes - taken) * (rows - known) / (upto - known)
+            if entries < upto:
+                return taken + (size_bytes - taken) * (entries - known) / (upto - known)
             known, taken = upto, size_bytes
-        return taken + (rows - known) * self.row_bytes
+        return taken + (entries - known) * self.row_bytes
 
     @property
     def bytes_per_month(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_samples import row
+from policy_samples import entry
 
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
@@ -263,10 +263,10 @@ def test_every_log_is_cleaned_within_the_stated_number_of_rounds(data: st.DataOb
 def test_the_tombstone_bound_is_the_lowest_cleaned_offset_of_all_entries(
     cleaned: list[int | None], start: int, known: bool, expected: int | None
 ) -> None:
-    rows = tuple(
-        replace(row(base=10 * at, following=10 * at + 10), cleaned_through=each) for at, each in enumerate(cleaned)
+    entries = tuple(
+        replace(entry(base=10 * at, following=10 * at + 10), cleaned_through=each) for at, each in enumerate(cleaned)
     )
-    taken = replace(snapshot(*FOUR, start=start), remote=rows)
+    taken = replace(snapshot(*FOUR, start=start), remote=entries)
     assert tombstones_below(taken, is_bucket_known=known) == expected
 
 

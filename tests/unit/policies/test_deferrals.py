@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle
-from policy_samples import KEEP, local, row, snapshot
+from policy_samples import KEEP, entry, local, snapshot
 from policy_samples import NOW as MOMENT
 from web_pages import data, page, site
 
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[PartitionSnapshot, list[Expected]]] = {
     ),
     "open transaction": (_taken(stable_offset=3), [(COPY, Code.OPEN_TRANSACTION, 2, None)]),
     "copy under way": (_taken(copying=frozenset({0})), [(COPY, Code.COPYING, 0, None), (COPY, Code.ORDER, 2, None)]),
-    "overlap": (_taken(remote=(row(0, 1),)), [(COPY, Code.OVERLAP, 0, None), (COPY, Code.ORDER, 2, None)]),
+    "overlap": (_taken(remote=(entry(0, 1),)), [(COPY, Code.OVERLAP, 0, None), (COPY, Code.ORDER, 2, None)]),
     "not cleaned": (
         _taken(replace(COMPACT, min_cleanable_dirty_ratio=1.0)),
         [
@@ -118,13 +118,13 @@ def test_a_copy_of_the_active_segment_is_deferred_until_it_rolls() -> None:
     assert type(plan_partition(idle)[0]).__name__ == "RollActive"
     (found,) = (each for each in _put_off(idle) if each.code is Code.ACTIVE)
     assert found.until_ms is None
-    assert "this plan closes" in found.why
+    assert "a later plan copies it" in found.why
 
 
 def test_a_drop_that_waits_for_paused_uploads_is_deferred() -> None:
     rules = replace(COMPACT, local_retention_ms=10, recompaction_min_reduction=0.0, recompaction_min_saved_bytes=0)
-    rows = tuple(replace(row(at, at + 2, size=500), cleaned_through=2) for at in (0, 2))
-    taken = replace(snapshot(*SEGMENTS, remote=rows, rules=rules), cleaner_offset=4, paused=Pause(since_ms=None))
+    entries = tuple(replace(entry(at, at + 2, size=500), cleaned_through=2) for at in (0, 2))
+    taken = replace(snapshot(*SEGMENTS, remote=entries, rules=rules), cleaner_offset=4, paused=Pause(since_ms=None))
     found = [(each.action, each.code, each.base_offset) for each in _put_off(taken) if each.code is not Code.ACTIVE]
     assert (DROP, Code.REPLACEMENT, 0) in found
 
@@ -163,7 +163,7 @@ def test_plan_status_and_web_page_show_the_copy_lag_with_its_end(tmp_path: Path)
         assert [each.code for each in priced.plan.deferrals[NAME]] == [Code.COPY_LAG]
         facts = data(site(world, manager), "/plan?format=json")
         assert facts["deferrals"] == [told]
-        assert "the copy lag has not passed: remote.copy.lag.ms=2d" in page(site(world, manager), "/plan")
+        assert "a copy lag of remote.copy.lag.ms=2d" in page(site(world, manager), "/plan")
 
 
 @pytest.mark.parametrize("is_looking", [False, True])
@@ -243,7 +243,7 @@ def test_the_plan_command_prints_deferrals_of_one_reason_in_one_line(tmp_path: P
     assert invoke(["plan"]) == 0
     said = capfd.readouterr().err
     assert said.count("3 partitions (orders/0, orders/1, orders/2): 3 segments") == 1
-    assert "not copied yet: the active segment is closed when it is full, or idle for segment.ms=7d; ends in " in said
+    assert "not copied yet: the active segment rolls when it is full, or idle for segment.ms=7d; ends in " in said
     assert invoke(["plan", "-o", "json"]) == 0
     told = json.loads(capfd.readouterr().out)["deferrals"]
     assert [(each["code"], each["partition"]) for each in told] == [("active", at) for at in range(3)]

@@ -153,9 +153,9 @@ def test_one_broker_gets_all_partitions_of_an_unreplicated_topic() -> None:
         ("", {}, "fewer brokers than replicas"),
         ("0 1", {"replication_factor": 0}, "at least one replica"),
         ("0 1", {"partitions": 0}, "at least one partition"),
-        ("0 0 1", {}, "twice"),
-        ("0:a 1", {}, "some brokers have none"),
-        ("0 1", {"start_index": -1}, "below zero"),
+        ("0 0 1", {}, "repeated"),
+        ("0:a 1", {}, "some brokers have no rack"),
+        ("0 1", {"start_index": -1}, "negative"),
         ("0 1", {"partitions": 10**9}, "too many"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from policy_samples import KEEP, LOCAL, NOW, REMOTE, local, planned, row, snapshot
+from policy_samples import KEEP, LOCAL, NOW, REMOTE, entry, local, planned, snapshot
 
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
@@ -29,11 +29,11 @@ from remote.segment_entry import SegmentEntry
 
 
 def test_a_plan_copies_drops_raises_the_log_start_expires_and_deletes_in_this_order() -> None:
-    unlinked = PendingDelete(key="data/x.log", size_bytes=7, unlinked_ms=0, epoch=1)
+    pending_deletes = PendingDelete(key="data/x.log", size_bytes=7, unlinked_ms=0, epoch=1)
     rules = PartitionRules(retention_ms=90, local_retention_ms=50, delete_grace_ms=1)
     segments = (local(2, 4, age=60), local(4, 6, age=10), local(6, 7, age=0, active=True))
-    remote = (row(0, 2), row(2, 4, age=60))
-    decided = planned(snapshot(*segments, remote=remote, rules=rules, unlinked=(unlinked,)))
+    remote = (entry(0, 2), entry(2, 4, age=60))
+    decided = planned(snapshot(*segments, remote=remote, rules=rules, pending_deletes=(pending_deletes,)))
     assert [type(decision).__name__ for decision in decided] == [
         "CopySegment",
         "DropLocal",
@@ -61,7 +61,7 @@ def test_a_plan_omits_partitions_without_work_and_totals_the_others() -> None:
         (DropLocal(base_offset=4, next_offset=5, size_bytes=1, reason=""), "not a closed local segment"),
         (DropLocal(base_offset=0, next_offset=2, size_bytes=0, reason=""), "the only copy of retained records (I2)"),
         (CopySegment(base_offset=4, next_offset=5, size_bytes=1, reason=""), "not a closed local segment"),
-        (AdvanceLogStart(offset=6, reason=""), "above the log end 5"),
+        (AdvanceLogStart(offset=6, reason=""), "above the log end offset 5"),
         (AdvanceLogStart(offset=0, reason=""), "not above the log start 0"),
         (
             ExpireRemote(ulid="u2", base_offset=2, next_offset=4, size_bytes=1, data_key="", indexes_key="", reason=""),
@@ -70,7 +70,7 @@ def test_a_plan_omits_partitions_without_work_and_totals_the_others() -> None:
     ],
 )
 def test_violations_name_the_broken_invariant(decision: Decision, sentence: str) -> None:
-    taken = snapshot(*LOCAL, remote=(row(2, 4),))
+    taken = snapshot(*LOCAL, remote=(entry(2, 4),))
     assert any(sentence in broken for broken in violations(taken, [decision]))
 
 
@@ -84,20 +84,20 @@ COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
 @pytest.mark.parametrize(
     ("decision", "rules", "sentence"),
     [
-        (DeletePending(key="data/young.log", size_bytes=7, reason=""), KEEP, "within the grace time"),
-        (DeletePending(key="data/0.log", size_bytes=7, reason=""), KEEP, "a row still names it"),
-        (DeletePending(key="data/stranger", size_bytes=7, reason=""), KEEP, "not an unlinked object (I10)"),
+        (DeletePending(key="data/young.log", size_bytes=7, reason=""), KEEP, "within the grace period"),
+        (DeletePending(key="data/0.log", size_bytes=7, reason=""), KEEP, "a segment entry still names it"),
+        (DeletePending(key="data/stranger", size_bytes=7, reason=""), KEEP, "not a pending delete"),
         (AdvanceLogStart(offset=2, reason=""), COMPACTED, "the topic has no delete policy"),
         (CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason=""), KEEP, "the topic is not compacted"),
         (
             CleanLog(first_dirty_offset=0, upto_offset=5, size_bytes=1, reason=""),
             COMPACTED,
-            "reaches into the active segment",
+            "ends in the active segment",
         ),
         (
             CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason=""),
             COMPACTED,
-            "reaches above the stable offset 3",
+            "ends above the stable offset 3",
         ),
         (
             CleanLog(first_dirty_offset=2, upto_offset=2, size_bytes=1, reason=""),
@@ -107,18 +107,18 @@ COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
         (
             CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
             COMPACTED,
-            "not wholly below the cleaner checkpoint 0 (I6)",
+            "not entirely below the cleaner checkpoint 0 (I6)",
         ),
         (
             CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
             KEEP,
-            "reaches above the stable offset 3",
+            "ends above the stable offset 3",
         ),
-        (CopySegment(base_offset=0, next_offset=2, size_bytes=1, reason=""), KEEP, "overlaps what is copied up to 2"),
+        (CopySegment(base_offset=0, next_offset=2, size_bytes=1, reason=""), KEEP, "overlaps the offsets that are copied up to 2"),
         (
             CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
             PartitionRules(copy_disabled=True),
-            "copying is off for this topic",
+            "copying is disabled for this topic",
         ),
         (RollActive(base_offset=2, size_bytes=1, reason=""), KEEP, "not the active segment"),
     ],
@@ -126,7 +126,7 @@ COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
 def test_violations_name_the_broken_rule_or_grace_period(
     decision: Decision, rules: PartitionRules, sentence: str
 ) -> None:
-    taken = replace(snapshot(*LOCAL, remote=REMOTE[:1], rules=rules, unlinked=UNLINKED), stable_offset=3)
+    taken = replace(snapshot(*LOCAL, remote=REMOTE[:1], rules=rules, pending_deletes=UNLINKED), stable_offset=3)
     assert any(sentence in broken for broken in violations(taken, [decision]))
 
 
@@ -153,14 +153,14 @@ CLEAN = CleanLog(first_dirty_offset=0, upto_offset=4, size_bytes=1, reason="")
         (snapshot(*FOUR), [copy(0, 2), copy(2, 4), copy(4, 6)], None),
         (snapshot(*FOUR), [copy(2, 4)], "[0, 2)"),
         (snapshot(*FOUR), [copy(0, 2), copy(4, 6)], "[2, 4)"),
-        (snapshot(*FOUR, remote=(row(0, 2),)), [copy(2, 4)], None),
-        (snapshot(*FOUR, remote=(row(0, 2),)), [copy(4, 6)], "[2, 4)"),
+        (snapshot(*FOUR, remote=(entry(0, 2),)), [copy(2, 4)], None),
+        (snapshot(*FOUR, remote=(entry(0, 2),)), [copy(4, 6)], "[2, 4)"),
         (snapshot(*FOUR, start=2), [copy(2, 4)], None),
         (snapshot(*FOUR, start=3), [copy(4, 6)], "[2, 4)"),
         (snapshot(*FOUR, start=4), [copy(4, 6)], None),
         (snapshot(local(0, 2, size=0), *FOUR[1:]), [copy(2, 4)], None),
         (snapshot(FOUR[0], local(2, 4, size=0), *FOUR[2:]), [copy(0, 2), copy(4, 6)], None),
-        (snapshot(*FOUR[2:], remote=(row(0, 2),)), [copy(4, 6)], None),
+        (snapshot(*FOUR[2:], remote=(entry(0, 2),)), [copy(4, 6)], None),
     ],
 )
 def test_a_copy_that_would_leave_an_offset_gap_in_the_remote_tier_is_a_violation(
@@ -168,7 +168,7 @@ def test_a_copy_that_would_leave_an_offset_gap_in_the_remote_tier_is_a_violation
 ) -> None:
     broken = violations(taken, decided)
     assert broken == (
-        [] if hole is None else [f"{_name(decided[-1])}: leaves a hole, {hole} is neither copied nor empty"]
+        [] if hole is None else [f"{_name(decided[-1])}: leaves a gap, {hole} is neither copied nor empty"]
     )
 
 
@@ -180,8 +180,8 @@ def test_a_copy_after_a_clean_in_the_same_plan_is_a_violation() -> None:
     taken = snapshot(*LOCAL, rules=COMPACTED, cleaner=4)
     assert violations(taken, [copy(0, 2), copy(2, 4), CLEAN]) == []
     assert violations(taken, [CLEAN, copy(0, 2)]) == [
-        "CopySegment [0, 2): stands behind a cleaning, which may replace the segment",
-        "CopySegment [0, 2): leaves [2, 4), clean too, behind (I4)",
+        "CopySegment [0, 2): follows a cleaning that may replace the segment",
+        "CopySegment [0, 2): does not include [2, 4), which is also clean (I4)",
     ]
 
 
@@ -193,7 +193,7 @@ def test_a_drop_after_the_expiry_of_its_entry_is_a_violation() -> None:
     drops = [DropLocal(base_offset=at, next_offset=at + 2, size_bytes=1, reason="by hand") for at in (0, 2)]
     assert violations(taken, drops) == []
     assert violations(taken, [drops[0], expire, drops[1]]) == [
-        "ExpireRemote [2, 4): not the oldest row",
+        "ExpireRemote [2, 4): not the oldest segment entry",
         "ExpireRemote [2, 4): holds records at or above the log start 0",
         "DropLocal [2, 4): the only copy of retained records (I2)",
     ]
@@ -217,9 +217,13 @@ def partition_of(count: int, rules: PartitionRules, shared: int) -> PartitionSna
     first = 0 if shared else 2 * count
     segments = [local(first + 2 * at, first + 2 * at + 2) for at in range(count)]
     end = first + 2 * count
-    unlinked = [PendingDelete(key=f"data/gone-{at}", size_bytes=1, unlinked_ms=0, epoch=1) for at in range(count)]
-    rows = tuple(row(2 * at, 2 * at + 2) for at in range(count))
-    return snapshot(*segments, local(end, end + 1, active=True), remote=rows, rules=rules, unlinked=tuple(unlinked))
+    pending_deletes = [
+        PendingDelete(key=f"data/gone-{at}", size_bytes=1, unlinked_ms=0, epoch=1) for at in range(count)
+    ]
+    entries = tuple(entry(2 * at, 2 * at + 2) for at in range(count))
+    return snapshot(
+        *segments, local(end, end + 1, active=True), remote=entries, rules=rules, pending_deletes=tuple(pending_deletes)
+    )
 
 
 @pytest.mark.parametrize("case", WORK)

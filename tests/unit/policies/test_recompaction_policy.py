@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from policy_samples import local, row, snapshot
+from policy_samples import entry, local, snapshot
 
 from local.segment.segment_info import SegmentInfo
 from policies.decisions import AdvanceCleanedOffset, ExpireRemote, ReplaceRemote
@@ -27,7 +27,7 @@ RULES = PartitionRules(
 
 
 def cleaned(base: int, following: int, size: int, through: int | None) -> SegmentEntry:
-    return replace(row(base, following, size=size), cleaned_through=through)
+    return replace(entry(base, following, size=size), cleaned_through=through)
 
 
 def taken(*segments: SegmentInfo, remote: tuple[SegmentEntry, ...], **changes: object) -> PartitionSnapshot:
@@ -77,7 +77,7 @@ def test_an_entry_without_removed_records_advances_its_cleaned_offset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("segments", "rows", "expected"),
+    ("segments", "entries", "expected"),
     [
         pytest.param([(0, 4, 50)], [(0, 2), (2, 4)], [("ReplaceRemote", 0, 4)], id="one for two"),
         pytest.param([(0, 4, 50)], [(2, 4)], [], id="the first row has expired"),
@@ -87,9 +87,9 @@ def test_an_entry_without_removed_records_advances_its_cleaned_offset() -> None:
     ],
 )
 def test_only_entries_that_exactly_tile_a_segment_are_replaced(
-    segments: list[tuple[int, int, int]], rows: list[tuple[int, int]], expected: list[tuple[str, int, int]]
+    segments: list[tuple[int, int, int]], entries: list[tuple[int, int]], expected: list[tuple[str, int, int]]
 ) -> None:
-    remote = tuple(cleaned(base, following, 200, 1) for base, following in rows)
+    remote = tuple(cleaned(base, following, 200, 1) for base, following in entries)
     assert said(taken(*(local(a, b, size=size) for a, b, size in segments), remote=remote)) == expected
 
 
@@ -136,14 +136,14 @@ def by_hand(base: int, following: int, *ulids: str) -> ReplaceRemote:
 @pytest.mark.parametrize(
     ("decision", "changes", "sentence"),
     [
-        (by_hand(0, 2, "u2"), {}, "its rows do not tile the segment"),
-        (by_hand(0, 2, "u0", "u2"), {}, "its rows do not tile the segment"),
-        (by_hand(0, 2, "gone"), {}, "its rows do not tile the segment"),
+        (by_hand(0, 2, "u2"), {}, "its segment entries do not cover the segment exactly"),
+        (by_hand(0, 2, "u0", "u2"), {}, "its segment entries do not cover the segment exactly"),
+        (by_hand(0, 2, "gone"), {}, "its segment entries do not cover the segment exactly"),
         (by_hand(0, 4, "u0", "u2"), {}, "not a closed local segment"),
-        (by_hand(2, 4, "u2"), {"cleaner_offset": 2}, "not wholly below the cleaner checkpoint 2 (I5)"),
-        (by_hand(0, 2, "u0"), {"cleaner_reach": 5}, "not wholly below the cleaner checkpoint 0 (I5)"),
-        (by_hand(0, 2, "u0"), {"remote": ROWS[:1]}, "the store does not hold all that is clean (I4)"),
-        (by_hand(0, 2, "u0"), {"is_tiered": False}, "the topic is not compacted, or copying is off"),
+        (by_hand(2, 4, "u2"), {"cleaner_offset": 2}, "not entirely below the cleaner checkpoint 2 (I5)"),
+        (by_hand(0, 2, "u0"), {"cleaner_reach": 5}, "not entirely below the cleaner checkpoint 0 (I5)"),
+        (by_hand(0, 2, "u0"), {"remote": ROWS[:1]}, "the store lacks a part of the clean prefix"),
+        (by_hand(0, 2, "u0"), {"is_tiered": False}, "or copying is disabled"),
     ],
 )
 def test_violations_name_an_unsafe_replacement(
@@ -156,14 +156,21 @@ def test_violations_name_an_unsafe_replacement(
 def test_a_second_replacement_of_an_entry_is_a_violation() -> None:
     world = taken(*SHRUNK, remote=ROWS)
     once = by_hand(0, 2, "u0")
-    assert "its rows do not tile the segment" in violations(world, [once, once])[0]
+    assert "its segment entries do not cover the segment exactly" in violations(world, [once, once])[0]
 
 
 def test_entries_tile_a_range_only_if_they_cover_it_exactly() -> None:
-    rows = (row(0, 2), row(2, 5), row(7, 9))
-    assert [each.base_offset for each in tiled(rows, 0, 5)] == [0, 2]
-    assert [each.base_offset for each in tiled(rows, 7, 9)] == [7]
-    assert tiled(rows, 0, 4) == tiled(rows, 1, 5) == tiled(rows, 2, 9) == tiled(rows, 5, 7) == tiled((), 0, 1) == ()
+    entries = (entry(0, 2), entry(2, 5), entry(7, 9))
+    assert [each.base_offset for each in tiled(entries, 0, 5)] == [0, 2]
+    assert [each.base_offset for each in tiled(entries, 7, 9)] == [7]
+    assert (
+        tiled(entries, 0, 4)
+        == tiled(entries, 1, 5)
+        == tiled(entries, 2, 9)
+        == tiled(entries, 5, 7)
+        == tiled((), 0, 1)
+        == ()
+    )
 
 
 def test_an_entry_written_by_a_job_is_replaced_but_never_advances_its_cleaned_offset() -> None:

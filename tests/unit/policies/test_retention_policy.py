@@ -4,7 +4,7 @@ stays."""
 from __future__ import annotations
 
 import pytest
-from policy_samples import LOCAL, NOW, REMOTE, local, planned, row, snapshot
+from policy_samples import LOCAL, NOW, REMOTE, entry, local, planned, snapshot
 
 from policies.decisions import AdvanceLogStart, CopySegment, DropLocal, ExpireRemote
 from policies.local_retention import local_drops, local_expirations
@@ -50,27 +50,27 @@ def test_a_segment_copied_by_the_same_plan_is_not_dropped() -> None:
 
 @pytest.mark.parametrize("state", [state for state in SegmentState if state is not SegmentState.COPY_FINISHED])
 def test_an_unfinished_entry_allows_no_drop(state: SegmentState) -> None:
-    assert dropped(snapshot(*LOCAL, remote=(row(0, 2, state=state),), rules=OLD_GOES)) == []
+    assert dropped(snapshot(*LOCAL, remote=(entry(0, 2, state=state),), rules=OLD_GOES)) == []
 
 
 @pytest.mark.parametrize(("age", "goes"), [(49, False), (50, False), (51, True)])
 def test_a_segment_is_dropped_only_if_it_is_older_than_local_retention(age: int, goes: bool) -> None:
-    taken = snapshot(local(0, 2, age=age), local(2, 3, active=True), remote=(row(0, 2),), rules=OLD_GOES)
+    taken = snapshot(local(0, 2, age=age), local(2, 3, active=True), remote=(entry(0, 2),), rules=OLD_GOES)
     assert bool(dropped(taken)) is goes
 
 
 def test_an_offset_gap_at_the_end_of_a_segment_does_not_prevent_its_drop() -> None:
-    taken = snapshot(local(0, 10), local(10, 11, active=True), remote=(row(0, 10),), rules=OLD_GOES)
+    taken = snapshot(local(0, 10), local(10, 11, active=True), remote=(entry(0, 10),), rules=OLD_GOES)
     assert dropped(taken) == [0], "an entry ends at the next base offset, not behind its last record"
 
 
 def test_a_segment_whose_last_offset_is_not_committed_is_not_dropped() -> None:
-    assert dropped(snapshot(local(0, 10), local(10, 11, active=True), remote=(row(0, 9),), rules=OLD_GOES)) == []
+    assert dropped(snapshot(local(0, 10), local(10, 11, active=True), remote=(entry(0, 9),), rules=OLD_GOES)) == []
 
 
 def test_a_gap_between_entries_prevents_drops_of_the_segments_in_it() -> None:
     segments = (local(0, 2), local(2, 4), local(4, 6), local(6, 7, active=True))
-    assert dropped(snapshot(*segments, remote=(row(0, 2), row(4, 6)), rules=OLD_GOES)) == [0]
+    assert dropped(snapshot(*segments, remote=(entry(0, 2), entry(4, 6)), rules=OLD_GOES)) == [0]
 
 
 def test_the_first_segment_that_cannot_be_dropped_protects_all_later_ones() -> None:
@@ -85,7 +85,7 @@ def test_a_segment_below_the_log_start_is_dropped_without_a_copy() -> None:
 
 
 def test_only_the_retained_part_of_a_segment_needs_a_copy() -> None:
-    taken = snapshot(local(0, 4), local(4, 5, active=True), remote=(row(2, 4),), start=2, rules=OLD_GOES)
+    taken = snapshot(local(0, 4), local(4, 5, active=True), remote=(entry(2, 4),), start=2, rules=OLD_GOES)
     assert dropped(taken) == [0]
 
 
@@ -104,7 +104,7 @@ def test_a_segment_that_is_being_copied_is_not_dropped() -> None:
 
 
 def test_the_active_segment_is_never_dropped() -> None:
-    taken = snapshot(local(0, 5, age=9_999, active=True), remote=(row(0, 5, age=1),), rules=OLD_GOES, start=5)
+    taken = snapshot(local(0, 5, age=9_999, active=True), remote=(entry(0, 5, age=1),), rules=OLD_GOES, start=5)
     assert dropped(taken) == []
 
 
@@ -172,7 +172,7 @@ def test_segments_below_the_log_start_do_not_count_towards_the_size_limit() -> N
 
 def test_with_copies_disabled_committed_segments_are_dropped_by_retention() -> None:
     rules = PartitionRules(copy_disabled=True, retention_ms=None, retention_bytes=100, local_retention_ms=1)
-    young = (row(0, 2, size=1), row(2, 4, size=1))
+    young = (entry(0, 2, size=1), entry(2, 4, size=1))
     assert [type(one) for one in planned(snapshot(*LOCAL, remote=young, rules=rules))] == [
         DropLocal,
         DropLocal,
@@ -185,7 +185,7 @@ def test_with_copies_disabled_committed_segments_are_dropped_by_retention() -> N
 
 def test_with_copies_disabled_no_segment_is_dropped_while_an_older_entry_stays() -> None:
     rules = PartitionRules(copy_disabled=True, retention_ms=50)
-    taken = snapshot(local(2, 4), local(4, 5, active=True), remote=(row(0, 2, age=1),), rules=rules)
+    taken = snapshot(local(2, 4), local(4, 5, active=True), remote=(entry(0, 2, age=1),), rules=rules)
     assert [decision for decision in planned(taken) if isinstance(decision, DropLocal)] == []
 
 
@@ -205,7 +205,7 @@ LIMIT_50 = PartitionRules(retention_ms=50, local_retention_ms=None)
 
 @pytest.mark.parametrize(("age", "goes"), [(49, False), (50, True), (51, True)])
 def test_an_entry_expires_when_its_age_reaches_retention(age: int, goes: bool) -> None:
-    assert bool(expired(snapshot(local(2, 3, active=True), remote=(row(0, 2, age=age),), rules=LIMIT_50))) is goes
+    assert bool(expired(snapshot(local(2, 3, active=True), remote=(entry(0, 2, age=age),), rules=LIMIT_50))) is goes
 
 
 def test_the_log_start_is_raised_to_the_end_of_the_expired_entries_first() -> None:
@@ -222,8 +222,8 @@ def test_the_log_start_is_raised_to_the_end_of_the_expired_entries_first() -> No
 
 def test_an_active_segment_with_future_time_survives_when_size_expires_all_entries() -> None:
     rules = PartitionRules(retention_ms=None, retention_bytes=1)
-    rows = (row(0, 1), row(1, 2), row(2, 3))
-    decided = planned(snapshot(local(3, 4, age=-86_400_000, active=True), remote=rows, rules=rules))
+    entries = (entry(0, 1), entry(1, 2), entry(2, 3))
+    decided = planned(snapshot(local(3, 4, age=-86_400_000, active=True), remote=entries, rules=rules))
     assert [type(decision) for decision in decided] == [AdvanceLogStart] + [ExpireRemote] * 3
     assert isinstance(decided[0], AdvanceLogStart)
     assert decided[0].offset == 3
@@ -242,8 +242,8 @@ def test_entries_below_the_log_start_expire_without_the_delete_policy_too() -> N
 
 def test_entries_below_the_log_start_do_not_reduce_the_excess_of_size_retention() -> None:
     rules = PartitionRules(retention_ms=None, retention_bytes=150)
-    rows = (row(0, 2), row(2, 4), row(4, 6))
-    assert expired(snapshot(local(6, 7, size=50, active=True), remote=rows, rules=rules, start=2)) == [0, 2]
+    entries = (entry(0, 2), entry(2, 4), entry(4, 6))
+    assert expired(snapshot(local(6, 7, size=50, active=True), remote=entries, rules=rules, start=2)) == [0, 2]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(150, [0, 2]), (151, [0]), (250, [0]), (251, []), (None, [])])
@@ -258,12 +258,12 @@ def test_remote_size_counts_entries_and_segments_that_are_only_local(limit: int 
 def test_only_finished_entries_count_towards_the_size_limit() -> None:
     limit = PartitionRules(retention_ms=None, retention_bytes=1_000)
     stuck = [
-        row(at, at + 1, state=state, ulid=f"s{at}")
+        entry(at, at + 1, state=state, ulid=f"s{at}")
         for at, state in enumerate(
             (SegmentState.COPY_STARTED, SegmentState.DELETE_STARTED, SegmentState.DELETE_FINISHED)
         )
     ]
-    finished = [row(at, at + 1) for at in range(3, 14)]
+    finished = [entry(at, at + 1) for at in range(3, 14)]
     active = local(14, 14, size=0, active=True)
     assert expired(snapshot(active, remote=(*stuck, *finished[:10]), rules=limit, start=3)) == []
     assert expired(snapshot(active, remote=(*stuck, *finished), rules=limit, start=3)) == [3]
@@ -271,12 +271,12 @@ def test_only_finished_entries_count_towards_the_size_limit() -> None:
 
 def test_an_entry_expired_by_time_reduces_the_excess_of_size_retention() -> None:
     rules = PartitionRules(retention_ms=50, retention_bytes=150)
-    rows = (row(0, 2, age=60), row(2, 4, age=10), row(4, 6, age=10))
-    assert expired(snapshot(local(6, 7, size=0, active=True), remote=rows, rules=rules)) == [0]
+    entries = (entry(0, 2, age=60), entry(2, 4, age=10), entry(4, 6, age=10))
+    assert expired(snapshot(local(6, 7, size=0, active=True), remote=entries, rules=rules)) == [0]
 
 
 def test_the_first_entry_that_cannot_expire_protects_all_later_ones() -> None:
-    assert expired(snapshot(local(4, 5, active=True), remote=(row(0, 2, age=1), row(2, 4)), rules=LIMIT_50)) == []
+    assert expired(snapshot(local(4, 5, active=True), remote=(entry(0, 2, age=1), entry(2, 4)), rules=LIMIT_50)) == []
 
 
 def test_no_entry_at_or_after_a_segment_that_is_being_copied_expires() -> None:
@@ -285,8 +285,8 @@ def test_no_entry_at_or_after_a_segment_that_is_being_copied_expires() -> None:
 
 
 def test_overlapping_expired_entries_raise_the_log_start_to_their_largest_end() -> None:
-    rows = (row(0, 100), row(0, 105, ulid="longer"))
-    decided = planned(snapshot(local(105, 106, age=0, active=True), remote=rows, rules=LIMIT_50))
+    entries = (entry(0, 100), entry(0, 105, ulid="longer"))
+    decided = planned(snapshot(local(105, 106, age=0, active=True), remote=entries, rules=LIMIT_50))
     assert [type(decision) for decision in decided] == [AdvanceLogStart, ExpireRemote, ExpireRemote]
     assert isinstance(decided[0], AdvanceLogStart)
     assert decided[0].offset == 105
@@ -294,28 +294,28 @@ def test_overlapping_expired_entries_raise_the_log_start_to_their_largest_end() 
 
 @pytest.mark.parametrize(("committed_age", "goes"), [(0, False), (49, False), (50, True), (51, True)])
 def test_an_entry_without_a_timestamp_has_the_age_of_its_commit(committed_age: int, goes: bool) -> None:
-    rows = (row(0, 2, age=None, committed_age=committed_age), row(2, 4))
-    assert expired(snapshot(local(4, 5, active=True), remote=rows, rules=LIMIT_50)) == ([0, 2] if goes else [])
+    entries = (entry(0, 2, age=None, committed_age=committed_age), entry(2, 4))
+    assert expired(snapshot(local(4, 5, active=True), remote=entries, rules=LIMIT_50)) == ([0, 2] if goes else [])
 
 
 def test_an_entry_with_a_timestamp_does_not_use_the_age_of_its_commit() -> None:
-    rows = (row(0, 2, age=10, committed_age=900), row(2, 4, age=100, committed_age=0))
-    assert expired(snapshot(local(4, 5, active=True), remote=rows, rules=LIMIT_50)) == []
-    assert expired(snapshot(local(4, 5, active=True), remote=rows[1:], rules=LIMIT_50)) == [2]
+    entries = (entry(0, 2, age=10, committed_age=900), entry(2, 4, age=100, committed_age=0))
+    assert expired(snapshot(local(4, 5, active=True), remote=entries, rules=LIMIT_50)) == []
+    assert expired(snapshot(local(4, 5, active=True), remote=entries[1:], rules=LIMIT_50)) == [2]
 
 
 def test_the_reason_to_expire_an_entry_without_a_timestamp_names_its_commit_age() -> None:
-    rows = (row(0, 2, age=None, committed_age=70),)
-    (decision,) = expirations(snapshot(local(2, 3, active=True), remote=rows, rules=LIMIT_50))
+    entries = (entry(0, 2, age=None, committed_age=70),)
+    (decision,) = expirations(snapshot(local(2, 3, active=True), remote=entries, rules=LIMIT_50))
     assert decision.reason == "no timestamp, committed 70ms ago, retention.ms=50ms"
 
 
 def test_an_entry_without_a_timestamp_expires_by_size_and_below_the_log_start() -> None:
-    rows = (row(0, 2, age=None), row(2, 4, age=None))
+    entries = (entry(0, 2, age=None), entry(2, 4, age=None))
     active = local(4, 5, active=True)
-    assert expired(snapshot(active, remote=rows, rules=LIMIT_50, start=2)) == [0]
+    assert expired(snapshot(active, remote=entries, rules=LIMIT_50, start=2)) == [0]
     by_size = PartitionRules(retention_ms=None, retention_bytes=200, local_retention_ms=None)
-    assert expired(snapshot(active, remote=rows, rules=by_size)) == [0]
+    assert expired(snapshot(active, remote=entries, rules=by_size)) == [0]
 
 
 # -- deletes after the grace period
@@ -323,21 +323,23 @@ def test_an_entry_without_a_timestamp_expires_by_size_and_below_the_log_start() 
 
 @pytest.mark.parametrize(("ago", "goes"), [(99, False), (100, True), (-5, False)])
 def test_a_pending_delete_is_deleted_after_the_grace_period(ago: int, goes: bool) -> None:
-    unlinked = PendingDelete(key="data/x.log", size_bytes=7, unlinked_ms=NOW - ago, epoch=1)
-    taken = snapshot(local(0, 1, active=True), unlinked=(unlinked,), rules=PartitionRules(delete_grace_ms=100))
+    pending_deletes = PendingDelete(key="data/x.log", size_bytes=7, unlinked_ms=NOW - ago, epoch=1)
+    taken = snapshot(
+        local(0, 1, active=True), pending_deletes=(pending_deletes,), rules=PartitionRules(delete_grace_ms=100)
+    )
     planned(taken)
     assert [decision.key for decision in deletions(taken)] == (["data/x.log"] if goes else [])
 
 
 def test_an_object_that_an_entry_names_is_never_deleted() -> None:
-    unlinked = PendingDelete(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1)
-    assert deletions(snapshot(local(2, 3, active=True), remote=REMOTE, unlinked=(unlinked,))) == []
+    pending_deletes = PendingDelete(key="data/0.log", size_bytes=7, unlinked_ms=0, epoch=1)
+    assert deletions(snapshot(local(2, 3, active=True), remote=REMOTE, pending_deletes=(pending_deletes,))) == []
 
 
 def test_sums_and_key_sets_are_not_computed_unless_a_limit_or_an_object_needs_them() -> None:
     """A maintenance run plans many partitions, so unneeded work per partition counts."""
     waiting = PendingDelete(key="data/x.log", size_bytes=1, unlinked_ms=NOW, epoch=1)
-    taken = snapshot(local(2, 3, active=True), remote=REMOTE, unlinked=(waiting,), rules=OLD_GOES)
+    taken = snapshot(local(2, 3, active=True), remote=REMOTE, pending_deletes=(waiting,), rules=OLD_GOES)
     assert not expirations(taken)
     assert not deletions(taken)
     assert vars(taken).keys().isdisjoint({"coverage", "named_keys"})

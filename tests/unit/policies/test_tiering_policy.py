@@ -25,7 +25,7 @@ def local(base: int, following: int, *, size: int = 100, age: int = 0, active: b
     )
 
 
-def row(base: int, following: int, state: SegmentState = SegmentState.COPY_FINISHED) -> SegmentEntry:
+def entry(base: int, following: int, state: SegmentState = SegmentState.COPY_FINISHED) -> SegmentEntry:
     return SegmentEntry(
         ulid=f"u{base}",
         base_offset=base,
@@ -91,11 +91,11 @@ def test_every_closed_segment_is_copied_and_the_active_segment_is_not() -> None:
 def test_a_copy_decision_states_its_range_size_and_reason() -> None:
     (decision,) = copies(snapshot(local(0, 2, size=77), local(2, 3, active=True)))
     assert (decision.next_offset, decision.size_bytes) == (2, 77)
-    assert decision.reason == "closed, not yet in the store"
+    assert decision.reason == "closed, not in the store yet"
 
 
 def test_copying_resumes_above_the_highest_committed_offset() -> None:
-    assert bases(snapshot(*THREE, remote=(row(0, 2),))) == [2]
+    assert bases(snapshot(*THREE, remote=(entry(0, 2),))) == [2]
 
 
 def test_copying_resumes_at_a_log_start_above_segments_that_were_never_copied() -> None:
@@ -105,7 +105,7 @@ def test_copying_resumes_at_a_log_start_above_segments_that_were_never_copied() 
 
 @pytest.mark.parametrize("state", [SegmentState.COPY_STARTED, SegmentState.DELETE_STARTED])
 def test_an_unfinished_entry_does_not_count_as_a_copy(state: SegmentState) -> None:
-    assert bases(snapshot(*THREE, remote=(row(0, 2, state),))) == [0, 2]
+    assert bases(snapshot(*THREE, remote=(entry(0, 2, state),))) == [0, 2]
 
 
 def test_only_segments_wholly_below_the_last_stable_offset_are_copied() -> None:
@@ -120,7 +120,7 @@ def test_segments_behind_a_running_copy_wait_so_that_commits_are_in_order() -> N
 
 
 def test_a_segment_that_overlaps_a_committed_entry_is_not_copied() -> None:
-    assert bases(snapshot(local(0, 4), local(4, 6), local(6, 7, active=True), remote=(row(0, 2),))) == []
+    assert bases(snapshot(local(0, 4), local(4, 6), local(6, 7, active=True), remote=(entry(0, 2),))) == []
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
@@ -191,7 +191,7 @@ def test_an_idle_active_segment_past_local_retention_rolls_so_that_it_is_copied(
     assert rolled(snapshot(*segments, rules=rules, remote=())) == [], (
         "an older segment without a copy prevents the roll"
     )
-    (roll,) = rolled(snapshot(*segments, rules=rules, remote=(row(0, 2),)))
+    (roll,) = rolled(snapshot(*segments, rules=rules, remote=(entry(0, 2),)))
     assert (roll.base_offset, roll.reason) == (2, "newest record 10ms old, retention 1ms")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from policy_samples import KEEP, NOW, local, row, snapshot
+from policy_samples import KEEP, NOW, entry, local, snapshot
 from view_samples import view
 
 from policies.compacted_view import RETRY_MS, view_backlog
@@ -15,7 +15,7 @@ from policies.invariants import violations
 from policies.plan import plan_partition
 from remote.manifest.view import ViewFailure
 
-ROWS = (row(0, 10), row(10, 20), row(20, 30))
+ROWS = (entry(0, 10), entry(10, 20), entry(20, 30))
 ACTIVE = local(30, 35, active=True)
 BY_THRESHOLD = replace(KEEP, view_threshold_bytes=150)
 EXPIRING = replace(BY_THRESHOLD, retention_ms=50, view_threshold_bytes=1000)
@@ -33,7 +33,7 @@ def of(*kinds, **facts):
 def test_a_view_is_built_when_the_bytes_above_its_horizon_exceed_the_threshold():
     (decided,) = of(BuildView)
     assert (decided.view, decided.from_offset, decided.upto_offset, decided.size_bytes) == ("compacted", 0, 30, 300)
-    assert decided.reason == "300 bytes beyond the view, compaction.view.threshold=150"
+    assert decided.reason == "300 bytes above the end of the view, compaction.view.threshold=150"
     assert of(BuildView, views=(built(10),)) != []
     assert of(BuildView, views=(built(20),)) == []  # 100 bytes
     assert of(BuildView, views=(built(30),)) == []
@@ -48,14 +48,14 @@ def test_without_a_threshold_or_a_remote_tier_no_view_is_built():
 def test_a_view_is_built_before_retention_expires_records_above_its_horizon():
     decided = of(BuildView, AdvanceLogStart, ExpireRemote, rules=EXPIRING, views=(built(20),))
     assert [type(each) for each in decided] == [BuildView, AdvanceLogStart, *[ExpireRemote] * 3]
-    assert decided[0].reason == "retention reaches what the view has not taken up, from offset 20"
+    assert decided[0].reason == "retention would expire records that the view has not included, from offset 20"
     assert violations(snapshot(ACTIVE, remote=ROWS, rules=EXPIRING, views=(built(20),)), decided) == []
 
 
 def test_a_log_start_above_the_view_horizon_is_a_violation():
     given = snapshot(ACTIVE, remote=ROWS, rules=EXPIRING, views=(built(20),))
     plan = [each for each in plan_partition(given) if not isinstance(each, BuildView)]
-    assert violations(given, plan)[0] == "AdvanceLogStart to 30: passes what the compacted view has taken up, 20"
+    assert violations(given, plan)[0] == "AdvanceLogStart to 30: passes the offsets that the compacted view includes, 20"
 
 
 def test_after_a_failed_build_retention_stops_at_the_view_horizon():
@@ -92,13 +92,13 @@ def test_a_build_does_not_include_segments_copied_by_the_same_plan():
 
 
 def test_the_tombstone_bound_does_not_exceed_the_view_horizon():
-    rows = tuple(replace(each, cleaned_through=30) for each in ROWS)
-    assert tombstones_below(snapshot(ACTIVE, remote=rows), is_bucket_known=True) == 30
-    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(built(20),)), is_bucket_known=True) == 20
-    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(built(40),)), is_bucket_known=True) == 30
+    entries = tuple(replace(each, cleaned_through=30) for each in ROWS)
+    assert tombstones_below(snapshot(ACTIVE, remote=entries), is_bucket_known=True) == 30
+    assert tombstones_below(snapshot(ACTIVE, remote=entries, views=(built(20),)), is_bucket_known=True) == 20
+    assert tombstones_below(snapshot(ACTIVE, remote=entries, views=(built(40),)), is_bucket_known=True) == 30
     never = built(0, last_run=None)
     # The first run may read a manifest from before the entries were cleaned.
-    assert tombstones_below(snapshot(ACTIVE, remote=rows, views=(never,)), is_bucket_known=True) == 0
+    assert tombstones_below(snapshot(ACTIVE, remote=entries, views=(never,)), is_bucket_known=True) == 0
 
 
 # -- local views of a topic without a remote tier
@@ -128,7 +128,7 @@ def test_a_local_view_is_built_before_retention_expires_records_above_its_horizo
     assert kinds == [BuildView, AdvanceLogStart, *[DropLocal] * 3]
     assert violations(given, decided) == []
     without = [each for each in decided if not isinstance(each, BuildView)]
-    assert violations(given, without)[0] == "AdvanceLogStart to 30: passes what the compacted view has taken up, 20"
+    assert violations(given, without)[0] == "AdvanceLogStart to 30: passes the offsets that the compacted view includes, 20"
 
 
 def test_retention_stops_at_the_horizon_of_a_local_view_whose_last_build_failed():
@@ -145,7 +145,7 @@ def test_retention_stops_at_the_horizon_of_a_local_view_whose_last_build_failed(
 def test_a_built_remote_view_takes_precedence_over_a_local_view():
     bare = snapshot(ACTIVE, remote=ROWS, views=(built(20),))
     assert replace(bare, local_views=(built(30),)).all_views == (built(20),)
-    never = replace(built(20), last_run=None, rows=(), horizon_offset=0)
+    never = replace(built(20), last_run=None, entries=(), horizon_offset=0)
     assert replace(bare, views=(never,), local_views=(built(30),)).all_views == (built(30),)
     assert tombstones_below(replace(bare, views=(), local_views=(built(10),)), is_bucket_known=True) == 0
     assert tombstones_below(on_disk(local_views=(built(10),)), is_bucket_known=True) == 10

@@ -13,7 +13,7 @@ from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import GIB, monthly_storage
 from policies.cost.storage_usage import StorageUsage, Stored, stored_of
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import RequestCounts
 from tiered.cost.topic_cost import all_rows, cost_report
 
@@ -100,20 +100,20 @@ def test_the_report_counts_every_segment_entry_including_those_in_pages(monkeypa
         send(manager, 2000)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        head = manager.partition(NAME).head()
-        assert head.spills
+        manifest = manager.partition(NAME).manifest()
+        assert manifest.pages
         report = cost_report(manager, NOW + 15 * DAY)
         (bill,) = report.bills
-        rows = list(all_rows(manager.partition(NAME)))
-        assert bill.segments == len(rows) == head.segment_count
+        entries = list(all_rows(manager.partition(NAME)))
+        assert bill.segments == len(entries) == manifest.segment_count
         data = [info for info in world.store.list("") if "/data/" in info.key and info.key.endswith(".log")]
-        assert bill.data_bytes == sum(info.size_bytes for info in data) == sum(row.stored_bytes for row in rows)
-        assert bill.local_bytes == bill.both_bytes == head.size_bytes
+        assert bill.data_bytes == sum(info.size_bytes for info in data) == sum(entry.stored_bytes for entry in entries)
+        assert bill.local_bytes == bill.both_bytes == manifest.size_bytes
         sent = manager.request_counts()
         assert bill.month_requests.puts == pytest.approx(2 * (sent.puts - 0), abs=2 * _of_no_topic(manager).puts)
         assert report.total == pytest.approx(bill.total)
-        (row,) = report.rows()
-        assert row["dollars_per_month"] == pytest.approx(sum(row[f"{kind}_dollars"] for kind in KINDS))
+        (entry,) = report.entries()
+        assert entry["dollars_per_month"] == pytest.approx(sum(entry[f"{kind}_dollars"] for kind in KINDS))
 
 
 def _of_no_topic(manager):
@@ -147,10 +147,10 @@ def test_remains_of_a_deleted_topic_are_billed_until_the_end_of_the_grace_period
         at_once = cost_report(manager, NOW)
         settle(manager, NOW + HOUR)
         for report in (at_once, cost_report(manager, NOW + HOUR)):
-            (row,) = report.rows()
-            assert row["topic"] == "t (deleted)"
-            assert row["storage_dollars"] == row["disk_dollars"] == 0
-            assert row["waiting_dollars"] == pytest.approx(before.storage)
+            (entry,) = report.entries()
+            assert entry["topic"] == "t (deleted)"
+            assert entry["storage_dollars"] == entry["disk_dollars"] == 0
+            assert entry["waiting_dollars"] == pytest.approx(before.storage)
             assert report.total >= before.storage
         manager.create_topic("t", 1, TIERED, now_ms=NOW + HOUR)
         assert [each.topic for each in cost_report(manager, NOW + HOUR).bills] == ["t", "t (deleted)"]
@@ -168,8 +168,8 @@ def test_a_deleted_topic_with_an_unreadable_manifest_is_a_problem_not_an_error()
         world.store.get = world.store.list = _refuse
         report = cost_report(manager, NOW)
         del world.store.get, world.store.list
-        (row,) = report.rows()
-        assert (row["topic"], row["dollars_per_month"], report.total) == ("t (deleted)", None, None)
+        (entry,) = report.entries()
+        assert (entry["topic"], entry["dollars_per_month"], report.total) == ("t (deleted)", None, None)
         assert "deleted: " in report.problems[NAME]
 
 

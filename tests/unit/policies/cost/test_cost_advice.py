@@ -183,13 +183,13 @@ def test_a_proposed_move_rewrites_the_counted_segments_and_saves_the_stated_amou
     done, once, puts, metered = [], 0.0, 0, MeteredStore(world.store)
     for name in list_partitions(world.store):
         plan = plan_recode(world.store, name, now_ms=NOW, storage_class=to, only=only, prices=SMALL)
-        done += [row for group in plan.groups for row in group.rows]
+        done += [entry for group in plan.groups for entry in group.entries]
         once += plan.cost.dollars
         puts += plan.cost.puts
         run_rewrite(metered, plan, now_ms=lambda: NOW)
-    ages = sorted({(NOW - row.max_timestamp_ms) // DAY for row in done})
+    ages = sorted({(NOW - entry.max_timestamp_ms) // DAY for entry in done})
     assert ages == [age for age in range(6, 41) if age % 7]
-    assert (len(done), sum(row.stored_bytes for row in done)) == (move.segments, move.size_bytes)
+    assert (len(done), sum(entry.stored_bytes for entry in done)) == (move.segments, move.size_bytes)
     with world.open(read_only=True, cost_prices=prices) as manager:
         after = cost_report(manager, NOW).bills[0]
         kept = before.storage - after.storage
@@ -209,7 +209,7 @@ def test_a_manager_gets_advice_from_its_own_history():
         settle(manager)
         found = cost_advice(manager, NOW, least_dollars=0.0)
         assert all(each.saved_dollars >= 0 for each in found.advice)
-        assert len(found.rows()) == len(found.advice)
+        assert len(found.entries()) == len(found.advice)
 
 
 def test_no_move_is_proposed_if_retention_expires_the_segments_before_the_payback():

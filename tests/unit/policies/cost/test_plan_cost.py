@@ -25,7 +25,7 @@ from policies.decisions import (
     ExpireRemote,
 )
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.price_file import price_rows
 from tiered.cost.topic_cost import cost_report
@@ -108,8 +108,8 @@ def test_the_bill_after_a_plan_equals_the_cost_of_the_bucket():
         settle(manager)
         held = priced_plan(manager, NOW).cost
         assert first.cost.then_dollars - first.cost.now.index == pytest.approx(held.now.storage, rel=0.15)
-        rows = manager.partition(NAME).head().segments
-        assert held.now_bytes == sum(row.stored_bytes + row.indexes_bytes for row in rows)
+        entries = manager.partition(NAME).manifest().segments
+        assert held.now_bytes == sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
         assert held.now.storage == pytest.approx(monthly_storage(held.now_bytes))
         last = priced_plan(manager, NOW + 5 * DAY).cost
         assert last.then_bytes == 0
@@ -190,11 +190,11 @@ def test_objects_deleted_before_their_minimum_duration_are_billed_to_its_end():
         priced = priced_plan(manager, NOW + 5 * DAY)
         assert priced.cost.sum_of("early_dollars") == 0
         cold = [
-            replace(each, remote=tuple(replace(row, storage_class="GLACIER_IR") for row in each.remote))
+            replace(each, remote=tuple(replace(entry, storage_class="GLACIER_IR") for entry in each.remote))
             for each in priced.snapshots
         ]
         cost = plan_cost(priced.plan, cold, BUILT_IN)
-        stored = sum(row.stored_bytes for row in cold[0].remote)
+        stored = sum(entry.stored_bytes for entry in cold[0].remote)
         rest = (90 - 5 - 1 / 24) / 30
         assert cost.sum_of("early_dollars") == pytest.approx(
             monthly_storage(stored, BUILT_IN.of("GLACIER_IR")) * rest, rel=0.01
@@ -250,9 +250,11 @@ def test_entries_of_two_classes_expire_by_the_minimum_duration_of_their_own_clas
     (snapshot,) = priced.snapshots
     half = len(snapshot.remote) // 2
     assert half
-    rows = [replace(row, storage_class="GLACIER_IR" if at < half else None) for at, row in enumerate(snapshot.remote)]
-    cost = plan_cost(priced.plan, [replace(snapshot, remote=tuple(rows))], BUILT_IN)
-    moved = monthly_storage(sum(row.stored_bytes for row in rows[:half]), BUILT_IN.of("GLACIER_IR"))
+    entries = [
+        replace(entry, storage_class="GLACIER_IR" if at < half else None) for at, entry in enumerate(snapshot.remote)
+    ]
+    cost = plan_cost(priced.plan, [replace(snapshot, remote=tuple(entries))], BUILT_IN)
+    moved = monthly_storage(sum(entry.stored_bytes for entry in entries[:half]), BUILT_IN.of("GLACIER_IR"))
     grace_days = snapshot.rules.delete_grace_ms / DAY
     assert cost.sum_of("early_dollars") == pytest.approx(moved * (90 - 5 - grace_days) / 30, rel=0.01)
 
@@ -355,7 +357,7 @@ def test_entries_of_a_known_page_are_priced_in_the_class_of_the_bill(monkeypatch
         in_page = [each for each in gone_rows if any(page.base_offset <= each.base_offset < page.next_offset
                                                       for page in snapshot.known_pages)]  # fmt: skip
         assert in_page
-        cold = tuple(replace(row, storage_class="GLACIER_IR") for row in snapshot.remote[:-1])
+        cold = tuple(replace(entry, storage_class="GLACIER_IR") for entry in snapshot.remote[:-1])
         lying = all_usage(manager, BUILT_IN)
         older = tuple(replace(page, other_classes=None) for page in snapshot.known_pages)
         known = replace(snapshot, remote=(*cold, snapshot.remote[-1]), known_pages=older)
@@ -387,11 +389,11 @@ def test_with_unreadable_prices_reports_omit_dollars_and_show_the_rest(tmp_path,
     assert priced.prices is report.prices is None
     assert priced.basis["prices"] == "not known"
     assert priced.cost.then_bytes == known.cost.then_bytes
-    for row in [*map(decision_row, priced.cost.lines), *total_rows(priced.cost.lines)]:
-        assert {row[name] for name in ("once", "dollars_per_month")} == {None}
-    row = topic_row(report, report.topics[0])
-    assert (row["dollars_per_month"], status_facts(report)["prices"]) == (None, None)
-    assert row["remote_bytes"] == sum(each.stored_bytes for each in known.snapshots[0].remote)
+    for entry in [*map(decision_row, priced.cost.lines), *total_rows(priced.cost.lines)]:
+        assert {entry[name] for name in ("once", "dollars_per_month")} == {None}
+    entry = topic_row(report, report.topics[0])
+    assert (entry["dollars_per_month"], status_facts(report)["prices"]) == (None, None)
+    assert entry["remote_bytes"] == sum(each.stored_bytes for each in known.snapshots[0].remote)
     assert [status for status, _, _ in pages] == [200] * 5
     assert all("cannot be read" in body for _, _, body in pages[:2])
     assert "NaN" not in "".join(body for _, _, body in pages)

@@ -42,7 +42,7 @@ def test_the_comparison_detects_a_prediction_that_is_off():
     workload = Workload(batch_bytes=1000, batch_ms=HOUR)
     told = simulate(workload, PartitionRules(), window_ms=DAY)
     done = Run(
-        counts=Counts(**counts), head=None, first_rows=(), stored_bytes=0, local_bytes=0, batch_bytes=0, begins=0
+        counts=Counts(**counts), manifest=None, first_rows=(), stored_bytes=0, local_bytes=0, batch_bytes=0, begins=0
     )
     for name in counts:
         wrong = replace(told, counts=Counts(**{**counts, name: 1015}), stored_bytes=0)

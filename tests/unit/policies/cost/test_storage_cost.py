@@ -92,8 +92,8 @@ def test_the_price_of_a_segment_equals_the_requests_of_its_copy_and_commit() -> 
     log = MetadataLog(store, f"t-{'A' * 22}/0/")
     log.become_writer("w", 0, topic="t", topic_id="A" * 22, partition=0)
     before = store.counts()
-    row = copy_segment(store, f"t-{'A' * 22}/0/", segment, epoch=log.epoch, now_ms=0)
-    log.commit(add_segments([row]), 0)
+    entry = copy_segment(store, f"t-{'A' * 22}/0/", segment, epoch=log.epoch, now_ms=0)
+    log.commit(add_segments([entry]), 0)
     assert (store.counts() - before).puts == segment_requests(len(body))
 
 
