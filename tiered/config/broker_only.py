@@ -23,23 +23,23 @@ class BrokerOnly:
 
 _DIRECTORIES = BrokerOnly(why="log directories are not settings of topics", instead="dir or dirs in [local]")
 _ALWAYS_CLEANS = BrokerOnly(why="the cleaner always runs", instead="cleanup.policy, by topic")
-_ROUNDS = BrokerOnly(why="cleaning is a part of each round", instead="remote.log.manager.task.interval.ms")
-_CHECKPOINTS = BrokerOnly(why="checkpoints are written when what they hold changes")
+_ROUNDS = BrokerOnly(why="each maintenance round cleans", instead="remote.log.manager.task.interval.ms")
+_CHECKPOINTS = BrokerOnly(why="checkpoints are written when their contents change")
 _FORMAT = BrokerOnly(why="batches are written in format 2, and older formats are read")
-_REMOTE_POOLS = BrokerOnly(why="transfers have a fixed number of threads for each kind")
+_REMOTE_POOLS = BrokerOnly(why="transfers have a fixed number of threads per kind")
 _PLUGIN = BrokerOnly(why="the remote tier is built in", instead="url and options in [remote]")
-_METADATA = BrokerOnly(why="the manifests in the bucket are the remote log metadata; there is no topic of it")
+_METADATA = BrokerOnly(why="the manifests in the bucket are the remote log metadata; there is no metadata topic")
 
 _NAMES = {
     "log.dir": _DIRECTORIES,
     "log.dirs": _DIRECTORIES,
     "log.dir.failure.timeout.ms": BrokerOnly(why="a log directory that fails is offline at once"),
-    "log.initial.task.delay.ms": BrokerOnly(why="the first round begins at the start"),
+    "log.initial.task.delay.ms": BrokerOnly(why="the first maintenance round starts immediately"),
     "log.preallocate": BrokerOnly(why="segments are not preallocated"),
     "log.cleaner.enable": _ALWAYS_CLEANS,
     "log.cleaner.backoff.ms": _ROUNDS,
-    "log.cleaner.io.buffer.size": BrokerOnly(why="segments are mapped, so the cleaner has no buffer for I/O"),
-    "log.cleaner.hash.algorithm": BrokerOnly(why="keys are compared, or their keyed digests"),
+    "log.cleaner.io.buffer.size": BrokerOnly(why="segments are memory-mapped, so the cleaner has no I/O buffer"),
+    "log.cleaner.hash.algorithm": BrokerOnly(why="the cleaner compares keys, or their keyed digests"),
     "log.flush.offset.checkpoint.interval.ms": _CHECKPOINTS,
     "log.flush.start.offset.checkpoint.interval.ms": _CHECKPOINTS,
     "log.message.format.version": _FORMAT,
@@ -47,17 +47,17 @@ _NAMES = {
     "log.message.timestamp.difference.max.ms": BrokerOnly(
         why="Kafka replaced it", instead="message.timestamp.before.max.ms and message.timestamp.after.max.ms"
     ),
-    "num.partitions": BrokerOnly(why="each topic says how many", instead="tiered topic create -p"),
-    "auto.create.topics.enable": BrokerOnly(why="topics are created by name", instead="tiered topic create"),
+    "num.partitions": BrokerOnly(why="each topic states its number of partitions", instead="tiered topic create -p"),
+    "auto.create.topics.enable": BrokerOnly(why="topics are created explicitly", instead="tiered topic create"),
     "delete.topic.enable": BrokerOnly(why="topics can always be deleted"),
-    "num.io.threads": BrokerOnly(why="appends and reads run in the caller's thread"),
-    "background.threads": BrokerOnly(why="a round works in one thread, transfers in their own"),
+    "num.io.threads": BrokerOnly(why="appends and reads run in the thread of the caller"),
+    "background.threads": BrokerOnly(why="maintenance runs in one thread, transfers have their own threads"),
     "remote.log.metadata.custom.metadata.max.bytes": _METADATA,
     "remote.log.index.file.cache.total.size.bytes": BrokerOnly(
         why="indexes are a part of the read cache", instead="remote.fetch.cache.bytes"
     ),
-    "remote.fetch.max.wait.ms": BrokerOnly(why="a read of the remote tier waits for the store's deadline"),
-    "remote.list.offsets.request.timeout.ms": BrokerOnly(why="a lookup waits for the store's deadline"),
+    "remote.fetch.max.wait.ms": BrokerOnly(why="a read of the remote tier waits for the deadline of the store"),
+    "remote.list.offsets.request.timeout.ms": BrokerOnly(why="a lookup waits for the deadline of the store"),
     "fetch.max.bytes": BrokerOnly(why="readers choose how much they fetch"),
     # Not by prefix: misspelt names of this project's settings begin with these.
     **{
@@ -76,11 +76,11 @@ _NAMES = {
     },
 }
 _LONE = BrokerOnly(why="there is no replication, and one process writes a directory")
-_SERVER = BrokerOnly(why="it concerns the broker's network requests")
-_GROUPS = BrokerOnly(why="it concerns the broker's coordinators of groups and transactions")
+_SERVER = BrokerOnly(why="it concerns the network requests of the broker")
+_GROUPS = BrokerOnly(why="it concerns the group and transaction coordinators of the broker")
 _SECURITY = BrokerOnly(why="it concerns the security of the broker's listeners")
 _CLUSTER = BrokerOnly(why="there is no cluster and no controller")
-_METRICS = BrokerOnly(why="metrics are Prometheus's", instead="tiered run --metrics")
+_METRICS = BrokerOnly(why="metrics are exported for Prometheus", instead="tiered run --metrics")
 # By prefix; the first match decides.
 _FAMILIES = (
     ("remote.log.storage.manager.", _PLUGIN),

@@ -37,11 +37,11 @@ from dataclasses import dataclass
 from local.errors import ErrorCode, LogError, Unavailable
 from tiered.config.units import format_ms
 
-_JUMPED = "going by the clock, it has jumped"
+_JUMPED = "the system clock has jumped"
 JUMP_MS = 10 * 60_000  # two reads of one run are milliseconds apart; time servers correct less, or slowly
 LONG_STOP_MS = 31 * 86_400_000  # wrong clocks at a start are off by years: an empty battery, a firmware's date
 ASK_INTERVAL_MS = 60_000
-COUNTED, STORES = "what was counted", "the store's time"
+COUNTED, STORES = "the monotonic clock", "the clock of the store"
 
 
 def counted_ms() -> int:
@@ -174,10 +174,13 @@ class Timekeeper:
         way = "ahead" if off_ms > 0 else "back"
         facts = {way: format_ms(abs(off_ms) // 1000 * 1000)}
         if of == STORES:
-            text = f"{_JUMPED}: nothing expires by it while the store's clock says another time"
+            text = f"{_JUMPED}: no record expires by it while the clock of the store has another time"
             return Unavailable(text, **facts).with_code(ErrorCode.CLOCK_JUMPED)
         return Unavailable(
-            f"{_JUMPED}: nothing expires by it until it is put right, or the store says so, or believed after a while",
+            (
+                f"{_JUMPED}: no record expires by it until the clock is corrected, the store confirms it, "
+                "or it is trusted after a while"
+            ),
             **facts,
             believed_after=format_ms(self.hold_ms),
         ).with_code(ErrorCode.CLOCK_JUMPED)

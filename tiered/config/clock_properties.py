@@ -13,9 +13,11 @@ CLOCK_TABLE = (
         minimum=0,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="Time for which a running manager uses the time before a jump of the machine's clock, and reports "
-        "it: no record expires because of a clock that is corrected sooner. It ends early when the store's "
-        "clock agrees with the machine's, and never while the store's clock differs. 0 trusts the clock at "
-        "once.",
+        doc=(
+            "Time for which a running manager uses the previous time after a jump of the system "
+            "clock, and reports the jump: a clock that is corrected within this time expires no "
+            "record. The time ends early when the clock of the store agrees with the system clock, "
+            "and does not end while they differ. 0 trusts the clock at once."
+        ),
     ),
 )

@@ -187,7 +187,10 @@ class Config:
         for root in self.data_dirs:
             if os.path.commonpath([os.path.abspath(root), path]) == os.path.abspath(root):
                 raise InvalidRequest(
-                    "reading a setting, inside a log directory", key="remote.fetch.cache.dir", value=path, log_dir=root
+                    "invalid setting, the path is inside a log directory",
+                    key="remote.fetch.cache.dir",
+                    value=path,
+                    log_dir=root,
                 )
         return path
 
@@ -248,7 +251,9 @@ def file_url(directory: str) -> str:
     try:
         return "file://" + quote(directory, errors="strict")
     except UnicodeEncodeError:
-        raise InvalidRequest("writing a file url, the directory's name is not utf-8", directory=directory) from None
+        raise InvalidRequest(
+            "cannot write a file url, the name of the directory is not UTF-8", directory=directory
+        ) from None
 
 
 def last_changed_ns(path: str | int) -> int:
@@ -265,17 +270,23 @@ def _read(path: str) -> tuple[dict[str, object], int]:
             body = file.read()
         return tomllib.loads(body.decode("utf-8-sig")), changed_ns
     except FileNotFoundError:
-        raise NotFound("reading the configuration, no such file", file=path) from None
+        raise NotFound("the configuration file does not exist", file=path) from None
     except UnicodeDecodeError as error:
-        wrong = "reading the configuration, not utf-8 text: save it as utf-8"
+        wrong = "cannot read the configuration, it is not UTF-8 text: save it as UTF-8"
         raise InvalidRequest(wrong, byte=f"0x{body[error.start]:02x}", at=error.start, file=path) from None
     except tomllib.TOMLDecodeError as error:
-        what = "it is json: write toml, dir = 'data' below [local]" if body.lstrip()[:1] == b"{" else _lower(str(error))
-        raise InvalidRequest(f"reading the configuration, {what}", file=path) from None
+        what = (
+            "the file is JSON: write TOML, dir = 'data' below [local]"
+            if body.lstrip()[:1] == b"{"
+            else _lower(str(error))
+        )
+        raise InvalidRequest(f"cannot read the configuration, {what}", file=path) from None
     except PermissionError:
-        raise AccessDenied("reading the configuration", file=path, cause="eacces") from None
+        raise AccessDenied("cannot read the configuration", file=path, cause="eacces") from None
     except OSError as error:
-        raise InvalidRequest(f"reading the configuration, {_lower(error.strerror or 'failed')}", file=path) from None
+        raise InvalidRequest(
+            f"cannot read the configuration, {_lower(error.strerror or 'failed')}", file=path
+        ) from None
 
 
 def _check_sections(body: Mapping[str, object], path: str | None) -> None:
@@ -283,35 +294,37 @@ def _check_sections(body: Mapping[str, object], path: str | None) -> None:
         if section not in SECTIONS:
             hint = nearest(section, SECTIONS)
             raise InvalidRequest(
-                "reading the configuration, unknown section", section=section, file=path, did_you_mean=hint
+                "invalid configuration, unknown section", section=section, file=path, did_you_mean=hint
             )
         for key in content if section in KEYS and isinstance(content, dict) else ():
             if key not in KEYS[section]:
                 hint = nearest(key, KEYS[section])
                 raise InvalidRequest(
-                    "reading the configuration, unknown key", key=key, section=section, file=path, did_you_mean=hint
+                    "invalid configuration, unknown key", key=key, section=section, file=path, did_you_mean=hint
                 )
 
 
 def _table(body: Mapping[str, object], name: str, path: str | None) -> dict[str, object]:
     content = body.get(name, {})
     if not isinstance(content, dict):
-        raise InvalidRequest("reading the configuration, not a table", section=name, file=path)
+        raise InvalidRequest("invalid configuration, a section is not a table", section=name, file=path)
     return content
 
 
 def _string(table: Mapping[str, object], key: str, section: str, path: str | None) -> str | None:
     value = table.get(key)
     if value is not None and (not isinstance(value, str) or not value):
-        wrong = "not a text" if value != "" else "the text is empty: say something, or leave the key out"
-        raise InvalidRequest(f"reading the configuration, {wrong}", key=key, section=section, file=path)
+        wrong = "the value is not a string" if value != "" else "the value is empty: write a value, or remove the key"
+        raise InvalidRequest(f"invalid configuration, {wrong}", key=key, section=section, file=path)
     return value
 
 
 def _strings(table: Mapping[str, object], key: str, section: str, path: str | None) -> list[str]:
     value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-        raise InvalidRequest("reading the configuration, not a list of texts", key=key, section=section, file=path)
+        raise InvalidRequest(
+            "invalid configuration, the value is not a list of strings", key=key, section=section, file=path
+        )
     return value
 
 
@@ -319,7 +332,9 @@ def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
     """The value of ``dir`` or ``dirs``, as written."""
     one, several = _string(local, "dir", "local", path), _strings(local, "dirs", "local", path)
     if "dirs" in local and (one or not several):
-        raise InvalidRequest("reading the configuration, either dir or dirs, with at least one in it", file=path)
+        raise InvalidRequest(
+            "invalid configuration, [local] needs either dir or dirs with at least one directory", file=path
+        )
     return several or [one or "data"]
 
 
@@ -329,13 +344,15 @@ def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[s
     Raises InvalidRequest for a directory that is named twice, is inside another, or has a zero byte in its name.
     """
     if any("\0" in each for each in directories):
-        raise InvalidRequest("reading the configuration, a directory's name with a zero in it", file=path)
+        raise InvalidRequest("invalid configuration, the name of a directory contains a zero byte", file=path)
     found = [os.path.abspath(os.path.join(root, each)) for each in directories]
     real = sorted(os.path.realpath(each) + "/" for each in found)
     for before, after in pairwise(real):
         if after.startswith(before):
             raise InvalidRequest(
-                "reading the configuration, a log directory twice or inside another", directory=after[:-1], file=path
+                "invalid configuration, a log directory is repeated or inside another one",
+                directory=after[:-1],
+                file=path,
             )
     return found
 
@@ -343,7 +360,11 @@ def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[s
 def _check_cordoned(cordoned: Sequence[str], data_dirs: Sequence[str], path: str | None) -> None:
     for each in cordoned:
         if each not in data_dirs:
-            raise InvalidRequest("reading the configuration, cordoned is no log directory", directory=each, file=path)
+            raise InvalidRequest(
+                "invalid configuration, cordoned names a directory that is not a log directory",
+                directory=each,
+                file=path,
+            )
 
 
 def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_topic: bool = False) -> dict[str, str]:
@@ -378,7 +399,7 @@ def _refuse_misspelt(variable: str) -> None:
 
     near = difflib.get_close_matches(variable, list(ENVIRONMENT), n=1, cutoff=0.9)
     if near:
-        raise InvalidRequest("reading the environment, unknown variable", variable=variable, did_you_mean=near[0])
+        raise InvalidRequest("invalid environment, unknown variable", variable=variable, did_you_mean=near[0])
 
 
 def _lower(text: str) -> str:

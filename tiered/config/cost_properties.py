@@ -11,7 +11,9 @@ COST_TABLE = (
         default="",
         is_per_topic=False,
         source=Source.TIERED,
-        doc="A JSON file with prices that differ from the built-in ones, relative to tiered.toml ('tiered cost "
-        "prices' prints all of them as a start); empty: the built-in prices.",
+        doc=(
+            "A JSON file with prices that differ from the built-in prices, relative to tiered.toml "
+            "('tiered cost prices' prints all of them as a start). Empty: the built-in prices."
+        ),
     ),
 )

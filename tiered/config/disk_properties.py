@@ -14,8 +14,10 @@ DISK_TABLE = (
         minimum=0,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="With less room in a log directory appends to its partitions are refused, so that uploads, checkpoints and "
-        "the clean end still have some.",
+        doc=(
+            "With less free space in a log directory, appends to its partitions are refused, so that "
+            "uploads, checkpoints and a clean stop still have space."
+        ),
     ),
     Property(
         name=RELIEF_FREE_MIN,
@@ -24,7 +26,9 @@ DISK_TABLE = (
         minimum=0,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="With less room in a log directory segments that are in the bucket leave the disk before their local "
-        "retention is over, the oldest first; 0 never.",
+        doc=(
+            "With less free space in a log directory, segments that are in the bucket are dropped "
+            "before their local retention ends, the oldest first. 0 never drops them early."
+        ),
     ),
 )

@@ -47,7 +47,7 @@ def _check_private(path: str, mode: int) -> None:
     """
     if mode & _OPEN_BITS:
         step = f"run chmod 600 {shlex.quote(path)}, and replace the keys if another user may have read them"
-        wrong = f"reading a key ring, other users may read or change the file: {step}"
+        wrong = f"cannot use the key ring, other users may read or change the file: {step}"
         raise InvalidRequest(wrong, file=path, mode=f"{stat.S_IMODE(mode):04o}", allowed="0600 or 0640")
 
 
@@ -57,8 +57,8 @@ def _read(path: str) -> KeyRing:
             _check_private(path, os.fstat(file.fileno()).st_mode)
             return parse_key_ring(file, path)
     except FileNotFoundError:
-        raise NotFound("reading a key ring, no such file", file=path) from None
+        raise NotFound("the key ring file does not exist", file=path) from None
     except PermissionError:
-        raise AccessDenied("reading a key ring, no permission", file=path) from None
+        raise AccessDenied("cannot read the key ring, access was denied", file=path) from None
     except (UnicodeDecodeError, OSError) as error:
-        raise InvalidRequest("reading a key ring, it cannot be read", file=path, cause=type(error).__name__) from None
+        raise InvalidRequest("cannot read the key ring", file=path, cause=type(error).__name__) from None

@@ -49,7 +49,7 @@ def prices_or_none(config: Config) -> PriceTable | None:
     try:
         return configured_prices(config)
     except LogError as error:
-        _log.warning("dollars are not told: error=%s", error)
+        _log.warning("dollars are not shown: error=%s", error)
         return None
 
 
@@ -66,10 +66,10 @@ def load_prices(path: str, storage: Storage | None = None, base: PriceTable = BU
         body = msgspec.json.decode(disk.read(path), type=dict[str, object])
         return with_prices(base, body)
     except NotFound:
-        raise NotFound("reading prices, no such file", file=path) from None
+        raise NotFound("the price file does not exist", file=path) from None
     except msgspec.MsgspecError as error:
         text = str(error)
-        raise InvalidRequest(f"reading prices, {text[:1].lower()}{text[1:]}", file=path) from None
+        raise InvalidRequest(f"cannot read the price file, {text[:1].lower()}{text[1:]}", file=path) from None
     except InvalidRequest as error:
         raise InvalidRequest(error.attempt, file=path, **error.facts) from None
 
@@ -114,10 +114,10 @@ def _checked(prices: Prices) -> Prices:
     numbers = [getattr(prices, name) for name in _OF_CLASS]
     numbers += [number for pair in (*prices.storage_bands, *prices.later_bands) for number in pair]
     if any(isinstance(each, (int, float)) and each < 0 for each in numbers):
-        raise InvalidRequest("reading prices, a negative number", storage_class=prices.storage_class)
+        raise InvalidRequest("invalid prices, a number is negative", storage_class=prices.storage_class)
     if not prices.storage_bands or prices.storage_bands[-1][0] is not None:
         raise InvalidRequest(
-            "reading prices, the last of storage_bands has to be [null, price]", storage_class=prices.storage_class
+            "invalid prices, the last entry of storage_bands must be [null, price]", storage_class=prices.storage_class
         )
     return prices
 
@@ -128,5 +128,5 @@ def _check_keys(said: Mapping[str, object], known: tuple[str, ...], **where: obj
     for key in said:
         if key not in known:
             raise InvalidRequest(
-                "reading prices, unknown key", key=key, **where, did_you_mean=nearest(key, known) or ",".join(known)
+                "invalid prices, unknown key", key=key, **where, did_you_mean=nearest(key, known) or ",".join(known)
             )

@@ -50,16 +50,14 @@ def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topi
     if row is None and name in BROKER_NAMES:
         meant = PROPERTIES[BROKER_NAMES[name]]
         facts = {**where, "did_you_mean": meant.name, "expected": repr(meant.expected)}
-        raise InvalidRequest("reading a setting, a name of kafka's brokers and not of topics", key=name, **facts)
+        raise InvalidRequest("invalid setting, it is a setting of Kafka brokers and not of topics", key=name, **facts)
     if row is None and (known := broker_only(name)) is not None:
-        what = "reading a setting, one of kafka's brokers without effect here"
+        what = "invalid setting, it is a setting of Kafka brokers that has no effect here"
         raise InvalidRequest(what, key=name, why=repr(known.words), **where)
     if row is None:
-        raise InvalidRequest(
-            "reading a setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES)
-        )
+        raise InvalidRequest("invalid setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES))
     if per_topic and not row.is_per_topic:
-        text = "reading a setting, it is the manager's and not a topic's"
+        text = "invalid setting, it belongs to the manager and not to a topic"
         raise InvalidRequest(text, key=name, **where).with_code(ErrorCode.SETTING_OF_MANAGER)
     return row
 
@@ -69,7 +67,7 @@ def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value
     row = find_property(name, where)
     value = _sound(name, text)
     if value is None:
-        raise InvalidRequest("reading a setting", key=name, value=repr(text), expected=repr(row.expected), **where)
+        raise InvalidRequest("invalid setting", key=name, value=repr(text), expected=repr(row.expected), **where)
     return value
 
 

@@ -70,35 +70,40 @@ TABLE = (
         kind=Kind.SET,
         default="delete",
         choices=("delete", "compact"),
-        doc="Treatment of old records: deleted by age or size, compacted to each key's newest, both, or neither.",
+        doc=(
+            "Treatment of old records: delete by age or size, compact to the newest record of each "
+            "key, both, or neither."
+        ),
     ),
     Property(
         name="retention.ms",
         kind=Kind.MS,
         default="7d",
         minimum=-1,
-        doc="Time for which records are retained over both tiers; -1 for ever.",
+        doc="Time for which records are retained in both tiers; -1 for ever.",
     ),
     Property(
         name="retention.bytes",
         kind=Kind.BYTES,
         default="-1",
         minimum=-1,
-        doc="Bytes of a partition that are retained over both tiers; -1 without limit.",
+        doc="Bytes of a partition that are retained in both tiers; -1 without limit.",
     ),
     Property(
         name="local.retention.ms",
         kind=Kind.MS,
         default="-2",
         minimum=-2,
-        doc="How long a tiered topic's copied segments stay on the disk; -2 follows retention.ms, -1 for ever.",
+        doc=(
+            "Time for which copied segments of a tiered topic stay on the disk; -2 follows retention.ms, -1 for ever."
+        ),
     ),
     Property(
         name="local.retention.bytes",
         kind=Kind.BYTES,
         default="-2",
         minimum=-2,
-        doc="How much of a tiered partition stays on the disk; -2 follows retention.bytes, -1 without limit.",
+        doc=("Bytes of a tiered partition that stay on the disk; -2 follows retention.bytes, -1 without limit."),
     ),
     Property(
         name="segment.bytes",
@@ -106,21 +111,21 @@ TABLE = (
         default="1GiB",
         minimum=1024,
         maximum=_INT32_MAX,
-        doc="The size at which the active segment is closed.",
+        doc="Size at which the active segment rolls.",
     ),
     Property(
         name="segment.ms",
         kind=Kind.MS,
         default="7d",
         minimum=1,
-        doc="The age at which the active segment is closed.",
+        doc="Age at which the active segment rolls.",
     ),
     Property(
         name="segment.jitter.ms",
         kind=Kind.MS,
         default="0",
         minimum=0,
-        doc="Up to this much of segment.ms is taken away by chance, so that logs do not all roll at once.",
+        doc="Random reduction of segment.ms, up to this time, so that logs do not all roll at once.",
     ),
     Property(
         name="segment.index.bytes",
@@ -128,7 +133,7 @@ TABLE = (
         default="10MiB",
         minimum=24,
         maximum=_INT32_MAX,
-        doc="The size of an index at which the active segment is closed.",
+        doc="Index size at which the active segment rolls.",
     ),
     Property(
         name="index.interval.bytes",
@@ -144,40 +149,50 @@ TABLE = (
         default="1048588",
         minimum=0,
         maximum=_INT32_MAX,
-        doc="The largest batch that an append accepts.",
+        doc="Size of the largest batch that an append accepts.",
     ),
     Property(
         name="message.timestamp.type",
         kind=Kind.ENUM,
         default="CreateTime",
         choices=("CreateTime", "LogAppendTime"),
-        doc="The clock that stamps records: the producer's or the log's.",
+        doc="Clock that stamps records: the producer's (CreateTime) or the log's (LogAppendTime).",
     ),
     Property(
         name="message.timestamp.before.max.ms",
         kind=Kind.MS,
         default=str(_INT64_MAX),
         minimum=0,
-        doc="Maximum age of a record's time by the clock (CreateTime); an older one is refused.",
+        doc="Maximum age of the time of a record (CreateTime); an older record is refused.",
     ),
     Property(
         name="message.timestamp.after.max.ms",
         kind=Kind.MS,
         default="1h",
         minimum=0,
-        doc="Maximum of a record's time ahead of the clock (CreateTime); a later one is refused, as it would "
-        "prevent the expiry of its segment until then. Raise it for a topic with imported future times "
-        "(forecasts, plans, clocks that were wrong).",
+        doc=(
+            "Maximum time of a record ahead of the clock (CreateTime). A later record is refused, "
+            "because it would delay the expiry of its segment until then. Raise it for a topic with "
+            "imported future times (forecasts, plans, wrong clocks)."
+        ),
     ),
     Property(
         name="compression.type",
         kind=Kind.ENUM,
         default="producer",
         choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
-        doc="The codec of batches encoded here; 'producer' keeps arriving batches and does not compress.",
+        doc=(
+            "Codec of batches that are encoded here; 'producer' stores arriving batches unchanged "
+            "and does not compress."
+        ),
     ),
     Property(
-        name="compression.gzip.level", kind=Kind.INT, default="-1", minimum=-1, maximum=9, doc="-1 is gzip's default."
+        name="compression.gzip.level",
+        kind=Kind.INT,
+        default="-1",
+        minimum=-1,
+        maximum=9,
+        doc="Compression level of gzip; -1 is the default of gzip.",
     ),
     Property(
         name="compression.lz4.level",
@@ -185,7 +200,7 @@ TABLE = (
         default="9",
         minimum=1,
         maximum=17,
-        doc="Higher is smaller, slower.",
+        doc="Compression level; a higher level is smaller and slower.",
     ),
     Property(
         name="compression.zstd.level",
@@ -193,28 +208,28 @@ TABLE = (
         default="3",
         minimum=-131072,
         maximum=22,
-        doc="Higher is smaller and slower.",
+        doc="Compression level; a higher level is smaller and slower.",
     ),
     Property(
         name="flush.messages",
         kind=Kind.INT,
         default=str(_INT64_MAX),
         minimum=1,
-        doc="fsync after this many appended records.",
+        doc="fsync after this number of appended records.",
     ),
     Property(
         name="flush.ms",
         kind=Kind.MS,
         default=str(_INT64_MAX),
         minimum=0,
-        doc="fsync when the oldest unsynced record is this old.",
+        doc="fsync when the oldest unsynced record has this age.",
     ),
     Property(
         name="producer.id.expiration.ms",
         kind=Kind.MS,
         default="86400000",
         minimum=1,
-        doc="A producer is forgotten this long after its last batch, unless its transaction is open.",
+        doc=("Time after its last batch for which a producer is remembered, longer while its transaction is open."),
     ),
     Property(
         name="min.cleanable.dirty.ratio",
@@ -222,7 +237,7 @@ TABLE = (
         default="0.5",
         minimum=0,
         maximum=1,
-        doc="A compacted log is cleaned when a larger share of it than this is dirty.",
+        doc="A compacted log is cleaned when its dirty share is larger than this.",
     ),
     Property(
         name="min.compaction.lag.ms",
@@ -236,16 +251,21 @@ TABLE = (
         kind=Kind.MS,
         default=str(_INT64_MAX),
         minimum=1,
-        doc="A compacted log with a record that waited longer than this is cleaned however clean it is; its active "
-        "segment is closed at this age even if segment.ms is longer.",
+        doc=(
+            "A compacted log with a dirty record older than this is cleaned whatever its dirty share "
+            "is; its active segment rolls at this age even if segment.ms is longer."
+        ),
     ),
     Property(
         name="delete.retention.ms",
         kind=Kind.MS,
         default="1d",
         minimum=0,
-        doc="How long tombstones and transaction markers stay in a compacted log after it was cleaned, for readers "
-        "that are behind. One with older records of its key in the bucket stays longer.",
+        doc=(
+            "Time for which tombstones and transaction markers stay in a compacted log after a "
+            "cleaner pass, for slow readers. A tombstone with older records of its key in the bucket "
+            "stays longer."
+        ),
     ),
     Property(
         name="log.cleaner.threads",
@@ -254,7 +274,7 @@ TABLE = (
         minimum=1,
         maximum=1024,
         is_per_topic=False,
-        doc="How many logs are cleaned at the same time.",
+        doc="Number of logs that are cleaned at the same time.",
     ),
     Property(
         name="log.cleaner.dedupe.buffer.size",
@@ -262,7 +282,9 @@ TABLE = (
         default="128MiB",
         minimum=1 << 20,
         is_per_topic=False,
-        doc="Memory for the key maps of all cleaner threads together; a thread has its share, at most 2 GiB.",
+        doc=(
+            "Memory for the offset maps of all cleaner threads together; each thread has an equal share, at most 2 GiB."
+        ),
     ),
     Property(
         name="log.cleaner.io.buffer.load.factor",
@@ -279,7 +301,7 @@ TABLE = (
         default=str(_INT64_MAX),
         minimum=1,
         is_per_topic=False,
-        doc="How much all cleaner threads together may read and write in a second.",
+        doc="Bytes per second that all cleaner threads together may read and write.",
     ),
     Property(
         name="log.cleaner.uncleanable.retry.ms",
@@ -288,14 +310,14 @@ TABLE = (
         minimum=1,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="How long a log that could not be cleaned is left alone before it is tried again.",
+        doc="Time after which a log that could not be cleaned is tried again.",
     ),
     Property(
         name="file.delete.delay.ms",
         kind=Kind.MS,
         default="1m",
         minimum=0,
-        doc="How long a dropped local segment's files wait for readers before they are removed.",
+        doc=("Time for which the files of a dropped local segment wait for readers before their deletion."),
     ),
     Property(
         name="num.recovery.threads.per.data.dir",
@@ -304,7 +326,7 @@ TABLE = (
         minimum=1,
         maximum=1024,
         is_per_topic=False,
-        doc="How many logs of one log directory are loaded, and recovered, at the same time at the start.",
+        doc=("Number of logs of one log directory that are loaded and recovered at the same time at the start."),
     ),
     Property(
         name="remote.storage.enable",
@@ -316,21 +338,26 @@ TABLE = (
         name="remote.log.copy.disable",
         kind=Kind.BOOL,
         default="false",
-        doc="Makes a tier read-only: no copies; expiry continues, and local files follow retention.* (KIP-950).",
+        doc=(
+            "Makes the remote tier read-only: no copies; expiry continues, and local files follow "
+            "retention.* (KIP-950)."
+        ),
     ),
     Property(
         name="remote.copy.lag.ms",
         kind=Kind.MS,
         default="0",
         minimum=-1,
-        doc="How old a closed segment must be to be copied; 0 at once, -1 follows local retention (KIP-1241).",
+        doc=("Age of a closed segment from which it is copied; 0 at once, -1 follows local retention (KIP-1241)."),
     ),
     Property(
         name="remote.copy.lag.bytes",
         kind=Kind.BYTES,
         default="-1",
         minimum=-1,
-        doc="Or copy it when this much newer log is local; 0 at once, -1 follows local retention (KIP-1241).",
+        doc=(
+            "Bytes of newer local log from which a segment is copied; 0 at once, -1 follows local retention (KIP-1241)."
+        ),
     ),
     Property(
         name="remote.log.delete.grace.ms",
@@ -338,7 +365,7 @@ TABLE = (
         default="1d",
         minimum=0,
         source=Source.TIERED,
-        doc="How long an expired segment's objects stay in the store for readers that hold an older head.",
+        doc=("Time for which the objects of an expired segment stay in the store for readers of an older manifest."),
     ),
     Property(
         name="remote.compression",
@@ -355,15 +382,17 @@ TABLE = (
         minimum=-131072,
         maximum=22,
         source=Source.TIERED,
-        doc="Higher is smaller and slower.",
+        doc="Compression level; a higher level is smaller and slower.",
     ),
     Property(
         name="remote.encryption.key.id",
         kind=Kind.TEXT,
         default="",
         source=Source.TIERED,
-        doc="The key of the key ring that encrypts new objects; empty: no encryption. The ring is key_ring of "
-        "[remote], TIERED_KEY_RING or TIERED_KEYS.",
+        doc=(
+            "Id of the key in the key ring that encrypts new objects; empty: no encryption. The ring "
+            "is key_ring of [remote], TIERED_KEY_RING or TIERED_KEYS."
+        ),
     ),
     Property(
         name="remote.s3.client",
@@ -372,8 +401,7 @@ TABLE = (
         choices=("auto", "s3fs", "obstore"),
         is_per_topic=False,
         source=Source.TIERED,
-        doc="Which client moves the bytes of S3; auto is obstore where it is installed and every option in use means "
-        "something to it, else s3fs.",
+        doc=("S3 client. auto uses obstore if it is installed and supports all options in use, else s3fs."),
     ),
     Property(
         name="remote.storage.class",
@@ -391,7 +419,10 @@ TABLE = (
         ),
         is_per_topic=False,
         source=Source.TIERED,
-        doc="S3's storage class for new segments; indexes and heads are small and stay where the bucket puts them.",
+        doc=(
+            "S3 storage class for new segments. Indexes and manifests are small and use the default "
+            "class of the bucket."
+        ),
     ),
     Property(
         name="remote.sse",
@@ -400,7 +431,7 @@ TABLE = (
         choices=("default", "AES256", "aws:kms"),
         is_per_topic=False,
         source=Source.TIERED,
-        doc="S3's own encryption of everything written; default leaves it to the bucket.",
+        doc="S3 server-side encryption of all objects; default uses the setting of the bucket.",
     ),
     Property(
         name="remote.sse.kms.key.id",
@@ -408,7 +439,7 @@ TABLE = (
         default="",
         is_per_topic=False,
         source=Source.TIERED,
-        doc="The KMS key of remote.sse=aws:kms; empty: the account's default key.",
+        doc="KMS key of remote.sse=aws:kms; empty: the default key of the account.",
     ),
     Property(
         name="remote.fetch.cache.bytes",
@@ -425,8 +456,10 @@ TABLE = (
         default="",
         is_per_topic=False,
         source=Source.TIERED,
-        doc="A directory, outside the log directories, in which chunks and indexes of remote segments stay over "
-        "restarts, as the bucket has them, and copies of the newest heads; empty: none.",
+        doc=(
+            "Directory, outside the log directories, that caches chunks and indexes of remote "
+            "segments and the newest manifests across restarts; empty: none."
+        ),
     ),
     Property(
         name="remote.fetch.cache.dir.max.bytes",
@@ -435,7 +468,7 @@ TABLE = (
         minimum=0,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="Maximum size of that directory; an eighth of it is for copies of manifests and pages.",
+        doc=("Maximum size of that directory; an eighth of it is for copies of manifests and manifest pages."),
     ),
     Property(
         name="remote.log.manager.copy.max.bytes.per.second",
@@ -443,7 +476,7 @@ TABLE = (
         default=str(_INT64_MAX),
         minimum=1,
         is_per_topic=False,
-        doc="How much is written to the store in a second, over all copies.",
+        doc="Bytes per second that all copies together write to the store.",
     ),
     Property(
         name="remote.log.manager.fetch.max.bytes.per.second",
@@ -451,7 +484,7 @@ TABLE = (
         default=str(_INT64_MAX),
         minimum=1,
         is_per_topic=False,
-        doc="How much is read from the store in a second, over all readers.",
+        doc="Bytes per second that all readers together read from the store.",
     ),
     Property(
         name="remote.recompaction.min.reduction.ratio",
@@ -460,7 +493,10 @@ TABLE = (
         minimum=0,
         maximum=1,
         source=Source.TIERED,
-        doc="A later cleaning of the disk replaces an uploaded segment when it is smaller by this share; 1 never.",
+        doc=(
+            "A later cleaner pass on the disk replaces an uploaded segment if that saves this share "
+            "of its size; 1 never."
+        ),
     ),
     Property(
         name="remote.recompaction.min.saved.bytes",
@@ -468,7 +504,7 @@ TABLE = (
         default="1MiB",
         minimum=0,
         source=Source.TIERED,
-        doc="And smaller by this much: less does not pay for the requests.",
+        doc=("Bytes that such a replacement must save at least; smaller savings do not pay for the requests."),
     ),
     Property(
         name="append.batch.bytes",
@@ -477,7 +513,7 @@ TABLE = (
         minimum=1,
         maximum=_INT32_MAX,
         source=Source.TIERED,
-        doc="About how many bytes of records go into one batch when many are appended at once.",
+        doc="Approximate bytes of records in one batch when many are appended at once.",
     ),
     Property(
         name="compaction.view.threshold",
@@ -485,25 +521,29 @@ TABLE = (
         default="0",
         minimum=0,
         source=Source.TIERED,
-        doc="Builds the compacted view of a topic automatically: whenever more than this is above the view's "
-        "horizon in the bucket, or on the disk of a topic without a remote tier (Pulsar's compaction "
-        "threshold), and before retention expires records that the view does not contain yet. 0 builds "
-        "views by hand only.",
+        doc=(
+            "Builds the compacted view of a topic automatically, when more bytes than this are above "
+            "the horizon of the view, in the bucket or on the disk of a topic without a remote tier "
+            "(the compaction threshold of Pulsar), and before retention expires records that the "
+            "view does not include yet. 0 builds views by command only."
+        ),
     ),
     Property(
         name="compaction.view.retain.null.key",
         kind=Kind.BOOL,
         default="false",
         source=Source.TIERED,
-        doc="Whether a compacted view keeps records without a key (Pulsar's topicCompactionRetainNullKey).",
+        doc=("Whether a compacted view keeps records without a key (topicCompactionRetainNullKey of Pulsar)."),
     ),
     Property(
         name="compaction.view.empty.value.deletes",
         kind=Kind.BOOL,
         default="false",
         source=Source.TIERED,
-        doc="Whether a record with an empty value deletes its key from a compacted view, as in Pulsar. The log is not "
-        "changed; a null value always deletes.",
+        doc=(
+            "Whether a record with an empty value deletes its key from a compacted view, as in "
+            "Pulsar. The log does not change; a null value always deletes."
+        ),
     ),
     Property(
         name="compaction.records.without.key",
@@ -511,8 +551,10 @@ TABLE = (
         default="refuse",
         choices=("refuse", "drop"),
         source=Source.TIERED,
-        doc="Treatment of records without key in a compacted topic: refused at the append as Kafka does, or "
-        "accepted and removed by the cleaner, which counts them in either case.",
+        doc=(
+            "Treatment of records without key in a compacted topic: refuse the append as Kafka does, "
+            "or accept them until the cleaner removes them. Both are counted."
+        ),
     ),
     Property(
         name="log.dir.free.bytes.min",
@@ -531,7 +573,7 @@ TABLE = (
         maximum=1,
         is_per_topic=False,
         source=Source.TIERED,
-        doc="Nor does one with a smaller share of its file system free; 0.05 is five in a hundred.",
+        doc=("A log directory with a smaller free share of its file system takes no new partition; 0.05 is 5 percent."),
     ),
     Property(
         name="remote.log.manager.task.interval.ms",
@@ -539,7 +581,7 @@ TABLE = (
         default="30s",
         minimum=1,
         is_per_topic=False,
-        doc="How often 'tiered run' looks for work.",
+        doc="Interval of the maintenance rounds of 'tiered run'.",
     ),
     Property(
         name="remote.single.writer",

@@ -23,12 +23,12 @@ def check_no_secret(url: str | None, options: Mapping[str, object], file: str | 
     Raises InvalidRequest, naming the option and never its value.
     """
     if url is not None and "@" in split_url(url).netloc and not url.startswith("hdfs://"):
-        raise InvalidRequest(f"reading the configuration, the url holds credentials; {_HINT}", file=file)
+        raise InvalidRequest(f"invalid configuration, the url contains credentials; {_HINT}", file=file)
     if is_loopback(options):
         return
     for name in _secret_names(options):
         raise InvalidRequest(
-            f"reading the configuration, an option looks like a secret; {_HINT}",
+            f"invalid configuration, an option looks like a secret; {_HINT}",
             option=name,
             section="remote",
             file=file,
@@ -56,7 +56,7 @@ def split_url(url: str) -> SplitResult:
         url.encode()
         return urlsplit(url)
     except ValueError:
-        raise InvalidRequest("reading a url, it is malformed: expected scheme://host/path") from None
+        raise InvalidRequest("invalid url, expected scheme://host/path") from None
 
 
 def _secret_names(options: Mapping[str, object]) -> Iterator[str]:

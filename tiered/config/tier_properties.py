@@ -11,8 +11,11 @@ TIER_TABLE = (
         name=DELETE_ON_DISABLE,
         kind=Kind.BOOL,
         default="false",
-        doc="Allows remote.storage.enable to change from true to false, by altering the topic: the objects in "
-        "the bucket are deleted and the log begins at the first local record (KIP-950).",
+        doc=(
+            "Allows remote.storage.enable to change from true to false by altering the topic: the "
+            "objects in the bucket are deleted and the log starts at the first local record "
+            "(KIP-950)."
+        ),
     ),
     Property(
         name="remote.log.manager.copier.thread.pool.size",
@@ -21,7 +24,7 @@ TIER_TABLE = (
         minimum=1,
         maximum=1000,
         is_per_topic=False,
-        doc="Partitions that a daemon copies at the same time.",
+        doc="Number of partitions that a manager copies at the same time.",
     ),
     Property(
         name="remote.log.manager.expiration.thread.pool.size",
@@ -30,9 +33,11 @@ TIER_TABLE = (
         minimum=1,
         maximum=1000,
         is_per_topic=False,
-        doc="Number of partitions that a daemon acquires, and in which it expires and deletes remote segments, "
-        "at the same time. These threads are separate from the copiers, so uploads that hang delay no "
-        "deletion.",
+        doc=(
+            "Number of partitions that a manager acquires, expires and deletes in the remote tier at "
+            "the same time. These threads are separate from the copy threads, so hanging uploads "
+            "delay no deletion."
+        ),
     ),
     Property(
         name=IMMUTABLE,
@@ -40,7 +45,9 @@ TIER_TABLE = (
         default="false",
         is_per_topic=False,
         source=Source.TIERED,
-        doc="No object in the bucket is ever overwritten or deleted (object lock): expired segments leave the "
-        "manifest and are left to the bucket's lifecycle; 'tiered gc' lists them.",
+        doc=(
+            "No object in the bucket is ever overwritten or deleted (object lock): expired segments "
+            "leave the manifest and the lifecycle of the bucket deletes them; 'tiered gc' lists them."
+        ),
     ),
 )

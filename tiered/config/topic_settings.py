@@ -103,7 +103,7 @@ def object_encoding(settings: Mapping[str, str], keys: KeyRing) -> ObjectEncodin
 
     key_id = cast(str, _value(settings, KEY_ID)) or None
     if key_id is not None and key_id not in keys:
-        wrong = "choosing how objects are kept, the key is not in the key ring"
+        wrong = "invalid object encoding, the key is not in the key ring"
         raise InvalidRequest(wrong, **{KEY_ID: key_id, "key_ring": keys})
     storage_class = cast(str, _value(settings, STORAGE_CLASS))
     return ObjectEncoding(
@@ -121,10 +121,10 @@ def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) ->
     `may_tier`: these are defaults of future tiered topics, whatever ``remote.storage.enable`` is here.
     """
     if _value(settings, "remote.sse.kms.key.id") and _value(settings, "remote.sse") != "aws:kms":
-        _refuse("remote.sse.kms.key.id", "given", "remote.sse", _value(settings, "remote.sse"), "only KMS has keys")
+        _refuse("remote.sse.kms.key.id", "given", "remote.sse", _value(settings, "remote.sse"), "only aws:kms has keys")
     least, most = _int(settings, "min.compaction.lag.ms"), _int(settings, "max.compaction.lag.ms")
     if least > most:
-        _refuse("min.compaction.lag.ms", least, "max.compaction.lag.ms", most, "the least would exceed the most")
+        _refuse("min.compaction.lag.ms", least, "max.compaction.lag.ms", most, "the minimum is larger than the maximum")
     if may_tier or _value(settings, "remote.storage.enable"):
         for unit in ("ms", "bytes"):
             _check_tier(settings, unit)
@@ -133,17 +133,17 @@ def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) ->
 def _check_tier(settings: Mapping[str, str], unit: str) -> None:
     whole, local = _int(settings, f"retention.{unit}"), _int(settings, f"local.retention.{unit}")
     if whole != UNLIMITED and local != FOLLOW and (local == UNLIMITED or local > whole):
-        _refuse(f"local.retention.{unit}", local, f"retention.{unit}", whole, "the disk would keep more than the log")
+        _refuse(f"local.retention.{unit}", local, f"retention.{unit}", whole, "the disk would retain more than the log")
     if _value(settings, "remote.log.copy.disable") and local not in (FOLLOW, whole):
-        _refuse(f"local.retention.{unit}", local, "remote.log.copy.disable", "true", "must follow retention.*")
+        _refuse(f"local.retention.{unit}", local, "remote.log.copy.disable", "true", "it must follow retention.*")
     lag, kept = _int(settings, f"remote.copy.lag.{unit}"), whole if local == FOLLOW else local
     if lag > 0 and kept != UNLIMITED and lag > kept:
         key = f"local.retention.{unit}"
-        _refuse(f"remote.copy.lag.{unit}", lag, key, kept, "segments would be due for dropping before copying")
+        _refuse(f"remote.copy.lag.{unit}", lag, key, kept, "segments would be dropped before they are copied")
 
 
 def _refuse(key: str, value: object, other: str, other_value: object, why: str) -> None:
-    raise InvalidRequest(f"checking settings, {why}", **{key: value, other: other_value})
+    raise InvalidRequest(f"contradicting settings, {why}", **{key: value, other: other_value})
 
 
 def _value(settings: Mapping[str, str], name: str) -> object:

@@ -29,13 +29,13 @@ def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> byt
         with open(path, "rb") as file:
             found = file.read(BYTES_MAX + 1)
     except FileNotFoundError:
-        raise NotFound(f"{attempt}, no such file: {hint}", **facts) from None
+        raise NotFound(f"{attempt}, the file does not exist: {hint}", **facts) from None
     except IsADirectoryError:
         raise InvalidRequest(f"{attempt}, it is a directory: {hint}", **facts) from None
     except OSError as error:
         raise _refused(attempt, error, facts) from None
     if len(found) > BYTES_MAX:
-        raise InvalidRequest(f"{attempt}, it has no end: {hint}", **facts)
+        raise InvalidRequest(f"{attempt}, it is not a regular file: {hint}", **facts)
     return found
 
 
@@ -51,7 +51,7 @@ def check_target(path: str, attempt: str, *, name: str = "file") -> None:
         raise InvalidRequest(f"{attempt}, it is a directory: name a file in it", **facts)
     above = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(above):
-        raise NotFound(f"{attempt}, its directory is not there: make it, or name another file", **facts)
+        raise NotFound(f"{attempt}, its directory does not exist: create it, or name another file", **facts)
     if not os.access(path if os.path.exists(path) and not _is_regular(path) else above, os.W_OK):
         raise AccessDenied(attempt, **facts, cause="eacces")
 

@@ -251,7 +251,7 @@ def _mistake(name: str, text: str, error: InvalidRequest) -> tuple[str, str]:
     """Return the error of one setting, and the next step."""
     meant = error.facts.get("did_you_mean")
     if meant is not None:
-        return f"{error.attempt.removeprefix('reading a setting, ')}: {name}; did you mean {meant}?", f"write {meant}"
+        return f"{error.attempt.removeprefix('invalid setting, ')}: {name}; did you mean {meant}?", f"write {meant}"
     if "expected" in error.facts:
         expected = str(error.facts["expected"]).strip("'")
         return f"{name}={text} is not what it takes: {expected}", f"tiered config explain {name}"

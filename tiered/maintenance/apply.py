@@ -235,7 +235,7 @@ def apply_in_task(
 def _check(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> None:
     broken = violations(snapshot, decisions)
     if broken:
-        raise InvalidRequest(f"applying a plan, {broken[0]}", partition=snapshot.partition, broken=len(broken))
+        raise InvalidRequest(f"invalid plan, {broken[0]}", partition=snapshot.partition, broken=len(broken))
 
 
 def _apply_all(state: _Round, decisions: Sequence[Decision], progress: Progress = lambda decision: None) -> None:
@@ -447,12 +447,12 @@ def advance_log_start(partition: Partition, directory: LogDirectory, offset: int
 
 
 def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
-    metadata, head = state.partition.metadata, state.partition.head()
-    if metadata is None or head is None or not run:
+    metadata, manifest = state.partition.metadata, state.partition.manifest()
+    if metadata is None or manifest is None or not run:
         return []
     start, end = run[0].base_offset, run[-1].next_offset
-    named = {row.ulid for row in metadata.index(head).entries_with_dead(start, end)}
-    due = [each for each in run if each.ulid in named and each.next_offset <= head.min_readable_offset]
+    named = {entry.ulid for entry in metadata.index(manifest).entries_with_dead(start, end)}
+    due = [each for each in run if each.ulid in named and each.next_offset <= manifest.min_readable_offset]
     if due:
         change = expire_segments([each.ulid for each in due], now_ms=state.now_ms)
         metadata.commit(change, state.now_ms, touches=(start, end))
@@ -460,10 +460,10 @@ def _expire(state: _Round, run: Sequence[ExpireRemote]) -> list[Decision]:
 
 
 def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
-    metadata, head = state.partition.metadata, state.partition.head()
-    if metadata is None or head is None:
+    metadata, manifest = state.partition.metadata, state.partition.manifest()
+    if metadata is None or manifest is None:
         return []
-    dead = {spill.key for spill in head.spills if spill.next_offset <= head.min_readable_offset}
+    dead = {page.key for page in manifest.pages if page.next_offset <= manifest.min_readable_offset}
     due = [each for each in run if each.key in dead]
     metadata.commit(expire_pages([each.key for each in due], now_ms=state.now_ms), state.now_ms)
     return list(due)

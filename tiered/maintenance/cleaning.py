@@ -121,7 +121,7 @@ class Cleaning:
         try:
             history = CleaningHistory(directory.storage, directory.root)
         except LogError as error:
-            _log.warning("cannot read the cleaner's history: directory=%s error=%s", directory.root, error)
+            _log.warning("cannot read the cleaner history: directory=%s error=%s", directory.root, error)
             return
         with self._lock:
             self._histories[directory.root] = history
@@ -180,7 +180,7 @@ class Cleaning:
         try:
             result = self._pass(held, directory, decision, snapshot, should_stop)
         except CleaningAborted as error:
-            _log.info("cleaning called off: partition=%s why=%s", held.name, error)
+            _log.info("cleaner pass aborted: partition=%s why=%s", held.name, error)
             return None
         except DiskFailed:
             raise
@@ -206,7 +206,14 @@ class Cleaning:
         except DiskFailed as error:
             if not error.lacks_room:
                 raise
-            _log.warning("the cleaner's checkpoint waits for room: directory=%s error=%s", directory.root, error)
+            _log.warning(
+                (
+                    "cannot write the cleaner checkpoint, the disk is full; the next round retries: "
+                    "directory=%s error=%s"
+                ),
+                directory.root,
+                error,
+            )
 
     def _pass(
         self,
@@ -220,16 +227,16 @@ class Cleaning:
         from local.cleaner.offset_map import Buffer
         from policies.compaction import tombstones_below
 
-        head, settings = held.head(), self.settings
+        manifest, settings = held.manifest(), self.settings
         return clean_log(
             held.log,
             directory.storage,
-            apart_at=head.next_offset if head is not None else 0,
+            apart_at=manifest.next_offset if manifest is not None else 0,
             upto_offset=decision.upto_offset,
             now_ms=snapshot.now_ms,
             delete_delay_ms=held.rules.file_delete_delay_ms,
             delete_retention_ms=held.rules.delete_retention_ms,
-            tombstones_below=tombstones_below(snapshot, is_bucket_known=head is not None),
+            tombstones_below=tombstones_below(snapshot, is_bucket_known=manifest is not None),
             buffer=Buffer(size_bytes=settings.buffer_bytes, load_factor=settings.load_factor),
             should_stop=should_stop,
             throttle=lambda size_bytes: self._throttle.take(
@@ -262,7 +269,7 @@ class Cleaning:
                     self._histories[directory.root] = history
             history.add(run)
         except LogError as error:
-            _log.warning("cannot write the cleaner's history: directory=%s error=%s", directory.root, error)
+            _log.warning("cannot write the cleaner history: directory=%s error=%s", directory.root, error)
 
     def _thread(self) -> int:
         """A small number for the calling thread."""
@@ -276,8 +283,8 @@ def reset_misplaced(held: Partition, directory: LogDirectory) -> None:
     Raises DiskFailed.
     Done even if nothing is cleaned.
     """
-    at, head = held.log.cleaner_offset, held.head()
-    start = max(held.log.log_start_offset, head.log_start_offset if head is not None else 0)
+    at, manifest = held.log.cleaner_offset, held.manifest()
+    start = max(held.log.log_start_offset, manifest.log_start_offset if manifest is not None else 0)
     if not held.rules.cleanup_compact or at is None or start <= at <= held.log.next_offset:
         return
     with held.lock, held.log.cleaning.paused():

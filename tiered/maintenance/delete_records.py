@@ -43,18 +43,20 @@ def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
     tombstone deletes).
     """
     if not held.rules.cleanup_delete:
-        raise InvalidRequest("deleting records of a topic whose cleanup.policy does not delete", partition=held.name)
+        raise InvalidRequest(
+            "cannot delete records, cleanup.policy of the topic does not include delete", partition=held.name
+        )
     before, end = log_start(held), held.source().next_offset()
     if not HIGH_WATERMARK <= offset <= end:
         facts = {"offset": offset, "first_offset": before, "next_offset": end}
-        raise OffsetOutOfRange("deleting records, offset out of range", partition=held.name, **facts)
+        raise OffsetOutOfRange("cannot delete records, the offset is out of range", partition=held.name, **facts)
     return DeletedRecords(before=before, low_watermark=max(before, end if offset == HIGH_WATERMARK else offset))
 
 
 def log_start(held: Partition) -> int:
     """The manifest's log start if there is one: it is committed before the disk records it."""
-    head = held.head()
-    return head.log_start_offset if head is not None else held.log.log_start_offset
+    manifest = held.manifest()
+    return manifest.log_start_offset if manifest is not None else held.log.log_start_offset
 
 
 def delete_records(
@@ -92,7 +94,7 @@ def delete_records(
 def _check_there(held: Partition) -> None:
     """Check under the lock for a takeover or a topic deletion during the wait for the store."""
     if held.is_deleted:
-        raise NotFound("deleting records, the topic was deleted meanwhile", partition=held.name)
+        raise NotFound("cannot delete records, the topic was deleted", partition=held.name)
     held.check_not_fenced()
 
 
@@ -101,4 +103,6 @@ def _check_ours(held: Partition) -> None:
         raise held.stopped
     held.check_not_fenced()
     if held.is_tiered and not held.is_writer:
-        raise Unavailable("deleting records, the partition's head in the bucket is not ours yet", partition=held.name)
+        raise Unavailable(
+            "cannot delete records, this process does not own the manifest of the partition yet", partition=held.name
+        )

@@ -203,7 +203,7 @@ class RemoteTasks:
         except Exception as error:
             # A defect of this program. A caller of maintenance would get it; a task has no caller, so it becomes a
             # problem.
-            self._note(held, LogError("working on a partition, a task broke off", partition=key, cause=repr(error)))
+            self._note(held, LogError("a task of the partition failed", partition=key, cause=repr(error)))
             raise
         finally:
             held.tier_lock.release()

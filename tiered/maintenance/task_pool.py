@@ -147,7 +147,10 @@ class TaskPool(Generic[K]):
             threading.Thread(target=self._take_turns, name=name, daemon=True).start()
         except RuntimeError as error:
             _log.warning(
-                "no thread for what waits: waiting=%d running=%d cause=%s", len(self._queue), self._running, error
+                "cannot start a thread for waiting tasks: waiting=%d running=%d cause=%s",
+                len(self._queue),
+                self._running,
+                error,
             )
         else:
             self._running += 1
@@ -172,7 +175,7 @@ class TaskPool(Generic[K]):
         try:
             has_more = self._work(key)
         except Exception:  # noqa: BLE001 - whatever it is, the others have their turns
-            _log.exception("a task broke off: key=%s", key)
+            _log.exception("a task failed: key=%s", key)
         finally:
             self._end_turn(key, has_more)
 

@@ -38,7 +38,7 @@ from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import (
     Change,
     add_segments,
@@ -69,7 +69,7 @@ class _Ways:
     partition: Partition
     metadata: MetadataLog
     store: ObjectStore
-    head: Head
+    manifest: Manifest
     snapshot: PartitionSnapshot
 
 
@@ -81,7 +81,7 @@ class _Group:
     size_bytes: int = 0
     decisions: list[CopySegment] = field(default_factory=list)
     infos: list[SegmentInfo] = field(default_factory=list)
-    rows: list[SegmentEntry] = field(default_factory=list)
+    entries: list[SegmentEntry] = field(default_factory=list)
 
 
 def copy_in_groups(
@@ -109,17 +109,17 @@ def copy_in_groups(
             if info is None:
                 break
             began_s = clock()
-            row = _uploaded(ways, info)
-            if row is None:
+            entry = _uploaded(ways, info)
+            if entry is None:
                 break
-            if not group.rows:
+            if not group.entries:
                 group.began_s = began_s
-            group.rows.append(row)
+            group.entries.append(entry)
             group.infos.append(info)
             group.decisions.append(decision)
             group.size_bytes += info.size_bytes
             reached = info.next_offset
-            if completes_commit(len(group.rows), group.size_bytes) or clock() - group.began_s >= COMMIT_S:
+            if completes_commit(len(group.entries), group.size_bytes) or clock() - group.began_s >= COMMIT_S:
                 whole, group = group, _Group()
                 _commit_group(ways, whole, told)
     except LogError as error:
@@ -146,14 +146,14 @@ def copy_together(
     cut = min(ways.snapshot.clean_cut, infos[-1].next_offset)
     uploads = []
     for info in infos:
-        row = None if should_stop() else _uploaded(ways, info)
-        if row is None:
+        entry = None if should_stop() else _uploaded(ways, info)
+        if entry is None:
             return []
-        uploads.append(row)
+        uploads.append(entry)
     if partition.is_deleted:
         _discard(ways, uploads)
         return []
-    _commit(ways, add_segments([replace(row, cleaned_through=cut) for row in uploads]), infos)
+    _commit(ways, add_segments([replace(entry, cleaned_through=cut) for entry in uploads]), infos)
     return list(run)
 
 
@@ -166,8 +166,8 @@ def replace_remote(partition: Partition, store: ObjectStore | None, decision: Re
     uploaded = _uploaded(ways, info)
     if uploaded is None:
         return False
-    row = replace(uploaded, cleaned_through=ways.snapshot.clean_cut)
-    _commit(ways, replace_segments(row, decision.ulids), [info])
+    entry = replace(uploaded, cleaned_through=ways.snapshot.clean_cut)
+    _commit(ways, replace_segments(entry, decision.ulids), [info])
     return True
 
 
@@ -182,39 +182,39 @@ def advance_entries(
     ways = _ways(partition, store, now_ms)
     if ways is None:
         return []
-    rows = {row.ulid: row for row in ways.head.segments}
+    entries = {entry.ulid: entry for entry in ways.manifest.segments}
     done = []
     for decision in run:
         if not _is_still_due(ways, decision):
             continue
         segment = partition.log.segment(decision.base_offset)
-        if count_records(segment) == sum(rows[ulid].record_count for ulid in decision.ulids):
+        if count_records(segment) == sum(entries[ulid].record_count for ulid in decision.ulids):
             done.append(decision)
         else:
             partition.shrunk[decision.base_offset] = segment
     if done:
         cut = min(decision.cleaned_through for decision in done)
         ulids = [ulid for decision in done for ulid in decision.ulids]
-        _commit(ways, advance_cleaned_offset(ulids, min(cut, ways.head.next_offset)), [])
+        _commit(ways, advance_cleaned_offset(ulids, min(cut, ways.manifest.next_offset)), [])
     return done
 
 
 def _ways(partition: Partition, store: ObjectStore | None, now_ms: int) -> _Ways | None:
-    metadata, head = partition.metadata, partition.head()
-    if metadata is None or head is None or store is None:
+    metadata, manifest = partition.metadata, partition.manifest()
+    if metadata is None or manifest is None or store is None:
         return None
     # The caller itself copies the marked segments.
     snapshot = replace(partition.snapshot(now_ms), copying=frozenset())
-    return _Ways(partition=partition, metadata=metadata, store=store, head=head, snapshot=snapshot)
+    return _Ways(partition=partition, metadata=metadata, store=store, manifest=manifest, snapshot=snapshot)
 
 
 def _next_to_copy(ways: _Ways, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
     """The segment on the disk; None if it no longer exists, is committed, or would leave a hole."""
-    partition, head = ways.partition, ways.partition.head()
+    partition, manifest = ways.partition, ways.partition.manifest()
     info = partition.closed_segment(decision.base_offset, decision.next_offset)
-    if info is None or head is None or info.base_offset < max(head.entries_end_offset, uploaded_upto):
+    if info is None or manifest is None or info.base_offset < max(manifest.entries_end_offset, uploaded_upto):
         return None
-    return None if _leaves_hole(partition, info, max(head.next_offset, uploaded_upto)) else info
+    return None if _leaves_hole(partition, info, max(manifest.next_offset, uploaded_upto)) else info
 
 
 def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> bool:
@@ -227,26 +227,26 @@ def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> b
 
 
 def _commit_group(ways: _Ways, group: _Group, told: Told) -> None:
-    if group.rows and ways.partition.is_deleted:
-        _discard(ways, group.rows)
-    elif group.rows:
-        _commit(ways, add_segments(group.rows), group.infos)
+    if group.entries and ways.partition.is_deleted:
+        _discard(ways, group.entries)
+    elif group.entries:
+        _commit(ways, add_segments(group.entries), group.infos)
         told(group.decisions)
 
 
-def _discard(ways: _Ways, rows: Sequence[SegmentEntry]) -> None:
+def _discard(ways: _Ways, entries: Sequence[SegmentEntry]) -> None:
     """Delete uploads of a topic that this machine deleted since, unless a commit of them was sent.
 
     A commit in doubt may have happened. Its objects may have readers and pins, and are deleted with the topic.
     """
-    tried = {each.row.ulid for each in ways.partition.uploaded.values() if each.is_tried}
-    keys = [key for row in rows if row.ulid not in tried for key in (row.data_key, row.indexes_key)]
+    tried = {each.entry.ulid for each in ways.partition.uploaded.values() if each.is_tried}
+    keys = [key for entry in entries if entry.ulid not in tried for key in (entry.data_key, entry.indexes_key)]
     ways.store.delete([ways.partition.prefix + key for key in keys])
 
 
 def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
     """The segments of `run`, if they are still exactly the clean ones without an entry; else none."""
-    cut, start = ways.snapshot.clean_cut, ways.head.next_offset
+    cut, start = ways.snapshot.clean_cut, ways.manifest.next_offset
     found = [
         info
         for info in ways.snapshot.closed
@@ -254,12 +254,12 @@ def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
     ]
     ranges = [(info.base_offset, info.next_offset) for info in found]
     is_same = ranges == [(decision.base_offset, decision.next_offset) for decision in run]
-    return found if is_same and found and found[0].base_offset >= ways.head.entries_end_offset else []
+    return found if is_same and found and found[0].base_offset >= ways.manifest.entries_end_offset else []
 
 
 def _is_still_due(ways: _Ways, decision: ReplaceRemote | AdvanceCleanedOffset) -> bool:
     """Whether the policy would decide it now, for entries in the manifest itself; entries in pages stay."""
-    known = {row.ulid for row in ways.head.segments}
+    known = {entry.ulid for entry in ways.manifest.segments}
     due = [one for one in replacements(ways.snapshot) if isinstance(one, type(decision))]
     return known.issuperset(decision.ulids) and any(
         (one.base_offset, one.next_offset, one.ulids) == (decision.base_offset, decision.next_offset, decision.ulids)
@@ -276,17 +276,17 @@ def _uploaded(ways: _Ways, info: SegmentInfo) -> SegmentEntry | None:
 
     None if the log moved to another directory during the copy: the next maintenance finds it there.
     """
-    partition, head = ways.partition, ways.head
+    partition, manifest = ways.partition, ways.manifest
     segment = partition.log.segment(info.base_offset)
     known = partition.uploaded.get(segment)
-    if known is not None and (known.epoch, known.row.next_offset) == (head.epoch, info.next_offset):
-        return known.row
+    if known is not None and (known.epoch, known.entry.next_offset) == (manifest.epoch, info.next_offset):
+        return known.entry
     try:
-        row = copy_segment(
+        entry = copy_segment(
             ways.store,
             partition.prefix,
             segment_to_copy(partition.log, info),
-            epoch=head.epoch,
+            epoch=manifest.epoch,
             now_ms=ways.snapshot.now_ms,
             object_encoding=partition.object_encoding,
             progress=partition.copy_progress(info),
@@ -295,8 +295,8 @@ def _uploaded(ways: _Ways, info: SegmentInfo) -> SegmentEntry | None:
         if segment.is_retired:
             return None
         raise
-    partition.uploaded[segment] = Upload(head.epoch, row)
-    return row
+    partition.uploaded[segment] = Upload(manifest.epoch, entry)
+    return entry
 
 
 def _commit(ways: _Ways, change: Change, infos: Collection[SegmentInfo]) -> None:
@@ -305,9 +305,9 @@ def _commit(ways: _Ways, change: Change, infos: Collection[SegmentInfo]) -> None
     used = {partition.log.segment(info.base_offset) for info in infos}
     lost = {segment: each for segment, each in partition.uploaded.items() if segment.is_retired}
     # Uploads of an earlier epoch are orphans, which GC finds by their names.
-    unlink = unlink_uploads([each.row for each in lost.values() if each.epoch == ways.head.epoch])
+    unlink = unlink_uploads([each.entry for each in lost.values() if each.epoch == ways.manifest.epoch])
     for segment in used & partition.uploaded.keys():
         partition.uploaded[segment] = replace(partition.uploaded[segment], is_tried=True)
-    ways.metadata.commit(lambda head: unlink(change(head)), ways.snapshot.now_ms)
+    ways.metadata.commit(lambda manifest: unlink(change(manifest)), ways.snapshot.now_ms)
     for segment in used | set(lost):
         partition.uploaded.pop(segment, None)

@@ -81,9 +81,11 @@ class AppendMarks:
         except NotFound:
             return {}
         except msgspec.DecodeError as error:
-            hint = "look what of it is in the log, then remove it"
+            hint = "compare its contents with the log, then delete the file"
             raise InvalidRequest(
-                f"reading what waits for the bucket, the file is damaged: {hint}", path=self._path, cause=str(error)
+                f"cannot read the requests that wait for the bucket, the file is damaged: {hint}",
+                path=self._path,
+                cause=str(error),
             ) from None
 
     def _write(self, marks: Mapping[str, list[Share]]) -> None:

@@ -51,7 +51,7 @@ class DeferredOpen:
         for each in held:
             self._unopened.pop(each.name, None)
             self._forget(each.name)
-            _log.info("a log was opened, there was no room before: partition=%s", each.name)
+            _log.info("a log was opened after the disk had space again: partition=%s", each.name)
 
 
 def _waits(error: LogError) -> bool:

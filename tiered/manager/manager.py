@@ -414,7 +414,7 @@ class LogManager(
         try:
             tasks = self._own_rounds.tasks if self._own_rounds is not None else None
             if tasks is not None and not tasks.stop(drain_s):
-                _log.warning("closing before the store has answered: tasks=%d", len(tasks.states))
+                _log.warning("closing before the store replied: tasks=%d", len(tasks.states))
         finally:
             self._opener.keep_counts()
             try:
@@ -552,7 +552,7 @@ class LogManager(
             if name in self._unopened:
                 raise self._unopened[name]
             count = self._registry.get(name.topic).partition_count
-            raise NotFound("finding a partition", partition=name, partition_count=count)
+            raise NotFound("partition not found", partition=name, partition_count=count)
         return held
 
     def _lose(self, root: str, error: LogError) -> None:
@@ -584,7 +584,7 @@ class LogManager(
             if not is_alike(known, error):  # facts change every time
                 # One line for one cause, however many partitions have it (`tiered.service.problem_watch` counts them).
                 level = logging.DEBUG if any(is_alike(each, error) for each in others.values()) else logging.ERROR
-                _log.log(level, "partition in trouble: partition=%s error=%s", name, error)
+                _log.log(level, "a partition has a problem: partition=%s error=%s", name, error)
 
     def _forget(self, name: TopicPartition) -> None:
         with self._problems_lock:
@@ -593,4 +593,4 @@ class LogManager(
 
     def _check_writable(self) -> None:
         if self._directory.read_only:
-            raise InvalidRequest("changing a directory that was opened read-only", directory=self._directory.roots[0])
+            raise InvalidRequest("cannot change a directory that is open read-only", directory=self._directory.roots[0])

@@ -63,10 +63,10 @@ class Reloadable:
                 self.alter_topic(topic.name, {}, now_ms=now_ms)
             except LogError as error:
                 failed[topic.name] = str(error)
-                _log.error("settings of a topic could not be taken up: topic=%s error=%s", topic.name, error)
+                _log.error("cannot apply changed settings of a topic: topic=%s error=%s", topic.name, error)
         at_restart = tuple(_at_restart(before, config))
         names = tuple(each.name for each in changed)
-        _log.info("configuration read again: topics=%s at_restart=%s", ",".join(names), ",".join(at_restart))
+        _log.info("the configuration was read again: topics=%s at_restart=%s", ",".join(names), ",".join(at_restart))
         return Reloaded(topics=names, failed=failed, at_restart=at_restart)
 
 
@@ -85,5 +85,5 @@ def _at_restart(before: Config, after: Config) -> Iterator[str]:
     ):
         yield "[remote]"
     old, new = before.topic_properties(""), after.topic_properties("")
-    waiting = (name for name, row in PROPERTIES.items() if not row.is_per_topic and name not in AT_ONCE)
+    waiting = (name for name, entry in PROPERTIES.items() if not entry.is_per_topic and name not in AT_ONCE)
     yield from (name for name in waiting if old[name] != new[name])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PAUSE_S = 1.0  # between two attempts, each of which has its own waits
 TIMEOUT_MS = 5 * 60_000
-_ATTEMPT = "acknowledging by the bucket"
+_ATTEMPT = "cannot wait for the remote tier"
 
 Waiting = Callable[[Sequence[TopicPartition], LogError | None], None]  # open partitions, error of the last attempt
 
@@ -56,17 +56,19 @@ def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, n
     for snapshot in _look(manager, sorted(wanted), now_ms):
         facts = {"topic": snapshot.partition.topic}
         if not snapshot.is_copying_on:
-            raise InvalidRequest(f"{_ATTEMPT}, the topic is not copied to one: see remote.storage.enable", **facts)
+            raise InvalidRequest(f"{_ATTEMPT}, the topic is not copied to it: see remote.storage.enable", **facts)
         if snapshot.rules.cleanup_compact:
-            raise InvalidRequest(f"{_ATTEMPT}, a compacted topic goes there once it is cleaned: say local", **facts)
+            raise InvalidRequest(
+                f"{_ATTEMPT}, a compacted topic is copied after it is cleaned: use acks local", **facts
+            )
         if snapshot.paused is not None:
-            raise InvalidRequest(f"{_ATTEMPT}, uploads are paused: 'tiered resume' first", **facts)
+            raise InvalidRequest(f"{_ATTEMPT}, uploads are paused: run 'tiered resume' first", **facts)
     for name in sorted(wanted):
         held = manager.partition(name)
         if (problem := manager.problems.get(name)) is not None:
             raise problem
         if not held.is_writer:
-            raise Unavailable(f"{_ATTEMPT}, the partition is not ours there yet", partition=name)
+            raise Unavailable(f"{_ATTEMPT}, this process is not the writer of the partition yet", partition=name)
 
 
 def wait_for_bucket(
@@ -110,9 +112,9 @@ def held_upto(manager: LogManager, name: TopicPartition) -> int:
     Raises Fenced if that manifest is another writer's: it has other records at these offsets.
     """
     held = manager.partition(name)
-    head = held.head()
+    manifest = held.manifest()
     held.check_not_fenced()  # after the read: another thread may see that manifest first
-    return head.next_offset if head is not None else 0
+    return manifest.next_offset if manifest is not None else 0
 
 
 def _try(
@@ -145,9 +147,9 @@ def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavaila
     late = [one for each in _look(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
     first = next((one for one in late if one.code is not Code.ACTIVE), None)
     if first is None:
-        return Unavailable(f"{_ATTEMPT}, nothing was copied in this try", partition=name)
+        return Unavailable(f"{_ATTEMPT}, this attempt copied nothing", partition=name)
     facts = {"partition": name, "base_offset": first.base_offset, "reason": first.code.value}
-    return Unavailable(f"{_ATTEMPT}, a segment may not be copied now: {first.why}", **facts, until_ms=first.until_ms)
+    return Unavailable(f"{_ATTEMPT}, a segment must not be copied now: {first.why}", **facts, until_ms=first.until_ms)
 
 
 def _look(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:

@@ -13,12 +13,12 @@ _RUNBOOKS, _HOW_TO = "docs/runbooks", "docs/how-to"
 _KEY_RING = "the file of key_ring in [remote] of tiered.toml, or of TIERED_KEY_RING"
 # By the class of the error, where its facts add nothing.
 _BY_KIND = {
-    "Corrupt": f"{_RUNBOOKS}/corruption.md; tiered verify --deep looks at the disk, tiered scrub --deep at the bucket",
-    "Conflict": f"{_RUNBOOKS}/halted.md; only one of the two may go on",
+    "Corrupt": (f"{_RUNBOOKS}/corruption.md; tiered verify --deep checks the disk, tiered scrub --deep the bucket"),
+    "Conflict": f"{_RUNBOOKS}/halted.md; stop one of the two writers",
     "Fenced": f"another writer took it over; stop one of the two: {_RUNBOOKS}/halted.md",
-    "Diverged": f"rescue the records of this disk, or run --take-over: {_RUNBOOKS}/halted.md",
-    "RemoteLost": f"mend url in [remote], or bring the bucket back: {_RUNBOOKS}/bucket-lost.md",
-    "InvalidRequest": "mend the setting that it names, in tiered.toml or on the topic",
+    "Diverged": f"save the records of this disk, or run --take-over: {_RUNBOOKS}/halted.md",
+    "RemoteLost": f"correct url in [remote], or restore the bucket: {_RUNBOOKS}/bucket-lost.md",
+    "InvalidRequest": "correct the named setting, in tiered.toml or on the topic",
     "OffsetOutOfRange": f"{_RUNBOOKS}/unopened.md",
 }
 _OF_DISK = ("eacces", "eperm", "erofs")
@@ -34,10 +34,13 @@ def step_of(kind: str, facts: Mapping[str, object]) -> str:
     """The next step for an error class with these facts, in one line; missing facts shorten it."""
     match kind:
         case "AccessDenied" | "InvalidRequest" if key := _key(facts):
-            return f"put the key {key} into the key ring, {_KEY_RING}: {_HOW_TO}/encrypt-the-bucket.md"
+            return f"add the key {key} to the key ring, {_KEY_RING}: {_HOW_TO}/encrypt-the-bucket.md"
         case "Unavailable":
             where = facts.get("endpoint") or facts.get("store") or "the endpoint of url in [remote]"
-            return f"check that {where} answers from here, it is tried again every round: {_RUNBOOKS}/store-fails.md"
+            return (
+                f"check that {where} replies from this machine, every maintenance round retries: "
+                f"{_RUNBOOKS}/store-fails.md"
+            )
         case "AccessDenied" if facts.get("cause") in _OF_DISK:
             return f"run as the owner of {_path(facts)}"
         case "AccessDenied":
@@ -45,11 +48,11 @@ def step_of(kind: str, facts: Mapping[str, object]) -> str:
             return f"{words}: {_RUNBOOKS}/store-fails.md"
         case "DiskFailed":
             page = "disk-full" if facts.get("cause") in _FULL else "log-dir-offline"
-            return f"look at the disk of {_path(facts)}: {_RUNBOOKS}/{page}.md"
+            return f"check the disk of {_path(facts)}: {_RUNBOOKS}/{page}.md"
         case "NotFound" if "directory" in facts:
-            return f"make {facts['directory']}, mount its disk, or mend url in [remote]"
+            return f"create {facts['directory']}, mount its disk, or correct url in [remote]"
         case "NotFound":
-            return f"bring back what it names, or mend url in [remote]: {_RUNBOOKS}/unopened.md"
+            return f"restore the named thing, or correct url in [remote]: {_RUNBOOKS}/unopened.md"
     return _BY_KIND.get(kind, f"{_RUNBOOKS}/unopened.md")
 
 

@@ -85,7 +85,7 @@ class TopicRegistry:
         check_topic(name)
         if name not in self._topics:
             there_are = ", ".join(sorted(self._topics)[:10]) or "none"
-            raise NotFound("finding a topic", topic=name, there_are=there_are, did_you_mean=nearest(name, self._topics))
+            raise NotFound("topic not found", topic=name, there_are=there_are, did_you_mean=nearest(name, self._topics))
         return self._topics[name]
 
     def check_new(self, topic: Topic) -> None:
@@ -93,11 +93,12 @@ class TopicRegistry:
         check_topic(topic.name)
         if topic.name in self._topics:
             raise InvalidRequest(
-                "creating a topic, it exists: 'tiered topic alter' changes its settings", topic=topic.name
+                "cannot create the topic, it already exists: 'tiered topic alter' changes its settings",
+                topic=topic.name,
             )
         if not 1 <= topic.partition_count <= PARTITIONS_MAX:
             raise InvalidRequest(
-                f"creating a topic, partitions not in 1..{PARTITIONS_MAX}",
+                f"cannot create the topic, the number of partitions is not in 1..{PARTITIONS_MAX}",
                 topic=topic.name,
                 partitions=topic.partition_count,
             )
@@ -181,7 +182,7 @@ class TopicRegistry:
             except (DiskFailed, AccessDenied) as error:
                 failed = error
                 if len(self._copies) > 1:
-                    _log.warning("a copy of the topics was not written: path=%s error=%s", copy.path, error)
+                    _log.warning("cannot write a copy of the topic registry: path=%s error=%s", copy.path, error)
         return failed
 
 
@@ -199,9 +200,11 @@ class _Copy:
         except NotFound:
             return None
         except msgspec.MsgspecError as error:
-            raise Corrupt("reading the topics", path=self.path, cause=str(error)) from None
+            raise Corrupt("cannot read the topic registry", path=self.path, cause=str(error)) from None
         if body.format_version != FORMAT_VERSION:
-            raise Corrupt("reading the topics, unknown format", path=self.path, format_version=body.format_version)
+            raise Corrupt(
+                "cannot read the topic registry, unknown format", path=self.path, format_version=body.format_version
+            )
         for topic in [*body.topics, *(each.topic for each in body.deleted)]:
             check_topic(topic.name)
             check_topic_id(topic.topic_id)

@@ -78,13 +78,13 @@ class Pauses:
             if look.is_damaged or look.file is not None:
                 self._file = look.file
             if self._file != before:
-                _log.warning("pauses of uploads have changed: %s", _words(self._file))
+                _log.warning("the upload pauses changed: %s", _words(self._file))
 
     def of(self, topic: Topic) -> Pause | None:
         """Since when and why uploads of `topic` are paused, by a pause of all first; None if not paused."""
         file = self._file
         if file is None:
-            return Pause(since_ms=None, reason=f"{FILE} cannot be read; 'tiered resume' writes it anew")
+            return Pause(since_ms=None, reason=f"{FILE} is unreadable; 'tiered resume' writes it again")
         found = file.all or file.topics.get(topic.topic_id)
         if found is None:
             return None
@@ -103,7 +103,9 @@ def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, r
     mark = _Paused(since_ms=now_ms, reason=" ".join(reason.split()))
     with _changing(places) as (file, write):
         if file is None and chosen is not None:
-            raise InvalidRequest(f"pausing uploads, {FILE} cannot be read, so all are paused: 'tiered resume' first")
+            raise InvalidRequest(
+                f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
+            )
         file = file or _NOTHING
         if chosen is None:
             file = msgspec.structs.replace(file, all=file.all or mark)
@@ -141,7 +143,9 @@ def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, r
     registry = TopicRegistry(places)
     chosen = registry.all() if names is None else [registry.get(name) for name in sorted(set(names))]
     if names is not None and _read(places).is_damaged:
-        raise InvalidRequest(f"pausing uploads, {FILE} cannot be read, so all are paused: 'tiered resume' first")
+        raise InvalidRequest(
+            f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
+        )
     mark = Pause(since_ms=now_ms, reason=" ".join(reason.split()), is_of_all=names is None)
     return {**{topic.name: mark for topic in chosen}, **paused_topics(places)}
 
@@ -160,12 +164,14 @@ def dry_run_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pau
 
 def _check_reason(reason: str) -> None:
     if len(reason) > REASON_LENGTH_MAX:
-        raise InvalidRequest(f"pausing uploads, a reason of more than {REASON_LENGTH_MAX} letters", length=len(reason))
+        raise InvalidRequest(
+            f"cannot pause uploads, the reason has more than {REASON_LENGTH_MAX} characters", length=len(reason)
+        )
 
 
 def _all_paused(names: Iterable[str]) -> InvalidRequest:
     return InvalidRequest(
-        "resuming uploads of some topics while those of all are paused: 'tiered resume' resumes all",
+        ("cannot resume uploads of some topics while the uploads of all are paused: 'tiered resume' resumes all"),
         topics=",".join(names),
     )
 
@@ -219,7 +225,7 @@ class _Writer:
                 written += 1
             except (DiskFailed, AccessDenied, NotFound) as error:
                 failed = error
-                _log.warning("a copy of the pauses was not written: directory=%s error=%s", root, error)
+                _log.warning("cannot write a copy of the upload pauses: directory=%s error=%s", root, error)
         if not written and failed is not None:
             raise failed
 
@@ -245,7 +251,8 @@ def _lock(places: Places) -> StorageFile:
             return storage.lock(join(root, LOCK))
         except Conflict:
             raise Conflict(
-                "changing which uploads are paused, somebody else is changing them; run it again", directory=root
+                "cannot change the upload pauses, another process is changing them; run the command again",
+                directory=root,
             ) from None
         except (DiskFailed, AccessDenied, NotFound) as error:
             failed = error
@@ -279,7 +286,7 @@ def _read(places: Places) -> _Look:
         except NotFound:
             missing += 1
         except msgspec.MsgspecError as error:
-            _log.error("the pauses cannot be read: path=%s cause=%s", path, error)
+            _log.error("cannot read the upload pauses: path=%s cause=%s", path, error)
             damaged += 1
         except LogError:
             unreachable += 1  # a lost disk: another copy is used, or the known state stays
@@ -290,5 +297,5 @@ def _read(places: Places) -> _Look:
 
 def _words(file: _File | None) -> str:
     if file is None:
-        return f"{FILE} cannot be read, everything is paused"
+        return f"{FILE} is unreadable, all uploads are paused"
     return f"all={'paused' if file.all is not None else 'no'} topics={len(file.topics)}"

@@ -45,7 +45,7 @@ def open_read_only_all(
     def look_up(held: Partition) -> LogError | None:
         if silent and clock() - begun_s >= LOOK_S:
             facts = {"partition": held.name, "cause": silent[0].attempt}
-            return Unavailable("looking at a partition, the store has not answered for others", **facts)
+            return Unavailable("cannot open the partition, the store did not reply for other partitions", **facts)
         error = acquire(held)
         if isinstance(error, Unavailable):
             silent.append(error)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from remote.manifest.manifest import Head, PendingDelete, PendingPageDelete
+from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
 from tiered.config.clock_guard import JUMP_MS, counted_ms
 
 
@@ -37,25 +37,32 @@ class SkewedDeleteTimer:
         self._counted = counted
         self._seen: dict[str, int] = {}  # key: counted time at which it was first seen ahead
 
-    def judged(self, head: Head, now_ms: int) -> tuple[tuple[PendingDelete, ...], tuple[PendingPageDelete, ...]]:
+    def judged(
+        self, manifest: Manifest, now_ms: int
+    ) -> tuple[tuple[PendingDelete, ...], tuple[PendingPageDelete, ...]]:
         """The unlinked objects and pages of the manifest, with future stamps replaced.
 
         A stamp ahead of `now_ms` by more than JUMP_MS becomes the time at which this process first saw it.
         """
         latest_ms = now_ms + JUMP_MS
-        ahead = {each.key for each in head.unlinked if each.unlinked_ms > latest_ms}
-        ahead |= {each.spill.key for each in head.unlinked_pages if each.unlinked_ms > latest_ms}
+        ahead = {each.key for each in manifest.pending_deletes if each.unlinked_ms > latest_ms}
+        ahead |= {each.page.key for each in manifest.pending_page_deletes if each.unlinked_ms > latest_ms}
         if not ahead and not self._seen:
-            return head.unlinked, head.unlinked_pages
+            return manifest.pending_deletes, manifest.pending_page_deletes
         counted, before = self._counted(), self._seen
-        listed = {each.key for each in head.unlinked} | {each.spill.key for each in head.unlinked_pages}
+        listed = {each.key for each in manifest.pending_deletes} | {
+            each.page.key for each in manifest.pending_page_deletes
+        }
         seen = {key: at for key, at in before.items() if key in listed}
         self._seen = seen | {key: counted for key in ahead if key not in seen}
         since = {key: now_ms - (counted - self._seen.get(key, counted)) for key in ahead}
         return (
-            tuple(replace(each, unlinked_ms=since[each.key]) if each.key in since else each for each in head.unlinked),
             tuple(
-                replace(each, unlinked_ms=since[each.spill.key]) if each.spill.key in since else each
-                for each in head.unlinked_pages
+                replace(each, unlinked_ms=since[each.key]) if each.key in since else each
+                for each in manifest.pending_deletes
+            ),
+            tuple(
+                replace(each, unlinked_ms=since[each.page.key]) if each.page.key in since else each
+                for each in manifest.pending_page_deletes
             ),
         )

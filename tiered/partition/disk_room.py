@@ -16,7 +16,7 @@ def check_room(directories: LogDirectories, partition: TopicPartition, least_byt
     space = directory.storage.space(directory.root)
     if space is not None and space.free_bytes < least_bytes:
         raise DiskFailed(
-            "appending, the disk is nearly full; tried again it may have room",
+            "cannot append, the disk is nearly full; a retry may succeed",
             partition=partition,
             directory=directory.root,
             free_bytes=space.free_bytes,

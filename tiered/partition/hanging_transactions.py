@@ -55,7 +55,7 @@ def find_open(held: Partition, producer_id: int) -> OpenTransaction:
     found = next((each for each in known if each.producer_id == producer_id), None)
     if found is None:
         raise NotFound(
-            "ending a transaction, the producer has none open",
+            "cannot end the transaction, the producer has no open transaction",
             partition=held.name,
             producer_id=producer_id,
             open=",".join(str(each.producer_id) for each in known) or "none",

@@ -22,7 +22,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pin_watch import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, PageEntry
+from remote.manifest.manifest import Manifest, PageEntry
 from remote.manifest.manifest_page import Rows
 from remote.segment_entry import SegmentEntry
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
@@ -53,7 +53,7 @@ class Upload:
     """
 
     epoch: int
-    row: SegmentEntry
+    entry: SegmentEntry
     is_tried: bool = False
 
 
@@ -118,47 +118,48 @@ class Partition:
         """
         if not self.is_tiered:
             return True
-        head = self.head()
-        if not self.rules.gives_up_remote or head is None or head.views:
+        manifest = self.manifest()
+        if not self.rules.gives_up_remote or manifest is None or manifest.views:
             return False
-        return head.given_up or not head.has_entries
+        return manifest.tier_disabled or not manifest.has_entries
 
     @property
     def prefix(self) -> str:
         return partition_prefix(self.topic.name, self.topic.topic_id, self.name.partition)
 
-    def head(self) -> Head | None:
+    def manifest(self) -> Manifest | None:
         """The newest manifest seen so far; sends no request. None before the first commit, or if not tiered."""
         return self.metadata.cached if self.metadata is not None else None
 
-    def reconciled_manifest(self) -> Head | None:
-        """As `head`, but None too for a diverged or fenced log, or a lost bucket.
+    def reconciled_manifest(self) -> Manifest | None:
+        """As `manifest`, but None too for a diverged or fenced log, or a lost bucket.
 
         The offsets, copies and log start of such a manifest are not true of this disk.
         """
-        return None if isinstance(self.stopped, (Diverged, Fenced, RemoteLost)) else self.head()
+        return None if isinstance(self.stopped, (Diverged, Fenced, RemoteLost)) else self.manifest()
 
     @property
     def has_commit_in_doubt(self) -> bool:
-        """Whether a commit is in doubt: the newest manifest may contain a commit that `head` lacks.
+        """Whether a commit is in doubt: the newest manifest may contain a commit that `manifest` lacks.
 
-        A caller that relies on `head` must ask this first. Otherwise the commit may be resolved between the two calls.
+        A caller that relies on `manifest` must ask this first. Otherwise the commit may be resolved between the two
+        calls.
         """
         return self.metadata is not None and self.metadata.has_commit_in_doubt
 
     @property
     def may_hold_more(self) -> bool:
-        """Whether a commit in doubt may have added segment entries or a view that `head` lacks.
+        """Whether a commit in doubt may have added segment entries or a view that `manifest` lacks.
 
-        While true, no cleaning may rely on `head`:
+        While true, no cleaning may rely on `manifest`:
 
         1. Segments on both sides of the true remote end could be merged into one that matches no segment entry. It
            could never be copied.
         2. Tombstones could be removed before the records that they hide.
         """
         tried = self.cleared_in_doubt or any(each.is_tried for each in list(self.uploaded.values()))
-        head = self.head()
-        return self.has_commit_in_doubt and (tried or (head is not None and bool(head.views)))
+        manifest = self.manifest()
+        return self.has_commit_in_doubt and (tried or (manifest is not None and bool(manifest.views)))
 
     @property
     def pause(self) -> Pause | None:
@@ -206,8 +207,8 @@ class Partition:
         """
         if self.stopped is not None and not self.was_reconciled:
             raise self.stopped
-        head = self.head()
-        is_behind = self.log.is_read_only and head is not None and self.log.next_offset < head.next_offset
+        manifest = self.manifest()
+        is_behind = self.log.is_read_only and manifest is not None and self.log.next_offset < manifest.next_offset
         log = None if is_behind else self.log
         return PartitionSource(self.name, log, self.remote, self.metadata, local_views=self.local_views)
 
@@ -240,11 +241,14 @@ class Partition:
         self.check_room()
         if not self.is_tiered or self.is_writer:
             return
-        head = self.head()
-        if head is not None and self.log.next_offset < head.allocated_end_offset:
-            raise Unavailable("appending to a log that ends before the bucket's end", partition=self.name)
+        manifest = self.manifest()
+        if manifest is not None and self.log.next_offset < manifest.allocated_end_offset:
+            raise Unavailable("cannot append, the log ends before the end of the bucket", partition=self.name)
         if self.log.size_bytes == 0:
-            raise Unavailable("appending to a log without records, it is not ours in the bucket", partition=self.name)
+            raise Unavailable(
+                "cannot append, the log has no records and this process is not the writer in the bucket",
+                partition=self.name,
+            )
 
     def note_append(self) -> None:
         """Mark the log as unconfirmed on the disk before records are appended without the writer role.
@@ -275,8 +279,8 @@ class Partition:
         read-only open, the real stable offset would need a scan of the whole active segment.
         """
         known = {} if known is None else known
-        head = self.reconciled_manifest()
-        unlinked, unlinked_pages = self.ahead.judged(head, now_ms) if head else ((), ())
+        manifest = self.reconciled_manifest()
+        pending_deletes, pending_page_deletes = self.ahead.judged(manifest, now_ms) if manifest else ((), ())
         asks_first_times = (
             not for_figures and self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         )
@@ -285,17 +289,17 @@ class Partition:
             partition=self.name,
             rules=self.rules,
             now_ms=now_ms,
-            log_start_offset=head.log_start_offset if head else self.log.log_start_offset,
+            log_start_offset=manifest.log_start_offset if manifest else self.log.log_start_offset,
             next_offset=self.log.next_offset,
             stable_offset=self.log.log_start_offset if for_figures else self.log.last_stable_offset,
             segments=self.log.segments(first_times_from=first_times_from, with_times=not for_figures),
             is_tiered=self.is_tiered,
-            remote=head.segments if head and not head.given_up else (),
-            spills=head.spills if head and not head.given_up else (),
-            given_up=head.parts if head and head.given_up else (),
-            unlinked=unlinked,
-            unlinked_pages=unlinked_pages,
-            views=head.views if head else (),
+            remote=manifest.segments if manifest and not manifest.tier_disabled else (),
+            pages=manifest.pages if manifest and not manifest.tier_disabled else (),
+            tier_disabled=manifest.parts if manifest and manifest.tier_disabled else (),
+            pending_deletes=pending_deletes,
+            pending_page_deletes=pending_page_deletes,
+            views=manifest.views if manifest else (),
             local_views=self.local_views.known() if self.local_views is not None else (),
             keeps_views_on_disk=self.keeps_views_on_disk,
             cleaner_offset=self.log.cleaner_offset,
@@ -304,46 +308,46 @@ class Partition:
             copying=self.copying,
             may_clean=may_clean,
             paused=self.pause,
-            head_sequence=head.sequence if head else 0,
-            heads_void_upto=self.metadata.void_upto if self.metadata else 0,
+            head_sequence=manifest.sequence if manifest else 0,
+            manifests_gc_boundary=self.metadata.gc_boundary if self.metadata else 0,
         )
-        if head is None or not snapshot.spills or not (may_ask or known):
+        if manifest is None or not snapshot.pages or not (may_ask or known):
             return snapshot
-        return self._with_oldest_rows(snapshot, head, known, may_ask=may_ask)
+        return self._with_oldest_rows(snapshot, manifest, known, may_ask=may_ask)
 
     def _with_oldest_rows(
-        self, snapshot: PartitionSnapshot, head: Head, known: dict[str, Rows], *, may_ask: bool
+        self, snapshot: PartitionSnapshot, manifest: Manifest, known: dict[str, Rows], *, may_ask: bool
     ) -> PartitionSnapshot:
         from policies.remote_retention import page_to_know
 
         for _ in range(OLDEST_PAGES_MAX):
-            spill = page_to_know(snapshot)
-            if spill is None:
+            page = page_to_know(snapshot)
+            if page is None:
                 break
-            if spill.key not in known and not (may_ask and self._read_page(head, spill, known)):
+            if page.key not in known and not (may_ask and self._read_page(manifest, page, known)):
                 break
-            rows = known[spill.key]
+            entries = known[page.key]
             at = len(snapshot.known_oldest())
             snapshot = replace(
                 snapshot,
-                remote=(*snapshot.remote[:at], *rows, *snapshot.remote[at:]),
-                spills=tuple(each for each in snapshot.spills if each is not spill),
-                known_pages=(*snapshot.known_pages, spill),
+                remote=(*snapshot.remote[:at], *entries, *snapshot.remote[at:]),
+                pages=tuple(each for each in snapshot.pages if each is not page),
+                known_pages=(*snapshot.known_pages, page),
             )
         return snapshot
 
-    def _read_page(self, head: Head, spill: PageEntry, known: dict[str, Rows]) -> bool:
+    def _read_page(self, manifest: Manifest, page: PageEntry, known: dict[str, Rows]) -> bool:
         """Read a page into `known`; False if the store does not return it."""
         assert self.metadata is not None, "a head comes with its chain"
         try:
-            known[spill.key] = self.metadata.index(head).page(spill)
+            known[page.key] = self.metadata.index(manifest).page(page)
         except (Unavailable, NotFound) as error:
-            _log.warning("retention waits for a page of rows: partition=%s page=%s %s", self.name, spill.key, error)
+            _log.warning("retention waits for a manifest page: partition=%s page=%s %s", self.name, page.key, error)
             return False
         return True
 
 
-def coverage(head: Head) -> Coverage:
+def coverage(manifest: Manifest) -> Coverage:
     """The offsets that segment entries cover."""
-    rows = [(row.base_offset, row.next_offset) for row in head.segments]
-    return Coverage.of([*rows, *(each for spill in head.spills for each in spill.ranges())])
+    entries = [(entry.base_offset, entry.next_offset) for entry in manifest.segments]
+    return Coverage.of([*entries, *(each for page in manifest.pages for each in page.ranges())])

@@ -40,7 +40,7 @@ from remote.gc.pin_watch import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import LogState, MetadataLog
 from remote.manifest.disk_cache_of_manifests import manifest_disk_cache, shares
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition, expire_segments, set_properties, settle
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.manifest.seal_memory import SealMemory
@@ -68,7 +68,7 @@ from tiered.stores.store_check import StoreCheck
 
 _log = logging.getLogger(__name__)
 
-_NO_STORE = "no store to tier to: set url in [remote] of tiered.toml"
+_NO_STORE = "no store is configured: set url in [remote] of tiered.toml"
 
 
 def with_key_ring(store: ObjectStore, config: Config) -> ObjectStore:
@@ -156,7 +156,7 @@ class Opener:
         values = self._values(topic)
         resolve_rules(values), log_settings(values), encoding_of(values, self._keys)
         if wants_tier(values) and self._store is None:
-            raise InvalidRequest(f"setting up a tiered topic, {_NO_STORE}", topic=topic.name)
+            raise InvalidRequest(f"cannot set up a tiered topic, {_NO_STORE}", topic=topic.name)
 
     def reconfigure(self, config: Config, topics: Iterable[Topic]) -> None:
         """Use the settings of `config` from now on.
@@ -189,9 +189,11 @@ class Opener:
             return
         if wants_tier(self._values(before)) or before.properties.get(ENABLE) != after.properties.get(ENABLE):
             raise InvalidRequest(
-                "switching the remote tier of a topic off, which would forget what is in the bucket; to copy nothing "
-                "more, set remote.log.copy.disable=true; to delete what is there, remote.log.delete.on.disable=true, "
-                "with remote.storage.enable=false on the topic itself",
+                (
+                    "cannot disable the remote tier of a topic while the bucket has its data; set "
+                    "remote.log.copy.disable=true to stop copying, or remote.log.delete.on.disable=true with "
+                    "remote.storage.enable=false on the topic to delete the data"
+                ),
                 topic=before.name,
             )
 
@@ -244,7 +246,7 @@ class Opener:
         if known is None and not self._directory.read_only:
             self._directory.create(name, topic.topic_id, self._choose, is_new=is_new)
         elif known not in (None, topic.topic_id):
-            raise InvalidRequest("opening a partition, its topic id differs", partition=name, topic_id=known)
+            raise InvalidRequest("cannot open the partition, its topic id differs", partition=name, topic_id=known)
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
         kept = encoding_of(values, self._keys)
@@ -270,10 +272,10 @@ class Opener:
         True in three cases: this process is not its writer, a commit is in doubt, or the manifest is out of date. An
         out-of-date manifest lacks current settings of the topic or views on the disk.
         """
-        head = held.head()
-        if not held.is_tiered or held.metadata is None or not held.is_writer or head is None:
+        manifest = held.manifest()
+        if not held.is_tiered or held.metadata is None or not held.is_writer or manifest is None:
             return held.is_tiered
-        is_told = head.properties == held.topic.properties and not unannounced(held)
+        is_told = manifest.properties == held.topic.properties and not unannounced(held)
         return held.metadata.has_commit_in_doubt or not is_told
 
     def acquire(self, held: Partition, now_ms: int) -> LogError | None:
@@ -322,13 +324,13 @@ class Opener:
         """
         if self._directory.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
             return
-        head = held.head()
-        if head is not None and isinstance(error, Fenced) and _is_deletion_alone(head, error):
+        manifest = held.manifest()
+        if manifest is not None and isinstance(error, Fenced) and _is_deletion_alone(manifest, error):
             return
         try:
-            held.log.mark_fenced("unknown" if head is None else head.writer_id)
+            held.log.mark_fenced("unknown" if manifest is None else manifest.writer_id)
         except LogError as failed:
-            _log.warning("a fenced log is not noted: partition=%s cause=%s", held.name, failed)
+            _log.warning("cannot record that a log is fenced: partition=%s cause=%s", held.name, failed)
 
     def _tell_settings(self, held: Partition, now_ms: int) -> LogError | None:
         """Commit changed topic settings, which readers of the bucket take from the manifest.
@@ -349,7 +351,7 @@ class Opener:
         if not self.is_waiting(held):
             return
         if self._store is None:
-            raise InvalidRequest(f"taking up a tiered partition, {_NO_STORE}", partition=held.name)
+            raise InvalidRequest(f"cannot open the tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
             held.metadata = MetadataLog(
                 self._store, held.prefix, copies=self._copies, known=self._known, memory=self._seals
@@ -394,14 +396,14 @@ class Opener:
         )
         if known is not None and (was_behind or is_unconfirmed):
             check_same_records(held, bucket, known, is_unconfirmed=is_unconfirmed)
-        head = self._become_writer(held, held.metadata, known, now_ms)
-        head = _announce_views(held, held.metadata, now_ms) or head
-        is_behind = held.log.next_offset < head.allocated_end_offset
+        manifest = self._become_writer(held, held.metadata, known, now_ms)
+        manifest = _announce_views(held, held.metadata, now_ms) or manifest
+        is_behind = held.log.next_offset < manifest.allocated_end_offset
         producers = producers_in_bucket(bucket) if is_behind else ProducerState()
         with held.lock:
             if not _is_gone(held):
                 # The newest manifest is this writer's now. Its predecessor was checked above.
-                reconcile(held.log, head, now_ms=now_ms, producers=lambda: producers)
+                reconcile(held.log, manifest, now_ms=now_ms, producers=lambda: producers)
                 held.log.confirm_appends()  # before a copy is allowed: see there
                 held.log.clear_fenced()  # before an append is allowed: after a crash the note only refuses too much
                 held.is_writer, held.was_reconciled, held.stopped = True, True, None
@@ -411,13 +413,13 @@ class Opener:
         # deleted.
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
-    def _refuse_deleted(self, held: Partition, head: Head) -> None:
+    def _refuse_deleted(self, held: Partition, manifest: Manifest) -> None:
         """Refuse to take a deleted topic over, except in a read-only open. Raises Conflict."""
         if not self._directory.read_only:
-            facts = {"partition": held.name, "deleted_ms": head.deleted_ms}
-            raise Conflict("taking the writer role, the topic was deleted", **facts)
+            facts = {"partition": held.name, "deleted_ms": manifest.deleted_ms}
+            raise Conflict("cannot take the writer role, the topic was deleted", **facts)
 
-    def _look(self, held: Partition, known: Head | None) -> None:
+    def _look(self, held: Partition, known: Manifest | None) -> None:
         """Check in a read-only open that the tiers agree. Raises as `check_agreement`.
 
         The disk was scanned first, and its writer may be at work. A refusal is therefore checked once more against
@@ -430,13 +432,13 @@ class Opener:
             held.log.look_again()
             check_agreement(held.log, held.metadata.load(exact=True), self._mark)
 
-    def _become_writer(self, held: Partition, metadata: MetadataLog, known: Head | None, now_ms: int) -> Head:
-        def judge(latest: Head | None) -> None:
+    def _become_writer(self, held: Partition, metadata: MetadataLog, known: Manifest | None, now_ms: int) -> Manifest:
+        def judge(latest: Manifest | None) -> None:
             """Check the very manifest that the takeover follows; `known` may be older."""
             verdict = check_agreement(held.log, latest, self._mark, takes_over=self._takes_over)
             is_other = latest is not None and (known is None or latest.commit_id != known.commit_id)
             if is_other and verdict.relation is Relation.BEHIND:
-                raise Unavailable("taking the writer role, a newer manifest came meanwhile", partition=held.name)
+                raise Unavailable("cannot take the writer role, a newer manifest was committed", partition=held.name)
 
         if metadata.state is LogState.READER:
             metadata.become_writer(
@@ -453,39 +455,41 @@ class Opener:
                 judge=judge,
                 seal_key_id=held.object_encoding.key_id,
             )
-        head = metadata.cached
-        assert head is not None, "a writer has a head"
-        if head.has_entries or head.log_start_offset >= held.log.log_start_offset:
-            return head
+        manifest = metadata.cached
+        assert manifest is not None, "a writer has a head"
+        if manifest.has_entries or manifest.log_start_offset >= held.log.log_start_offset:
+            return manifest
         # A topic that becomes tiered brings its log start offset. From here on the manifest's is authoritative.
         return metadata.commit(expire_segments([], now_ms=now_ms, log_start_offset=held.log.log_start_offset), now_ms)
 
 
-def _is_deletion_alone(head: Head, error: Fenced) -> bool:
+def _is_deletion_alone(manifest: Manifest, error: Fenced) -> bool:
     """Whether the only later writer is a job that deletes objects.
 
     Such a job gives no offset and has no log, so this log stays the last one that gives offsets.
     """
     ours = error.facts.get("ours")
-    return head.writer_id.startswith(DELETION) and isinstance(ours, int) and error.facts.get("epoch") == ours + 1
+    return manifest.writer_id.startswith(DELETION) and isinstance(ours, int) and error.facts.get("epoch") == ours + 1
 
 
-def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Head | None:
+def _announce_views(held: Partition, metadata: MetadataLog, now_ms: int) -> Manifest | None:
     """Before the first copy, commit the names of the views on the disk. None if there are none."""
     names = unannounced(held)
     return metadata.commit(announce_views(names), now_ms) if names else None
 
 
-def _warn_of_older_bucket(held: Partition, head: Head) -> None:
+def _warn_of_older_bucket(held: Partition, manifest: Manifest) -> None:
     """Warn if the log has a later epoch than the manifest: an older state of the bucket was restored."""
     latest = held.log.epochs.latest
-    if latest is not None and latest > head.epoch:
+    if latest is not None and latest > manifest.epoch:
         _log.warning(
-            "an older state of the bucket has come back: what it lacks is on this disk and goes up again, in epochs"
-            " given before; no other disk that holds records of that time may be opened, they have to come back"
-            " empty: partition=%s head_epoch=%d disk_epoch=%d",
+            (
+                "the bucket was restored to an older state; this disk copies the missing records again, "
+                "in writer epochs that were already used; every other disk with records of that time "
+                "must be emptied before it is opened: partition=%s head_epoch=%d disk_epoch=%d"
+            ),
             held.name,
-            head.epoch,
+            manifest.epoch,
             latest,
         )
 
@@ -507,8 +511,10 @@ def _rules(topic: Topic, values: Mapping[str, str]) -> PartitionRules:
     if is_tier_disabled(topic, values):
         return replace(rules, copy_disabled=True, gives_up_remote=True)
     _log.warning(
-        "the remote tier of a topic that was tiered stays: nothing more is copied, as with "
-        "remote.log.copy.disable=true: topic=%s remote.storage.enable=false",
+        (
+            "the remote tier of a topic stays enabled, copying stops as with "
+            "remote.log.copy.disable=true: topic=%s remote.storage.enable=false"
+        ),
         topic.name,
     )
     return replace(rules, copy_disabled=True)

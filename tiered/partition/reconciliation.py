@@ -30,7 +30,7 @@ from local.log import Log
 from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_state import ProducerState
 from policies.tier_relation import Action, LocalTier, Relation, RemoteTier, TierVerdict, tier_relation
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from tiered.node.writer_ids import is_of_other_node
 
 if TYPE_CHECKING:
@@ -40,13 +40,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = {
-    Relation.DIVERGED: "opening a partition, another writer committed other records at offsets that this disk holds; "
-    "all records of this disk are kept",
-    Relation.FENCED: "opening a partition, another writer took over, and this disk holds records that the bucket does "
-    "not prove to have; all records of this disk are kept",
-    Relation.UNPROVEN: "opening a partition, its log ends before the bucket and holds records that the bucket does not "
-    "prove to have; all records of this disk are kept",
-    Relation.LOST: "opening a partition, the bucket is lost or wrong: it lacks records that this disk has dropped",
+    Relation.DIVERGED: (
+        "cannot open the partition, another writer committed other records at offsets that this "
+        "disk holds; all records of this disk are retained"
+    ),
+    Relation.FENCED: (
+        "cannot open the partition, another writer took over, and the bucket does not prove to "
+        "have all records of this disk; all records of this disk are retained"
+    ),
+    Relation.UNPROVEN: (
+        "cannot open the partition, its log ends before the bucket, and the bucket does not "
+        "prove to have all records of this disk; all records of this disk are retained"
+    ),
+    Relation.LOST: (
+        "cannot open the partition, the bucket is lost or wrong: it lacks records that this disk has dropped"
+    ),
 }
 
 
@@ -62,35 +70,37 @@ def local_tier(log: Log) -> LocalTier:
     )
 
 
-def remote_tier(log: Log, head: Head, mark: str | None) -> RemoteTier:
+def remote_tier(log: Log, manifest: Manifest, mark: str | None) -> RemoteTier:
     """The facts of a manifest, for a node with this mark (`tiered.node.writer_ids`) and this log."""
     return RemoteTier(
-        log_start_offset=head.log_start_offset,
-        allocated_end_offset=head.allocated_end_offset,
-        entries=tuple(head.epoch_ranges),
-        expired=head.expired_epochs,
-        counts=not head.given_up,
-        is_other_writer=_is_other_writer(log, head, mark),
+        log_start_offset=manifest.log_start_offset,
+        allocated_end_offset=manifest.allocated_end_offset,
+        entries=tuple(manifest.epoch_ranges),
+        expired=manifest.expired_epochs,
+        counts=not manifest.tier_disabled,
+        is_other_writer=_is_other_writer(log, manifest, mark),
     )
 
 
-def judge(log: Log, head: Head | None, mark: str | None = None) -> TierVerdict:
-    """The relation of the log and the manifest; `head` None means that no manifest was ever committed."""
-    return tier_relation(local_tier(log), remote_tier(log, head, mark) if head is not None else None)
+def judge(log: Log, manifest: Manifest | None, mark: str | None = None) -> TierVerdict:
+    """The relation of the log and the manifest; `manifest` None means that no manifest was ever committed."""
+    return tier_relation(local_tier(log), remote_tier(log, manifest, mark) if manifest is not None else None)
 
 
-def check_agreement(log: Log, head: Head | None, mark: str | None = None, *, takes_over: bool = False) -> TierVerdict:
+def check_agreement(
+    log: Log, manifest: Manifest | None, mark: str | None = None, *, takes_over: bool = False
+) -> TierVerdict:
     """The verdict, if it allows the writer role. Raises RemoteLost or Diverged if it does not.
 
     The error has the offsets of both sides and the next step. `takes_over`: an operator asked for the role.
     """
-    verdict = judge(log, head, mark)
+    verdict = judge(log, manifest, mark)
     if not verdict.allows(Action.TAKE_OVER if takes_over else Action.TAKE_ROLE):
-        raise refusal(log, head, verdict)
+        raise refusal(log, manifest, verdict)
     return verdict
 
 
-def refusal(log: Log, head: Head | None, verdict: TierVerdict) -> Conflict:
+def refusal(log: Log, manifest: Manifest | None, verdict: TierVerdict) -> Conflict:
     """The error of a relation that allows no writer."""
     facts: dict[str, object] = {
         "partition": log.partition,
@@ -98,14 +108,14 @@ def refusal(log: Log, head: Head | None, verdict: TierVerdict) -> Conflict:
         "from_offset": verdict.from_offset,
         "local_start_offset": log.local_log_start_offset,
         "local_next_offset": log.next_offset,
-        "remote_start_offset": head.log_start_offset if head is not None else "none",
-        "remote_next_offset": head.next_offset if head is not None else "none",
+        "remote_start_offset": manifest.log_start_offset if manifest is not None else "none",
+        "remote_next_offset": manifest.next_offset if manifest is not None else "none",
     }
     if verdict.relation is Relation.LOST:
         facts["log_start_offset"] = log.log_start_offset
         return RemoteLost(_ATTEMPTS[Relation.LOST], **facts)
     facts["only_here"] = " ".join(f"[{start}, {end})" for start, end in verdict.only_here[:8]) or None
-    facts["writer"] = head.writer_id if head is not None else None
+    facts["writer"] = manifest.writer_id if manifest is not None else None
     facts["rescue"] = rescue_command(log, verdict)
     return Diverged(_ATTEMPTS[verdict.relation], **facts)
 
@@ -113,8 +123,10 @@ def refusal(log: Log, head: Head | None, verdict: TierVerdict) -> Conflict:
 def fenced_before(log: Log, by: str) -> Diverged:
     """The error of a log that was fenced before the restart, until the bucket has been asked."""
     return Diverged(
-        "opening a partition, another writer took over before the restart, and the bucket has not been asked since; "
-        "all records of this disk are kept",
+        (
+            "cannot open the partition, another writer took over before the restart, and the bucket "
+            "was not read since; all records of this disk are retained"
+        ),
         partition=log.partition,
         relation=Relation.FENCED.value,
         writer=by,
@@ -124,16 +136,16 @@ def fenced_before(log: Log, by: str) -> Diverged:
     )
 
 
-def emptied(log: Log, head: Head) -> RemoteLost:
+def emptied(log: Log, manifest: Manifest) -> RemoteLost:
     """The error of a bucket that was emptied or replaced under a writer: it has only later manifests."""
     return RemoteLost(
-        "opening a partition, the bucket is lost or wrong: its manifests begin after the first ones were written",
+        "cannot open the partition, the bucket is lost or wrong: its first manifests are missing",
         partition=log.partition,
         relation=Relation.LOST.value,
-        head_sequence=head.sequence,
+        head_sequence=manifest.sequence,
         local_start_offset=log.local_log_start_offset,
         local_next_offset=log.next_offset,
-        remote_next_offset=head.next_offset,
+        remote_next_offset=manifest.next_offset,
     )
 
 
@@ -143,20 +155,20 @@ def rescue_command(log: Log, verdict: TierVerdict) -> str:
     return f"`tiered consume {log.partition} --local --from {at} -o jsonl`"
 
 
-def _is_other_writer(log: Log, head: Head, mark: str | None) -> bool:
+def _is_other_writer(log: Log, manifest: Manifest, mark: str | None) -> bool:
     """Whether the last writer with its own log was another node.
 
     A log with records of the manifest's epoch or a later one was itself the writer, whatever the names say.
     """
     latest = log.epochs.latest
-    if latest is not None and latest >= head.epoch:
+    if latest is not None and latest >= manifest.epoch:
         return False
-    return is_of_other_node(head.writer_id if head.appender_id is None else head.appender_id, mark)
+    return is_of_other_node(manifest.writer_id if manifest.appender_id is None else manifest.appender_id, mark)
 
 
 def reconcile(
     log: Log,
-    head: Head,
+    manifest: Manifest,
     *,
     now_ms: int,
     producers: Callable[[], ProducerState] = ProducerState,
@@ -168,39 +180,46 @@ def reconcile(
     `producers` returns the producer state at the bucket's end. It is called only if the log starts over there.
     """
     end = log.next_offset  # of the state compared here: a concurrent append that passed its check may still come
-    verdict = check_agreement(log, head)
-    if end < head.allocated_end_offset:
+    verdict = check_agreement(log, manifest)
+    if end < manifest.allocated_end_offset:
         if not verdict.allows(Action.START_OVER):
-            raise refusal(log, head, verdict)
+            raise refusal(log, manifest, verdict)
         _log.warning(
-            "local log starts over at the bucket's end: partition=%s local_next_offset=%d remote_next_offset=%d",
+            (
+                "the local log restarts at the end of the bucket: partition=%s local_next_offset=%d "
+                "remote_next_offset=%d"
+            ),
             log.partition,
             end,
-            head.allocated_end_offset,
+            manifest.allocated_end_offset,
         )
-        log.begin_epoch(head.epoch)  # before an append at the bucket's end is possible
-        log.restart_at(head.allocated_end_offset, lineage(head), now_ms=now_ms, producers=producers(), ends_at=end)
-    if head.log_start_offset > log.log_start_offset:
-        log.raise_log_start(head.log_start_offset)
-    log.begin_epoch(head.epoch)
+        log.begin_epoch(manifest.epoch)  # before an append at the bucket's end is possible
+        log.restart_at(
+            manifest.allocated_end_offset, lineage(manifest), now_ms=now_ms, producers=producers(), ends_at=end
+        )
+    if manifest.log_start_offset > log.log_start_offset:
+        log.raise_log_start(manifest.log_start_offset)
+    log.begin_epoch(manifest.epoch)
 
 
-def lineage(head: Head) -> LeaderEpochs:
+def lineage(manifest: Manifest) -> LeaderEpochs:
     """The leader epochs of all records that the bucket holds or held."""
     epochs = LeaderEpochs()
-    expired = ((each.epoch, each.base_offset) for each in head.expired_epochs if each.epoch is not None)
-    for epoch, start in (*expired, *head.lineage):
+    expired = ((each.epoch, each.base_offset) for each in manifest.expired_epochs if each.epoch is not None)
+    for epoch, start in (*expired, *manifest.lineage):
         if epochs.latest is None or epoch > epochs.latest:
             epochs = epochs.assign(epoch, start)
     return epochs
 
 
-def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, is_unconfirmed: bool = False) -> None:
+def check_same_records(
+    held: Partition, bucket: PartitionSource, manifest: Manifest, *, is_unconfirmed: bool = False
+) -> None:
     """Check that both tiers hold the same batch at the last common offset.
 
     Raises Diverged if they differ, and Unavailable. Called for two kinds of logs; any other log is not worth the read:
 
-    - a log that held records and was behind `head` when it was opened
+    - a log that held records and was behind `manifest` when it was opened
     - a log that took records while the bucket was unavailable (`is_unconfirmed`)
 
     Raises Diverged in two more cases, because the records may be the only copy:
@@ -208,48 +227,48 @@ def check_same_records(held: Partition, bucket: PartitionSource, head: Head, *, 
     - Batches cannot be compared, and records came while the bucket was unavailable at offsets that the bucket has.
     - The log is unconfirmed, the bucket expired that batch, and the bucket's log start rose without this disk.
 
-    `bucket` is the partition without its log, `head` its newest manifest.
+    `bucket` is the partition without its log, `manifest` its newest manifest.
     """
     log = held.log
-    at = min(log.next_offset, head.entries_end_offset) - 1
-    start = head.log_start_offset
+    at = min(log.next_offset, manifest.entries_end_offset) - 1
+    start = manifest.log_start_offset
     if is_unconfirmed and log.local_log_start_offset < start and at < start and log.log_start_offset < start:
-        raise _unproven(log, head, log.local_log_start_offset)
-    compared = _compare_at(held, bucket, head, at)
+        raise _unproven(log, manifest, log.local_log_start_offset)
+    compared = _compare_at(held, bucket, manifest, at)
     if compared is False:
         verdict = TierVerdict(relation=Relation.DIVERGED, from_offset=at, only_here=((at, log.next_offset),))
-        raise refusal(log, head, verdict)
+        raise refusal(log, manifest, verdict)
     unconfirmed_from = log.unconfirmed_from
-    if compared is None and unconfirmed_from is not None and unconfirmed_from < head.allocated_end_offset:
+    if compared is None and unconfirmed_from is not None and unconfirmed_from < manifest.allocated_end_offset:
         # Another log gave these offsets: this log was not the writer since, so it copied none of them.
-        raise _unproven(log, head, max(unconfirmed_from, log.local_log_start_offset))
+        raise _unproven(log, manifest, max(unconfirmed_from, log.local_log_start_offset))
 
 
-def _unproven(log: Log, head: Head, from_offset: int) -> Conflict:
+def _unproven(log: Log, manifest: Manifest, from_offset: int) -> Conflict:
     verdict = TierVerdict(
         relation=Relation.UNPROVEN, from_offset=from_offset, only_here=((from_offset, log.next_offset),)
     )
-    return refusal(log, head, verdict)
+    return refusal(log, manifest, verdict)
 
 
-def _compare_at(held: Partition, bucket: PartitionSource, head: Head, at: int) -> bool | None:
+def _compare_at(held: Partition, bucket: PartitionSource, manifest: Manifest, at: int) -> bool | None:
     """Whether disk and bucket hold the same batch at an offset; None if they cannot be compared."""
     from local.format.batch_header import read_header
     from tiered.read.reader import TieredReader
 
     log = held.log
-    first = max(head.log_start_offset, log.cleaner_reach, log.local_log_start_offset)
+    first = max(manifest.log_start_offset, log.cleaner_reach, log.local_log_start_offset)
     if at < first or held.rules.cleanup_compact or log.cleaner_offset:
         return None
     try:
         ours = read_header(log.read(at, 1))
-        row, _ = bucket.row_at(at)
-        if ours is None or ours.base_offset > at or row is None or row.cleaned_through is not None:
+        entry, _ = bucket.row_at(at)
+        if ours is None or ours.base_offset > at or entry is None or entry.cleaned_through is not None:
             return None
         theirs = read_header(next(TieredReader(lambda _: bucket).batches(held.name, at, at + 1), memoryview(b"")))
     except Unavailable:
         raise
     except LogError as error:
-        _log.warning("disk and bucket cannot be compared where both end: partition=%s error=%s", held.name, error)
+        _log.warning("cannot compare the ends of disk and bucket: partition=%s error=%s", held.name, error)
         return None
     return None if theirs is None else (theirs.base_offset, theirs.crc) == (ours.base_offset, ours.crc)

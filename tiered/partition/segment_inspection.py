@@ -139,7 +139,7 @@ class SegmentInspector:
             return self._take(data)
         except (Corrupt, InvalidRequest) as error:
             raise error.restated(
-                f"copying a segment, {error.attempt}", **{"path": self._path, **error.facts}
+                f"cannot copy a segment: {error.attempt}", **{"path": self._path, **error.facts}
             ) from error
 
     def facts(self) -> SegmentFacts:
@@ -159,7 +159,7 @@ class SegmentInspector:
     def _take(self, data: memoryview) -> int:
         table = kernels.scan_batches(data)
         if table.is_corrupt:
-            raise Corrupt(f"checking a segment, {table.problem}", at=table.valid_bytes)
+            raise Corrupt(f"the segment is invalid, {table.problem}", at=table.valid_bytes)
         if len(table) == 0:
             return 0
         self._check_places(table)
@@ -186,7 +186,7 @@ class SegmentInspector:
         wrong = next((each for each in found if each.severity is Severity.CORRUPT), None)
         if wrong is None:
             return None
-        _log.warning("a segment's index is wrong, made again for the copy: path=%s cause=%s", self._path, wrong.what)
+        _log.warning("rebuilt a wrong index of a segment for its copy: path=%s cause=%s", self._path, wrong.what)
         tables = [replace(table, positions=table.positions + at) for at, table in self._tables]
         made = build_indexes(joined_tables(tables or [kernels.scan_batches(b"")]), base, self._interval_bytes)
         self._on_wrong(wrong.what)
@@ -202,7 +202,7 @@ class SegmentInspector:
         made = self._aborted_again(problem) if self._aborted_again is not None else None
         problem = problem if made is None else self._problem_of(made)
         if problem is not None:
-            raise Corrupt(f"copying a segment, its transaction index is wrong: {problem}", path=self._path)
+            raise Corrupt(f"cannot copy a segment, its transaction index is wrong: {problem}", path=self._path)
         return made
 
     def _problem_of(self, data: bytes) -> str | None:
@@ -219,19 +219,19 @@ class SegmentInspector:
         """
         if table.has_legacy:
             at = int(table.positions[(table.magics != MAGIC).argmax()])
-            raise InvalidRequest("checking a segment, messages of format 0 or 1 cannot be tiered", at=at)
+            raise InvalidRequest("messages of format 0 or 1 cannot be tiered", at=at)
         ends = np.concatenate(([-1 if self._last_offset is None else self._last_offset], table.last_offsets))
-        self._refuse(table, table.base_offsets <= ends[:-1], "offsets go back")
+        self._refuse(table, table.base_offsets <= ends[:-1], "its offsets decrease")
         outside = (table.base_offsets < self._base_offset) | (table.last_offsets >= self._next_offset)
-        self._refuse(table, outside, "it reaches beyond its place in the log", next_offset=self._next_offset)
+        self._refuse(table, outside, "it exceeds its offset range in the log", next_offset=self._next_offset)
         governing = np.searchsorted(self._epoch_starts, table.base_offsets, "right") - 1
         of_another = (table.leader_epochs >= 0) & (table.leader_epochs != self._epochs[governing])
-        self._refuse(table, of_another | (governing < 0), "a batch of another leader epoch")
+        self._refuse(table, of_another | (governing < 0), "a batch has another leader epoch")
         self._first_offset = int(table.base_offsets[0]) if self._first_offset is None else self._first_offset
         self._last_offset = int(table.last_offsets[-1])
 
     def _refuse(self, table: BatchTable, wrong: np.ndarray, what: str, **facts: object) -> None:
         if wrong.any():
-            row = int(wrong.argmax())
-            where = {"at": int(table.positions[row]), "offset": int(table.base_offsets[row])}
-            raise Corrupt(f"checking a segment, {what}", **where, **facts)
+            batch = int(wrong.argmax())
+            where = {"at": int(table.positions[batch]), "offset": int(table.base_offsets[batch])}
+            raise Corrupt(f"the segment is invalid, {what}", **where, **facts)

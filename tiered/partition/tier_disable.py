@@ -63,13 +63,15 @@ def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], off
         partition.cleared_in_doubt |= len(kept) < len(partition.uploaded)  # first: one may be an entry
         partition.uploaded = kept
     try:
-        given_up = disable_tier(log_start_offset=offset, now_ms=now_ms)
+        tier_disabled = disable_tier(log_start_offset=offset, now_ms=now_ms)
         # Checked again when the commit runs: another commit may have waited long, and the request may have been undone.
-        head = metadata.commit(lambda head: given_up(head) if partition.rules.gives_up_remote else head, now_ms)
+        manifest = metadata.commit(
+            lambda manifest: tier_disabled(manifest) if partition.rules.gives_up_remote else manifest, now_ms
+        )
         with partition.lock:
-            if log.log_start_offset < head.log_start_offset and not partition.is_deleted:
-                where().write_log_starts({partition.name: head.log_start_offset})
-                log.raise_log_start(head.log_start_offset)
+            if log.log_start_offset < manifest.log_start_offset and not partition.is_deleted:
+                where().write_log_starts({partition.name: manifest.log_start_offset})
+                log.raise_log_start(manifest.log_start_offset)
     finally:
         partition.copying = frozenset()
-    return head.given_up or not head.has_entries
+    return manifest.tier_disabled or not manifest.has_entries

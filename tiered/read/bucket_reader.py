@@ -101,7 +101,7 @@ class RemoteLog(Readable):
             topics = {name for name, _ in list_topics(self.store)} if self._layout.is_ours else self.topics()
             there_are = ", ".join(sorted(topics)[:10]) or "none"
             told = {"there_are": there_are, "did_you_mean": nearest(topic, topics)}
-            raise NotFound("finding a topic in the bucket", topic=topic, store=self.store.url, **told)
+            raise NotFound("topic not found in the bucket", topic=topic, store=self.store.url, **told)
         return found
 
     def each_of(self, topic: str) -> list[RemoteLog]:
@@ -127,7 +127,7 @@ class RemoteLog(Readable):
         """The partition's newest manifest as of the last refresh. Raises NotFound."""
         manifest = self._source(partition).manifest()
         if manifest is None:
-            raise NotFound("reading a partition's head, there is none", partition=partition, store=self.store.url)
+            raise NotFound("the partition has no manifest", partition=partition, store=self.store.url)
         return manifest
 
     def refresh(self) -> None:
@@ -181,7 +181,7 @@ class RemoteLog(Readable):
             try:
                 release(self.store, prefix, [pin])
             except LogError as error:
-                _log.warning("a pin stays until it expires: prefix=%s key=%s cause=%s", prefix, pin.key, error)
+                _log.warning("cannot delete a pin, it expires later: prefix=%s key=%s cause=%s", prefix, pin.key, error)
         if self._disk is not None:
             self._disk.close()
         self.store.close()
@@ -234,14 +234,12 @@ class RemoteLog(Readable):
         chosen = self._chosen.get(topic, ids[0])
         if topic not in self._chosen and len(ids) > 1:
             raise InvalidRequest(
-                "finding a topic in the bucket, several have this name: choose one with --topic-id or topic_ids",
+                "several topics in the bucket have this name: choose one with --topic-id or topic_ids",
                 topic=topic,
                 topic_ids=",".join(ids),
             )
         if chosen not in ids:
-            raise NotFound(
-                "finding a topic in the bucket, none has this id", topic=topic, topic_id=chosen, there_are=",".join(ids)
-            )
+            raise NotFound("no topic in the bucket has this id", topic=topic, topic_id=chosen, there_are=",".join(ids))
         return chosen
 
     def _living_ids(self, topic: str) -> list[str]:
@@ -283,7 +281,7 @@ class RemoteLog(Readable):
                 else:
                     named = {each.topic_partition: each for each in self._named(partition.topic, topic_id)}
                     if (name := named.get(partition)) is None:
-                        raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+                        raise NotFound("partition not found in the bucket", partition=partition, store=self.store.url)
                     assert isinstance(name, ExternalName), "a layout gives names of its own"
                     self._sources[partition] = external_source(self.store, layout, name, self._cache)
             return self._sources[partition]
@@ -297,12 +295,12 @@ class RemoteLog(Readable):
         metadata = MetadataLog(self.store, prefix, copies=self._copies)
         manifest = metadata.load()
         if manifest is None and partition not in self.partitions(partition.topic):
-            raise NotFound("finding a partition in the bucket", partition=partition, store=self.store.url)
+            raise NotFound("partition not found in the bucket", partition=partition, store=self.store.url)
         if manifest is None:
             manifest = metadata.refresh()
         if manifest.deleted_ms is not None:
             raise NotFound(
-                "finding a partition in the bucket, its topic was deleted",
+                "partition not found in the bucket, its topic was deleted",
                 partition=partition,
                 deleted_ms=manifest.deleted_ms,
             )
@@ -351,9 +349,7 @@ def open_remote(
     split_url(url)
     asked = LayoutOptions(layout=layout, prefixes=tuple(prefixes), private_keys=dict(private_keys or {}))
     if cache_dir and not asked.is_ours:
-        raise InvalidRequest(
-            "opening a bucket, only our own is cached on a disk: others have no checksums", layout=layout
-        )
+        raise InvalidRequest("cannot cache an external bucket on a disk, it has no checksums", layout=layout)
     keys = load_key_ring(key_ring, os.environ)
     piece_bytes, index_bytes = shares(cache_dir_bytes)
     disk = DiskCache.open(DiskStorage(), os.path.abspath(cache_dir), piece_bytes) if cache_dir else None

@@ -54,7 +54,7 @@ class Fetcher:
         `TieredReader.batches`, and InvalidRequest for limits below 1 byte or 0 ms.
         """
         if bytes_max < 1 or wait_ms < 0:
-            raise InvalidRequest("fetching, not a limit", partition=partition, bytes_max=bytes_max, wait_ms=wait_ms)
+            raise InvalidRequest("invalid fetch limit", partition=partition, bytes_max=bytes_max, wait_ms=wait_ms)
         source = self._reader.source(partition)
         with self._lock:
             read = self._reads.pop((partition, offset), None)
@@ -113,8 +113,11 @@ class _Read:
         mine = self._source
         if mine.log is not source.log or mine.metadata is not source.metadata:
             return False
-        head = source.known_manifest()
-        starts = [head.log_start_offset if head is not None else 0, source.log.log_start_offset if source.log else 0]
+        manifest = source.known_manifest()
+        starts = [
+            manifest.log_start_offset if manifest is not None else 0,
+            source.log.log_start_offset if source.log else 0,
+        ]
         return self.next_offset >= max(starts)
 
     @property

@@ -67,7 +67,7 @@ def tell(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -
     if end is None:
         if segment.may_be_torn:
             return None
-        raise Corrupt("reading a segment, it does not begin with a batch", object=segment.data_key)
+        raise Corrupt("cannot read a segment, it does not begin with a batch", object=segment.data_key)
     found_offset, size_bytes, latest_ms = end
     next_offset = segment.next_offset or found_offset
     beside = None if segment.epochs else _epochs_beside(store, segment, next_offset)
@@ -96,19 +96,19 @@ def with_all_epochs(store: ObjectStore, layout: ExternalFormat, told: Told) -> T
     epochs = LeaderEpochs()
     for _, _, table in slices_of(reader_of(store, layout, told.segment)):
         changes = np.flatnonzero(np.diff(table.leader_epochs, prepend=-2))
-        for row in changes.tolist():
-            if (epoch := int(table.leader_epochs[row])) >= 0:
-                epochs = epochs.assign(epoch, int(table.base_offsets[row]))
+        for batch in changes.tolist():
+            if (epoch := int(table.leader_epochs[batch])) >= 0:
+                epochs = epochs.assign(epoch, int(table.base_offsets[batch]))
     first = ((epochs.entries[0][0], told.segment.base_offset), *epochs.entries[1:]) if epochs.entries else ()
     return replace(told, epochs=first, has_all_epochs=True)
 
 
 def built_indexes(read: Read, base_offset: int) -> tuple[bytes, bytes]:
     """The offset and time index of a log, as a broker's recovery would make them. Reads all of it."""
-    rows = IndexRows()
+    entries = IndexRows()
     for _, _, table in slices_of(read):
-        rows.add(table)
-    made = rows.indexes(base_offset, INTERVAL_BYTES)
+        entries.add(table)
+    made = entries.indexes(base_offset, INTERVAL_BYTES)
     return bytes(made.offset), bytes(made.time)
 
 
@@ -116,13 +116,15 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
     """The position of the first batch at or above `offset`. Raises Corrupt if a batch has `offset` inside."""
     start = offset_index.lookup(offsets, base_offset, offset)[1]
     for at, _, table in slices_of(lambda position, length: read(start + position, length)):
-        for row in range(len(table)):
-            if int(table.base_offsets[row]) >= offset:
-                return start + at + int(table.positions[row])
-            if int(table.last_offsets[row]) >= offset:
+        for batch in range(len(table)):
+            if int(table.base_offsets[batch]) >= offset:
+                return start + at + int(table.positions[batch])
+            if int(table.last_offsets[batch]) >= offset:
                 facts = {"offset": offset, "base_offset": base_offset}
-                raise Corrupt("cutting a segment where another leader's begins, a batch has that inside it", **facts)
-    raise Corrupt("cutting a segment, it ends before", offset=offset, base_offset=base_offset)
+                raise Corrupt(
+                    "cannot cut a segment at the start of another leader epoch, the offset is inside a batch", **facts
+                )
+    raise Corrupt("cannot cut a segment, it ends before the offset", offset=offset, base_offset=base_offset)
 
 
 def row_of(told: Told, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
@@ -157,9 +159,9 @@ def row_of(told: Told, layout: ExternalFormat, *, next_offset: int, size_bytes: 
     )
 
 
-def is_told(row: SegmentEntry) -> bool:
+def is_told(entry: SegmentEntry) -> bool:
     """Whether the bucket has this entry's transactions; if not, all batches up to its end must be read."""
-    return "txn" not in row.indexes or row.indexes["txn"].start >= 0
+    return "txn" not in entry.indexes or entry.indexes["txn"].start >= 0
 
 
 def reader_of(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -> Read:
@@ -168,8 +170,8 @@ def reader_of(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegme
         size = segment.size_bytes
         return lambda at, length: store.get_range(segment.data_key, at, min(length, max(0, size - at)))
     pseudo = Told(segment=segment, next_offset=segment.base_offset + 1, size_bytes=0, max_timestamp_ms=None, epochs=())
-    row = row_of(pseudo, layout, next_offset=pseudo.next_offset, size_bytes=segment.size_bytes)
-    return ExternalObject(store, segment.data_key, layout.parts(store, row)).read
+    entry = row_of(pseudo, layout, next_offset=pseudo.next_offset, size_bytes=segment.size_bytes)
+    return ExternalObject(store, segment.data_key, layout.parts(store, entry)).read
 
 
 def _end(store: ObjectStore, segment: ExternalSegment, read: Read) -> tuple[int, int, int | None] | None:
@@ -227,8 +229,8 @@ def checkpoint_of(store: ObjectStore, layout: ExternalFormat, told: Told) -> tup
     key = told.segment.index_keys.get("epochs")
     if key is not None:
         return parse_lineage(store.get(key), key)
-    row = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
-    return parse_lineage(layout.parts(store, row).epochs or b"", row.data_key)
+    entry = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
+    return parse_lineage(layout.parts(store, entry).epochs or b"", entry.data_key)
 
 
 def epochs_between(checkpoint: bytes, key: str, base: int, end: int) -> tuple[tuple[int, int], ...]:
@@ -241,9 +243,9 @@ def parse_lineage(checkpoint: bytes, key: str) -> tuple[tuple[int, int], ...]:
     try:
         entries = tuple((int(epoch), int(start)) for _, (epoch, start) in parse_entries(checkpoint, key, 2))
     except ValueError as error:
-        raise Corrupt("reading a leader-epoch checkpoint, not an entry", path=key) from error
+        raise Corrupt("cannot read a leader epoch checkpoint, a line is not an entry", path=key) from error
     if any(not 0 <= epoch <= EPOCH_MAX or start < 0 for epoch, start in entries):
-        raise Corrupt("reading a leader-epoch checkpoint, an epoch or an offset that none can be", path=key)
+        raise Corrupt("cannot read a leader epoch checkpoint, an epoch or an offset is out of range", path=key)
     if any(one[0] >= two[0] or one[1] >= two[1] for one, two in pairwise(entries)):
-        raise Corrupt("reading a leader-epoch checkpoint, not in order", path=key)
+        raise Corrupt("cannot read a leader epoch checkpoint, its entries are out of order", path=key)
     return entries

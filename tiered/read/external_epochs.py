@@ -49,7 +49,7 @@ def checkpoint_beside(
             continue
         if entries and not _agrees(LeaderEpochs(entries), each):
             if each.is_begun or each.is_verified:
-                what = "its leader-epoch checkpoint contradicts its batches: it is not used"
+                what = "its leader epoch checkpoint contradicts its batches and is ignored"
                 note(Finding(severity=Severity.WARNING, path=each.segment.data_key, what=what, offsets=_range(each)))
             is_doubtful = True
             continue
@@ -115,7 +115,7 @@ def _verified(
         read = reader_of(store, layout, told.segment)
         header = read_header(read(0, HEADER_BYTES))
         if header is None:
-            raise Corrupt("reading a segment, it does not begin with a batch", object=told.segment.data_key)
+            raise Corrupt("cannot read a segment, it does not begin with a batch", object=told.segment.data_key)
         is_plain = len(told.epochs) == 1 and header.leader_epoch in (-1, told.epochs[0][0])
         if is_plain and not is_doubtful:
             return replace(told, is_begun=True, has_all_epochs=True)
@@ -125,7 +125,7 @@ def _verified(
         return None
     claimed = told.epochs
     if epochs and claimed and epochs != claimed:
-        what = f"leader epochs that contradict the batches: said={_text(claimed)} batches={_text(epochs)}"
+        what = f"its leader epochs contradict its batches: claimed={_text(claimed)} batches={_text(epochs)}"
         note(Finding(severity=Severity.WARNING, path=told.segment.data_key, what=what, offsets=_range(told)))
     # A cleaned segment ends before its last offset. Its end beyond the next segment's base is not trusted.
     limit = min((base for base in bases if base >= end), default=told.next_offset)
@@ -136,9 +136,9 @@ def _verified(
 def _scanned(read: Callable[[int, int], bytes], told: Told) -> tuple[tuple[tuple[int, int], ...], int]:
     epochs, end = LeaderEpochs(), told.segment.base_offset
     for _, _, table in slices_of(read):
-        for row in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
-            if (epoch := int(table.leader_epochs[row])) >= 0:
-                epochs = epochs.assign(epoch, int(table.base_offsets[row]))
+        for batch in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
+            if (epoch := int(table.leader_epochs[batch])) >= 0:
+                epochs = epochs.assign(epoch, int(table.base_offsets[batch]))
         end = int(table.last_offsets[-1]) + 1
     entries = epochs.entries
     return ((entries[0][0], told.segment.base_offset), *entries[1:]) if entries else (), end

@@ -64,19 +64,19 @@ class ExternalPartition(RemotePartition):
     def txn_index(self, segment: SegmentEntry) -> Body:
         if is_told(segment):
             return self.indexes(segment).txn
-        return self._replay.aborted(segment, self._rows())
+        return self._replay.aborted(segment, self._entries())
 
     def producer_snapshot(self, segment: SegmentEntry) -> Body:
         if is_told(segment) and "producers" in segment.indexes:
             return self.indexes(segment).producers
-        return self._replay.producers(segment, self._rows())
+        return self._replay.producers(segment, self._entries())
 
     def object_of(self, segment: SegmentEntry) -> ExternalObject:
         """The segment's bytes for a single sequential pass."""
         return ExternalObject(self._store, segment.data_key, self._layout.parts(self._store, segment))
 
-    def _rows(self) -> Sequence[SegmentEntry]:
-        return self.head().segments
+    def _entries(self) -> Sequence[SegmentEntry]:
+        return self.manifest().segments
 
     def _checked_indexes(self, segment: SegmentEntry) -> IndexBundle:
         parts = self._layout.parts(self._store, segment)
@@ -110,7 +110,7 @@ class ExternalPartition(RemotePartition):
                 stored.size_bytes != table.stored_range(number)[1]
                 or len(stored.body) < stored.start + stored.size_bytes
             ):
-                raise Corrupt("a chunk is short", chunk=number)
+                raise Corrupt("a chunk is too short", chunk=number)
             if table.is_as_it_is:
                 return stored
             view = memoryview(stored.body)[stored.start : stored.start + stored.size_bytes]
@@ -130,31 +130,31 @@ class Replay:
         self._producers: dict[str, bytes] = {}
         self._reached = 0
 
-    def aborted(self, segment: SegmentEntry, rows: Sequence[SegmentEntry]) -> bytes:
+    def aborted(self, segment: SegmentEntry, entries: Sequence[SegmentEntry]) -> bytes:
         """The ``.txnindex`` of an entry. Raises Corrupt, NotFound."""
         with self._lock:
-            self._go_to(segment, rows)
+            self._go_to(segment, entries)
             return self._aborted.get(segment.data_key, b"")
 
-    def producers(self, segment: SegmentEntry, rows: Sequence[SegmentEntry]) -> bytes:
+    def producers(self, segment: SegmentEntry, entries: Sequence[SegmentEntry]) -> bytes:
         """The ``.snapshot`` at the end of an entry."""
         with self._lock:
-            self._go_to(segment, rows)
+            self._go_to(segment, entries)
             return self._producers.get(segment.data_key, b"")
 
-    def _go_to(self, segment: SegmentEntry, rows: Sequence[SegmentEntry]) -> None:
-        for row in rows:
-            if row.base_offset >= self._reached and row.base_offset <= segment.base_offset:
-                self._take(row)
+    def _go_to(self, segment: SegmentEntry, entries: Sequence[SegmentEntry]) -> None:
+        for entry in entries:
+            if entry.base_offset >= self._reached and entry.base_offset <= segment.base_offset:
+                self._take(entry)
 
-    def _take(self, row: SegmentEntry) -> None:
-        body = self._remote.object_of(row)
+    def _take(self, entry: SegmentEntry) -> None:
+        body = self._remote.object_of(entry)
         found = []
-        for _, data, table in slices_of(lambda at, length: body.read(at, min(length, max(0, row.size_bytes - at)))):
+        for _, data, table in slices_of(lambda at, length: body.read(at, min(length, max(0, entry.size_bytes - at)))):
             found += self._state.replay(data, table)
-        self._aborted[row.data_key] = txn_index.encode(found)
-        self._producers[row.data_key] = producer_snapshot.encode(self._state.entries())
-        self._reached = row.next_offset
+        self._aborted[entry.data_key] = txn_index.encode(found)
+        self._producers[entry.data_key] = producer_snapshot.encode(self._state.entries())
+        self._reached = entry.next_offset
 
 
 @dataclass(slots=True)
@@ -218,21 +218,23 @@ def list_rows(
     copies = _copies(found)
     chosen = choose(copies, known_epochs)
     try:
-        rows = [_row(store, layout, found[each.number], each.next_offset) for each in chosen]
+        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in chosen]
     except Corrupt as error:
         if not known_epochs:
             raise
         # No leader begins inside a batch: the checkpoint is wrong, and the batches alone decide.
         note(replace(damaged(error, f"{name.prefix}epochs"), severity=Severity.WARNING))
         chosen = choose(copies)
-        rows = [_row(store, layout, found[each.number], each.next_offset) for each in chosen]
+        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in chosen]
     for start, end in hidden(copies, chosen):
-        what = "offsets that are not read: the leader epochs say that the last leader's log does not have them"
+        what = "these offsets are not read: by the leader epochs, the log of the last leader does not have them"
         note(Finding(severity=Severity.WARNING, path=f"{name.prefix}{start}-{end}", what=what, offsets=(start, end)))
-    left_out = len(found) - len(rows)
+    left_out = len(found) - len(entries)
     if left_out:
-        _log.info("copies are not needed: partition=%s segments=%d", name.topic_partition, left_out)
-    return _all_or_none_told(rows)
+        _log.info(
+            "deleted local copies that are no longer needed: partition=%s segments=%d", name.topic_partition, left_out
+        )
+    return _all_or_none_told(entries)
 
 
 def _tell(
@@ -277,24 +279,24 @@ def _copies(found: Sequence[Told]) -> list[Copy]:
     ]
 
 
-def _row(store: ObjectStore, layout: ExternalFormat, told: Told, next_offset: int) -> SegmentEntry:
+def _entry(store: ObjectStore, layout: ExternalFormat, told: Told, next_offset: int) -> SegmentEntry:
     """The segment entry, cut where another leader's records begin."""
-    row = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
+    entry = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
     if next_offset >= told.next_offset:
-        return row
-    parts = layout.parts(store, row)
-    body = ExternalObject(store, row.data_key, parts)
-    offsets = parts.offset if parts.offset is not None else built_indexes(body.read, row.base_offset)[0]
-    cut = position_of(body.read, offsets, row.base_offset, next_offset)
+        return entry
+    parts = layout.parts(store, entry)
+    body = ExternalObject(store, entry.data_key, parts)
+    offsets = parts.offset if parts.offset is not None else built_indexes(body.read, entry.base_offset)[0]
+    cut = position_of(body.read, offsets, entry.base_offset, next_offset)
     return row_of(told, layout, next_offset=next_offset, size_bytes=cut)
 
 
-def _all_or_none_told(rows: list[SegmentEntry]) -> list[SegmentEntry]:
+def _all_or_none_told(entries: list[SegmentEntry]) -> list[SegmentEntry]:
     """Keep the transactions of all entries or of none: each index relies on those before it."""
-    if all(is_told(row) for row in rows):
-        return rows
+    if all(is_told(entry) for entry in entries):
+        return entries
     unknown = {"txn": IndexRange(start=-1, length=1)}
-    return [replace(row, indexes={**row.indexes, **unknown}) for row in rows]
+    return [replace(entry, indexes={**entry.indexes, **unknown}) for entry in entries]
 
 
 def _entries_below(offsets: bytes, segment: SegmentEntry) -> int:

@@ -135,7 +135,7 @@ class LocalViews:
         with self._lock:
             if self._damage is None and any(view.horizon_offset > offset for view in self.catalog().views):
                 _log.warning(
-                    "views are void, the log ends below them: partition=%s offset=%d", self._log.partition, offset
+                    "dropped the views, the log ends below them: partition=%s offset=%d", self._log.partition, offset
                 )
                 self.commit(cut_views(offset, now_ms=now_ms))
 
@@ -152,19 +152,25 @@ class LocalViews:
     def delete_due(self, now_ms: int, delay_ms: int) -> int:
         """Steps 6 and 7; the number of files. A part stamped in the future waits from now on."""
         with self._lock:
-            if not self._catalog.unlinked or self._damage is not None:
+            if not self._catalog.pending_deletes or self._damage is not None:
                 return 0
             catalog = self.catalog()
-            for each in catalog.unlinked:
+            for each in catalog.pending_deletes:
                 self._since_ms[each.key] = min(self._since_ms.get(each.key, each.unlinked_ms), now_ms)
-            due = {each.key for each in catalog.unlinked if now_ms - self._since_ms[each.key] >= delay_ms}
+            due = {each.key for each in catalog.pending_deletes if now_ms - self._since_ms[each.key] >= delay_ms}
             if not due:
                 return 0
-            in_use = {key for view in catalog.views for row in view.rows for key in (row.data_key, row.indexes_key)}
+            in_use = {
+                key for view in catalog.views for entry in view.entries for key in (entry.data_key, entry.indexes_key)
+            }
             storage, directory = self._log.place
             storage.sync_directory(directory)
             self.files.delete(sorted(due - in_use))
-            self.commit(lambda known: replace(known, unlinked=tuple(e for e in known.unlinked if e.key not in due)))
+            self.commit(
+                lambda known: replace(
+                    known, pending_deletes=tuple(e for e in known.pending_deletes if e.key not in due)
+                )
+            )
             self._since_ms = {key: since for key, since in self._since_ms.items() if key not in due}
             return len(due)
 
@@ -179,7 +185,7 @@ class LocalViews:
             self._catalog = ViewCatalog()
         except Corrupt as error:
             _log.error("a view catalog is damaged: partition=%s error=%s", self._log.partition, error)
-            advice = f"drop the views ('tiered view drop {self._log.partition.topic}') and build them anew"
+            advice = f"drop the views ('tiered view drop {self._log.partition.topic}') and build them again"
             self._catalog, self._damage = ViewCatalog(), Corrupt(f"{error.attempt}: {advice}", **error.facts)
         self._is_unsure = False
         if self._log.is_read_only:
@@ -206,4 +212,4 @@ class LocalViews:
             storage.unlink(join(directory, path))
         for place in sorted({parent(path) for path in unnamed}):
             storage.sync_directory(join(directory, place))
-        _log.info("deleted what no view names: partition=%s files=%d", self._log.partition, len(unnamed))
+        _log.info("deleted files that no view names: partition=%s files=%d", self._log.partition, len(unnamed))

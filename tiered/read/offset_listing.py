@@ -78,18 +78,18 @@ def _latest_tiered(source: PartitionSource) -> FoundOffset | None:
     Expiry and deletion do not lower it; readers wait for it to rise.
     Source: `UnifiedLog`'s ``highestOffsetInRemoteStorage``, KIP-1005.
     """
-    head = source.head()
-    if head is None or head.max_end_offset == 0:
+    manifest = source.manifest()
+    if manifest is None or manifest.max_end_offset == 0:
         return None
-    offset = head.max_end_offset - 1
-    return FoundOffset(offset, None, _epoch_at(source, offset) if offset >= head.log_start_offset else None)
+    offset = manifest.max_end_offset - 1
+    return FoundOffset(offset, None, _epoch_at(source, offset) if offset >= manifest.log_start_offset else None)
 
 
 def _earliest_pending(source: PartitionSource) -> FoundOffset | None:
-    head = source.head()
-    if head is None:
+    manifest = source.manifest()
+    if manifest is None:
         return None
-    return FoundOffset(head.next_offset, None, _epoch_at(source, head.next_offset))
+    return FoundOffset(manifest.next_offset, None, _epoch_at(source, manifest.next_offset))
 
 
 def _at_or_after(partition: TopicPartition, reader: TieredReader, timestamp_ms: int) -> FoundOffset | None:
@@ -112,8 +112,8 @@ def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None
     """
     start, log = source.start_offset(), source.log
     local_start = log.local_log_start_offset if log is not None else None
-    rows = [row for row in source.ask(_parts) or [] if local_start is None or row.base_offset < local_start]
-    known = [_largest(source.partition, reader, row, start) for row in rows]
+    entries = [entry for entry in source.ask(_parts) or [] if local_start is None or entry.base_offset < local_start]
+    known = [_largest(source.partition, reader, entry, start) for entry in entries]
     local = log.offset_for(OffsetSpec.MAX_TIMESTAMP) if log is not None else None
     known.append(local.timestamp_ms if local is not None else None)
     for timestamp_ms in sorted({each for each in known if each is not None}, reverse=True):
@@ -124,18 +124,20 @@ def _newest(source: PartitionSource, reader: TieredReader) -> FoundOffset | None
 
 def _parts(index: MetadataIndex) -> list[PageEntry | SegmentEntry]:
     """Live entries, and pages as a whole; the page that contains the log start entry by entry."""
-    start = index.head.log_start_offset
+    start = index.manifest.log_start_offset
     found: list[PageEntry | SegmentEntry] = []
     for part in index.parts():
         is_cut = isinstance(part, PageEntry) and part.base_offset < start
-        found += index.rows(part.base_offset, part.next_offset) if is_cut else [part]
+        found += index.entries(part.base_offset, part.next_offset) if is_cut else [part]
     return found
 
 
-def _largest(partition: TopicPartition, reader: TieredReader, row: PageEntry | SegmentEntry, start: int) -> int | None:
-    if row.base_offset >= start or row.max_timestamp_ms is None:
-        return row.max_timestamp_ms
-    steps = reader.columns(partition, start, row.next_offset)
+def _largest(
+    partition: TopicPartition, reader: TieredReader, entry: PageEntry | SegmentEntry, start: int
+) -> int | None:
+    if entry.base_offset >= start or entry.max_timestamp_ms is None:
+        return entry.max_timestamp_ms
+    steps = reader.columns(partition, start, entry.next_offset)
     return max((int(columns.timestamps.max()) for columns in steps if len(columns)), default=None)
 
 
@@ -146,8 +148,8 @@ def _epoch_at(source: PartitionSource, offset: int) -> int | None:
     if found is not None:
         return found
     try:
-        row = source.ask(lambda index: index.find_by_offset(offset))
+        entry = source.ask(lambda index: index.find_by_offset(offset))
     except LogError:
         return None
-    below = [epoch for epoch, first in row.epochs if first <= offset] if row is not None else []
+    below = [epoch for epoch, first in entry.epochs if first <= offset] if entry is not None else []
     return below[-1] if below else None

@@ -11,7 +11,7 @@ from local.log import Log
 from local.names import TopicPartition
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 
@@ -36,56 +36,56 @@ class PartitionSource:
     is_disk_alone: bool = False
     local_views: LocalViews | None = None
 
-    def known_manifest(self) -> Head | None:
+    def known_manifest(self) -> Manifest | None:
         """The newest manifest seen so far; sends no request."""
         return self.metadata.cached if self.metadata is not None else None
 
-    def head(self) -> Head | None:
+    def manifest(self) -> Manifest | None:
         """As `known_manifest`, but requests it if none was ever seen. None: nothing is tiered. Raises Unavailable."""
         return self.known_manifest() or (self.metadata.load() if self.metadata is not None else None)
 
-    def manifest_below(self, local_start: int | None) -> Head | None:
-        """As `head`, but one that contains every segment dropped from the disk below `local_start`.
+    def manifest_below(self, local_start: int | None) -> Manifest | None:
+        """As `manifest`, but one that contains every segment dropped from the disk below `local_start`.
 
         A segment is committed before the disk drops it (I2). Another process may have done both. Then the manifest seen
         so far ends too early, and it is read once more.
         """
-        head = self.head()
+        manifest = self.manifest()
         if (
-            head is not None
+            manifest is not None
             and local_start is not None
-            and head.next_offset < local_start
+            and manifest.next_offset < local_start
             and self.metadata is not None
         ):
             return self.metadata.load(exact=True)  # readers skip a hole, so "nothing new" has to be true
-        return head
+        return manifest
 
     def ask(self, question: Callable[[MetadataIndex], T]) -> T | None:
         """The answer of `question` from the manifest; None without a manifest. Raises Unavailable."""
-        head = self.head()
-        return self.ask_of(head, question) if head is not None else None
+        manifest = self.manifest()
+        return self.ask_of(manifest, question) if manifest is not None else None
 
-    def ask_of(self, head: Head, question: Callable[[MetadataIndex], T]) -> T:
-        """The answer of `question` from `head`, or from the newest manifest if `head` is too old for it."""
+    def ask_of(self, manifest: Manifest, question: Callable[[MetadataIndex], T]) -> T:
+        """The answer of `question` from `manifest`, or from the newest manifest if `manifest` is too old for it."""
         assert self.metadata is not None, "a head comes with its chain"
-        return self.metadata.ask(head, question)
+        return self.metadata.ask(manifest, question)
 
     def start_offset(self) -> int:
         """The first retained offset over both tiers: the manifest's if there is one. Raises Unavailable.
 
         Before any manifest was seen, a disk that holds the whole log answers alone: no request is sent.
         """
-        head = self.known_manifest() if self.has_whole_log() else self.head()
-        if head is not None:
-            return head.log_start_offset
+        manifest = self.known_manifest() if self.has_whole_log() else self.manifest()
+        if manifest is not None:
+            return manifest.log_start_offset
         if self.log is None:
             return 0
         return self.log.local_log_start_offset if self.is_disk_alone else self.log.log_start_offset
 
     def next_offset(self) -> int:
         """The log end offset. Raises Unavailable if the disk alone does not know it."""
-        head = self.known_manifest() if self.has_local_records() else self.head()
-        ends = [head.next_offset] if head else []
+        manifest = self.known_manifest() if self.has_local_records() else self.manifest()
+        ends = [manifest.next_offset] if manifest else []
         if self.log is not None:
             ends.append(self.log.next_offset)
         return max(ends, default=0)
@@ -111,21 +111,23 @@ class PartitionSource:
         """
         # The disk first, then the manifest: a dropped segment was committed before.
         local_start = self.log.local_log_start_offset if self.log is not None else None
-        head = self.manifest_below(local_start)
-        if head is None:
+        manifest = self.manifest_below(local_start)
+        if manifest is None:
             raise self.unseen(offset)
-        return self.ask_of(head, lambda index: self.row_in(index, offset, local_start))
+        return self.ask_of(manifest, lambda index: self.row_in(index, offset, local_start))
 
     def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[SegmentEntry | None, int]:
         """As `row_at`, with the manifest of this index and this local log start offset."""
-        if offset < index.head.log_start_offset:  # the log start of a manifest newer than the one the read began with
-            raise out_of_range(self.partition, offset, index.head.log_start_offset, self.next_offset())
-        row = index.find_by_offset(offset)
-        if row is None or (local_start is not None and offset < local_start <= row.base_offset):
+        if (
+            offset < index.manifest.log_start_offset
+        ):  # the log start of a manifest newer than the one the read began with
+            raise out_of_range(self.partition, offset, index.manifest.log_start_offset, self.next_offset())
+        entry = index.find_by_offset(offset)
+        if entry is None or (local_start is not None and offset < local_start <= entry.base_offset):
             if local_start is None:
                 raise out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
             return None, max(offset, local_start)
-        return row, max(offset, row.base_offset)
+        return entry, max(offset, entry.base_offset)
 
     def unseen(self, offset: int) -> LogError:
         """The error for an `offset` not on the disk before any manifest was seen."""
@@ -137,13 +139,17 @@ class PartitionSource:
         """The error for records dropped from the disk without a manifest that locates them."""
         facts = {"partition": self.partition, "offset": offset}
         if self.metadata is None:
-            attempt = "reading a tiered partition, no store is configured: set url in [remote] of tiered.toml"
+            attempt = "cannot read the tiered partition, no store is configured: set url in [remote] of tiered.toml"
             return InvalidRequest(attempt, **facts)
-        return NotFound("reading a tiered partition, there is no head of it in the bucket", **facts)
+        return NotFound("cannot read the tiered partition, the bucket has no manifest of it", **facts)
 
 
 def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset: int) -> OffsetOutOfRange:
     """The error of a read outside the log."""
     return OffsetOutOfRange(
-        "reading, offset out of range", partition=partition, offset=offset, first_offset=first, next_offset=next_offset
+        "cannot read, the offset is out of range",
+        partition=partition,
+        offset=offset,
+        first_offset=first,
+        next_offset=next_offset,
     )

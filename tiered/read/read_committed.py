@@ -42,7 +42,9 @@ def producers_in_bucket(source: PartitionSource) -> ProducerState:
     try:
         found = source.ask(partial(_last_producers, source.remote))
     except NotFound as error:
-        raise Corrupt("reading the producers at the bucket's end, an object is missing", **error.facts) from error
+        raise Corrupt(
+            "cannot read the producers at the end of the bucket, an object is missing", **error.facts
+        ) from error
     return ProducerState() if found is None else found
 
 
@@ -74,10 +76,10 @@ def entry_with_aborted(
     """
 
     def look(index: MetadataIndex, start: int | None) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
-        row, at = source.row_in(index, offset, start)
-        if row is None:
+        entry, at = source.row_in(index, offset, start)
+        if entry is None:
             return None, at, []
-        return row, at, _aborted(source, index, start, at, min(row.next_offset, upper_offset))
+        return entry, at, _aborted(source, index, start, at, min(entry.next_offset, upper_offset))
 
     found = _settled(source, look)
     if found is None:
@@ -94,10 +96,10 @@ def _settled(source: PartitionSource, look: Callable[[MetadataIndex, int | None]
     log = source.log
     while True:
         local_start = log.local_log_start_offset if log is not None else None
-        head = source.manifest_below(local_start)  # the disk first, then the manifest (I2)
-        if head is None:
+        manifest = source.manifest_below(local_start)  # the disk first, then the manifest (I2)
+        if manifest is None:
             return None
-        found = source.ask_of(head, partial(_look_with, look, local_start))
+        found = source.ask_of(manifest, partial(_look_with, look, local_start))
         if log is None or log.local_log_start_offset == local_start:
             return found
 
@@ -128,11 +130,11 @@ def _in_rows(
     found: list[AbortedTransaction] = []
     if remote is None:
         return found, False
-    for row in _rows_with_aborted(index, from_offset, local_start):
+    for entry in _rows_with_aborted(index, from_offset, local_start):
         try:
-            told = entries(remote.txn_index(row), path=row.indexes_key)
+            told = entries(remote.txn_index(entry), path=entry.indexes_key)
         except Corrupt as error:
-            raise Corrupt(f"reading committed records, {error.attempt}", **error.facts) from error
+            raise Corrupt(f"cannot read committed records: {error.attempt}", **error.facts) from error
         some, is_complete = overlapping(told, from_offset, upper_offset)
         found += some
         if is_complete:
@@ -145,6 +147,6 @@ def _rows_with_aborted(index: MetadataIndex, start: int, end: int | None) -> Ite
     for part in index.parts(start, end):
         if part.aborted_bytes == 0:
             continue
-        for row in index.rows(max(start, part.base_offset), part.next_offset):
-            if row.aborted_bytes:
-                yield row
+        for entry in index.entries(max(start, part.base_offset), part.next_offset):
+            if entry.aborted_bytes:
+                yield entry

@@ -154,33 +154,37 @@ class TieredReader:
 
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
         """The offset among the entries that begin below `local_start`."""
-        head = source.manifest_below(local_start)
-        if head is None and source.log is not None and source.log.log_start_offset < source.log.local_log_start_offset:
+        manifest = source.manifest_below(local_start)
+        if (
+            manifest is None
+            and source.log is not None
+            and source.log.log_start_offset < source.log.local_log_start_offset
+        ):
             raise source.unknown(source.log.log_start_offset)
         start = 0
-        while head is not None:
-            row = source.ask_of(head, partial(_late_row, timestamp_ms, start, local_start))
-            if row is None or (local_start is not None and row.base_offset >= local_start):
+        while manifest is not None:
+            entry = source.ask_of(manifest, partial(_late_row, timestamp_ms, start, local_start))
+            if entry is None or (local_start is not None and entry.base_offset >= local_start):
                 return None
             try:
-                found = self._search_row(source, row, timestamp_ms)
+                found = self._search_row(source, entry, timestamp_ms)
             except NotFound as error:
-                why = _why_missing(source, row, row.next_offset)
+                why = _why_missing(source, entry, entry.next_offset)
                 if isinstance(why, Corrupt):
                     raise why from error
-                head = source.known_manifest()  # a newer one, without the entry
+                manifest = source.known_manifest()  # a newer one, without the entry
                 continue
             if found is not None:
                 return found
-            start = row.next_offset
+            start = entry.next_offset
         return None
 
-    def _search_row(self, source: PartitionSource, row: SegmentEntry, timestamp_ms: int) -> int | None:
+    def _search_row(self, source: PartitionSource, entry: SegmentEntry, timestamp_ms: int) -> int | None:
         assert source.remote is not None
         start = source.start_offset()
-        offset, position = source.remote.place_of_timestamp(row, timestamp_ms)
-        with closing(_Stream(source, row.next_offset)) as stream:
-            for data, _ in _remote_run(stream, row, position, offset):
+        offset, position = source.remote.place_of_timestamp(entry, timestamp_ms)
+        with closing(_Stream(source, entry.next_offset)) as stream:
+            for data, _ in _remote_run(stream, entry, position, offset):
                 for columns in _decode(data, source.partition):
                     hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
                     if hits.any():
@@ -217,11 +221,11 @@ class _Stream:
             self._remote = SequentialReader(self.source.remote, self._following)
         return self._remote
 
-    def _following(self, row: SegmentEntry) -> SegmentEntry | None:
-        """The segment read from the bucket after `row`; None if the stream ends or the disk continues."""
+    def _following(self, entry: SegmentEntry) -> SegmentEntry | None:
+        """The segment read from the bucket after `entry`; None if the stream ends or the disk continues."""
         log = self.source.log
         stop = self._stop if log is None else min(self._stop, log.local_log_start_offset)
-        found = self.source.ask(lambda index: index.find_by_offset(row.next_offset))
+        found = self.source.ask(lambda index: index.find_by_offset(entry.next_offset))
         return found if found is not None and found.base_offset < stop else None
 
     def close(self) -> None:
@@ -255,11 +259,11 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
 
 def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
     """The committed records of one segment entry from `offset` on, with the next offset after each step."""
-    row, at, aborted = entry_with_aborted(stream.source, offset, stop)
-    if row is None:
+    entry, at, aborted = entry_with_aborted(stream.source, offset, stop)
+    if entry is None:
         yield None, at
         return
-    for data, reached in _read_row(stream, row, at):
+    for data, reached in _read_row(stream, entry, at):
         for columns in _decode(data, stream.source.partition):
             kept = without_aborted(columns, aborted)
             yield kept.select((kept.offsets >= at) & (kept.offsets < stop)), columns.next_offset
@@ -274,16 +278,16 @@ def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tup
         if data is not None:
             yield data, _offset_after(data, offset)
             return
-    row, at = source.row_at(offset)
-    if row is None:
+    entry, at = source.row_at(offset)
+    if entry is None:
         # The manifest shows that no record is between this offset and the local log start offset.
         yield memoryview(b""), at
         return
-    yield from _read_row(stream, row, at)
+    yield from _read_row(stream, entry, at)
 
 
 def _read_row(
-    stream: _Stream, row: SegmentEntry, offset: int, *, is_again: bool = False, rounds: int = 1
+    stream: _Stream, entry: SegmentEntry, offset: int, *, is_again: bool = False, rounds: int = 1
 ) -> Iterator[tuple[memoryview, int]]:
     """The entry from the batch that holds `offset` to its end. After a 404 the newest manifest decides.
 
@@ -298,24 +302,24 @@ def _read_row(
     assert remote is not None, "a head comes with its objects"
     reached = offset
     try:
-        for data, reached in _remote_run(stream, row, remote.position_of_offset(row, offset), offset):
+        for data, reached in _remote_run(stream, entry, remote.position_of_offset(entry, offset), offset):
             yield data, reached
         return
     except NotFound as error:
-        why = _why_missing(stream.source, row, reached)
+        why = _why_missing(stream.source, entry, reached)
         is_named = isinstance(why, Corrupt)
         if not isinstance(why, NotFound | Corrupt) or (rounds >= MISSING_ROUNDS if is_named else is_again):
             raise why from error
     if is_named:
-        yield from _read_row(stream, row, reached, is_again=is_again, rounds=rounds + 1)
+        yield from _read_row(stream, entry, reached, is_again=is_again, rounds=rounds + 1)
         return
     instead, at = stream.source.row_at(reached)
-    if instead is None or instead.base_offset >= row.next_offset:
-        yield memoryview(b""), min(at, row.next_offset)
+    if instead is None or instead.base_offset >= entry.next_offset:
+        yield memoryview(b""), min(at, entry.next_offset)
         return
     for data, reached in _read_row(stream, instead, at, is_again=True):
-        if reached >= row.next_offset:
-            yield _batches_below(data, row.next_offset), row.next_offset
+        if reached >= entry.next_offset:
+            yield _batches_below(data, entry.next_offset), entry.next_offset
             return
         yield data, reached
 
@@ -341,28 +345,30 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
     return log.read(offset, FETCH_BYTES, isolation=isolation) if offset >= log.local_log_start_offset else None
 
 
-def _remote_run(stream: _Stream, row: SegmentEntry, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
+def _remote_run(stream: _Stream, entry: SegmentEntry, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
     """The rest of one remote segment from byte `position`, without the batches below `offset`."""
     batch_bytes = 0  # size of a batch that did not fit into one step
     begun = position
     verify = stream.source.remote is not None and not stream.source.remote.is_checked
-    while position < row.size_bytes:
+    while position < entry.size_bytes:
         in_one_piece = batch_bytes == 0
-        data = stream.remote.read(row, position, batch_bytes or stream.remote.step_bytes, in_one_piece=in_one_piece)
-        if position == begun > 0 and leads_astray(row, data, offset, position):
+        data = stream.remote.read(entry, position, batch_bytes or stream.remote.step_bytes, in_one_piece=in_one_piece)
+        if position == begun > 0 and leads_astray(entry, data, offset, position):
             position = begun = batch_bytes = 0
             continue
-        whole, skipped, reached = _whole_batches(data, offset, verify=verify, object=row.data_key, position=position)
+        whole, skipped, reached = _whole_batches(data, offset, verify=verify, object=entry.data_key, position=position)
         if whole == 0:
-            if position + len(data) >= row.size_bytes:
-                raise Corrupt("reading a remote segment, it ends inside a batch", object=row.data_key, at=position)
+            if position + len(data) >= entry.size_bytes:
+                raise Corrupt(
+                    "cannot read a remote segment, it ends inside a batch", object=entry.data_key, at=position
+                )
             header = read_header(data)
             batch_bytes = HEADER_BYTES if header is None else header.size_bytes
             continue
         position, batch_bytes = position + whole, 0
         if skipped < whole:
             yield data[skipped:whole], max(reached, offset)
-    yield memoryview(b""), row.next_offset
+    yield memoryview(b""), entry.next_offset
 
 
 def _whole_batches(data: memoryview, offset: int, *, verify: bool = False, **facts: object) -> tuple[int, int, int]:
@@ -373,7 +379,7 @@ def _whole_batches(data: memoryview, offset: int, *, verify: bool = False, **fac
     table = kernels.scan_batches(data, verify=verify)
     if len(table) == 0:
         if table.is_corrupt:
-            raise Corrupt(f"reading batches, {table.problem}", **facts)
+            raise Corrupt(f"cannot read batches, {table.problem}", **facts)
         return 0, 0, offset
     first = int(np.searchsorted(table.last_offsets, offset))
     skipped = int(table.positions[first]) if first < len(table) else table.valid_bytes
@@ -392,20 +398,20 @@ def _offset_after(data: memoryview, offset: int) -> int:
     return _whole_batches(data, offset)[2] if data else offset
 
 
-def _why_missing(source: PartitionSource, row: SegmentEntry, offset: int) -> LogError:
+def _why_missing(source: PartitionSource, entry: SegmentEntry, offset: int) -> LogError:
     """The error after a 404: the newest manifest distinguishes expiry, replacement and a lost object.
 
     Expiry is an offset out of range, a lost object is damage. The manifest must be the newest for certain: GC of an
     older one may have deleted its successors too.
     """
-    head = source.metadata.load(exact=True) if source.metadata is not None else None
-    if head is not None and offset < head.log_start_offset:
-        return out_of_range(source.partition, offset, head.log_start_offset, source.next_offset())
-    if head is not None and source.ask_of(head, lambda index: index.holds(row)):
+    manifest = source.metadata.load(exact=True) if source.metadata is not None else None
+    if manifest is not None and offset < manifest.log_start_offset:
+        return out_of_range(source.partition, offset, manifest.log_start_offset, source.next_offset())
+    if manifest is not None and source.ask_of(manifest, lambda index: index.holds(entry)):
         return Corrupt(
-            "reading a remote segment, its object is missing", partition=source.partition, object=row.data_key
+            "cannot read a remote segment, its object is missing", partition=source.partition, object=entry.data_key
         )
-    return NotFound("reading a remote segment, it was replaced; read again", object=row.data_key)
+    return NotFound("cannot read a remote segment, it was replaced; read again", object=entry.data_key)
 
 
 def _decode(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:

@@ -38,5 +38,5 @@ def living_ids(store: ObjectStore, topic: str, topic_ids: Iterable[str]) -> list
 
 
 def _is_deleted(store: ObjectStore, name: RemotePartitionName) -> bool:
-    head = MetadataLog(store, name.prefix).load()
-    return head is not None and head.deleted_ms is not None
+    manifest = MetadataLog(store, name.prefix).load()
+    return manifest is not None and manifest.deleted_ms is not None

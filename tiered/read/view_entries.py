@@ -21,21 +21,23 @@ RUN_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
 
 
-def row_runs(remote: RemotePartition, row: SegmentEntry, offset: int, position: int = 0) -> Iterator[memoryview]:
+def row_runs(remote: RemotePartition, entry: SegmentEntry, offset: int, position: int = 0) -> Iterator[memoryview]:
     """Runs of whole batches of one part from byte `position`, without batches entirely below `offset`.
 
     Raises Corrupt for damaged bytes, NotFound if the part's objects are deleted, Unavailable.
     """
     want, begun = RUN_BYTES, position
-    while position < row.size_bytes:
-        data = remote.read(row, position, min(want, row.size_bytes - position))
-        if position == begun > 0 and leads_astray(row, data, offset, position):
+    while position < entry.size_bytes:
+        data = remote.read(entry, position, min(want, entry.size_bytes - position))
+        if position == begun > 0 and leads_astray(entry, data, offset, position):
             position = begun = 0
             continue
         table = kernels.scan_batches(data, verify=False)
         if table.valid_bytes == 0:
-            if table.is_corrupt or position + len(data) >= row.size_bytes:
-                raise Corrupt("reading a compacted view, a part is not whole batches", object=row.data_key, at=position)
+            if table.is_corrupt or position + len(data) >= entry.size_bytes:
+                raise Corrupt(
+                    "cannot read the compacted view, a part is not whole batches", object=entry.data_key, at=position
+                )
             want *= 2
             continue
         position += table.valid_bytes
@@ -44,7 +46,7 @@ def row_runs(remote: RemotePartition, row: SegmentEntry, offset: int, position: 
             yield data[int(table.positions[first]) : table.valid_bytes]
 
 
-def leads_astray(row: SegmentEntry, data: memoryview, offset: int, position: int) -> bool:
+def leads_astray(entry: SegmentEntry, data: memoryview, offset: int, position: int) -> bool:
     """Whether the offset index of a remote segment is wrong, which is logged.
 
     The caller then reads from the start. The index gave `position` for `offset`, and the bytes there are no batch, or
@@ -55,13 +57,13 @@ def leads_astray(row: SegmentEntry, data: memoryview, offset: int, position: int
         header = read_header(data)
     if header is not None and header.base_offset <= offset:
         return False
-    report_wrong_index(row, offset, position)
+    report_wrong_index(entry, offset, position)
     return True
 
 
-def report_wrong_index(row: SegmentEntry, offset: int, position: int) -> None:
-    facts = (row.indexes_key, offset, position)
-    _log.warning("a remote segment's offset index is wrong: object=%s offset=%d position=%d", *facts)
+def report_wrong_index(entry: SegmentEntry, offset: int, position: int) -> None:
+    facts = (entry.indexes_key, offset, position)
+    _log.warning("the offset index of a remote segment is wrong: object=%s offset=%d position=%d", *facts)
 
 
 def decoded(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:

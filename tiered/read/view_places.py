@@ -42,7 +42,7 @@ from tiered.read.read_committed import stable_end
 
 if TYPE_CHECKING:
     from remote.manifest.commit_protocol import MetadataLog
-    from remote.manifest.manifest import Head
+    from remote.manifest.manifest import Manifest
     from tiered.partition.partition import Partition
     from tiered.read.local_views import LocalViews
 
@@ -99,8 +99,14 @@ class BucketPlace:
 
     def __init__(self, held: Partition, store: ObjectStore | None) -> None:
         """Use this partition. Raises InvalidRequest without the writer role in a bucket."""
-        if held.metadata is None or held.head() is None or held.remote is None or store is None or not held.is_writer:
-            raise InvalidRequest("building a view, the partition has no remote tier of its own", partition=held.name)
+        if (
+            held.metadata is None
+            or held.manifest() is None
+            or held.remote is None
+            or store is None
+            or not held.is_writer
+        ):
+            raise InvalidRequest("cannot build the view, the partition has no remote tier", partition=held.name)
         self.store, self.prefix, self.object_encoding = store, held.prefix, held.object_encoding
         self.source = PartitionSource(held.name, None, held.remote, held.metadata)
         self._metadata: MetadataLog = held.metadata
@@ -110,31 +116,31 @@ class BucketPlace:
         self._is_carried = False
 
     def known(self, name: str) -> CompactedView | None:
-        own, local = find_view(self._head().views, name), self._of_disk(name)
+        own, local = find_view(self._manifest().views, name), self._of_disk(name)
         return local if local is not None and (own is None or not own.is_built) else own
 
     def log_start_offset(self) -> int:
-        return self._head().log_start_offset
+        return self._manifest().log_start_offset
 
     def horizon(self) -> int:
         return stable_end(self.source)
 
     def begin(self, name: str, now_ms: int) -> Basis:
-        head = self._metadata.commit(begin_view(name, now_ms=now_ms), now_ms)
-        self._replaces, local = find_view(head.views, name), self._of_disk(name)
+        manifest = self._metadata.commit(begin_view(name, now_ms=now_ms), now_ms)
+        self._replaces, local = find_view(manifest.views, name), self._of_disk(name)
         old, parts = self._replaces or CompactedView(name=name), self._remote
         self._is_carried = local is not None and not old.is_built
         if local is not None and self._local is not None and self._is_carried:
             old, parts = local, self._local.parts
-        start = old.horizon_offset if old.is_built else head.log_start_offset
+        start = old.horizon_offset if old.is_built else manifest.log_start_offset
         return Basis(
             old=old,
             parts=parts,
             own_parts=not self._is_carried,
-            epoch=head.epoch,
-            log_start_offset=head.log_start_offset,
-            records_max=sum(each.record_count for each in head.parts if each.next_offset > start),
-            source_sequence=head.sequence,
+            epoch=manifest.epoch,
+            log_start_offset=manifest.log_start_offset,
+            records_max=sum(each.record_count for each in manifest.parts if each.next_offset > start),
+            source_sequence=manifest.sequence,
         )
 
     def switch(self, built: CompactedView, now_ms: int) -> None:
@@ -145,10 +151,10 @@ class BucketPlace:
     def fail(self, name: str, error: str, now_ms: int) -> None:
         self._metadata.commit(fail_view(name, error, now_ms=now_ms), now_ms)
 
-    def _head(self) -> Head:
-        head = self._metadata.cached
-        assert head is not None, "a writer has a head"
-        return head
+    def _manifest(self) -> Manifest:
+        manifest = self._metadata.cached
+        assert manifest is not None, "a writer has a head"
+        return manifest
 
     def _of_disk(self, name: str) -> CompactedView | None:
         view = find_view(self._local.known(), name) if self._local is not None else None
@@ -199,10 +205,10 @@ class DiskPlace:
 
 def unannounced(held: Partition) -> list[str]:
     """The views on the disk that the manifest does not name and that a run will bring to the bucket."""
-    head, local = held.head(), held.local_views
-    if head is None or local is None or held.rules.gives_up_remote:
+    manifest, local = held.manifest(), held.local_views
+    if manifest is None or local is None or held.rules.gives_up_remote:
         return []
-    named = {view.name for view in head.views}
+    named = {view.name for view in manifest.views}
     return [view.name for view in local.known() if view.is_built and view.name not in named]
 
 
@@ -216,10 +222,10 @@ def look_after_views(held: Partition, now_ms: int) -> None:
 
 def drop_superseded(held: Partition, now_ms: int) -> int:
     """Drop local views whose name has a built view in the bucket; returns how many. Raises DiskFailed."""
-    head, local = held.reconciled_manifest(), held.local_views
-    if head is None or local is None or not held.is_writer:
+    manifest, local = held.reconciled_manifest(), held.local_views
+    if manifest is None or local is None or not held.is_writer:
         return 0
-    built = {view.name for view in head.views if view.is_built}
+    built = {view.name for view in manifest.views if view.is_built}
     doomed = [view.name for view in local.known() if view.name in built]
     for name in doomed:
         local.commit(drop_view(name, now_ms=now_ms))

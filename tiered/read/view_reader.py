@@ -75,9 +75,9 @@ class CompactedReader(TieredReader):
         place = _found_in(source, self._name)
         view = place.view
         _check_gap(source, view)
-        for row in view.rows:
-            if row.max_timestamp_ms is not None and row.max_timestamp_ms >= timestamp_ms:
-                found = _search(place.parts, partition, row, timestamp_ms)
+        for entry in view.entries:
+            if entry.max_timestamp_ms is not None and entry.max_timestamp_ms >= timestamp_ms:
+                found = _search(place.parts, partition, entry, timestamp_ms)
                 if found is not None:
                     return found
         found = self._log.offset_for_timestamp(partition, timestamp_ms)
@@ -123,9 +123,9 @@ class _Below:
             return
         except NotFound as error:
             newer = _found_in(self._source, self._name, is_newest=True)
-            if newer.view.rows == self._found.view.rows:
+            if newer.view.entries == self._found.view.entries:
                 facts = {"partition": self._source.partition, "view": self._name, **error.facts}
-                raise Corrupt("reading a compacted view, an object of it is missing", **facts) from error
+                raise Corrupt("cannot read the compacted view, an object of it is missing", **facts) from error
             if given:
                 raise _replaced(self._source, self._found.view) from error
             self._found = self._checked(newer)
@@ -148,7 +148,7 @@ class _Below:
         view = found.view
         if self._start < view.start_offset:
             raise OffsetOutOfRange(
-                "reading a compacted view, offset out of range",
+                "cannot read the compacted view, the offset is out of range",
                 partition=self._source.partition,
                 offset=self._start,
                 first_offset=view.start_offset,
@@ -159,11 +159,11 @@ class _Below:
         return found
 
     def _runs_of(self, found: _Found) -> Iterator[memoryview]:
-        for row in found.view.rows:
-            if row.next_offset <= self._start or (self._end is not None and row.base_offset >= self._end):
+        for entry in found.view.entries:
+            if entry.next_offset <= self._start or (self._end is not None and entry.base_offset >= self._end):
                 continue
-            offset = max(self._start, row.base_offset)
-            yield from row_runs(found.parts, row, offset, found.parts.position_of_offset(row, offset))
+            offset = max(self._start, entry.base_offset)
+            yield from row_runs(found.parts, entry, offset, found.parts.position_of_offset(entry, offset))
 
 
 def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) -> _Found:
@@ -173,8 +173,8 @@ def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) ->
     """
     for is_asked in (True,) if is_newest else (False, True):
         # `exact`: a missing object is damage only if no newer manifest unlinked it.
-        head = source.metadata.load(exact=True) if is_asked and source.metadata is not None else source.head()
-        view = find_view(head.views, name) if head is not None else None
+        manifest = source.metadata.load(exact=True) if is_asked and source.metadata is not None else source.manifest()
+        view = find_view(manifest.views, name) if manifest is not None else None
         if view is not None and view.is_built:
             assert source.remote is not None, "a head comes with its objects"
             return _Found(view, source.remote)
@@ -183,7 +183,7 @@ def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) ->
         if local is not None and view is not None and view.is_built:
             return _Found(view, local.parts)
     raise NotFound(
-        f"reading a compacted view, there is none: build it with 'tiered view build {source.partition.topic}'",
+        (f"the topic has no compacted view: build it with 'tiered view build {source.partition.topic}'"),
         partition=source.partition,
         view=name,
     )
@@ -193,7 +193,10 @@ def _check_gap(source: PartitionSource, view: CompactedView) -> None:
     gap = view.gap(source.start_offset())
     if gap is not None:
         raise OffsetOutOfRange(
-            "reading a compacted view, the log no longer holds what follows it: see 'tiered view build --accept-loss'",
+            (
+                "cannot read the compacted view, the log no longer holds the records that follow it: see "
+                "'tiered view build --accept-loss'"
+            ),
             partition=source.partition,
             view=view.name,
             lost=f"[{gap[0]}, {gap[1]})",
@@ -201,13 +204,13 @@ def _check_gap(source: PartitionSource, view: CompactedView) -> None:
 
 
 def _replaced(source: PartitionSource, view: CompactedView) -> NotFound:
-    attempt = "reading a compacted view, it was replaced while it was read; begin again at its start"
+    attempt = "cannot read the compacted view, it was replaced while it was read; begin again at its start"
     return NotFound(attempt, partition=source.partition, view=view.name, start_offset=view.start_offset)
 
 
-def _search(parts: RemotePartition, partition: TopicPartition, row: SegmentEntry, timestamp_ms: int) -> int | None:
-    offset, position = parts.place_of_timestamp(row, timestamp_ms)
-    for data in row_runs(parts, row, offset, position):
+def _search(parts: RemotePartition, partition: TopicPartition, entry: SegmentEntry, timestamp_ms: int) -> int | None:
+    offset, position = parts.place_of_timestamp(entry, timestamp_ms)
+    for data in row_runs(parts, entry, offset, position):
         for columns in decoded(data, partition):
             hits = columns.timestamps >= timestamp_ms
             if hits.any():

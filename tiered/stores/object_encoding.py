@@ -63,7 +63,7 @@ class Keeping:
         Raises InvalidRequest for an unknown codec.
         """
         if self.codec not in _CODES:
-            raise InvalidRequest("rewriting, no such codec at rest", codec=self.codec, known=",".join(_CODES))
+            raise InvalidRequest("cannot rewrite, unknown object encoding", codec=self.codec, known=",".join(_CODES))
         return ObjectEncoding(
             codec=_CODES[self.codec], level=self.level, key_id=self.key_id, keys=keys, storage_class=self.storage_class
         )

@@ -130,7 +130,7 @@ class PersistentMeter(MeteredStore):
         try:
             replace_file(storage, join(root, FILE), msgspec.json.encode(self._history))
         except LogError as error:
-            _log.warning("counts of requests could not be kept: cause=%s", error)
+            _log.warning("cannot save the request counts: cause=%s", error)
             return
         self._is_written = True
 
@@ -203,7 +203,7 @@ def read_history(storage: Storage, root: str) -> RequestHistory | None:
     except NotFound:
         return None
     except msgspec.MsgspecError as error:
-        _log.warning("counts of requests are begun anew, the file is damaged: file=%s cause=%s", FILE, error)
+        _log.warning("the file of request counts is damaged, counting starts at zero: file=%s cause=%s", FILE, error)
         return None
     return history if history.version == VERSION else None
 

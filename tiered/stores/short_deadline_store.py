@@ -84,7 +84,7 @@ class ShortDeadlineStore:
             if not self._is_hasty:
                 return getattr(self._inner, verb)(*args, **more)
             if self._silent is not None:
-                raise self._silent.restated("the store did not answer an earlier call", **self._silent.facts)
+                raise self._silent.restated("the store did not reply to an earlier call", **self._silent.facts)
             return self._noted(lambda: getattr(self._brief, verb)(*args, **more))
 
         return call
@@ -144,7 +144,7 @@ class BriefStore:
             self._inner.close()
             return
         with suppress(Unavailable):
-            self._watchdog.run(self._inner.close, CLOSE_S, "closing a store that did not answer")
+            self._watchdog.run(self._inner.close, CLOSE_S, "closing a store that did not reply")
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         def call(*args: object, **more: object) -> object:

@@ -29,8 +29,8 @@ MAX_AGE_MS = 7 * 86_400_000
 LATER_MS = 3_600_000  # until the next check of a store that could not be checked
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "HADOOP_CONF_DIR")
 _REFUSED = (
-    "writing to a store that overwrites what exists, so two writers could both commit; "
-    "if nobody else ever writes there, set remote.single.writer=true"
+    "cannot use a store that overwrites existing objects, two writers could both commit; if "
+    "no other process writes to it, set remote.single.writer=true"
 )
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class StoreCheck:
             self._refusal, self._refused_ms = error, now_ms
             raise
         except Unavailable as error:
-            _log.warning("the store could not be asked again what it guarantees: %s", error)
+            _log.warning("cannot check the guarantees of the store again: %s", error)
             self._checked_ms = now_ms - MAX_AGE_MS + LATER_MS
 
     def _ask(self, store: ObjectStore, now_ms: int) -> int:
@@ -91,7 +91,7 @@ class StoreCheck:
             storage, root = self._place()
             replace_file(storage, join(root, FILE), msgspec.json.encode(seen))
         elif self._is_single_writer:
-            _log.warning("the store overwrites what exists: two writers would lose records: store=%s", store.url)
+            _log.warning("the store overwrites existing objects, two writers would lose records: store=%s", store.url)
         else:
             raise InvalidRequest(_REFUSED, store=store.url)
         return now_ms

@@ -45,7 +45,7 @@ class StoreClock:
             try:
                 asking.start()
             except RuntimeError as error:
-                _log.warning("the store was not asked what time it is, no thread for it: cause=%s", error)
+                _log.warning("cannot read the time of the store, there is no thread for the request: cause=%s", error)
                 return
             self._asking = asking
         self._asking.join(wait_s)
@@ -59,4 +59,4 @@ class StoreClock:
                 told(stamped_ms)
             self._store.delete([key])
         except LogError as error:
-            _log.warning("the store was asked what time it is and gave no answer: error=%s", error)
+            _log.warning("cannot read the time of the store: error=%s", error)

@@ -166,6 +166,6 @@ def toml_text(value: object) -> str:
         case float():
             return repr(value)  # inf and nan too
         case None:
-            raise InvalidRequest("writing a configuration, toml has no null: leave it out")
+            raise InvalidRequest("cannot write a configuration, TOML has no null: remove the key")
         case _:
             return json.dumps(value, ensure_ascii=False)

@@ -19,7 +19,7 @@ from tiered.stores.parallel import side_by_side
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
     from policies.cost.storage_usage import StorageUsage
-    from remote.manifest.manifest import Head
+    from remote.manifest.manifest import Manifest
     from remote.store import ObjectStore
     from tiered.node.topic_registry import Topic, TopicRegistry
 
@@ -31,7 +31,7 @@ class DeletedPartition:
     """One partition of a deleted topic: its newest manifest (None without one), or its read error."""
 
     name: TopicPartition
-    head: Head | None = None
+    manifest: Manifest | None = None
     error: LogError | None = None
 
 
@@ -53,19 +53,19 @@ class DeletedTopicUsage:
         def look(of: tuple[Topic, TopicPartition]) -> DeletedPartition:
             topic, name = of
             try:
-                head = MetadataLog(store, partition_prefix(topic.name, topic.topic_id, name.partition)).load()
+                manifest = MetadataLog(store, partition_prefix(topic.name, topic.topic_id, name.partition)).load()
             except LogError as error:
                 return DeletedPartition(name=name, error=error)
-            return DeletedPartition(name=name, head=head)
+            return DeletedPartition(name=name, manifest=manifest)
 
         partitions = [(topic, name) for topic in self.deleted_topics() for name in topic.partitions()]
         return side_by_side(look, partitions, threads=_THREADS, name="tiered-deleted")
 
 
-def usage_of_deleted(head: Head, prices: PriceTable) -> StorageUsage:
+def usage_of_deleted(manifest: Manifest, prices: PriceTable) -> StorageUsage:
     """Everything but manifests and pages is a pending delete, even objects that the manifest still names."""
     from policies.cost.storage_usage import StorageUsage, usage_of
 
-    found = usage_of(head, prices, manifest_bytes=size_of(head))
+    found = usage_of(manifest, prices, manifest_bytes=size_of(manifest))
     data = sum(each.size_bytes for each in found.data.values())
     return StorageUsage(index_bytes=found.index_bytes, waiting_bytes=data + found.small_bytes + found.waiting_bytes)

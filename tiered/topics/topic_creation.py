@@ -88,7 +88,7 @@ class CreatesTopics:
         names = [each.name for each in asked]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise InvalidRequest("creating topics, one is named twice", topic=twice)
+            raise InvalidRequest("cannot create topics, a name is repeated", topic=twice)
         topics = [self._settled_new(each.name, each.partitions, each.properties) for each in asked]
         tiered = [each for each in topics if each.was_tiered]
         if len(tiered) == 1:

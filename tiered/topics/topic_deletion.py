@@ -90,7 +90,9 @@ class TopicDeletion:
             try:
                 self._directories.remove_incomplete_moves(gone.topic.name, gone.topic.topic_id)
             except LogError as error:
-                _log.warning("left what a deleted topic left behind: topic=%s error=%s", gone.topic.name, error)
+                _log.warning(
+                    "cannot delete leftover files of a deleted topic: topic=%s error=%s", gone.topic.name, error
+                )
             self._delete_local(gone, now_ms)
 
     def step(self, now_ms: int) -> bool:
@@ -120,9 +122,9 @@ class TopicDeletion:
                     is_done = is_done and all(self._directories.is_gone(name, topic_id) for name in names)
                 if is_done:
                     self._registry.forget(topic_id)
-                    _log.info("nothing is left of a deleted topic: topic=%s topic_id=%s", gone.topic.name, topic_id)
+                    _log.info("the deletion of a topic is finished: topic=%s topic_id=%s", gone.topic.name, topic_id)
             except LogError as error:
-                _log.warning("deleting a topic waits: topic=%s error=%s", gone.topic.name, error)
+                _log.warning("the deletion of a topic waits: topic=%s error=%s", gone.topic.name, error)
         return more
 
     def _removed(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
@@ -131,7 +133,7 @@ class TopicDeletion:
         try:
             return self._remove(gone, name, now_ms)
         except LogError as error:
-            _log.warning("removing a partition from the bucket waits: partition=%s error=%s", name, error)
+            _log.warning("the deletion of a partition in the bucket waits: partition=%s error=%s", name, error)
             return Removal.WAITING
 
     def _delete_local(self, gone: DeletedTopic, now_ms: int) -> None:
@@ -145,7 +147,7 @@ class TopicDeletion:
                     self._directories.delete(name, now_ms=now_ms, delay_ms=delay_ms)
                 _log.info("deleted a partition: partition=%s topic_id=%s", name, gone.topic.topic_id)
             except LogError as error:
-                _log.warning("deleting a partition waits: partition=%s error=%s", name, error)
+                _log.warning("the deletion of a partition waits: partition=%s error=%s", name, error)
 
     def _remove(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
         from remote.gc.partition_removal import PartitionRemoval, Removal

@@ -190,7 +190,9 @@ class TopicDryRun:
                 yield _loss(seen[name])
             else:
                 problem = self.problems.get(name)
-                yield PartitionLoss(partition=name, trouble=str(problem) if problem is not None else "it is not there")
+                yield PartitionLoss(
+                    partition=name, trouble=str(problem) if problem is not None else "the topic does not exist"
+                )
 
     def _tier_losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
         """The losses of the remote tier alone: everything below the disk's first offset."""
@@ -231,7 +233,7 @@ def _loss(snapshot: PartitionSnapshot) -> PartitionLoss:
 
 def _stored_bytes(snapshot: PartitionSnapshot) -> int:
     rows = sum(row.stored_bytes + row.indexes_bytes for row in snapshot.committed)
-    return rows + sum(spill.stored_bytes + (spill.indexes_bytes or 0) for spill in snapshot.spills)
+    return rows + sum(page.stored_bytes + (page.indexes_bytes or 0) for page in snapshot.pages)
 
 
 def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator[Setting]:

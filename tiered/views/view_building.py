@@ -97,7 +97,7 @@ def _build_in(place: ViewPlace, held: Partition, work: ViewWork) -> CompactedVie
         _note_failure(place, held, work, error)
         raise
     place.switch(built, work.now_ms)
-    _log.info("view built: partition=%s view=%s run=%s", held.name, work.name, built.last_run)
+    _log.info("built a view: partition=%s view=%s run=%s", held.name, work.name, built.last_run)
     return built
 
 
@@ -109,12 +109,12 @@ def _has_nothing_to_do(view: CompactedView, log_start_offset: int, horizon: int)
 
 
 def _note_failure(place: ViewPlace, held: Partition, work: ViewWork, error: LogError) -> None:
-    _log.error("view not built: partition=%s view=%s error=%s", held.name, work.name, error)
+    _log.error("cannot build a view: partition=%s view=%s error=%s", held.name, work.name, error)
     try:
         if not isinstance(error, Conflict):
             place.fail(work.name, str(error), work.now_ms)
     except LogError as again:
-        _log.warning("cannot keep a view's error: partition=%s error=%s", held.name, again)
+        _log.warning("cannot save the error of a view: partition=%s error=%s", held.name, again)
 
 
 class _Run:
@@ -168,8 +168,10 @@ class _Run:
             return
         if not self._work.accepts_loss:
             raise InvalidRequest(
-                "building a view, the log no longer holds what follows it: build it with the loss accepted "
-                "(--accept-loss), or drop it and build it anew from what there is",
+                (
+                    "cannot build the view, the log no longer holds the records that follow it: accept the "
+                    "loss (--accept-loss), or drop the view and build it again"
+                ),
                 partition=self._held.name,
                 view=self.old.name,
                 lost=f"[{gap[0]}, {gap[1]})",
@@ -177,11 +179,11 @@ class _Run:
         self._lost, self._start = (*self._lost, gap), gap[1]
 
     def _old_runs(self) -> Iterator[memoryview]:
-        for row in self.old.rows:
-            yield from self._row_runs(row)
+        for entry in self.old.entries:
+            yield from self._row_runs(entry)
 
-    def _row_runs(self, row: SegmentEntry) -> Iterator[memoryview]:
-        yield from row_runs(self._basis.parts, row, row.base_offset)
+    def _row_runs(self, entry: SegmentEntry) -> Iterator[memoryview]:
+        yield from row_runs(self._basis.parts, entry, entry.base_offset)
 
     def _new_runs(self) -> Iterator[memoryview]:
         if self._start < self._upto:
@@ -191,15 +193,17 @@ class _Run:
     def _write_old(self, parts: ViewParts, stream: Stream, wanted_bytes: int) -> None:
         """Write the old parts: complete ones stay unless they are small; parts without survivors are not read."""
         first = 0
-        for row in self.old.rows:
-            keep = stream.flags(first, row.record_count)
-            first += row.record_count
-            if self._basis.own_parts and keep.all() and 2 * row.size_bytes >= wanted_bytes:
-                parts.keep(row)
+        for entry in self.old.entries:
+            keep = stream.flags(first, entry.record_count)
+            first += entry.record_count
+            if self._basis.own_parts and keep.all() and 2 * entry.size_bytes >= wanted_bytes:
+                parts.keep(entry)
             elif keep.any():
-                self._write(parts, self._row_runs(row), stream, first - row.record_count)
+                self._write(parts, self._row_runs(entry), stream, first - entry.record_count)
         if first != stream.record_count:
-            raise Conflict("building a view, its rows count other records than it has", counted=stream.record_count)
+            raise Conflict(
+                "cannot build the view, its entries count other records than it has", counted=stream.record_count
+            )
 
     def _write_new(self, parts: ViewParts, stream: Stream) -> None:
         self._write(parts, self._new_runs(), stream, 0)
@@ -216,7 +220,7 @@ class _Run:
 
     def _upload(self, part: SegmentToCopy) -> SegmentEntry:
         self._check_stop()
-        row = copy_segment(
+        entry = copy_segment(
             self._place.store,
             self._place.prefix,
             part,
@@ -225,13 +229,15 @@ class _Run:
             view=self._work.name,
             object_encoding=self._place.object_encoding,
         )
-        return replace(row, committed_ms=self._work.now_ms)
+        return replace(entry, committed_ms=self._work.now_ms)
 
     def _check_stop(self) -> None:
         if self._work.should_stop():
-            raise CleaningAborted("building a view, asked to stop", partition=self._held.name, view=self._work.name)
+            raise CleaningAborted(
+                "the build of the view was stopped on request", partition=self._held.name, view=self._work.name
+            )
 
-    def _built(self, rows: tuple[SegmentEntry, ...], parts: ViewParts, found: Survivors) -> CompactedView:
+    def _built(self, entries: tuple[SegmentEntry, ...], parts: ViewParts, found: Survivors) -> CompactedView:
         run = ViewRun(
             started_ms=self._work.now_ms,
             took_ms=round((self._work.clock() - self._began) * 1000),
@@ -247,7 +253,7 @@ class _Run:
             name=self.old.name,
             start_offset=self.old.start_offset if self.old.is_built else self._start,
             horizon_offset=self._upto,
-            rows=rows,
+            entries=entries,
             record_count=parts.record_count,
             key_count=parts.record_count - found.keyless_count,
             source_sequence=self._basis.source_sequence,

@@ -72,7 +72,7 @@ class ViewParts:
     def __init__(
         self, storage: Storage, directory: str, upload: Upload, *, part_bytes: int, interval_bytes: int
     ) -> None:
-        self.rows: list[SegmentEntry] = []
+        self.entries: list[SegmentEntry] = []
         self.record_count = 0
         self.size_bytes = 0
         self._uploaded: list[SegmentEntry] = []
@@ -108,7 +108,7 @@ class ViewParts:
     def end(self) -> tuple[SegmentEntry, ...]:
         """All entries, ascending. Raises as `add`."""
         self._end_part()
-        return tuple(self.rows)
+        return tuple(self.entries)
 
     def discard(self, store: ObjectStore, prefix: str) -> None:
         """Delete the uploaded parts as far as possible; unchanged old parts stay. Never raises a LogError."""
@@ -117,7 +117,7 @@ class ViewParts:
             self._drop_file()
             store.delete(keys)
         except LogError as error:
-            _log.warning("leaving parts of a failed view behind: keys=%s cause=%s", ",".join(keys), error)
+            _log.warning("cannot delete parts of a failed view: keys=%s cause=%s", ",".join(keys), error)
 
     def _fitting(self, table: BatchTable, at: int, upto: int) -> int:
         """The end of a part that begins with batch `at`; it has at least one batch."""
@@ -141,12 +141,12 @@ class ViewParts:
         self._take(row)
 
     def _take(self, row: SegmentEntry) -> None:
-        self.rows.append(row)
+        self.entries.append(row)
         self.record_count += row.record_count
         self.size_bytes += row.size_bytes
-        if len(self.rows) > VIEW_ROWS_MAX:
+        if len(self.entries) > VIEW_ROWS_MAX:
             raise InvalidRequest(
-                "building a view, it would have more parts than a head may hold: raise segment.bytes",
+                ("cannot build the view, it would have more parts than a manifest may hold: raise segment.bytes"),
                 parts_max=VIEW_ROWS_MAX,
                 part_bytes=self._part_bytes,
             )

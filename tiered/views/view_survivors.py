@@ -123,8 +123,7 @@ def find_survivors(
             done += 1
         elif modulus >= KEY_RANGES_MAX:
             raise InvalidRequest(
-                "building a view, its keys do not fit the buffer however they are split: raise "
-                "log.cleaner.dedupe.buffer.size",
+                ("cannot build the view, its keys do not fit in the buffer: raise log.cleaner.dedupe.buffer.size"),
                 dedupe_buffer_bytes=buffer.size_bytes,
             )
         else:
@@ -208,7 +207,7 @@ class _Passing:
             check()
             table = kernels.scan_batches(data, verify=False)
             if table.problem is not None or table.has_legacy:
-                raise Corrupt("building a view, a run is not whole batches of format 2", at=table.valid_bytes)
+                raise Corrupt("cannot build the view, a run is not whole batches of format 2", at=table.valid_bytes)
             self._offsets_crc = crc32c(table.base_offsets.tobytes(), self._offsets_crc)
             self._counts_crc = crc32c(table.record_counts.tobytes(), self._counts_crc)
             self._bytes += len(data)
@@ -223,7 +222,7 @@ class _Passing:
         """End the pass. Raises Conflict if another pass over this stream read other batches."""
         stream, met = self._stream, (self._offsets_crc, self._counts_crc)
         if stream.fingerprint not in (None, met):
-            raise Conflict("building a view, the log changed while it was read", records=self._next)
+            raise Conflict("cannot build the view, the log changed during the build", records=self._next)
         stream.fingerprint, stream.record_count, stream.size_bytes = met, self._next, self._bytes
 
 

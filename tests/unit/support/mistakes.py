@@ -30,108 +30,116 @@ class Mistake:
     world: str = ""
 
 
-def _row(what: str, typed: str, code: int, *names: str, hint: str = "", world: str = "") -> Mistake:
+def _entry(what: str, typed: str, code: int, *names: str, hint: str = "", world: str = "") -> Mistake:
     return Mistake(what=what, words=tuple(typed.split()), code=code, names=names, hint=hint, world=world)
 
 
 WORDS = (
-    _row("a command misspelt", "cosume orders", 2, "cosume", hint="did you mean consume?"),
-    _row("a subcommand misspelt", "topic creat new", 2, "'creat'", hint="Did you mean 'create'?"),
-    _row("an option misspelt", "status --chek", 2, "'--chek'", hint="'--check'"),
-    _row("an option without its value", "consume orders --from", 2, "'--from'", hint="requires an argument"),
-    _row("an argument left out", "topic create", 2, hint="Missing argument 'NAME...'"),
-    _row("a word too many", "consume orders 0", 2, "(0)", hint="unexpected extra argument"),
-    _row("a choice that is none", "consume orders --isolation commited", 2, "'commited'", hint="'read_committed'"),
-    _row("an output form that is none", "status -o yaml", 2, "'yaml'", hint="'json'"),
-    _row("a number that is none", "topic create new -p two", 2, "--partitions", "'two'"),
+    _entry("a command misspelt", "cosume orders", 2, "cosume", hint="did you mean consume?"),
+    _entry("a subcommand misspelt", "topic creat new", 2, "'creat'", hint="Did you mean 'create'?"),
+    _entry("an option misspelt", "status --chek", 2, "'--chek'", hint="'--check'"),
+    _entry("an option without its value", "consume orders --from", 2, "'--from'", hint="requires an argument"),
+    _entry("an argument left out", "topic create", 2, hint="Missing argument 'NAME...'"),
+    _entry("a word too many", "consume orders 0", 2, "(0)", hint="unexpected extra argument"),
+    _entry("a choice that is none", "consume orders --isolation commited", 2, "'commited'", hint="'read_committed'"),
+    _entry("an output form that is none", "status -o yaml", 2, "'yaml'", hint="'json'"),
+    _entry("a number that is none", "topic create new -p two", 2, "--partitions", "'two'"),
 )
 TOPICS = (
-    _row("a topic misspelt", "status orderz", 1, "topic=orderz", "there_are=", hint="did_you_mean=orders"),
-    _row("a topic misspelt, to be altered", "topic alter ordes -X retention.ms=7d", 1, hint="did_you_mean=orders"),
-    _row("a partition named as its directory is", "consume orders-0", 1, "topic=orders-0", hint="did_you_mean=orders"),
-    _row(
+    _entry("a topic misspelt", "status orderz", 1, "topic=orderz", "there_are=", hint="did_you_mean=orders"),
+    _entry("a topic misspelt, to be altered", "topic alter ordes -X retention.ms=7d", 1, hint="did_you_mean=orders"),
+    _entry(
+        "a partition named as its directory is", "consume orders-0", 1, "topic=orders-0", hint="did_you_mean=orders"
+    ),
+    _entry(
         "a topic that exists created again",
         "topic create orders",
         2,
-        "it exists",
+        "it already exists",
         "topic=orders",
         hint="tiered topic alter",
     ),
-    _row(
+    _entry(
         "a topic's name with a blank or a slash", "topic create my/topic", 2, "'my/topic'", hint="allowed=a-z A-Z 0-9"
     ),
-    _row(
+    _entry(
         "a topic given to the care of a bucket that it does not hold", "scrub orderz", 1, "name=orderz", "store=file:"
     ),
-    _row("a partition that is not there", "consume orders/9", 1, "partition=orders/9"),
-    _row("a partition that is no number", "consume orders/first", 2, "text='orders/first'"),
-    _row("an offset that is not there", "consume orders/0 --from 5000", 1, "offset=5000", hint="next_offset="),
-    _row(
+    _entry("a partition that is not there", "consume orders/9", 1, "partition=orders/9"),
+    _entry("a partition that is no number", "consume orders/first", 2, "text='orders/first'"),
+    _entry("an offset that is not there", "consume orders/0 --from 5000", 1, "offset=5000", hint="next_offset="),
+    _entry(
         "a position that is none",
         "consume orders --from yesterday",
         2,
         "'yesterday'",
         hint="expected='start end OFFSET",
     ),
-    _row("a time that is none", "plan orders --at tomorrow", 2, "'tomorrow'", hint="2026-11-20T12:00:00Z"),
-    _row("a plan for a time that is past", "plan orders --at -1d", 2, "at=-1d", hint="such as +7d"),
-    _row("a part smaller than stores take", "cost simulate --part 1MiB", 2, "value=1048576", hint="5 MiB"),
-    _row("a retention of less than none, among others", "cost simulate --retention 7d,-5", 2, "value=-5", hint="-1 is"),
-    _row("a local retention of less than none", "cost simulate --local -3", 2, "value=-3", hint="least=-2"),
-    _row("a rate without its time", "cost simulate --rate 20GiB", 2, "reading --rate", hint="20GiB/d"),
-    _row("a rate of another topic", "cost advise --rate no=1GiB/d", 2, "topic=no", hint="topics="),
-    _row("reads without end", "cost simulate --reads inf", 2, "value=inf", hint="at_most=1000000"),
-    _row("no records for a partition that is not there", "append orders/9 /dev/null", 1, "partition=orders/9"),
-    _row("a template of nothing", "consume orders --format=", 2, "reading a template, it is empty", hint="%v"),
-    _row("options for a bucket that is not named", "consume orders --option a=b", 2, "--option", hint="--remote"),
-    _row("the same to the care of a bucket", "scrub --option a=b", 2, "--option", hint="--remote"),
-    _row("an option for a bucket without a value", "init new --option profile", 2, "reading --option", "'profile'"),
-    _row("offsets that end before they begin", "dump orders/0 --from-offset 5 --to-offset 2", 2, hint="below"),
-    _row("a time that ends before it begins", "dump orders/0 --since @5 --until @2", 2, hint="before"),
-    _row("a share that is no number", "generate alerts --free nan", 2, "--free", "'nan'"),
-    _row("dollars that are no number", "cost advise --least nan", 2, "--least", "'nan'"),
-    _row("dollars without end", "cost advise --least inf", 2, "--least", "'inf'"),
-    _row("a unit that would listen nowhere", "generate systemd --metrics often", 2, "'often'", hint="[HOST]:PORT"),
-    _row("a unit of nobody", "generate systemd --user=", 2, "user=''", hint="a user's name"),
-    _row("a port that is a digit, and no number", "run --once --metrics :²", 2, "':²'", hint="[HOST]:PORT"),
-    _row("records deleted above the log end", "delete-records orders/0 --before 5000 --yes", 1, "offset=5000"),
-    _row("records deleted of no partition", "delete-records orders --before 5", 2, "'orders'", hint="TOPIC/PARTITION"),
-    _row("something for good, without a terminal to ask", "topic delete orders", 2, "orders", hint="say --yes"),
+    _entry("a time that is none", "plan orders --at tomorrow", 2, "'tomorrow'", hint="2026-11-20T12:00:00Z"),
+    _entry("a plan for a time that is past", "plan orders --at -1d", 2, "at=-1d", hint="such as +7d"),
+    _entry("a part smaller than stores take", "cost simulate --part 1MiB", 2, "value=1048576", hint="5 MiB"),
+    _entry(
+        "a retention of less than none, among others", "cost simulate --retention 7d,-5", 2, "value=-5", hint="-1 is"
+    ),
+    _entry("a local retention of less than none", "cost simulate --local -3", 2, "value=-3", hint="least=-2"),
+    _entry("a rate without its time", "cost simulate --rate 20GiB", 2, "reading --rate", hint="20GiB/d"),
+    _entry("a rate of another topic", "cost advise --rate no=1GiB/d", 2, "topic=no", hint="topics="),
+    _entry("reads without end", "cost simulate --reads inf", 2, "value=inf", hint="at_most=1000000"),
+    _entry("no records for a partition that is not there", "append orders/9 /dev/null", 1, "partition=orders/9"),
+    _entry("a template of nothing", "consume orders --format=", 2, "reading a template, it is empty", hint="%v"),
+    _entry("options for a bucket that is not named", "consume orders --option a=b", 2, "--option", hint="--remote"),
+    _entry("the same to the care of a bucket", "scrub --option a=b", 2, "--option", hint="--remote"),
+    _entry("an option for a bucket without a value", "init new --option profile", 2, "reading --option", "'profile'"),
+    _entry("offsets that end before they begin", "dump orders/0 --from-offset 5 --to-offset 2", 2, hint="below"),
+    _entry("a time that ends before it begins", "dump orders/0 --since @5 --until @2", 2, hint="before"),
+    _entry("a share that is no number", "generate alerts --free nan", 2, "--free", "'nan'"),
+    _entry("dollars that are no number", "cost advise --least nan", 2, "--least", "'nan'"),
+    _entry("dollars without end", "cost advise --least inf", 2, "--least", "'inf'"),
+    _entry("a unit that would listen nowhere", "generate systemd --metrics often", 2, "'often'", hint="[HOST]:PORT"),
+    _entry("a unit of nobody", "generate systemd --user=", 2, "user=''", hint="a user's name"),
+    _entry("a port that is a digit, and no number", "run --once --metrics :²", 2, "':²'", hint="[HOST]:PORT"),
+    _entry("records deleted above the log end", "delete-records orders/0 --before 5000 --yes", 1, "offset=5000"),
+    _entry(
+        "records deleted of no partition", "delete-records orders --before 5", 2, "'orders'", hint="TOPIC/PARTITION"
+    ),
+    _entry("something for good, without a terminal to ask", "topic delete orders", 2, "orders", hint="say --yes"),
 )
 SETTINGS = (
-    _row(
+    _entry(
         "a setting misspelt", "topic alter orders -X retenton.ms=7d", 2, "retenton.ms", hint="did_you_mean=retention.ms"
     ),
-    _row(
+    _entry(
         "a setting with underscores", "-X retention_ms=7d status", 2, "retention_ms", hint="did_you_mean=retention.ms"
     ),
-    _row("a setting without -X", "topic alter orders retention.ms=7d", 2, "retention.ms=7d"),
-    _row("a setting without a value", "-X retention.ms status", 2, "'retention.ms'", hint="key=value"),
-    _row("a unit that is none", "topic alter orders -X retention.ms=7days", 2, "'7days'", hint="a duration such as 7d"),
-    _row("a size for humans of another kind", "topic alter orders -X segment.bytes=1Gb2", 2, "'1Gb2'", hint="512MiB"),
-    _row("a size below its least", "topic alter orders -X segment.bytes=1", 2, "segment.bytes", hint="at least 1024"),
-    _row(
+    _entry("a setting without -X", "topic alter orders retention.ms=7d", 2, "retention.ms=7d"),
+    _entry("a setting without a value", "-X retention.ms status", 2, "'retention.ms'", hint="key=value"),
+    _entry(
+        "a unit that is none", "topic alter orders -X retention.ms=7days", 2, "'7days'", hint="a duration such as 7d"
+    ),
+    _entry("a size for humans of another kind", "topic alter orders -X segment.bytes=1Gb2", 2, "'1Gb2'", hint="512MiB"),
+    _entry("a size below its least", "topic alter orders -X segment.bytes=1", 2, "segment.bytes", hint="at least 1024"),
+    _entry(
         "a switch said otherwise", "topic alter orders -X remote.storage.enable=yes", 2, "'yes'", hint="true or false"
     ),
-    _row("a codec that Kafka has not", "topic alter orders -X compression.type=brotli", 2, "'brotli'", hint="zstd"),
-    _row(
+    _entry("a codec that Kafka has not", "topic alter orders -X compression.type=brotli", 2, "'brotli'", hint="zstd"),
+    _entry(
         "a policy misspelt", "topic alter orders -X cleanup.policy=compacted", 2, "'compacted'", hint="delete, compact"
     ),
-    _row(
+    _entry(
         "settings that exclude one another: the disk keeps more than the log",
         "topic alter orders -X local.retention.ms=30d",
         2,
         "local.retention.ms=2592000000",
         "retention.ms=604800000",
     ),
-    _row(
+    _entry(
         "a setting of the manager given to a topic",
         "topic alter orders -X remote.log.manager.task.interval.ms=1s",
         2,
         "remote.log.manager.task.interval.ms",
         "topic=orders",
     ),
-    _row(
+    _entry(
         "a setting misspelt in tiered.toml",
         "status",
         2,
@@ -139,12 +147,16 @@ SETTINGS = (
         hint="did_you_mean=retention.ms",
         world="misspelt",
     ),
-    _row("a section misspelt in tiered.toml", "status", 2, "tiered.toml", hint="did_you_mean=remote", world="section"),
-    _row("a tiered.toml that is no TOML", "status", 2, "tiered.toml", "line 2", world="no toml"),
-    _row("a tiered.toml that is JSON", "status", 2, "tiered.toml", "it is json", hint="write toml", world="json"),
-    _row("a tiered.toml in UTF-16", "status", 2, "tiered.toml", "at=0", hint="save it as utf-8", world="utf-16"),
-    _row("a url that is empty", "status", 2, "key=url section=remote", hint="leave the key out", world="no url"),
-    _row(
+    _entry(
+        "a section misspelt in tiered.toml", "status", 2, "tiered.toml", hint="did_you_mean=remote", world="section"
+    ),
+    _entry("a tiered.toml that is no TOML", "status", 2, "tiered.toml", "line 2", world="no toml"),
+    _entry(
+        "a tiered.toml that is JSON", "status", 2, "tiered.toml", "the file is JSON", hint="write TOML", world="json"
+    ),
+    _entry("a tiered.toml in UTF-16", "status", 2, "tiered.toml", "at=0", hint="save it as UTF-8", world="utf-16"),
+    _entry("a url that is empty", "status", 2, "key=url section=remote", hint="remove the key", world="no url"),
+    _entry(
         "a variable misspelt",
         "status",
         2,
@@ -154,48 +166,52 @@ SETTINGS = (
     ),
 )
 PLACES = (
-    _row("the wrong directory", "-C elsewhere status", 1, "/elsewhere", hint="run 'tiered init'"),
-    _row("a file in place of the directory", "-C tiered.toml status", 2, "directory=tiered.toml", hint="names a file"),
-    _row("a directory that a script left empty", "--dir= status", 2, hint="names no directory"),
-    _row("a node initialised twice", "init", 2, "it exists", "tiered.toml"),
-    _row("a directory given as a bucket", "consume orders --remote bucket", 2, "url=bucket", hint="file:///directory"),
-    _row(
+    _entry("the wrong directory", "-C elsewhere status", 1, "/elsewhere", hint="run 'tiered init'"),
+    _entry(
+        "a file in place of the directory", "-C tiered.toml status", 2, "directory=tiered.toml", hint="names a file"
+    ),
+    _entry("a directory that a script left empty", "--dir= status", 2, hint="names no directory"),
+    _entry("a node initialised twice", "init", 2, "it already exists", "tiered.toml"),
+    _entry(
+        "a directory given as a bucket", "consume orders --remote bucket", 2, "url=bucket", hint="file:///directory"
+    ),
+    _entry(
         "a path given as a bucket",
         "consume orders --remote /srv/bucket",
         2,
         "url=/srv/bucket",
         hint="file:///directory",
     ),
-    _row(
+    _entry(
         "a file url that is relative",
         "init new --remote file://bucket",
         2,
         "url=file://bucket",
         hint="file:///directory",
     ),
-    _row("a bucket's web address", "remote ls https://b.s3.amazonaws.com/", 2, "https://b.s3", hint="schemes=s3"),
-    _row(
-        "a bucket with a secret in its address", "consume orders --remote s3://me:hunter2@b", 2, hint="into the options"
+    _entry("a bucket's web address", "remote ls https://b.s3.amazonaws.com/", 2, "https://b.s3", hint="schemes=s3"),
+    _entry(
+        "a bucket with a secret in its address", "consume orders --remote s3://me:hunter2@b", 2, hint="not in the url"
     ),
-    _row(
+    _entry(
         "a bucket's directory that does not exist",
         "init new --remote file:///no/such",
         1,
         "directory=/no/such",
         hint="mend the url",
     ),
-    _row("a file that is not there", "append orders no-such-file", 2, "no-such-file"),
-    _row("a file that is none of a log", "dump tiered.toml", 2, "path=tiered.toml"),
-    _row(
+    _entry("a file that is not there", "append orders no-such-file", 2, "no-such-file"),
+    _entry("a file that is none of a log", "dump tiered.toml", 2, "path=tiered.toml"),
+    _entry(
         "a directory where a manager is at work",
         "topic create new",
         5,
         "another manager",
         "data",
-        hint="stop it",
+        hint="stop that manager",
         world="locked",
     ),
-    _row(
+    _entry(
         "a topic altered where a manager is at work",
         "topic alter orders -X retention.ms=7d",
         5,
@@ -204,7 +220,7 @@ PLACES = (
         hint="[topics.'orders'] of tiered.toml",
         world="locked",
     ),
-    _row(
+    _entry(
         "a plan applied where a manager is at work",
         "apply old.json --yes",
         5,
@@ -213,7 +229,7 @@ PLACES = (
         hint="does by itself what is due",
         world="locked",
     ),
-    _row(
+    _entry(
         "compaction where a manager is at work",
         "compact latest",
         5,
@@ -222,9 +238,9 @@ PLACES = (
         hint="--bucket",
         world="locked",
     ),
-    _row("a key that the ring has not", "rewrite recode orders --key-id k9", 2, "key_id=k9"),
-    _row("a key ring that is not there", "rotate-keys", 1, "key ring", "no-keys", world="no key ring"),
-    _row(
+    _entry("a key that the ring has not", "rewrite recode orders --key-id k9", 2, "key_id=k9"),
+    _entry("a key ring that is not there", "rotate-keys", 1, "key ring", "no-keys", world="no key ring"),
+    _entry(
         "a port that is taken",
         "run --once --metrics :{port}",
         2,
@@ -233,7 +249,7 @@ PLACES = (
         "address already in use",
         world="port taken",
     ),
-    _row(
+    _entry(
         "a port that is taken, of pages",
         "web --listen :{port}",
         2,
@@ -241,13 +257,13 @@ PLACES = (
         "option=--listen",
         world="port taken",
     ),
-    _row(
+    _entry(
         "a certificate that is not there", "web --listen :0 --tls-cert no.pem", 2, "certificate=no.pem", "no such file"
     ),
-    _row(
+    _entry(
         "a key without its certificate", "web --listen :0 --tls-key k.pem", 2, "--tls-key", hint="give --tls-cert, too"
     ),
-    _row(
+    _entry(
         "a log directory that is a file",
         "topic create new",
         1,
@@ -255,7 +271,7 @@ PLACES = (
         hint="a file stands where a directory should be",
         world="not a directory",
     ),
-    _row(
+    _entry(
         "a bucket that does not exist",
         "init new --remote s3://orders-archive",
         1,
@@ -263,7 +279,7 @@ PLACES = (
         hint="create the bucket, or mend the url",
         world="no bucket",
     ),
-    _row(
+    _entry(
         "no credentials",
         "init new --remote s3://orders-archive",
         1,
@@ -271,16 +287,16 @@ PLACES = (
         hint="AWS_PROFILE",
         world="no credentials",
     ),
-    _row(
-        "wrong credentials",
+    _entry(
+        "access was denied or the credentials are wrong",
         "init new --remote s3://orders-archive",
         1,
         "s3://orders-archive",
         "InvalidAccessKeyId",
         hint="AWS_PROFILE",
-        world="wrong credentials",
+        world="access was denied or the credentials are wrong",
     ),
-    _row(
+    _entry(
         "an endpoint where nobody listens",
         "init new --remote s3://orders-archive",
         6,
@@ -288,7 +304,7 @@ PLACES = (
         hint="is the endpoint right",
         world="no endpoint",
     ),
-    _row(
+    _entry(
         "an encrypted topic without its keys",
         "-C vault consume payments",
         1,
@@ -296,10 +312,10 @@ PLACES = (
         hint="key_ring in [remote] of tiered.toml",
         world="encrypted",
     ),
-    _row("a port that is none", "run --once --metrics often", 2, "'often'", hint="[HOST]:PORT"),
+    _entry("a port that is none", "run --once --metrics often", 2, "'often'", hint="[HOST]:PORT"),
 )
 RECORDS = (
-    _row(
+    _entry(
         "Parquet files wanted at a path",
         "backfill orders --to out",
         2,
@@ -307,7 +323,7 @@ RECORDS = (
         hint="file:///directory",
         world="no spark",
     ),
-    _row(
+    _entry(
         "Spark is not installed",
         "backfill orders --to file:///srv/out",
         2,
@@ -315,7 +331,7 @@ RECORDS = (
         hint="tiered[spark]",
         world="no spark",
     ),
-    _row(
+    _entry(
         "no Java for Spark",
         "backfill orders --to file:///srv/out",
         2,
@@ -323,7 +339,7 @@ RECORDS = (
         hint="apt-get install openjdk-17-jre-headless",
         world="no java",
     ),
-    _row(
+    _entry(
         "a topic of a broker misspelt",
         "adopt kafka-logs orderz --once",
         1,
@@ -332,13 +348,13 @@ RECORDS = (
         hint="did_you_mean=orders",
         world="broker",
     ),
-    _row("a record without key for a compacted topic", "append latest lines", 2, "partition=latest/0", "without key"),
-    _row("a separator that the line has not", "append orders lines -K #", 2, "line=1", "separator='#'"),
-    _row("lines that are no JSON", "append orders lines --jsonl", 2, "not json", "line=1"),
-    _row("a topic compacted that only deletes", "compact orders", 2, "topic=orders", hint="cleanup.policy"),
-    _row("a saved plan that is not there", "apply plan.jsn --yes", 1, "file=plan.jsn"),
-    _row("a saved plan that is damaged", "apply broken.json --yes", 2, "file=broken.json", hint="tiered plan --out"),
-    _row(
+    _entry("a record without key for a compacted topic", "append latest lines", 2, "partition=latest/0", "has no key"),
+    _entry("a separator that the line has not", "append orders lines -K #", 2, "line=1", "separator='#'"),
+    _entry("lines that are no JSON", "append orders lines --jsonl", 2, "not json", "line=1"),
+    _entry("a topic compacted that only deletes", "compact orders", 2, "topic=orders", hint="cleanup.policy"),
+    _entry("a saved plan that is not there", "apply plan.jsn --yes", 1, "file=plan.jsn"),
+    _entry("a saved plan that is damaged", "apply broken.json --yes", 2, "file=broken.json", hint="tiered plan --out"),
+    _entry(
         "a saved plan after the state has changed",
         "apply old.json --yes",
         5,
@@ -346,37 +362,55 @@ RECORDS = (
         hint="run 'tiered plan --out' again",
         world="changed",
     ),
-    _row(
+    _entry(
         "a directory given as a saved plan", "apply data --yes", 2, "file=data", "directory", hint="tiered plan --out"
     ),
-    _row("an empty file given as a saved plan", "apply nothing --yes", 2, "file=nothing", hint="tiered plan --out"),
-    _row("a plan saved where there is no directory", "plan --out no/p.json", 1, "file=no/p.json", hint="make it"),
-    _row("a plan saved as a directory", "plan --out data", 2, "file=data", hint="name a file in it"),
-    _row(
-        "advice saved where there is no directory", "cost advise --out no/p.json", 1, "file=no/p.json", hint="make it"
+    _entry("an empty file given as a saved plan", "apply nothing --yes", 2, "file=nothing", hint="tiered plan --out"),
+    _entry(
+        "a plan saved where there is no directory",
+        "plan --out no/p.json",
+        1,
+        "file=no/p.json",
+        hint="create it, or name another file",
     ),
-    _row("a plan saved under no name", "plan --out=", 2, "file=''", "the name is empty"),
-    _row(
+    _entry("a plan saved as a directory", "plan --out data", 2, "file=data", hint="name a file in it"),
+    _entry(
+        "advice saved where there is no directory",
+        "cost advise --out no/p.json",
+        1,
+        "file=no/p.json",
+        hint="create it, or name another file",
+    ),
+    _entry("a plan saved under no name", "plan --out=", 2, "file=''", "the name is empty"),
+    _entry(
         "a page saved where there is no directory",
         "cost simulate --html no/p.html",
         1,
         "file=no/p.html",
-        hint="make it",
+        hint="create it, or name another file",
     ),
-    _row("a page saved as a directory", "cost simulate --html data", 2, "file=data", hint="name a file in it"),
-    _row("a report written as a directory", "scrub --report data", 2, "file=data", hint="name a file in it"),
-    _row("a report written to no directory", "scrub --report no/r.json", 1, "file=no/r.json", hint="make it"),
-    _row("a directory given as a report", "repair data", 2, "path=data", hint="run 'tiered scrub --deep'"),
-    _row(
+    _entry("a page saved as a directory", "cost simulate --html data", 2, "file=data", hint="name a file in it"),
+    _entry("a report written as a directory", "scrub --report data", 2, "file=data", hint="name a file in it"),
+    _entry(
+        "a report written to no directory",
+        "scrub --report no/r.json",
+        1,
+        "file=no/r.json",
+        hint="create it, or name another file",
+    ),
+    _entry("a directory given as a report", "repair data", 2, "path=data", hint="run 'tiered scrub --deep'"),
+    _entry(
         "a directory given as a list of orphans",
         "gc --delete --list data",
         2,
         "path=data",
         hint="run 'tiered gc' first",
     ),
-    _row("orphans listed as a directory", "gc --list data", 2, "file=data", hint="name a file in it"),
-    _row("a misspelt field of a line", "append orders json --jsonl", 2, "line=1", "'valu'", hint="did_you_mean=value"),
-    _row(
+    _entry("orphans listed as a directory", "gc --list data", 2, "file=data", hint="name a file in it"),
+    _entry(
+        "a misspelt field of a line", "append orders json --jsonl", 2, "line=1", "'valu'", hint="did_you_mean=value"
+    ),
+    _entry(
         "a line of another partition than the one named",
         "append orders/1 json0 --jsonl",
         2,
@@ -384,22 +418,24 @@ RECORDS = (
         "said=0 asked=1",
         hint="leave it out of the lines",
     ),
-    _row("offsets in a file that is none", "delete-records --file lines --yes", 2, "file=lines", "not json"),
-    _row("a directory given as brokers", "placement data -p 1 -r 1", 2, "file=data", "directory"),
-    _row("a directory given as a token", "web --token-file data", 2, "file=data", "directory"),
-    _row("an empty file given as a token", "web --token-file nothing", 2, "file=nothing", hint="letters_at_least=16"),
-    _row("a file given as a broker's directory", "adopt lines --once", 2, "directory=", "lines", hint="log.dirs"),
-    _row("a file to restore to", "restore orders --to lines --yes", 2, "directory=", "lines", hint="name a directory"),
-    _row("a node initialised in a file", "init lines", 2, "directory=", "lines", hint="name a directory"),
-    _row("a restore to nowhere", "restore orders --to= --yes", 2, "--to", hint="no directory"),
-    _row(
+    _entry("offsets in a file that is none", "delete-records --file lines --yes", 2, "file=lines", "not json"),
+    _entry("a directory given as brokers", "placement data -p 1 -r 1", 2, "file=data", "directory"),
+    _entry("a directory given as a token", "web --token-file data", 2, "file=data", "directory"),
+    _entry("an empty file given as a token", "web --token-file nothing", 2, "file=nothing", hint="letters_at_least=16"),
+    _entry("a file given as a broker's directory", "adopt lines --once", 2, "directory=", "lines", hint="log.dirs"),
+    _entry(
+        "a file to restore to", "restore orders --to lines --yes", 2, "directory=", "lines", hint="name a directory"
+    ),
+    _entry("a node initialised in a file", "init lines", 2, "directory=", "lines", hint="name a directory"),
+    _entry("a restore to nowhere", "restore orders --to= --yes", 2, "--to", hint="no directory"),
+    _entry(
         "a transaction both aborted and committed",
         "transactions end orders/0 --producer-id 7 --abort --commit --yes",
         2,
         "--abort",
         hint="not both",
     ),
-    _row("a report that is not there", "repair no.json", 1, "path=no.json", hint="run 'tiered scrub --deep'"),
+    _entry("a report that is not there", "repair no.json", 1, "path=no.json", hint="run 'tiered scrub --deep'"),
 )
 SECTIONS = {
     "Words": WORDS,
@@ -408,7 +444,7 @@ SECTIONS = {
     "Places": PLACES,
     "Records, plans, jobs": RECORDS,
 }
-MISTAKES = tuple(row for rows in SECTIONS.values() for row in rows)
+MISTAKES = tuple(entry for entries in SECTIONS.values() for entry in entries)
 
 _MANIFEST = """# Mistakes, and what is answered
 
@@ -421,21 +457,21 @@ them. Every answer is one line on stderr, `error: what was attempted, what is wr
 def render() -> str:
     """The generated page."""
     parts = [_MANIFEST]
-    for title, rows in SECTIONS.items():
+    for title, entries in SECTIONS.items():
         lines = [
             f"## {title}\n",
             "| mistake | for example | exit | the answer names | and says |",
             "|---|---|---|---|---|",
         ]
-        lines += [_line(row) for row in rows]
+        lines += [_line(entry) for entry in entries]
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
-def _line(row: Mistake) -> str:
-    typed = " ".join(row.words).replace("{port}", "9464")
-    names = " ".join(f"`{name}`" for name in row.names).replace("{port}", "9464")
-    return f"| {row.what} | `tiered {typed}` | {row.code} | {names} | {f'`{row.hint}`' if row.hint else ''} |"
+def _line(entry: Mistake) -> str:
+    typed = " ".join(entry.words).replace("{port}", "9464")
+    names = " ".join(f"`{name}`" for name in entry.names).replace("{port}", "9464")
+    return f"| {entry.what} | `tiered {typed}` | {entry.code} | {names} | {f'`{entry.hint}`' if entry.hint else ''} |"
 
 
 if __name__ == "__main__":

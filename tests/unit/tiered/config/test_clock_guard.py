@@ -224,7 +224,7 @@ class Stamping(MemoryStore):
 
     def put_if_absent(self, key: str, body: Body) -> None:
         if self.refuses:
-            raise AccessDenied("creating an object, refused", cause="RequestTimeTooSkewed")
+            raise AccessDenied("cannot create an object, refused", cause="RequestTimeTooSkewed")
         super().put_if_absent(key, body)
 
 

@@ -49,8 +49,8 @@ def test_write_to_a_pipe_keeps_the_pipe(tmp_path: Path) -> None:
         ("there", InvalidRequest, "it is a directory"),
         ("there/", InvalidRequest, "it is a directory"),
         ("no/", InvalidRequest, "it is a directory"),
-        ("no/such/file", NotFound, "its directory is not there"),
-        ("file/below", NotFound, "its directory is not there"),
+        ("no/such/file", NotFound, "its directory does not exist"),
+        ("file/below", NotFound, "its directory does not exist"),
         ("x" * 300, DiskFailed, "enametoolong"),
     ],
 )
@@ -74,7 +74,10 @@ def test_unwritable_directory_is_refused_before_the_work(tmp_path: Path, monkeyp
 
 
 def test_unreadable_file_is_refused_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = {"none": (NotFound, "no such file: made by x"), "": (NotFound, "no such file: made by x")}
+    cases = {
+        "none": (NotFound, "the file does not exist: made by x"),
+        "": (NotFound, "the file does not exist: made by x"),
+    }
     for name, (kind, told) in cases.items():
         with pytest.raises(kind, match=told):
             read_given(str(tmp_path / name) if name else "", "reading", "made by x")
@@ -84,5 +87,5 @@ def test_unreadable_file_is_refused_with_the_cause(tmp_path: Path, monkeypatch: 
     with pytest.raises(AccessDenied, match="enotdir"):
         read_given(str(tmp_path / "file" / "below"), "reading", "made by x")
     monkeypatch.setattr(user_files, "BYTES_MAX", 4)
-    with pytest.raises(InvalidRequest, match="it has no end"):
+    with pytest.raises(InvalidRequest, match="it is not a regular file"):
         read_given(str(tmp_path / "file"), "reading", "made by x")

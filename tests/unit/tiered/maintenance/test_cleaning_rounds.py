@@ -151,7 +151,7 @@ def test_uncleanable_log_is_retried_later_and_still_known_after_a_restart(
 
 def test_disk_error_does_not_make_a_log_uncleanable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kw: object) -> None:
-        raise DiskFailed("writing to a file", path="x")
+        raise DiskFailed("cannot write to a file", path="x")
 
     with world.open() as manager:
         dirty(manager)
@@ -170,7 +170,7 @@ def test_cleaning_continues_when_its_history_cannot_be_written(world: World, mon
 
         def refuse(disk: ModelDisk, what: str, act: object) -> None:
             if names.CLEANER_HISTORY in what:
-                raise DiskFailed("writing to a file", path="history")
+                raise DiskFailed("cannot write to a file", path="history")
             real(disk, what, act)  # type: ignore[arg-type]
 
         monkeypatch.setattr(ModelDisk, "_effect", refuse)
@@ -292,7 +292,7 @@ def test_cleaner_pass_is_aborted_when_its_directory_becomes_offline(
         with monkeypatch.context() as patch:
             patch.setattr(cleaner, "clean", clean)
             manager.tick(NOW)
-        assert ended == ["cleaning a log, asked to let go of it: partition=t/0"]
+        assert ended == ["the cleaner was stopped on request: partition=t/0"]
         assert manager.snapshots(NOW)[0].cleaner_offset == 0
 
 
@@ -390,7 +390,7 @@ def test_tombstone_is_not_removed_while_the_bucket_has_an_older_record_of_its_ke
             settle(manager, NOW + later * HOUR)
             manager.append("t", [Record(b"more%d" % later, b"v", NOW)], 0, now_ms=NOW)
         # The value was removed from the disk. The entry in the bucket still has it.
-        assert [row.record_count for row in manager.snapshots(NOW)[0].remote] == [1] * is_tiered
+        assert [entry.record_count for entry in manager.snapshots(NOW)[0].remote] == [1] * is_tiered
         assert [value for _, value in keys_left(manager)] == left
 
 

@@ -70,10 +70,10 @@ def test_backlog_of_a_hundred_segments_needs_at_most_two_commits(world: World) -
         assert (counts - was).puts == 2 * len(copies) + manifests, (
             "one data and one index object per segment, and the manifests"
         )
-        rows = _manifest(manager).segments
-        assert [row.base_offset for row in rows] == [each.base_offset for each in copies]
-        assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
-        assert len(values(RemoteLog(world.store).reader(), 0, rows[-1].next_offset)) == rows[-1].next_offset
+        entries = _manifest(manager).segments
+        assert [entry.base_offset for entry in entries] == [each.base_offset for each in copies]
+        assert all(one.next_offset == other.base_offset for one, other in pairwise(entries))
+        assert len(values(RemoteLog(world.store).reader(), 0, entries[-1].next_offset)) == entries[-1].next_offset
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_uncommitted_uploads_are_committed_with_the_new_key_after_a_rotation(
         (rotated,) = rotate_keys(manager, now_ms=NOW)
         assert rotated.rewrapped == 3
         settle(manager)
-        assert [row.key_id for row in _manifest(manager).segments] == ["k2"] * 3
+        assert [entry.key_id for entry in _manifest(manager).segments] == ["k2"] * 3
         assert len(values(manager.reader())) == 30
 
 
@@ -212,7 +212,7 @@ class _Mute:
 
     def _answer(self) -> None:
         if self.is_mute:
-            raise Unavailable("no answer")
+            raise Unavailable("no reply")
 
     def __getattr__(self, verb: str) -> Callable[..., object]:
         self._answer()
@@ -230,7 +230,7 @@ def test_commit_in_doubt_is_repeated_with_the_same_objects(world: World) -> None
         store.is_armed = store.is_mute = False
         settle(manager)
         assert store.uploads == len(_manifest(manager).segments) == 10
-        assert not _manifest(manager).unlinked
+        assert not _manifest(manager).pending_deletes
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact"])
@@ -263,7 +263,9 @@ def test_objects_of_a_commit_in_doubt_are_kept_when_the_topic_is_deleted(world: 
         newest = MetadataLog(world.store, held.prefix).refresh()
         assert newest.segments, "the commit in doubt must have succeeded"
         there = {info.key for info in world.store.list(held.prefix)}
-        assert all({held.prefix + row.data_key, held.prefix + row.indexes_key} <= there for row in newest.segments)
+        assert all(
+            {held.prefix + entry.data_key, held.prefix + entry.indexes_key} <= there for entry in newest.segments
+        )
 
 
 def test_crash_at_any_call_of_a_group_commit_leaves_at_most_orphans(world: World) -> None:
@@ -288,5 +290,5 @@ def test_crash_at_any_call_of_a_group_commit_leaves_at_most_orphans(world: World
             with once.open() as again:
                 settle(again)
                 assert len(values(again.reader())) == 30
-                rows = _manifest(again).segments
-                assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
+                entries = _manifest(again).segments
+                assert all(one.next_offset == other.base_offset for one, other in pairwise(entries))

@@ -384,10 +384,10 @@ def test_records_deleted_during_their_upload_are_never_committed(world: World, s
             "a segment that is being copied stays on the disk"
         )
         _finish(manager, store)
-        assert [row.base_offset for row in _manifest(manager).segments] == [40]
+        assert [entry.base_offset for entry in _manifest(manager).segments] == [40]
         assert _offsets(manager) == list(range(45, 60))
         _finish(manager, store, NOW + 2 * HOUR)
-        assert not _manifest(manager).unlinked
+        assert not _manifest(manager).pending_deletes
         assert sum(1 for info in world.store.list("") if "/data/" in info.key) == 2, (
             "only the data and the indexes of one entry remain"
         )
@@ -434,8 +434,8 @@ def test_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: Ha
         found = {record.key: record.value for record in manager.reader().records(NAME, 0)}
         assert len(found) == 9
         assert found[b"k%d" % (119 % 9)] == b"value 119"
-        rows = _manifest(manager).segments
-        assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
+        entries = _manifest(manager).segments
+        assert all(one.next_offset == other.base_offset for one, other in pairwise(entries))
 
 
 def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: HangingStore) -> None:
@@ -461,13 +461,15 @@ def test_directory_that_becomes_offline_during_a_copy_keeps_its_uncopied_segment
         held = manager.partition(NAME)
 
         def fail(start: int, length: int) -> bytes:
-            raise DiskFailed("reading a file", path="x")
+            raise DiskFailed("cannot read a file", path="x")
 
         held.log.segment(20).read = fail  # type: ignore[method-assign]
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
         assert isinstance(manager.problems[NAME], DiskFailed)
-        assert [row.base_offset for row in _manifest(manager).segments] == [0], "the first segment was read completely"
+        assert [entry.base_offset for entry in _manifest(manager).segments] == [0], (
+            "the first segment was read completely"
+        )
         assert held.log.segments()[-1].next_offset == 60
 
 
@@ -506,7 +508,7 @@ def test_close_waits_for_the_running_upload_and_commits_it(world: World, store: 
     closing.join(LIMIT_S)
     assert not closing.is_alive()
     manifest = MetadataLog(world.store, manager.partition(NAME).prefix).refresh()
-    assert [row.base_offset for row in manifest.segments] == [0], "no other upload may begin"
+    assert [entry.base_offset for entry in manifest.segments] == [0], "no other upload may begin"
     with world.open() as again:
         assert _offsets(again) == list(range(60))
 
@@ -617,7 +619,7 @@ def test_failed_copy_stays_a_problem_while_its_log_must_be_cleaned_first(
     world: World, store: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(key: str, source: UploadSource) -> None:
-        raise Unavailable("storing an object, the store cannot be reached", key=key)
+        raise Unavailable("cannot store an object, the store cannot be reached", key=key)
 
     with _started(world, store, cleanup_policy="compact") as manager:
         monkeypatch.setattr(world.store, "upload", fail)

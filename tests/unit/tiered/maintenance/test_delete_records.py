@@ -46,16 +46,16 @@ def test_maintenance_deletes_segments_entirely_below_the_log_start_offset(world:
     with world.open() as manager:
         before = len(manager._partition(NAME).log.segments())
         manifest = manager._partition(NAME).manifest()
-        rows = len(manifest.segments) if manifest is not None else 0
+        entries = len(manifest.segments) if manifest is not None else 0
         manager.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager, NOW + 1)
         settle(manager, NOW + 2 * DAY)
         held = manager._partition(NAME)
         assert held.log.segments()[0].next_offset > 150
         if held.manifest() is not None:
-            assert 0 < len(held.manifest().segments) < rows
+            assert 0 < len(held.manifest().segments) < entries
             assert held.manifest().segments[0].next_offset > 150
-            assert held.manifest().unlinked == ()
+            assert held.manifest().pending_deletes == ()
         else:
             assert len(held.log.segments()) < before
         assert [offset for offset, _ in values(manager.reader(), 150)] == list(range(150, 200))
@@ -127,7 +127,7 @@ def test_delete_records_of_a_topic_that_only_compacts_is_refused() -> None:
     with World().open() as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
         send(manager, 10)
-        with pytest.raises(InvalidRequest, match="does not delete"):
+        with pytest.raises(InvalidRequest, match="cleanup.policy of the topic does not include delete"):
             manager.delete_records({NAME: 5}, now_ms=NOW)
         manager.alter_topic("t", {"cleanup.policy": "compact,delete"}, now_ms=NOW)
         assert manager.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5
@@ -141,7 +141,7 @@ def test_delete_records_of_a_partition_without_the_writer_role_is_refused() -> N
         settle(manager)
     with (
         world.open(store=SwitchableStore(world.store)) as manager,  # type: ignore[arg-type]
-        pytest.raises(Unavailable, match="not ours yet"),
+        pytest.raises(Unavailable, match="this process does not own the manifest of the partition yet"),
     ):
         manager.delete_records({NAME: 5}, now_ms=NOW)
     first, second = world.open(disk=world.other_disk()), world.open(disk=world.other_disk())
@@ -184,8 +184,8 @@ def starts(capfd) -> list[int]:
 
 
 def test_delete_records_command_deletes_and_prints_the_offsets(home: Path, capfd) -> None:
-    row = json.loads(printed(capfd, "delete-records", "orders/0", "--before", "5", "--yes", "-o", "jsonl"))
-    assert row == {"topic": "orders", "partition": 0, "before": 0, "low_watermark": 5, "offsets": 5}
+    entry = json.loads(printed(capfd, "delete-records", "orders/0", "--before", "5", "--yes", "-o", "jsonl"))
+    assert entry == {"topic": "orders", "partition": 0, "before": 0, "low_watermark": 5, "offsets": 5}
     assert starts(capfd) == [5, 0]
     assert printed(capfd, "consume", "orders/0").startswith("5\n")
     assert "out of range" in printed(capfd, "consume", "orders/0", "--from", "4", code=1)
@@ -201,7 +201,7 @@ def test_delete_records_reads_kafkas_offsets_file(home: Path, capfd) -> None:
     }
     (home / "offsets.json").write_text(json.dumps(body))
     dry = json.loads(printed(capfd, "delete-records", "--file", "offsets.json", "--dry-run", "-o", "json"))
-    assert (dry["dry_run"], [row["low_watermark"] for row in dry["partitions"]]) == (True, [3, 20])
+    assert (dry["dry_run"], [entry["low_watermark"] for entry in dry["partitions"]]) == (True, [3, 20])
     assert starts(capfd) == [0, 0]
     printed(capfd, "delete-records", "--file", "offsets.json", "--yes")
     assert starts(capfd) == [3, 20]

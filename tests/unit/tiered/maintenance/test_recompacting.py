@@ -46,7 +46,7 @@ def head_of(manager: LogManager) -> Manifest:
 
 
 def ranges(manifest: Manifest) -> list[tuple[int, int]]:
-    return [(row.base_offset, row.next_offset) for row in manifest.segments]
+    return [(entry.base_offset, entry.next_offset) for entry in manifest.segments]
 
 
 def table(records: Iterator[tuple[int, bytes | None, bytes]]) -> dict[bytes, bytes]:
@@ -85,7 +85,7 @@ def test_only_clean_segments_are_copied_with_one_commit_and_their_cleaned_offset
             after = head_of(manager)
             assert len(after.segments) in (len(before.segments), len(before.segments) + len(copies))
             sequences.append(after.sequence - before.sequence)
-            assert all(row.cleaned_through == after.next_offset for row in after.segments)
+            assert all(entry.cleaned_through == after.next_offset for entry in after.segments)
         assert len(head_of(manager).segments) > 1
         assert sum(sequences) == 1, "all entries must be in one commit"
 
@@ -99,15 +99,15 @@ def test_cleaned_segment_replaces_its_entry_and_the_old_object_is_deleted_later(
         put(manager, NOW, a="2", b="2")
         settle(manager)
         manifest = head_of(manager)
-        assert old.ulid not in {row.ulid for row in manifest.segments}
+        assert old.ulid not in {entry.ulid for entry in manifest.segments}
         assert ranges(manifest) == [(0, 2), (2, 4)]
-        assert {row.cleaned_through for row in manifest.segments} == {4}
-        assert {each.key for each in manifest.unlinked} == {old.data_key, old.indexes_key}
+        assert {entry.cleaned_through for entry in manifest.segments} == {4}
+        assert {each.key for each in manifest.pending_deletes} == {old.data_key, old.indexes_key}
         assert manifest.segments[0].size_bytes < old.size_bytes / 2
         prefix = manager.partitions()[0].prefix
         assert prefix + old.data_key in {each.key for each in world.store.list("")}
         settle(manager, NOW + HOUR)
-        assert head_of(manager).unlinked == ()
+        assert head_of(manager).pending_deletes == ()
         assert prefix + old.data_key not in {each.key for each in world.store.list("")}
         assert read(RemoteLog(world.store).reader()) == read(manager.reader()) == {b"a": b"2", b"b": b"2"}
 
@@ -199,8 +199,8 @@ def test_unchanged_segment_advances_its_cleaned_offset_without_an_upload(world: 
         (old,) = head_of(manager).segments
         put(manager, NOW, c="1111", d="1111")
         settle(manager)
-        rows = head_of(manager).segments
-        assert (rows[0].ulid, rows[0].cleaned_through) == (old.ulid, rows[-1].next_offset)
+        entries = head_of(manager).segments
+        assert (entries[0].ulid, entries[0].cleaned_through) == (old.ulid, entries[-1].next_offset)
 
 
 def test_entry_with_too_little_to_save_is_not_replaced(world: World) -> None:
@@ -210,8 +210,8 @@ def test_entry_with_too_little_to_save_is_not_replaced(world: World) -> None:
         settle(manager)
         put(manager, NOW, a="2")
         settle(manager)
-        row = head_of(manager).segments[0]
-        assert (row.record_count, row.cleaned_through) == (4, 4)
+        entry = head_of(manager).segments[0]
+        assert (entry.record_count, entry.cleaned_through) == (4, 4)
         assert not {AdvanceCleanedOffset, ReplaceRemote} & kinds(manager, NOW)
 
 
@@ -269,7 +269,9 @@ def test_missing_object_of_an_entry_in_the_newest_manifest_is_corrupt(world: Wor
         data = bytes(world.store.get(lost))
         world.store.delete([lost])
         assert bucket.manifest(NAME) == old
-        with pytest.raises(Corrupt, match="object is missing"):
+        with pytest.raises(
+            Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"
+        ):
             values(bucket.reader())
         world.store.put_if_absent(lost, data)
 
@@ -288,7 +290,7 @@ def test_cancelled_copies_are_resumed_without_repeated_uploads(world: World) -> 
         assert up, "some segments must be uploaded before the cancel"
         settle(manager)
         manifest, prefix = head_of(manager), manager.partitions()[0].prefix
-        named = {prefix + key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
+        named = {prefix + key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
         assert up <= named, "uploaded segments must not be uploaded again"
         assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
 
@@ -306,10 +308,10 @@ def test_uploads_of_segments_cleaned_again_before_the_commit_are_deleted(world: 
         put(manager, NOW, **{f"k{at}{n}": "w" for at in range(3) for n in range(2)})
         settle(manager)
         prefix = manager.partitions()[0].prefix
-        assert {prefix + each.key for each in head_of(manager).unlinked} >= up
+        assert {prefix + each.key for each in head_of(manager).pending_deletes} >= up
         settle(manager, NOW + HOUR)
         manifest = head_of(manager)
-        named = {prefix + key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
+        named = {prefix + key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
         assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
 
 

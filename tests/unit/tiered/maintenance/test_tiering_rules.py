@@ -17,8 +17,8 @@ from disk_model import ModelDisk
 from log_world import open_log, read_all
 from manager_world import NAME, NOW, TIERED, World, send, settle, values
 from policy_samples import KEEP, LOCAL, local, planned, snapshot
-from policy_samples import row as policy_row
-from remote_samples import manifest, row
+from policy_samples import entry as policy_row
+from remote_samples import entry, manifest
 
 from local.errors import Conflict, InvalidRequest, LogError
 from local.format.record import Record
@@ -52,7 +52,7 @@ def log_of(epochs: dict[int, int], end: int) -> Log:
 def tier_of(first: int, last: int, epochs: dict[int, int], **more: object) -> Manifest:
     """A manifest with one entry, from `first` to `last` inclusive, as Kafka writes it."""
     pairs = tuple((epoch, start) for epoch, start in epochs.items())
-    return manifest(row("S", first, last + 1, epochs=pairs), **more)
+    return manifest(entry("S", first, last + 1, epochs=pairs), **more)
 
 
 def first_foreign_offset(log: Log, tier: Manifest) -> int | None:
@@ -170,16 +170,16 @@ def test_case_12_local_segments_are_compared_and_dropped_ones_are_not() -> None:
 
 def test_case_13_expired_overlapping_entries_both_expire_and_the_log_starts_at_105() -> None:
     rules = PartitionRules(retention_ms=50, local_retention_ms=None)
-    rows = policy_row(0, 100, ulid="S0"), policy_row(0, 105, ulid="S1")
-    taken = snapshot(local(105, 110, age=0, active=True), remote=rows, rules=rules)
+    entries = policy_row(0, 100, ulid="S0"), policy_row(0, 105, ulid="S1")
+    taken = snapshot(local(105, 110, age=0, active=True), remote=entries, rules=rules)
     decided = planned(taken)
     assert [each.ulid for each in decided if isinstance(each, ExpireRemote)] == ["S0", "S1"]
     assert [each.offset for each in decided if isinstance(each, AdvanceLogStart)] == [105]
 
 
 def test_case_13_manifest_refuses_overlapping_entries() -> None:
-    first, second = row("S0", 0, 100), row("S1", 0, 105)
-    with pytest.raises(InvalidRequest, match="its offsets are taken"):
+    first, second = entry("S0", 0, 100), entry("S1", 0, 105)
+    with pytest.raises(InvalidRequest, match="its offsets are already covered"):
         add_segments([second])(manifest(first))
     assert contradiction(manifest(first, second)) is not None
 
@@ -209,14 +209,14 @@ def test_case_14_unfinished_copy_in_the_bucket_is_not_counted_by_size_retention(
         send(manager, 300)
         settle(manager)
         held = manager.partitions()[0]
-        rows = held.manifest().segments  # type: ignore[union-attr]
-        kept = sum(each.size_bytes for each in rows[1:])
-        stray = rows[-1].data_key.replace(rows[-1].ulid, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+        entries = held.manifest().segments  # type: ignore[union-attr]
+        kept = sum(each.size_bytes for each in entries[1:])
+        stray = entries[-1].data_key.replace(entries[-1].ulid, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
         world.store.put(held.prefix + stray, b"x" * 50_000)  # its upload has ended without a commit
-        local_bytes = sum(each.size_bytes for each in held.log.segments() if each.next_offset > rows[-1].next_offset)
+        local_bytes = sum(each.size_bytes for each in held.log.segments() if each.next_offset > entries[-1].next_offset)
         manager.alter_topic("t", {"retention.bytes": str(kept + local_bytes)}, now_ms=NOW)
         settle(manager)
-        assert held.manifest().segments == rows[1:]  # type: ignore[union-attr]
+        assert held.manifest().segments == entries[1:]  # type: ignore[union-attr]
         assert world.store.get(held.prefix + stray)
 
 
@@ -277,44 +277,44 @@ def lookup(tier: Manifest, offset: int) -> str | None:
 
 
 def test_case_17_replaced_segment_is_found_and_the_old_one_is_a_pending_delete() -> None:
-    tier = manifest(row("S0", 0, 101), row("S2", 101, 201))
-    with pytest.raises(InvalidRequest, match="its offsets are taken"):
-        add_segments([row("S1", 0, 201)])(tier)  # an overlapping entry cannot be added
-    after = replace_segments(row("S1", 0, 201), ["S0", "S2"])(tier)  # it can only replace the old entries
+    tier = manifest(entry("S0", 0, 101), entry("S2", 101, 201))
+    with pytest.raises(InvalidRequest, match="its offsets are already covered"):
+        add_segments([entry("S1", 0, 201)])(tier)  # an overlapping entry cannot be added
+    after = replace_segments(entry("S1", 0, 201), ["S0", "S2"])(tier)  # it can only replace the old entries
     assert [lookup(after, offset) for offset in (0, 50, 150)] == ["S1", "S1", "S1"]
-    assert {each.key for each in after.unlinked} >= {"data/S0.log", "data/S2.log"}
+    assert {each.key for each in after.pending_deletes} >= {"data/S0.log", "data/S2.log"}
 
 
 def test_case_17_lookup_of_partly_overlapping_offsets_finds_the_replacement() -> None:
-    tier = manifest(row("old", 10, 91))
-    for other in (row("S1", 5, 101), row("S2", 50, 101)):
-        with pytest.raises(InvalidRequest, match="its offsets are taken"):
+    tier = manifest(entry("old", 10, 91))
+    for other in (entry("S1", 5, 101), entry("S2", 50, 101)):
+        with pytest.raises(InvalidRequest, match="its offsets are already covered"):
             add_segments([other])(tier)
-    tier = replace_segments(row("new", 10, 91), ["old"])(tier)
-    tier = add_segments([row("S1", 91, 101), row("S2", 101, 201)])(tier)
+    tier = replace_segments(entry("new", 10, 91), ["old"])(tier)
+    tier = add_segments([entry("S1", 91, 101), entry("S2", 101, 201)])(tier)
     assert [lookup(tier, offset) for offset in (50, 95, 101)] == ["new", "S1", "S2"]
 
 
 def test_case_18_copy_that_finishes_after_its_deletion_changes_nothing() -> None:
-    late = row("S0", 0, 10)
-    tier = manifest(late, row("S1", 10, 20))
+    late = entry("S0", 0, 10)
+    tier = manifest(late, entry("S1", 10, 20))
     tier = expire_segments(["S0"], now_ms=NOW, log_start_offset=10)(tier)
     assert add_segments([late])(tier) is tier, "its objects are pending deletes"
-    tier = remove_pending_deletes([each.key for each in tier.unlinked])(tier)
+    tier = remove_pending_deletes([each.key for each in tier.pending_deletes])(tier)
     after = add_segments([late])(tier)
     assert after.segments == tier.segments
-    after = add_segments([late, row("S2", 20, 30)])(tier)
+    after = add_segments([late, entry("S2", 20, 30)])(tier)
     assert [each.ulid for each in after.segments] == ["S1", "S2"]
     tier = expire_segments(["S1"], now_ms=NOW, log_start_offset=20)(tier)
-    tier = remove_pending_deletes([each.key for each in tier.unlinked])(tier)
+    tier = remove_pending_deletes([each.key for each in tier.pending_deletes])(tier)
     assert add_segments([late])(tier).segments == (), "a late copy must not be added to an empty tier either"
 
 
 def test_case_18_segment_state_cannot_skip_a_state() -> None:
     for state, following in (("COPY_FINISHED", "DELETE_FINISHED"), ("DELETE_FINISHED", "COPY_FINISHED")):
-        with pytest.raises(InvalidRequest, match="changing a remote segment's state"):
-            row(state=SegmentState[state]).to(SegmentState[following])
-    assert row().to(FINISHED) == row(), "a transition to the same state is no change"
+        with pytest.raises(InvalidRequest, match="cannot change the state of a remote segment"):
+            entry(state=SegmentState[state]).to(SegmentState[following])
+    assert entry().to(FINISHED) == entry(), "a transition to the same state is no change"
 
 
 # --- copy lag -------------------------------------------------------------------------------------------------------

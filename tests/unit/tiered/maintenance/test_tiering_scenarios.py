@@ -68,7 +68,7 @@ def write(manager: LogManager, *counts: int, start: int = 0, step_ms: int = 1) -
 def bases(manager: LogManager) -> list[int]:
     manifest = manager.partitions()[0].manifest()
     assert manifest is not None
-    return [row.base_offset for row in manifest.segments]
+    return [entry.base_offset for entry in manifest.segments]
 
 
 def ask(manager: LogManager, spec: int) -> object:
@@ -265,7 +265,7 @@ def test_case_9_enabled_tier_copies_from_the_log_start_and_disabled_copying_stop
         manager.alter_topic("t", {"remote.log.copy.disable": "", "local.retention.bytes": "1"}, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [0, 2, 4]
-        with pytest.raises(InvalidRequest, match="switching the remote tier"):
+        with pytest.raises(InvalidRequest, match="cannot disable the remote tier"):
             manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
 
 
@@ -386,8 +386,8 @@ def test_subtle_d_epoch_without_records_is_in_no_lineage(world: World) -> None:
         manager.roll("t", now_ms=NOW)
         write(manager, 1, 1, start=2)
         settle(manager)
-        rows = manager.partitions()[0].manifest().segments  # type: ignore[union-attr]
-        assert [row.epochs for row in rows] == [((1, 0),), ((1, 1),), ((5, 2),)]
+        entries = manager.partitions()[0].manifest().segments  # type: ignore[union-attr]
+        assert [entry.epochs for entry in entries] == [((1, 0),), ((1, 1),), ((5, 2),)]
     with world.open() as manager:
         assert not manager.problems
 

@@ -111,16 +111,16 @@ def add(manager: LogManager, topic: str, segments: int) -> None:
         manager.roll(topic, now_ms=NOW)
 
 
-def rows(manager: LogManager, name: TopicPartition) -> int:
+def entries(manager: LogManager, name: TopicPartition) -> int:
     manifest = manager.partition(name).manifest()
     assert manifest is not None
     return len(manifest.segments)
 
 
-def unlinked(manager: LogManager, name: TopicPartition) -> int:
+def pending_deletes(manager: LogManager, name: TopicPartition) -> int:
     manifest = manager.partition(name).manifest()
     assert manifest is not None
-    return len(manifest.unlinked)
+    return len(manifest.pending_deletes)
 
 
 @pytest.mark.parametrize("has_copies", [False, True])
@@ -138,7 +138,7 @@ def test_deletions_continue_while_every_copier_hangs(world: World, store: Select
         assert is_deleted
         assert manager.wait_for_tasks(LIMIT_S)
         settle(manager, NOW + HOUR)
-        assert (rows(manager, NAME), rows(manager, OTHER)) == (2, 1 + has_copies)
+        assert (entries(manager, NAME), entries(manager, OTHER)) == (2, 1 + has_copies)
 
 
 def test_copies_continue_while_every_deletion_hangs(world: World, store: Selective) -> None:
@@ -164,7 +164,7 @@ def test_partition_with_failed_uploads_still_deletes_and_keeps_its_problem(world
         add(manager, "o", 1)
         manager.tick(NOW + HOUR, waits=False)
         assert manager.wait_for_tasks(LIMIT_S)
-        assert unlinked(manager, OTHER) == 0, "the due objects must be deleted"
+        assert pending_deletes(manager, OTHER) == 0, "the due objects must be deleted"
         for _ in range(3):
             manager.tick(NOW + HOUR, waits=False)
             assert manager.wait_for_tasks(LIMIT_S)
@@ -173,11 +173,11 @@ def test_partition_with_failed_uploads_still_deletes_and_keeps_its_problem(world
         for _ in range(3):
             manager.tick(NOW + HOUR, waits=False)
             assert manager.wait_for_tasks(LIMIT_S)
-        assert rows(manager, OTHER) == 0, "the entries must expire too"
+        assert entries(manager, OTHER) == 0, "the entries must expire too"
         assert isinstance(manager.problems[OTHER], Unavailable)
         store.let_go()
         settle(manager, NOW + HOUR)
-        assert rows(manager, OTHER) == 1
+        assert entries(manager, OTHER) == 1
 
 
 def test_partition_is_acquired_and_then_copied_while_every_copier_hangs(world: World, store: Selective) -> None:
@@ -199,7 +199,7 @@ def test_partition_is_acquired_and_then_copied_while_every_copier_hangs(world: W
         assert is_taken
         assert manager.wait_for_tasks(LIMIT_S)
         assert manager.partition(OTHER).is_writer
-        assert rows(manager, OTHER) == 2, "the copies must follow without another maintenance"
+        assert entries(manager, OTHER) == 2, "the copies must follow without another maintenance"
         settle(manager)
 
 
@@ -215,7 +215,7 @@ def test_copier_that_finds_its_partition_busy_runs_later(world: World, store: Se
         assert ("upload", "o") not in store.begun
         store.let_go()
         assert manager.wait_for_tasks(LIMIT_S)
-        assert rows(manager, OTHER) == 2
+        assert entries(manager, OTHER) == 2
         assert manager.problems == {}
 
 

@@ -104,8 +104,8 @@ def test_compacted_topic_is_cleaned_before_its_first_upload(world: World) -> Non
         assert not any(isinstance(decision, CopySegment) for decision in first)
         settle(manager)
         snapshot = manager.snapshots(NOW)[0]
-        assert all((row.cleaned_through or 0) >= row.next_offset for row in snapshot.remote)
-        assert sum(row.record_count for row in snapshot.remote) == 9
+        assert all((entry.cleaned_through or 0) >= entry.next_offset for entry in snapshot.remote)
+        assert sum(entry.record_count for entry in snapshot.remote) == 9
         assert snapshot.remote_next_offset == 300
         newest = {record.key: (at, record.value) for at, record in enumerate(sent)}
         assert {r.key: (r.offset, r.value) for r in manager.reader().records(NAME, 0)} == newest
@@ -167,7 +167,7 @@ def test_lost_object_that_a_manifest_names_is_corrupt(world: World) -> None:
         settle(manager)
     lost = next(info.key for info in world.store.list("") if info.key.endswith(".log"))
     world.store.delete([lost])
-    with pytest.raises(Corrupt, match="object is missing"):
+    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
         values(RemoteLog(world.store).reader())
 
 
@@ -207,7 +207,7 @@ def test_corrupt_local_segment_is_never_copied_and_other_partitions_are(world: W
 def test_second_manager_on_a_directory_is_refused_and_the_first_continues(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        with pytest.raises(Conflict, match=r"another manager has it open: .*directory=\./data"):
+        with pytest.raises(Conflict, match=r"another manager has the log directory open: .*directory=\./data"):
             world.open()
         send(manager, 10)
         settle(manager)
@@ -221,12 +221,12 @@ def test_second_manager_on_a_bucket_fences_the_first_which_loses_no_record(world
         send(first, 100, start=100)
         elsewhere = world.other_disk()
         with world.open(disk=elsewhere) as second:
-            rows = second.snapshots(NOW)[0].remote
+            entries = second.snapshots(NOW)[0].remote
             objects = {info.key for info in world.store.list("") if "/head/" in info.key}
             assert not any(result.done for result in first.apply(first.plan(NOW)).values())
             assert isinstance(first.problems[NAME], Fenced)
             assert {info.key for info in world.store.list("") if "/head/" in info.key} == objects
-            assert second.snapshots(NOW)[0].remote == rows
+            assert second.snapshots(NOW)[0].remote == entries
         with pytest.raises(Fenced):
             send(first, 10, start=200)
         base_offset = first.snapshots(NOW)[0].segments[0].base_offset

@@ -60,11 +60,11 @@ def test_manifest_collection_has_a_reason_and_never_leaves_too_few_manifests():
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
-        snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, heads_void_upto=3)
+        snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, manifests_gc_boundary=3)
         (decision,) = manifest_collection.manifest_collections(snapshot)
         assert decision == CollectManifests(upto_sequence=6, reason="3 old heads, the newest 3 are kept")
         assert violations(snapshot, [decision]) == []
-        assert manifest_collection.manifest_collections(replace(snapshot, heads_void_upto=5)) == []
+        assert manifest_collection.manifest_collections(replace(snapshot, manifests_gc_boundary=5)) == []
         assert "fewer than 3" in violations(snapshot, [replace(decision, upto_sequence=7)])[0]
 
 
@@ -78,7 +78,7 @@ def test_objects_of_a_pinned_manifest_are_kept_beyond_the_grace_period():
         prefix = manager._partition(NAME).prefix
         log = MetadataLog(world.store, prefix)
         pin, manifest = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
-        named = {prefix + key for row in manifest.segments for key in (row.data_key, row.indexes_key)}
+        named = {prefix + key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
         settle(manager, NOW + 2 * DAY)
         settle(manager, NOW + 2 * DAY + HOUR)
         assert manager.reader().offsets(NAME) == (300, 300)

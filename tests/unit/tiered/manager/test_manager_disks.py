@@ -155,7 +155,7 @@ def test_incomplete_topic_change_is_overruled_by_a_later_change(disks: Disks) ->
 def test_partitions_lost_with_a_replaced_disk_are_named_in_the_log(disks: Disks, caplog) -> None:
     with disks.open() as manager:
         lost = on(manager, B)
-        assert "begun anew" not in caplog.text
+        assert "created it empty" not in caplog.text
     for name in [*disks.disk.inner.names]:
         if name.startswith(f"{B}/"):
             del disks.disk.inner.names[name]
@@ -163,7 +163,7 @@ def test_partitions_lost_with_a_replaced_disk_are_named_in_the_log(disks: Disks,
         path: each for path, each in disks.disk.inner.directories.items() if not path.startswith(f"{B}/")
     }
     with disks.open() as manager:
-        told = [record.getMessage() for record in caplog.records if "begun anew" in record.getMessage()]
+        told = [record.getMessage() for record in caplog.records if "created it empty" in record.getMessage()]
         assert [f"partition={name} directory={B}" in line for name, line in zip(lost, told, strict=True)] == [
             True,
             True,
@@ -207,7 +207,7 @@ def test_status_command_reports_an_offline_directory(tmp_path: Path, capfd) -> N
     (tmp_path / "two").rename(tmp_path / "away")
     capfd.readouterr()
     assert invoke([*at, "status", "--check"]) == 10
-    assert f"! {tmp_path}/two: log directory offline: opening a log directory, there is none" in capfd.readouterr().err
+    assert f"! {tmp_path}/two: log directory offline: the log directory does not exist" in capfd.readouterr().err
     assert invoke([*at, "topic", "list"]) == 0
 
 

@@ -124,7 +124,7 @@ def test_log_below_the_bucket_refuses_appends_until_it_is_reconciled(world: Worl
     store.is_readable = True
     with world.open(store=store, disk=world.other_disk()) as manager:
         assert isinstance(manager.problems[NAME], Unavailable)
-        with pytest.raises(Unavailable, match="before the bucket's end"):
+        with pytest.raises(Unavailable, match="the log ends before the end of the bucket"):
             send(manager, 1)
 
 
@@ -208,7 +208,9 @@ def test_log_without_records_refuses_appends_until_it_is_the_writer() -> None:
     for disk in (world.disk, world.other_disk()):
         with world.open(disk=disk, store=store) as manager:
             assert manager.partitions()[0].manifest() is not None
-            with pytest.raises(Unavailable, match="it is not ours in the bucket"):
+            with pytest.raises(
+                Unavailable, match="the log has no records and this process is not the writer in the bucket"
+            ):
                 send(manager, 1)
     store.is_down = False
     with world.open(store=store) as manager:

@@ -48,7 +48,7 @@ def test_unavailable_store_is_asked_for_one_partition_per_maintenance(world: Wor
 
         def refuse(key: str, *rest: object) -> None:
             asked.append(key)
-            raise Unavailable("no answer", key=key)
+            raise Unavailable("no reply", key=key)
 
         world.store.upload = refuse  # type: ignore[method-assign]
         manager.tick(NOW)
@@ -93,7 +93,7 @@ def test_append_that_fails_in_part_names_the_appended_offsets(world: World) -> N
 
         def fail(disk: ModelDisk, what: str, act: object) -> None:
             if what.startswith("append ./data/t-2/"):
-                raise DiskFailed("writing to a file", path="t-2", cause="enospc")
+                raise DiskFailed("cannot write to a file", path="t-2", cause="enospc")
             real(disk, what, act)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patch:
@@ -165,7 +165,7 @@ def test_object_that_is_no_pending_delete_is_never_deleted(world: World, monkeyp
     stranger = _data(world)[0].rpartition("/data/")[0] + "/data/stranger.log"
     world.store.put(stranger, b"nobody's")
     decision = DeletePending(key="data/stranger.log", size_bytes=8, reason="a mistake")
-    with pytest.raises(InvalidRequest, match="not an unlinked object"):
+    with pytest.raises(InvalidRequest, match="not a pending delete"):
         raise_problem(manager, Plan(now_ms=due_ms, decisions={NAME: [decision]}))
     monkeypatch.setattr(apply, "violations", lambda snapshot, decisions: [])
     manager.apply(Plan(now_ms=due_ms, decisions={NAME: [decision]}))
@@ -253,7 +253,7 @@ class Unreadable:
     def __getattr__(self, verb: str) -> Callable[..., object]:
         def call(path: str, *rest: object, **more: object) -> object:
             if path.startswith(self.beginning) and path.endswith(".timeindex"):
-                raise AccessDenied("reading a file", path=path, cause="eacces")
+                raise AccessDenied("cannot read a file", path=path, cause="eacces")
             return getattr(self.disk, verb)(path, *rest, **more)
 
         return call

@@ -60,7 +60,7 @@ def test_untiered_topic_expires_local_segments(world: World) -> None:
 def test_invalid_topic_name_is_refused_and_writes_nothing(world: World, name: str) -> None:
     with world.open() as manager:
         effects = world.disk.effects
-        with pytest.raises(InvalidRequest, match="not a legal name"):
+        with pytest.raises(InvalidRequest, match="invalid topic name"):
             manager.create_topic(name, now_ms=NOW)
         assert world.disk.effects == effects
 
@@ -68,7 +68,7 @@ def test_invalid_topic_name_is_refused_and_writes_nothing(world: World, name: st
 def test_existing_topic_cannot_be_created_again(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", now_ms=NOW)
-        with pytest.raises(InvalidRequest, match=r"it exists: .*topic=t"):
+        with pytest.raises(InvalidRequest, match=r"it already exists: .*topic=t"):
             manager.create_topic("t", now_ms=NOW)
 
 
@@ -144,7 +144,7 @@ class _FullDisk(ModelDisk):
 
     def create(self, path: str) -> StorageFile:
         if self.is_full and "topics.json" in path:
-            raise DiskFailed("opening a file", path=path, cause="no space left")
+            raise DiskFailed("cannot open a file", path=path, cause="no space left")
         return super().create(path)
 
 

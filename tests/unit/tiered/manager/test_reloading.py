@@ -40,7 +40,7 @@ def test_reload_that_contradicts_one_topic_changes_no_topic(world: World) -> Non
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         manager.create_topic("u", 1, {"local.retention.ms": "5d", "remote.storage.enable": "true"}, now_ms=NOW)
         before = manager.config
-        with pytest.raises(InvalidRequest, match="the disk would keep more"):
+        with pytest.raises(InvalidRequest, match="the disk would retain more than the log"):
             manager.reload(replace(before, topics={"*": {"retention.ms": "1d"}}), now_ms=NOW)
         assert manager.config is before
         assert manager.partition(NAME).rules.retention_ms is None

@@ -88,7 +88,7 @@ def test_remote_ack_retries_until_its_timeout_and_loses_or_doubles_no_record(
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         send(manager, 70)
         store.is_down = True
-        with pytest.raises(Unavailable, match="acknowledging by the bucket") as error:
+        with pytest.raises(Unavailable, match="cannot wait for the remote tier") as error:
             wait(manager, 70, clock, timeout_ms=10_000, waiting=lambda names, problem: told.append(problem))
         assert error.value.facts["waiting"] == "t/0"
         assert 10_000 <= clock.now_ms - NOW < 12_000
@@ -150,7 +150,7 @@ def test_remote_ack_is_not_given_for_the_records_of_another_writer(world: World)
     [
         ({"remote.storage.enable": "false"}, "remote.storage.enable"),
         ({**SETTINGS, "remote.log.copy.disable": "true"}, "not copied"),
-        ({**SETTINGS, "cleanup.policy": "compact"}, "once it is cleaned: say local"),
+        ({**SETTINGS, "cleanup.policy": "compact"}, "a compacted topic is copied after it is cleaned"),
     ],
 )
 def test_remote_ack_of_a_topic_that_is_not_copied_is_refused_before_the_append(

@@ -62,7 +62,7 @@ def test_failed_sync_is_reported_with_the_durable_shares(failing: int, monkeypat
 
     def sync(self: ModelFile) -> None:
         if f"t-{failing}/" in self._path and self._path.endswith(".log"):
-            raise DiskFailed("syncing a file", path=self._path)
+            raise DiskFailed("cannot sync a file", path=self._path)
         real(self)
 
     monkeypatch.setattr(ModelFile, "sync", sync)
@@ -80,10 +80,10 @@ def test_failed_write_leaves_earlier_shares_durable_and_later_ones_unwritten() -
     log = asked[NAMES[1]][0]
 
     def refuse(*rest: object, **more: object) -> None:
-        raise DiskFailed("writing to a file", path="x")
+        raise DiskFailed("cannot write to a file", path="x")
 
     log.append_encoded = refuse  # type: ignore[method-assign,assignment]
-    with pytest.raises(DiskFailed, match=rf"writing.*appended={NAMES[0]}:0-1"):
+    with pytest.raises(DiskFailed, match=rf"cannot write.*appended={NAMES[0]}:0-1"):
         append_shares(asked, 0, Durability.FLUSHED)
     assert [each.recovery_point for each, _ in asked.values()] == [2, 0, 0]
     assert asked[NAMES[2]][0].next_offset == 0

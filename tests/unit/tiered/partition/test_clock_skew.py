@@ -11,7 +11,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
 from policies.decisions import DeletePage, DeletePending
 from policies.plan import plan_partition
 from remote.gc.pins import pin_newest
-from remote.manifest.manifest import Head, PendingDelete
+from remote.manifest.manifest import Manifest, PendingDelete
 from tiered.config.clock_guard import JUMP_MS
 from tiered.manager.manager import LogManager
 from tiered.partition.clock_skew import SkewedDeleteTimer
@@ -42,14 +42,14 @@ def expired_a_month_ahead(world: World, counter: Counter) -> LogManager:
     manager.partition(NAME).ahead = SkewedDeleteTimer(counter)
     while manager.tick(NOW + MONTH):
         pass
-    assert unlinked(manager)
+    assert pending_deletes(manager)
     return manager
 
 
-def unlinked(manager: LogManager) -> list[PendingDelete]:
-    head = manager.partition(NAME).head()
-    assert head is not None
-    return list(head.unlinked)
+def pending_deletes(manager: LogManager) -> list[PendingDelete]:
+    manifest = manager.partition(NAME).manifest()
+    assert manifest is not None
+    return list(manifest.pending_deletes)
 
 
 def objects(world: World) -> int:
@@ -60,14 +60,14 @@ def test_unlinked_objects_are_deleted_a_grace_period_after_first_being_seen() ->
     world, counter = World(), Counter()
     with expired_a_month_ahead(world, counter) as manager:
         there = objects(world)
-        assert {each.unlinked_ms for each in unlinked(manager)} == {NOW + MONTH}
+        assert {each.unlinked_ms for each in pending_deletes(manager)} == {NOW + MONTH}
         for counter.ms in (0, HOUR // 2, HOUR - 1):
             manager.tick(NOW + counter.ms)
             assert objects(world) == there
         counter.ms = HOUR
         manager.tick(NOW + HOUR)
         assert objects(world) < there
-        assert not unlinked(manager)
+        assert not pending_deletes(manager)
 
 
 @pytest.mark.parametrize("wall_ms", [NOW + HOUR, NOW + DAY, NOW + MONTH - 2 * JUMP_MS, NOW + MONTH + HOUR - 1])
@@ -125,19 +125,21 @@ def test_no_object_is_deleted_before_its_grace_period_under_any_clock() -> None:
     """Random stamps and random reading clocks. Where a stamp is not trusted, the grace period is counted."""
     world, counter = World(), Counter()
     with expired_a_month_ahead(world, counter) as manager:
-        snapshot, head = manager.snapshots(NOW)[0], manager.partition(NAME).head()
-        assert head is not None
+        snapshot, manifest = manager.snapshots(NOW)[0], manager.partition(NAME).manifest()
+        assert manifest is not None
         went = early = 0
         for seed in range(300):
             draw, counter = Random(seed), Counter()
             stamps, at = SkewedDeleteTimer(counter), NOW + draw.choice((0, HOUR, MONTH, -MONTH))
-            one = replace(head.unlinked[0], unlinked_ms=at)
-            listed: Head = replace(head, unlinked=(one,), unlinked_pages=())
+            one = replace(manifest.pending_deletes[0], unlinked_ms=at)
+            listed: Manifest = replace(manifest, pending_deletes=(one,), pending_page_deletes=())
             for _ in range(20):
                 counter.ms += draw.choice((0, 1, HOUR // 4, HOUR))
                 now_ms = NOW + draw.choice((0, HOUR, DAY, MONTH, 2 * MONTH, -DAY))
                 judged, pages = stamps.judged(listed, now_ms)
-                decided = plan_partition(replace(snapshot, now_ms=now_ms, unlinked=judged, unlinked_pages=pages))
+                decided = plan_partition(
+                    replace(snapshot, now_ms=now_ms, pending_deletes=judged, pending_page_deletes=pages)
+                )
                 if any(isinstance(each, DeletePending | DeletePage) for each in decided):
                     went += 1
                     early += now_ms - at < HOUR

@@ -78,7 +78,7 @@ def test_transaction_that_ended_by_itself_does_not_abort_the_next_one(
             return found
 
         monkeypatch.setattr(hanging_transactions, "find_open", find)
-        with pytest.raises(NotFound, match="meanwhile"):
+        with pytest.raises(NotFound, match="already ended"):
             end_transaction(held, 7, commit=False, now_ms=NOW)
         held.log.append_marker(7, 3, commit=True, now_ms=NOW)
         seen = [record.value for record in manager.reader(Isolation.READ_COMMITTED).records(NAME, 0)]
@@ -90,15 +90,15 @@ def test_transactions_command_lists_and_ends_open_transactions(home: Path, capfd
 
     with LogManager.open(Config.load("tiered.toml", {}, {}), now_ms=NOW) as manager:
         begin(manager.partition(manager.topic("orders").partitions()[1]).log, 5)
-    (row,) = json.loads(printed(capfd, "transactions", "list", "orders", "-o", "json"))["transactions"]
-    assert (row["partition"], row["producer_id"], row["producer_epoch"], row["waiting"]) == (1, 5, 3, 1)
+    (entry,) = json.loads(printed(capfd, "transactions", "list", "orders", "-o", "json"))["transactions"]
+    assert (entry["partition"], entry["producer_id"], entry["producer_epoch"], entry["waiting"]) == (1, 5, 3, 1)
     assert printed(capfd, "transactions", "list", "-o", "csv").count("\n") == 2
     assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--abort"]) == 2, (
         "the command must refuse without a confirmation"
     )
     assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--yes"]) == 2
     assert invoke(["transactions", "end", "orders/1", "--producer-id", "6", "--abort", "--yes"]) == 1
-    assert "the producer has none open" in capfd.readouterr().err
+    assert "the producer has no open transaction" in capfd.readouterr().err
     assert invoke(["transactions", "end", "orders", "--producer-id", "5", "--abort", "--yes"]) == 2
     assert invoke(["transactions", "end", "orders/1", "--producer-id", "5", "--abort", "--yes"]) == 0
     assert json.loads(printed(capfd, "transactions", "list", "-o", "json"))["transactions"] == []

@@ -120,7 +120,7 @@ def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(worl
     def silent(each: Partition) -> LogError | None:
         asked.append(each.name)
         now[0] += acquisition.LOOK_S / 3
-        return Unavailable("reading an object, no answer by the deadline")
+        return Unavailable("cannot read an object, no answer by the deadline")
 
     with manager:
         found = acquisition.open_read_only_all(silent, held, "file:///b", clock=lambda: now[0])
@@ -129,7 +129,10 @@ def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(worl
     assert 3 <= len(asked) <= 2 + acquisition.DISK_LOOKERS
     told = [str(error) for each, error in zip(held, found, strict=True) if each.name not in asked]
     assert len(told) == len(held) - len(asked)
-    assert all("has not answered for others" in each and "no answer by the deadline" in each for each in told)
+    assert all(
+        "the store did not reply for other partitions" in each and "no reply before the deadline" in each
+        for each in told
+    )
 
 
 @pytest.mark.parametrize("error", [None, Corrupt("reading a head")], ids=["slow and sound", "slow and damaged"])
@@ -162,7 +165,7 @@ def test_remote_store_is_asked_about_all_topics_in_parallel(world: World) -> Non
 def test_status_with_an_unreachable_bucket_has_local_figures_and_the_problem(world: World) -> None:
     class Away(MeteredStore):
         def list(self, prefix: str, *, start_after: str = ""):  # type: ignore[no-untyped-def]
-            raise Unavailable("listing objects, the store cannot be reached", attempts=1)
+            raise Unavailable("cannot list objects, the store cannot be reached", attempts=1)
 
     with world.open(read_only=True, store=Away(MemoryStore("memory://b"))) as manager:
         report = status_report(manager, NOW, storage=world.disk)

@@ -26,7 +26,7 @@ from tiered.cli.main import invoke
 from tiered.manager.manager import LogManager
 from tiered.partition import tier_disable
 from tiered.partition.partition import Partition
-from tiered.partition.tier_disable import give_up
+from tiered.partition.tier_disable import disable_tier_of
 from tiered.read.bucket_reader import RemoteLog
 from tiered.read.offset_listing import LATEST_TIERED
 
@@ -120,7 +120,7 @@ def test_disable_needs_an_altered_topic_and_delete_on_disable(world: World, how:
     elif how == "by a default":
         with world.open() as manager:
             manager.alter_topic("t", {"remote.log.delete.on.disable": "true"}, now_ms=NOW)
-            with pytest.raises(InvalidRequest, match="on the topic itself"):
+            with pytest.raises(InvalidRequest, match="on the topic to delete"):
                 manager.alter_topic("t", {"remote.storage.enable": ""}, now_ms=NOW)
     with world.open() as manager:
         settle(manager)
@@ -133,10 +133,10 @@ def test_reenabled_tier_copies_the_log_again_from_its_start(world: World) -> Non
         old = data_objects(world.store)
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW)
-        assert head_of(manager).given_up, "the disable must be under way"
+        assert head_of(manager).tier_disabled, "the disable must be under way"
         manager.alter_topic("t", ON, now_ms=NOW)
         settle(manager)
-        assert not head_of(manager).given_up
+        assert not head_of(manager).tier_disabled
         assert head_of(manager).segments[0].base_offset == 0
         manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
         settle(manager, NOW + 3 * HOUR)
@@ -165,13 +165,13 @@ def test_entries_of_a_disabled_tier_are_not_read_before_their_deletion(world: Wo
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         manager.alter_topic("t", OFF, now_ms=NOW)
         manager.tick(NOW)
-        assert head_of(manager).given_up
+        assert head_of(manager).tier_disabled
         assert head_of(manager).log_start_offset == 0
         bucket = RemoteLog(world.store).reader()
         assert bucket.offsets(NAME) == (0, 0)
         assert bucket.offset_for_timestamp(NAME, 0) is None
         index = MetadataIndex(head_of(manager), lambda page: ())
-        assert list(index.rows()) == []
+        assert list(index.entries()) == []
         assert index.find_by_offset(0) is None
         assert read(manager) == list(range(320))
 
@@ -250,7 +250,12 @@ def _check_after(world: World, first: int) -> None:
         settle(manager, NOW + 9 * HOUR)
         assert read(manager) == list(range(first, 320))
         manifest = head_of(manager)
-        assert (manifest.parts, manifest.unlinked, manifest.unlinked_pages, manifest.given_up) == ((), (), (), False)
+        assert (manifest.parts, manifest.pending_deletes, manifest.pending_page_deletes, manifest.tier_disabled) == (
+            (),
+            (),
+            (),
+            False,
+        )
 
 
 def test_power_cut_at_any_disk_effect_is_completed_by_the_next_start() -> None:
@@ -319,7 +324,7 @@ def test_no_segment_is_dropped_while_the_commit_of_a_disable_is_in_doubt(world: 
         held, topic = manager.partition(NAME), manager.topic("t")
         store.is_armed = True
         with suppress(Unavailable):
-            give_up(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
+            disable_tier_of(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
         assert store.is_mute
         manager.alter_topic("t", {**topic.properties, "local.retention.ms": "1ms"}, now_ms=NOW)
         manager.tick(NOW)
@@ -371,7 +376,7 @@ def test_no_segment_is_dropped_by_a_snapshot_older_than_the_disable(
         plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
         store.is_armed = True
         with suppress(Unavailable):
-            give_up(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
+            disable_tier_of(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
         store.is_armed = store.is_mute = False
 
         def look(asked: Partition, *args: object, **more: object) -> object:
@@ -389,7 +394,7 @@ def test_no_segment_is_dropped_by_a_snapshot_older_than_the_disable(
             manager.drop_early(plan)
         manager._opener.acquire(held, NOW)
         assert looks > 0
-        assert head_of(manager).given_up
+        assert head_of(manager).tier_disabled
         assert len(values(manager.reader())) == 300
 
 

@@ -12,7 +12,7 @@ from local.errors import Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition
 from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
@@ -22,7 +22,7 @@ from tiered.read.bucket_reader import RemoteLog, open_remote, topic_ids
 OLD, NEW = "AAAAAAAAAAAAAAAAAAAAAA", "BBBBBBBBBBBBBBBBBBBBBA"
 
 
-def _partition(store: MemoryStore, topic: str, topic_id: str, partition: int) -> Head:
+def _partition(store: MemoryStore, topic: str, topic_id: str, partition: int) -> Manifest:
     metadata = MetadataLog(store, f"{topic}-{topic_id}/{partition}/")
     return metadata.become_writer("w", 0, topic=topic, topic_id=topic_id, partition=partition)
 
@@ -50,7 +50,7 @@ def test_ambiguous_topic_name_is_refused_until_a_topic_id_is_chosen(store: Memor
     assert view.topic_ids("t") == [OLD, NEW]
     for use in (
         lambda: view.partitions("t"),
-        lambda: view.head(TopicPartition("t", 0)),
+        lambda: view.manifest(TopicPartition("t", 0)),
         lambda: view.reader().offsets(TopicPartition("t", 2)),
     ):
         with pytest.raises(InvalidRequest, match=f"topic_ids={OLD},{NEW}"):
@@ -61,7 +61,7 @@ def test_ambiguous_topic_name_is_refused_until_a_topic_id_is_chosen(store: Memor
 def test_each_topic_of_an_ambiguous_name_can_be_read_by_its_id(store: MemoryStore) -> None:
     views = RemoteLog(store).each_of("t")
     assert [len(view.partitions("t")) for view in views] == [3, 2]
-    assert [view.head(TopicPartition("t", 0)).topic_id for view in views] == [OLD, NEW]
+    assert [view.manifest(TopicPartition("t", 0)).topic_id for view in views] == [OLD, NEW]
     chosen = RemoteLog(store, topic_ids={"t": NEW})
     assert chosen.each_of("t") == [chosen]
 
@@ -74,7 +74,7 @@ def test_deleted_topic_is_not_listed_and_does_not_make_its_name_ambiguous(store:
     view.refresh()
     assert view.topics() == ["t", "u"]
     (only,) = view.each_of("u")
-    assert only.head(TopicPartition("u", 0)).topic_id == NEW
+    assert only.manifest(TopicPartition("u", 0)).topic_id == NEW
 
 
 @pytest.mark.damages_bucket
@@ -84,7 +84,7 @@ def test_damaged_manifest_of_one_topic_does_not_prevent_listing_the_others(store
     assert view.topics() == ["t", "u"]
     assert view.partitions("t") == [TopicPartition("t", 0), TopicPartition("t", 1)]
     with pytest.raises(Corrupt, match="u-"):
-        view.head(TopicPartition("u", 0))
+        view.manifest(TopicPartition("u", 0))
 
 
 def test_every_listed_topic_has_readable_manifests(store: MemoryStore) -> None:
@@ -92,17 +92,17 @@ def test_every_listed_topic_has_readable_manifests(store: MemoryStore) -> None:
     _delete(store, "u", OLD, 1)
     _delete(store, "t", OLD, 3)
     view = RemoteLog(store)
-    assert [view.head(name).topic_id for topic in view.topics() for name in view.partitions(topic)] == [NEW, NEW]
+    assert [view.manifest(name).topic_id for topic in view.topics() for name in view.partitions(topic)] == [NEW, NEW]
 
 
 @pytest.mark.parametrize(("topic_id", "count"), [(OLD, 3), (NEW, 2)])
 def test_chosen_topic_id_shows_all_partitions_of_that_topic_only(store: MemoryStore, topic_id: str, count: int) -> None:
     view = RemoteLog(store, topic_ids={"t": topic_id})
     assert view.partitions("t") == [TopicPartition("t", number) for number in range(count)]
-    assert {view.head(name).topic_id for name in view.partitions("t")} == {topic_id}
+    assert {view.manifest(name).topic_id for name in view.partitions("t")} == {topic_id}
     if count == 2:
         with pytest.raises(NotFound):
-            view.head(TopicPartition("t", 2))
+            view.manifest(TopicPartition("t", 2))
 
 
 def test_unknown_topic_id_is_not_found_and_the_error_names_the_known_ones(store: MemoryStore) -> None:
@@ -116,13 +116,13 @@ def test_unknown_topic_id_is_not_found_and_the_error_names_the_known_ones(store:
 def test_topic_recreated_while_a_reader_is_open_is_not_mixed_in(store: MemoryStore) -> None:
     view = RemoteLog(store)
     name = TopicPartition("u", 0)
-    assert view.head(name).topic_id == OLD
+    assert view.manifest(name).topic_id == OLD
     for number in range(2):
         _partition(store, "u", NEW, number)
     view.refresh()
-    assert view.head(name).topic_id == OLD
+    assert view.manifest(name).topic_id == OLD
     with pytest.raises(InvalidRequest, match="topic_ids="):
-        view.head(TopicPartition("u", 1))
+        view.manifest(TopicPartition("u", 1))
 
 
 def test_topic_ids_of_a_name_need_one_list_request(store: MemoryStore, monkeypatch) -> None:
@@ -135,11 +135,11 @@ def test_topic_ids_of_a_name_need_one_list_request(store: MemoryStore, monkeypat
 
 
 USES = {
-    "head": (lambda view: view.head(TopicPartition("t", 1)), 2, "the ids of the name, the heads"),
+    "head": (lambda view: view.manifest(TopicPartition("t", 1)), 2, "the ids of the name, the heads"),
     "offsets": (lambda view: view.reader().offsets(TopicPartition("t", 1)), 2, "the same"),
     "partitions": (lambda view: view.partitions("t"), 2, "the ids of the name, the partitions"),
     "head of each": (
-        lambda view: [view.head(each) for each in view.partitions("t")],
+        lambda view: [view.manifest(each) for each in view.partitions("t")],
         5,
         "those, and the heads of each",
     ),
@@ -164,10 +164,10 @@ def test_list_requests_for_one_topic_do_not_grow_with_the_other_topics(use: str,
 def test_missing_partition_is_not_found_and_one_without_a_manifest_is_corrupt(store: MemoryStore) -> None:
     store.put(f"u-{OLD}/3/data/{0:020d}-{7:020d}-{1:010d}-{'0' * 26}.log", b"x")
     view = RemoteLog(store)
-    with pytest.raises(NotFound, match="finding a partition in the bucket: partition=u/2"):
-        view.head(TopicPartition("u", 2))
-    with pytest.raises(Corrupt, match="reading a partition's head, there is none beside its objects"):
-        view.head(TopicPartition("u", 3))
+    with pytest.raises(NotFound, match="partition not found in the bucket: partition=u/2"):
+        view.manifest(TopicPartition("u", 2))
+    with pytest.raises(Corrupt, match="the partition has objects and no manifest"):
+        view.manifest(TopicPartition("u", 3))
 
 
 # -- commands
@@ -241,8 +241,8 @@ def test_remote_ls_lists_all_topics_of_a_name_without_deleted_ones(home: Path, c
     def listed() -> list[tuple[str, int]]:
         capfd.readouterr()
         assert invoke(["remote", "ls", bucket, "-o", "json"]) == 0
-        rows = json.loads(capfd.readouterr().out)["partitions"]
-        return sorted((row["topic_id"], row["partition"]) for row in rows)
+        entries = json.loads(capfd.readouterr().out)["partitions"]
+        return sorted((entry["topic_id"], entry["partition"]) for entry in entries)
 
     both = listed()
     assert len(both) == 5

@@ -43,9 +43,9 @@ def test_entries_of_an_adopted_compacted_topic_are_contiguous(tmp_path: Path) ->
         broker.settle()
         found = side.tick()
         assert found.problem is None
-    head = RemoteLog(side.store).head(NAME)
-    assert head.segments[-1].next_offset == found.tiered_upto
-    assert all(one.next_offset == two.base_offset for one, two in pairwise(head.segments))
+    manifest = RemoteLog(side.store).manifest(NAME)
+    assert manifest.segments[-1].next_offset == found.tiered_upto
+    assert all(one.next_offset == two.base_offset for one, two in pairwise(manifest.segments))
 
 
 @pytest.mark.parametrize("deep", [[], ["--deep"]])
@@ -93,9 +93,9 @@ def test_scrub_of_a_healthy_imported_compacted_topic_exits_0(tmp_path: Path, cap
     assert invoke(["import", theirs.as_uri(), "--layout", "logs", "--yes", "--remote", bucket.as_uri()]) == 0
     store = open_store(bucket.as_uri())
     log = MetadataLog(store, list_partitions(store)[0].prefix)
-    rows = list(log.index(log.refresh()).rows())
-    assert len(rows) > 1
-    assert all(one.next_offset == two.base_offset for one, two in pairwise(rows))
+    entries = list(log.index(log.refresh()).entries())
+    assert len(entries) > 1
+    assert all(one.next_offset == two.base_offset for one, two in pairwise(entries))
     reader = RemoteLog(store).reader()
     name = TopicPartition("t", 0)
     assert [(each.offset, each.value) for each in reader.records(name, 0)] == expected

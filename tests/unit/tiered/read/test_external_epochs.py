@@ -108,10 +108,10 @@ def test_wrong_epoch_is_a_finding_that_names_the_object(sample, tmp_path, capfd)
     store.close()
     assert invoke(["remote", "ls", url, "-o", "json"]) == 3
     out, err = capfd.readouterr()
-    (row,) = json.loads(out)["partitions"]
-    assert (row["next_offset"], row["missing_offsets"]) == (sample.end, 0)
+    (entry,) = json.loads(out)["partitions"]
+    assert (entry["next_offset"], entry["missing_offsets"]) == (sample.end, 0)
     assert stems[1] in err
-    assert "contradict the batches: said=77@" in err
+    assert "its leader epochs contradict its batches: claimed=77@" in err
     words = ["consume", f"{NAME.topic}/{NAME.partition}", "--remote", url, "--layout", "aiven", "-f", "%o\\n"]
     assert invoke(words) == 0
     assert capfd.readouterr().out.split() == [str(each.offset) for each in sample.records]
@@ -208,8 +208,8 @@ def test_import_with_a_blocked_segment_exits_4(sample, tmp_path, capfd) -> None:
     words = ["import", (tmp_path / "theirs").as_uri(), "--yes", "--remote", (tmp_path / "ours").as_uri(), "-o", "json"]
     assert invoke(words) == 4
     out, err = capfd.readouterr()
-    (row,) = json.loads(out)["partitions"]
-    assert (row["next_offset"], row["is_complete"]) == (sample.segments[2].base, False)
+    (entry,) = json.loads(out)["partitions"]
+    assert (entry["next_offset"], entry["is_complete"]) == (sample.segments[2].base, False)
     assert f"the import ends before offset {sample.segments[2].base}" in err
     assert stems[2] in err
 

@@ -51,9 +51,11 @@ def _collect(manager: LogManager) -> None:
     assert held.metadata is not None
     for number in range(6):
         held.metadata.commit(set_properties({"step": str(number)}), NOW)
-    head = held.metadata.cached
-    assert head is not None
-    assert collect_manifests(_store(manager), held.prefix, held.metadata, head.sequence - 1, now_ms=NOW).heads > 5
+    manifest = held.metadata.cached
+    assert manifest is not None
+    assert (
+        collect_manifests(_store(manager), held.prefix, held.metadata, manifest.sequence - 1, now_ms=NOW).manifests > 5
+    )
 
 
 def _store(manager: LogManager):
@@ -77,22 +79,24 @@ def test_timestamp_lookup_uses_the_remaining_entries(world: World, manager: LogM
     view = RemoteLog(world.store)
     assert view.reader().offset_for_timestamp(NAME, NOW - DAY) == 0
     view = RemoteLog(world.store)  # without cached entries
-    view.head(NAME)
+    view.manifest(NAME)
     _end_and_delete(manager, ENDED)
     assert view.reader().offset_for_timestamp(NAME, NOW - DAY) == ENDED
 
 
 def test_timestamp_lookup_in_an_entry_with_a_lost_object_is_corrupt(world: World, manager: LogManager) -> None:
-    head = manager.partition(NAME).head()
-    assert head is not None
+    manifest = manager.partition(NAME).manifest()
+    assert manifest is not None
     prefix = manager.partition(NAME).prefix
-    kept = {key: world.store.get(prefix + key) for key in (head.segments[1].indexes_key, head.segments[2].data_key)}
+    kept = {
+        key: world.store.get(prefix + key) for key in (manifest.segments[1].indexes_key, manifest.segments[2].data_key)
+    }
     world.store.delete([prefix + key for key in kept])
     try:
-        for row in head.segments[1:3]:
+        for entry in manifest.segments[1:3]:
             view = RemoteLog(world.store)
-            with pytest.raises(Corrupt, match=row.data_key):
-                view.reader().offset_for_timestamp(NAME, (row.max_timestamp_ms or 0) - 1)
+            with pytest.raises(Corrupt, match=entry.data_key):
+                view.reader().offset_for_timestamp(NAME, (entry.max_timestamp_ms or 0) - 1)
     finally:
         for key, body in kept.items():
             world.store.put(prefix + key, body)
@@ -100,7 +104,7 @@ def test_timestamp_lookup_in_an_entry_with_a_lost_object_is_corrupt(world: World
 
 def test_last_stable_offset_comes_from_the_last_remaining_entry(world: World, manager: LogManager) -> None:
     view = RemoteLog(world.store)
-    assert view.head(NAME).next_offset == 300
+    assert view.manifest(NAME).next_offset == 300
     _end_and_delete(manager, 300)
     committed = view.reader(isolation=Isolation.READ_COMMITTED)
     assert committed.offsets(NAME)[1] == 300
@@ -157,9 +161,9 @@ def test_unreadable_last_entry_stops_only_its_own_partition(
             manager.roll(topic, now_ms=NOW)
         settle(manager)
         manager.alter_topic("t", {"remote.encryption.key.id": ""}, now_ms=NOW)
-        head, prefix = manager.partition(NAME).head(), manager.partition(NAME).prefix
-    assert head is not None
-    key = prefix + head.segments[-1].indexes_key
+        manifest, prefix = manager.partition(NAME).manifest(), manager.partition(NAME).prefix
+    assert manifest is not None
+    key = prefix + manifest.segments[-1].indexes_key
     kept = world.store.get(key)
     if trouble == "lost":
         world.store.delete([key])
@@ -181,7 +185,7 @@ def test_name_of_a_deleted_and_recreated_topic_means_the_new_topic(world: World,
     manager.delete_topic("t", now_ms=NOW)
     settle(manager, NOW)
     with pytest.raises(NotFound, match="deleted"):
-        RemoteLog(world.store).head(NAME)
+        RemoteLog(world.store).manifest(NAME)
     manager.create_topic("t", 1, TIERED, now_ms=NOW)
     send(manager, 50)
     manager.roll("t", now_ms=NOW)
@@ -219,9 +223,9 @@ def test_largest_timestamp_is_that_of_a_record_left_by_the_cleaner(world: World)
             settle(manager)
         manager.append("t", [Record(b"last", b"z", NOW - 200)], 0, now_ms=NOW)
         settle(manager, NOW + 1)
-        head = manager.partition(NAME).head()
-        assert head is not None
-        assert head.segments[0].max_timestamp_ms == NOW + 5000, "the bucket must still hold the old record"
+        manifest = manager.partition(NAME).manifest()
+        assert manifest is not None
+        assert manifest.segments[0].max_timestamp_ms == NOW + 5000, "the bucket must still hold the old record"
         found = manager.list_offsets({NAME: OffsetSpec.MAX_TIMESTAMP})[NAME]
         assert found is not None
         assert found.timestamp_ms == NOW - 100

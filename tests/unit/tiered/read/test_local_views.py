@@ -131,7 +131,7 @@ def test_read_only_open_reads_the_newer_view_after_deletion_of_old_parts(world: 
 
 def test_missing_view_error_names_the_build_command(world: World) -> None:
     manager = ready(world)
-    with pytest.raises(NotFound, match=r"there is none: build it with 'tiered view build t'"):
+    with pytest.raises(NotFound, match=r"build it with 'tiered view build t'"):
         compacted(manager)
 
 
@@ -155,7 +155,7 @@ def test_old_parts_are_deleted_after_the_delay_and_not_before(world: World) -> N
     assert old <= parts(world)
     manager.tick(NOW + 1000)
     assert not old & parts(world)
-    assert decode_catalog(world.disk.read(CATALOG), path=CATALOG).unlinked == ()
+    assert decode_catalog(world.disk.read(CATALOG), path=CATALOG).pending_deletes == ()
     assert compacted(manager) == newest(log_of(manager), 150)
 
 
@@ -262,14 +262,14 @@ def test_view_is_invalid_after_truncation_below_its_horizon(world: World) -> Non
     manager.partitions()[0].log.truncate_to(100, now_ms=NOW)
     (status,) = view_status(manager, NOW, ["t"])
     assert status.state is ViewState.ERROR
-    assert "ends at offset 100, below the view's horizon 120" in status.view.failure.error
+    assert "ends at offset 100, below the horizon 120 of the view" in status.view.failure.error
     with pytest.raises(NotFound):
         compacted(manager)
     add(manager, *[(b"other", b"%d" % at) for at in range(40)])
     build(manager)
     assert compacted(manager) == newest(log_of(manager), 140)
     settle(manager)
-    assert len(parts(world)) == 2 * len(view_of(manager).rows)
+    assert len(parts(world)) == 2 * len(view_of(manager).entries)
 
 
 def test_log_shortened_by_recovery_invalidates_the_view_before_an_append(world: World) -> None:
@@ -282,7 +282,7 @@ def test_log_shortened_by_recovery_invalidates_the_view_before_an_append(world: 
     with world.open() as again:
         assert again.partitions()[0].log.next_offset < 120
         assert view_of(again).failure is not None
-        assert decode_catalog(world.disk.read(CATALOG), path=CATALOG).views[0].rows == ()
+        assert decode_catalog(world.disk.read(CATALOG), path=CATALOG).views[0].entries == ()
 
 
 def test_damaged_catalog_is_an_error_until_the_view_is_dropped(world: World) -> None:
@@ -318,7 +318,7 @@ def test_catalog_with_a_path_outside_its_directory_is_refused(world: World) -> N
     known = decode_catalog(world.disk.read(CATALOG), path=CATALOG)
     (view,) = known.views
     for key in ("/data/t-0/x.log", "view/compacted/../../00000000000000000000.log", "data/x.log"):
-        forged = replace(view, rows=(replace(view.rows[0], data_key=key),))
+        forged = replace(view, entries=(replace(view.entries[0], data_key=key),))
         with pytest.raises(Corrupt):
             decode_catalog(encode_catalog(replace(known, views=(forged,))), path="p")
 
@@ -350,7 +350,7 @@ def test_verify_finds_damaged_and_missing_view_parts(world: World) -> None:
         compacted(manager)
     del world.disk.names[data]
     (found,) = verify_views(world.disk, "./data")
-    assert "it is not there" in found.what
+    assert "a view names a file that does not exist" in found.what
     with pytest.raises(Corrupt, match="an object of it is missing"):
         compacted(manager)
 
@@ -411,8 +411,8 @@ def test_view_of_a_topic_is_kept_when_a_remote_tier_is_enabled(world: World) -> 
     manager.roll("t", now_ms=NOW)
     settle(manager)
     build(manager)
-    head = manager.partitions()[0].head()
-    view = find_view(head.views, "compacted")
+    manifest = manager.partitions()[0].manifest()
+    view = find_view(manifest.views, "compacted")
     assert (view.start_offset, view.horizon_offset) == (0, 150)
     assert compacted(manager) == sorted(
         {each.key: each for each in (*expected, *log)}.values(), key=lambda each: each.offset
@@ -442,12 +442,12 @@ def test_manifest_names_a_local_view_before_the_first_copy(world: World, is_late
         enable(manager)
     settle(manager)
     store, prefix = world.store, manager.partitions()[0].prefix
-    heads = [decode_manifest(store.get(each.key)) for each in store.list(prefix + "meta/head/")]
-    assert any(head.segments for head in heads)
-    for head in heads:
-        if head.segments:
-            assert [(view.name, view.is_built) for view in head.views] == [("compacted", False)]
-            assert tombstone_bound(head.parts, head.views, 0) == 0
+    manifests = [decode_manifest(store.get(each.key)) for each in store.list(prefix + "meta/head/")]
+    assert any(manifest.segments for manifest in manifests)
+    for manifest in manifests:
+        if manifest.segments:
+            assert [(view.name, view.is_built) for view in manifest.views] == [("compacted", False)]
+            assert tombstone_bound(manifest.parts, manifest.views, 0) == 0
 
 
 def test_reenabled_tier_names_the_local_view_before_the_first_copy(world: World) -> None:
@@ -464,9 +464,9 @@ def test_reenabled_tier_names_the_local_view_before_the_first_copy(world: World)
     later = NOW + 5 * DAY
     for _ in range(6):
         manager.tick(later)
-        head = manager.partitions()[0].head()
-        assert not head.segments or find_view(head.views, "compacted") is not None
-    assert head.segments
+        manifest = manager.partitions()[0].manifest()
+        assert not manifest.segments or find_view(manifest.views, "compacted") is not None
+    assert manifest.segments
     assert compacted(manager) == expected
 
 

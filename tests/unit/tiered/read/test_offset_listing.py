@@ -38,7 +38,7 @@ def test_offsets_of_a_log_without_a_bucket(world: World) -> None:
         assert ask(manager, OffsetSpec.MAX_TIMESTAMP)[:2] == (99, NOW - DAY + 99)
         assert ask(manager, NOW - DAY + 40)[:2] == (40, NOW - DAY + 40)
         assert ask(manager, NOW) is None
-        with pytest.raises(InvalidRequest, match="no such spec"):
+        with pytest.raises(InvalidRequest, match="invalid offset specification"):
             ask(manager, -9)
 
 
@@ -142,16 +142,16 @@ def test_get_offsets_prints_all_partitions_or_the_named_ones(tmp_path, monkeypat
     (tmp_path / "lines").write_text("".join(f"{at}\n" for at in range(10)))
     assert invoke(["append", "a/1", "lines"]) == 0
 
-    def rows(*words: str) -> list[tuple[str, int, int | None]]:
+    def entries(*words: str) -> list[tuple[str, int, int | None]]:
         capfd.readouterr()
         assert invoke(["get-offsets", *words, "-o", "jsonl"]) == 0
         found = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-        return [(row["topic"], row["partition"], row["offset"]) for row in found]
+        return [(entry["topic"], entry["partition"], entry["offset"]) for entry in found]
 
-    assert rows() == [("a", 0, 0), ("a", 1, 10), ("b", 0, 0)]
-    assert rows("a/1", "b", "a/1", "--time", "earliest") == [("a", 1, 0), ("b", 0, 0)]
-    assert rows("a", "--time", "@-1h") == [("a", 0, None), ("a", 1, 0)]
-    assert rows("a/1", "--committed") == [("a", 1, 10)]
+    assert entries() == [("a", 0, 0), ("a", 1, 10), ("b", 0, 0)]
+    assert entries("a/1", "b", "a/1", "--time", "earliest") == [("a", 1, 0), ("b", 0, 0)]
+    assert entries("a", "--time", "@-1h") == [("a", 0, None), ("a", 1, 0)]
+    assert entries("a/1", "--committed") == [("a", 1, 10)]
     assert invoke(["get-offsets", "a"]) == 0
     assert invoke(["get-offsets", "nope"]) == 1
     assert invoke(["get-offsets", "a", "--time", "soon"]) == 2

@@ -144,16 +144,20 @@ def test_bucket_alone_gives_the_committed_records_up_to_its_stable_offset(rounds
             settle(manager)
         want = [(each.offset, each.value) for each in log.records(0, isolation=COMMITTED)]
         with RemoteLog(world.store) as bucket:
-            rows = bucket.head(NAME).next_offset
+            entries = bucket.manifest(NAME).next_offset
             reader = bucket.reader(COMMITTED)
             _, end = reader.offsets(NAME)
-            assert 0 < end <= min(rows, log.last_stable_offset)
+            assert 0 < end <= min(entries, log.last_stable_offset)
             got = [(each.offset, each.value) for each in reader.records(NAME, 0)]
             assert got == [each for each in want if each[0] < end]
             # A transaction that is open at the end of the entries may still abort, whatever the local log knows.
             begun = min(
-                (each.transaction_first_offset for each in _open_at(log, rows) if each.transaction_first_offset >= 0),
-                default=rows,
+                (
+                    each.transaction_first_offset
+                    for each in _open_at(log, entries)
+                    if each.transaction_first_offset >= 0
+                ),
+                default=entries,
             )
             assert end == begun
             for start in range(0, end, 7):
@@ -193,11 +197,11 @@ def test_entries_without_aborted_transactions_cost_no_request_for_them() -> None
     with RemoteLog(MeteredStore(world.store)) as bucket:
         meter = bucket.store
         assert isinstance(meter, MeteredStore)
-        rows = bucket.head(NAME).segments
-        assert len(rows) == 3
+        entries = bucket.manifest(NAME).segments
+        assert len(entries) == 3
         before = meter.counts()
-        assert bucket.reader(COMMITTED).offsets(NAME) == (0, rows[-1].next_offset)
-        assert bucket.reader(COMMITTED).aborted_transactions(NAME, 0, rows[-1].next_offset) == []
+        assert bucket.reader(COMMITTED).offsets(NAME) == (0, entries[-1].next_offset)
+        assert bucket.reader(COMMITTED).aborted_transactions(NAME, 0, entries[-1].next_offset) == []
         assert (meter.counts() - before).gets == 1, "the only request must be the producer snapshot of the last entry"
 
 
@@ -213,7 +217,7 @@ def test_node_with_a_lost_disk_restores_producer_state_from_the_bucket() -> None
         disk = world.other_disk()
         with world.open(disk=disk) as manager:
             log, reader = _log(manager), manager.reader(COMMITTED)
-            rows = log.log_start_offset, log.local_log_start_offset
+            entries = log.log_start_offset, log.local_log_start_offset
             known = {each.producer_id: each for each in log.producers()}
             assert sorted(known) == [1, 2, 3]
             undecided = [each for each in known.values() if each.transaction_first_offset >= 0]
@@ -221,7 +225,7 @@ def test_node_with_a_lost_disk_restores_producer_state_from_the_bucket() -> None
             assert (
                 reader.offsets(NAME)[1] == log.last_stable_offset == min(e.transaction_first_offset for e in undecided)
             )
-            assert log.last_stable_offset < rows[1] == log.next_offset
+            assert log.last_stable_offset < entries[1] == log.next_offset
             told = _tell(manager)
             assert told == [each for each in committed if each[0] < log.last_stable_offset]
             # A retry of the last batch is recognised, a sequence gap is refused, and open transactions can still end.

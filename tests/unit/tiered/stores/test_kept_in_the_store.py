@@ -154,7 +154,7 @@ def test_s3_client_comes_from_the_settings_unless_the_options_name_one(given, op
 
 
 def test_kms_key_without_kms_encryption_is_refused(tmp_path):
-    with pytest.raises(InvalidRequest, match="only KMS has keys"):
+    with pytest.raises(InvalidRequest, match="only aws:kms has keys"):
         Config.load(None, {"remote.sse.kms.key.id": "k"})
 
 
@@ -162,7 +162,7 @@ def test_storage_class_is_refused_for_a_store_other_than_s3(tmp_path):
     config = Config(
         data_dir=str(tmp_path), remote_url=f"file://{tmp_path}", defaults={"remote.storage.class": "STANDARD"}
     )
-    with pytest.raises(InvalidRequest, match="S3's"):
+    with pytest.raises(InvalidRequest, match="settings of S3"):
         configured_store(config)
 
 
@@ -178,7 +178,7 @@ def test_key_ring_of_the_environment_takes_precedence_over_the_file(ring_file):
     assert "one" in load_key_ring(ring_file, {})
     assert "one" in load_key_ring(None, {"TIERED_KEY_RING": ring_file})
     assert "two" not in load_key_ring(ring_file, {"TIERED_KEYS": ring_text("one").replace("\n", ";")})
-    with pytest.raises(NotFound, match="no such file: file=/nowhere"):
+    with pytest.raises(NotFound, match="does not exist: file=/nowhere"):
         load_key_ring("/nowhere", {})
     with pytest.raises(InvalidRequest, match="TIERED_KEYS"):
         load_key_ring(None, {"TIERED_KEYS": "secret-text"})
@@ -252,11 +252,11 @@ def test_rotation_covers_entries_in_manifest_pages_and_views():
     for each in (*rows, plain):
         log.commit(add_segments([each]), 0)
     assert log.cached.pages, "some entries must be in manifest pages"
-    view = CompactedView(name="latest", horizon_offset=10, rows=(wrapped_row("V", 0, 10, "one", view="latest"),))
+    view = CompactedView(name="latest", horizon_offset=10, entries=(wrapped_row("V", 0, 10, "one", view="latest"),))
     changed = rewrap(RING, "two", PREFIX)(replace(log.cached, views=(view,)))
-    assert [each.key_id for each in changed.views[0].rows] == ["two"]
+    assert [each.key_id for each in changed.views[0].entries] == ["two"]
     assert rewrap_keys(log, RING, "two", 0) == 40
-    found = log.ask(log.refresh(), lambda index: tuple(index.rows()))
+    found = log.ask(log.refresh(), lambda index: tuple(index.entries()))
     assert [each.key_id for each in found] == ["two"] * 40 + [None]
     for each in found[:-1]:
         RING.open_object("two", each.wrapped_key, PREFIX + each.data_key)
@@ -265,7 +265,7 @@ def test_rotation_covers_entries_in_manifest_pages_and_views():
 def test_delayed_commit_cannot_add_an_entry_under_the_old_key_after_rotation():
     """A rotation must outlast every commit that was sent before it:
 
-    1. A commit in doubt had no answer and is not applied yet.
+    1. A commit in doubt had no reply and is not applied yet.
     2. The rotation reports that the old key is no longer used, so the operator may delete it.
     3. The delayed commit must then fail.
     """
@@ -280,7 +280,7 @@ def test_delayed_commit_cannot_add_an_entry_under_the_old_key_after_rotation():
                     return getattr(store, verb)(*args, **more)
                 if verb == "put_if_absent":
                     held_up.append(args)
-                raise Unavailable("no answer", verb=verb)
+                raise Unavailable("no reply", verb=verb)
 
             return call
 

@@ -18,7 +18,7 @@ import pytest
 from foreign_samples import put_log, write_log
 from test_adopting import NAME as ADOPTED
 from test_adopting import Broker
-from test_ingest import head, plan, write
+from test_ingest import manifest, plan, write
 
 import tiered
 from local.errors import InvalidRequest
@@ -92,8 +92,8 @@ class Place:
             log = MetadataLog(store, name.prefix)
             newest = log.load()
             assert newest is not None
-            parts = [part for view in newest.views for part in view.rows]
-            found += [(name.prefix, row) for row in (*log.index(newest).rows(), *parts)]
+            parts = [part for view in newest.views for part in view.entries]
+            found += [(name.prefix, row) for row in (*log.index(newest).entries(), *parts)]
         store.close()
         return found
 
@@ -256,7 +256,7 @@ def test_setting_that_a_writer_cannot_apply_is_refused(writer: str, settings: Se
     assert WRITERS[writer](place, settings) != 0
     assert _written(place) == []
     said = capfd.readouterr().err
-    assert any(name in said for name in settings) or "S3's" in said
+    assert any(name in said for name in settings) or "settings of S3" in said
 
 
 def test_every_remote_setting_is_covered_or_listed_as_irrelevant() -> None:
@@ -339,7 +339,7 @@ def test_bulk_ingest_after_encrypted_entries_is_encrypted(has_setting: bool) -> 
         other.commit(set_properties({}), first.now_ms)
     second = plan(store, settings={"segment.bytes": "4096"}, create_partitions=None, job_id="later", keys=ring)
     commit_ingest(store, second, [write(store, second, 0, {0: 100}, keys=ring)], now_ms=first.now_ms)
-    assert {row.key_id for row in head(store).segments} == {"one"}
+    assert {row.key_id for row in manifest(store).segments} == {"one"}
 
 
 def test_bulk_ingest_without_the_key_in_its_ring_is_refused() -> None:
@@ -402,7 +402,7 @@ def test_s3_settings_are_refused_for_a_bucket_address_that_is_not_s3(
     of_command = {"import": [Path(broker.root).as_uri()], "adopt": [broker.root, "--once", *PLAIN]}.get(command[0], [])
     words = ["-X", setting, *command, *of_command, "--remote", place.url]
     assert place.run(*words) == 2
-    assert "S3's" in capfd.readouterr().err
+    assert "settings of S3" in capfd.readouterr().err
 
 
 def test_every_store_setting_applies_to_a_bucket_address(tmp_path: Path, monkeypatch) -> None:

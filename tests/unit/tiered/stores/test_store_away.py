@@ -176,7 +176,7 @@ def test_hanging_call_is_abandoned_at_the_limit() -> None:
     done = Event()
     store = ShortDeadlineStore(Hanging(), RetryBudget(), limit_s=0.01)  # type: ignore[arg-type]
     try:
-        with store.haste(), pytest.raises(Unavailable, match="no answer by the deadline"):
+        with store.haste(), pytest.raises(Unavailable, match="no reply before the deadline"):
             store.as_store.get("a")
     finally:
         done.set()
@@ -311,7 +311,7 @@ def test_hanging_store_gets_one_request_from_a_read_only_open() -> None:
     store = BriefStore(Hanging(), limit_s=0.01)  # type: ignore[arg-type]
     try:
         for _ in range(20):
-            with pytest.raises(Unavailable, match="no answer by the deadline"):
+            with pytest.raises(Unavailable, match="no reply before the deadline"):
                 list(store.as_store.list(""))
         assert Hanging.asked == 1
     finally:

@@ -40,7 +40,7 @@ class Hasty(MemoryStore):
 
     def put_if_absent(self, key, body):
         if any(True for _ in self.list(key)):
-            raise AlreadyExists("creating an object", key=key)
+            raise AlreadyExists("cannot create an object", key=key)
         if body.startswith(b"tiered probe by"):
             self._looked.wait(60)
         self.put(key, body)
@@ -155,7 +155,7 @@ def test_running_process_stops_when_the_store_loses_its_guarantee(disk):
 def test_unreachable_store_is_probed_an_hour_later_and_trusted_until_then(disk):
     store, one = Counting(), check(disk)
     one.ensure(store, NOW)
-    store.fault = Unavailable("creating an object")
+    store.fault = Unavailable("cannot create an object")
     due = NOW + MAX_AGE_MS
     one.renew(store, due)
     tried = store.creates

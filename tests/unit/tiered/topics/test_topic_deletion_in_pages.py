@@ -9,7 +9,7 @@ from test_topic_deletion import *  # noqa: F403
 
 from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,6 @@ def pages_of_two_rows(monkeypatch):
 def test_entries_are_in_pages_when_the_deletion_begins():
     world = World()
     with tests._filled(world) as manager:
-        head = manager.partition(NAME).head()
-        assert len(head.segments) <= 1 < len(head.spills)
+        manifest = manager.partition(NAME).manifest()
+        assert len(manifest.segments) <= 1 < len(manifest.pages)
         assert [info for info in world.store.list("") if PAGES in info.key]

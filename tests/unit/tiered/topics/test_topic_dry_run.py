@@ -105,7 +105,7 @@ def test_dry_run_of_an_alter_shows_the_changed_settings(world: World, changes: d
 
 def test_dry_run_of_a_disable_shows_the_records_only_in_the_bucket(world: World) -> None:
     with world.open(read_only=True) as manager:
-        with pytest.raises(InvalidRequest, match="switching the remote tier"):
+        with pytest.raises(InvalidRequest, match="cannot disable the remote tier"):
             manager.plan_altered_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
         planned = manager.plan_altered_topic("t", DISABLE, now_ms=NOW)
         (snapshot,) = manager.snapshots(NOW)
