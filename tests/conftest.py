@@ -62,6 +62,10 @@ def pytest_configure(config):
     # them: compiling all tests takes a worker 15 seconds.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    os.environ.setdefault("SPARK_CONF_DIR", os.path.join(os.path.dirname(__file__), "spark", "conf"))
+    os.environ.setdefault(
+        "SPARK_DAEMON_JAVA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    )  # Spark's master, worker
     if is_first and left_over.MARK not in os.environ:
         left_over.end_with_run(uuid4().hex)
 

@@ -212,7 +212,9 @@ def test_express_buckets_and_access_point_arns_use_s3fs():
 def test_an_option_that_fails_inside_the_client_is_named_in_the_error(canned):
     with canned((200, "")) as server:
         store = open_store("s3://bucket", {**server.options(), "nosuchopt": 1}, policy=ONCE)
-        with pytest.raises(InvalidRequest, match=r"the client rejected its options.*options=\S*\bnosuchopt\b.*cause=TypeError"):
+        with pytest.raises(
+            InvalidRequest, match=r"the client rejected its options.*options=\S*\bnosuchopt\b.*cause=TypeError"
+        ):
             store.get("a")
 
 

@@ -121,7 +121,7 @@ class Cut(Stalling):
 
     def __getattr__(self, name):
         if self.is_cut and name != "url":
-            raise Unavailable("no answer", verb=name)
+            raise Unavailable("no reply", verb=name)
         return super().__getattr__(name)
 
 
@@ -182,7 +182,7 @@ def test_a_renewal_with_a_lost_last_answer_is_repeated_and_counts():
     def second_fails():
         puts.append(1)
         if len(puts) == 2:
-            raise Unavailable("no answer")
+            raise Unavailable("no reply")
 
     with pytest.raises(Unavailable):
         renew(Stalling(store, second_fails), PREFIX, pin, clock=lambda: END - 2, expires_ms=LATER)

@@ -49,7 +49,9 @@ class Tally:
 
 def _of_history(found: Found) -> bool:
     """Whether the finding is about manifests before the newest, which only readers with a pin use."""
-    return found.object.startswith("meta/head/") or found.what.startswith("a manifest names an object again after it was unlinked")
+    return found.object.startswith("meta/head/") or found.what.startswith(
+        "a manifest names an object again after it was unlinked"
+    )
 
 
 def _heal(store: MemoryStore, topic: str) -> RepairPlan:
@@ -125,7 +127,7 @@ def test_a_lost_page_is_restored_from_older_manifests_or_from_the_objects(heads_
     body = store.get(prefix + lost.key)
     store.delete([prefix + lost.key])
     plan = plan_repair(store, rot.scrubbed(store, "t"))
-    assert [each.source for each in plan.pages] == ["older head" if heads_left else "objects"]
+    assert [each.source for each in plan.pages] == ["older manifest" if heads_left else "objects"]
     run_repair(store, plan, now_ms=lambda: NOW + 1)
     if heads_left:
         assert store.get(prefix + lost.key) == body

@@ -142,7 +142,9 @@ def test_a_running_manager_commits_its_whole_manifest_above_a_restored_older_one
     assert newest.next_offset == 530
     with RemoteLog(line.world.store) as bucket:  # the manager has cached its earlier reads
         if all_of_it:
-            with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):  # an error, never skipped
+            with pytest.raises(
+                Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"
+            ):  # an error, never skipped
                 values(bucket.reader())
         else:
             assert [record for record in values(bucket.reader()) if record[0] < 430] == line.expected
@@ -182,4 +184,4 @@ def test_a_disk_with_records_of_a_later_epoch_reports_a_restored_older_bucket(
     with line.world.open() as manager:
         settle(manager)
         assert values(manager.reader()) == expected
-    assert ("an older state of the bucket has come back" in caplog.text) == is_put_back
+    assert ("the bucket was restored to an older state" in caplog.text) == is_put_back

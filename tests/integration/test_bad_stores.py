@@ -17,8 +17,8 @@ from tiered.demo.s3_endpoint import S3Endpoint
 pytestmark = pytest.mark.server
 
 REFUSALS = {
-    "no permission": (403, "AccessDenied", 1, "permission"),
-    "wrong credentials": (403, "InvalidAccessKeyId", 1, "permission"),
+    "access was denied": (403, "AccessDenied", 1, "permission"),
+    "access was denied or the credentials are wrong": (403, "InvalidAccessKeyId", 1, "permission"),
     "wrong secret": (403, "SignatureDoesNotMatch", 1, "permission"),
     "no such bucket": (404, "NoSuchBucket", 1, "bucket"),
 }

@@ -185,7 +185,7 @@ def test_code_blocks_of_the_embedding_guide_run_as_one_program(tmp_path: Path) -
     shell("tiered init road", tmp_path)
     printed = run_python("\n".join(_PYTHON.findall(EMBEDDING.read_text())), tmp_path)
     assert "orders/1" in printed
-    assert "in trouble" not in printed
+    assert "internal error" not in printed
 
 
 def test_sizing_program_with_own_figures_runs(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_daemon_recovers_by_itself_from_one_fault_after_another(
             damaged[150] ^= 1
             node.file("rot").write_bytes(damaged)
             is_up("rot")
-            assert 4 <= daemon.words.count("partition in trouble") <= 8, daemon.words
+            assert 4 <= daemon.words.count("a partition has a problem") <= 8, daemon.words
             assert daemon.end() == 0
         with node.manager() as manager:
             node.check_read(manager)

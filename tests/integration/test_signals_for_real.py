@@ -156,7 +156,7 @@ def test_sighup_during_the_start_is_applied_after_loading(stage: Stage) -> None:
     with stage.while_modules_are_imported(FOR_EVER) as daemon:
         daemon.process.send_signal(HUP)  # pending before the file exists, so the import sees it first
         stage.go.touch()
-        daemon.wait_for(lambda: True if "configuration read again" in daemon.words else None, "it was heard")
+        daemon.wait_for(lambda: True if "the configuration was read again" in daemon.words else None, "it was heard")
         assert daemon.end() == 0
 
 
@@ -181,7 +181,7 @@ def test_shutdown_waits_for_a_hanging_store_for_the_configured_time(stage: Stage
         begun = time.monotonic()
         assert daemon.end() == 0
         assert 2.0 <= time.monotonic() - begun < 2.0 + SOON_S
-        assert "closing before the store has answered" in daemon.words, daemon.words
+        assert "closing before the store replied" in daemon.words, daemon.words
         assert "Traceback" not in daemon.words
     stage.holds_uploads.clear()
     with stage.node.manager() as manager:

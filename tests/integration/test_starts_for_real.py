@@ -72,7 +72,7 @@ def test_start_without_a_usable_bucket_recovers_or_exits_by_cause(
             assert daemon.append("orders", COUNT, COUNT)
             node.sent["orders"] += [Record(b"k", b"orders %d" % at, NOW) for at in range(COUNT, 2 * COUNT)]
             daemon.wait_for_trouble("orders/0: ", "ExpiredToken")
-            lines = daemon.words.count("credentials were refused and are read again")
+            lines = daemon.words.count("they are read again")
             renew("NEW")
             daemon.wait_until_well()
             daemon.wait_until_copied("orders")

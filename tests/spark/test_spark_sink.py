@@ -79,7 +79,7 @@ def test_dense_offsets_of_a_frame_repartitioned_by_partition(spark, file_bucket)
     with pytest.raises(Exception, match="two tasks have records"):
         write(rows(spark), file_bucket, offsets="dense")
     assert sum(len(read(file_bucket, partition)) for partition in range(3)) == 1000
-    assert len(manifest(file_bucket).unlinked) > 0
+    assert len(manifest(file_bucket).pending_deletes) > 0
     assert_sound(file_bucket.store)
 
 

@@ -66,7 +66,7 @@ def entries_of(store):
     found = []
     for name in list_partitions(store):
         log = MetadataLog(store, name.prefix)
-        rows = log.index(log.refresh()).rows()
+        rows = log.index(log.refresh()).entries()
         found += [(name.topic, *(getattr(row, field) for field in FACTS)) for row in rows]
     return found
 
@@ -138,7 +138,7 @@ def test_failed_partitions_of_a_rewrite_are_reported_after_the_others(spark, pou
     """One segment is damaged, one partition has a new writer since the plan, the entries of a third are rewritten."""
     bucket, store = pour(all_kinds())
     log = MetadataLog(store, named("raw").prefix)
-    damaged = list(log.index(log.refresh()).rows())[2]
+    damaged = list(log.index(log.refresh()).entries())[2]
     key = named("raw").prefix + damaged.data_key
     body = bytearray(store.get(key))
     body[-1] ^= 1
@@ -176,7 +176,7 @@ def test_copy_in_tasks_equals_the_copy_of_one_process_and_catches_up(spark, pour
     first = copy(spark, source, target, plans, wave_tasks=6, should_stop=stop, **{**SMALL, "task_bytes": 1})
     assert not all(each.is_complete for each in first)
     plans = [plan_copy(store, to, name, now_ms=NOW) for name in names]
-    assert 0 < sum(len(plan.rows) for plan in plans) < len(entries_of(store))
+    assert 0 < sum(len(plan.entries) for plan in plans) < len(entries_of(store))
     outcomes = copy(spark, source, target, plans, **SMALL)
     assert [(each.is_complete, each.differences, each.behind) for each in outcomes] == [(True, (), 0)] * len(names)
     assert entries_of(to) == entries_of(plain) == entries_of(store)
@@ -189,7 +189,7 @@ def test_copy_commits_no_entry_after_a_failed_one_and_copies_other_partitions(sp
     source, store = pour(all_kinds())
     target, to = pour(None, "copy")
     log = MetadataLog(store, named("raw").prefix)
-    rows = list(log.index(log.refresh()).rows())
+    rows = list(log.index(log.refresh()).entries())
     key = named("raw").prefix + rows[1].data_key
     store.put(key, store.get(key)[:-1] + b"?")
     plans = [plan_copy(store, to, named(topic), now_ms=NOW) for topic in ("raw", "encrypted")]

@@ -76,6 +76,11 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
                         break
         return cls(**values)
 
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Take each field from a flat row; other fields of the row are left out."""
+        return cls(**{name: fields[name] for name in cls.__struct_fields__})
+
 
 class PartitionRow(Struct):
     """A row about a partition."""
@@ -125,7 +130,7 @@ def _is_raw() -> bool:
 
 
 def print_result(
-    result: Result, output: str, *, columns: Sequence[Column] | None = None, rows: Iterable[msgspec.Struct] = ()
+    result: msgspec.Struct, output: str, *, columns: Sequence[Column] | None = None, rows: Iterable[msgspec.Struct] = ()
 ) -> None:
     """Print `result` in one of FORMATS. `columns` replaces the annotated columns of the table.
 

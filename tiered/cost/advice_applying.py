@@ -119,10 +119,10 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
         rows = [each for each in _rows(held) if only(each) and (each.storage_class or STANDARD) != move.to]
         moved += [_moved(held, each) for each in rows]
         costs = [cost_of([each], _kept_in(each, move.to), prices, replaced_ms=now_ms) for each in rows]
-        heads = -(-len(rows) // GROUPS_A_MANIFEST)
-        puts += sum(each.puts for each in costs) + heads
+        manifests = -(-len(rows) // GROUPS_A_MANIFEST)
+        puts += sum(each.puts for each in costs) + manifests
         gets += sum(each.gets for each in costs)
-        dollars += sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None))
+        dollars += sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None))
     return RecodeStep(
         topic=advice.topic,
         storage_class=move.to,

@@ -72,7 +72,7 @@ def cost_page(simulation: CostSimulation) -> str:
     table = simulation.prices
     topics = ", ".join(each.topic for each in simulation.measured if each.stream is not None)
     parts = [
-        _HEAD,
+        _MANIFEST,
         f"<h1>What {escape(topics)} would cost</h1>",
         f"<p>Dollars a month. {escape(table.region)}, prices of {escape(table.as_of)}; "
         "from the topics' own segments and requests, simulated.</p>",
@@ -133,7 +133,7 @@ def _drawing(costs: Sequence[ScenarioCost]) -> str:
 
 
 def _figures(simulation: CostSimulation) -> str:
-    heads = [
+    manifests = [
         "",
         "$/month",
         "saved",
@@ -156,7 +156,7 @@ def _figures(simulation: CostSimulation) -> str:
         ]
         numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr><th scope=row>{escape(shown(cost.variant))}</th>{numbers}</tr>")
-    header = "".join(f"<th scope=col>{escape(head)}</th>" for head in heads)
+    header = "".join(f"<th scope=col>{escape(manifest)}</th>" for manifest in manifests)
     return f"<h2>Figures</h2><div><table><thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
 
@@ -166,7 +166,7 @@ def _lines(lines: Sequence[BreakEven]) -> str:
         f"<td>{number(each.limit, each.unit)}</td><td>{escape(each.verdict)}</td></tr>"
         for each in lines
     )
-    header = "".join(f"<th scope=col>{head}</th>" for head in ("", "here", "break-even", ""))
+    header = "".join(f"<th scope=col>{manifest}</th>" for manifest in ("", "here", "break-even", ""))
     return f"<h2>Break-even</h2><div><table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
@@ -190,7 +190,7 @@ def _basis(simulation: CostSimulation) -> str:
     return f"<h2>What it rests on</h2><ul>{items}</ul>"
 
 
-_HEAD = """<!doctype html>
+_MANIFEST = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Cost simulation</title>
 <style>

@@ -29,7 +29,7 @@ from policies.cost.simulation import Reads, Workload
 from policies.cost.storage_cost import DAY_MS, DAYS_PER_MONTH
 from policies.formatting import counted, format_ms
 from remote.keys import topic_directory
-from remote.manifest.manifest import Head, encode_line
+from remote.manifest.manifest import Manifest, encode_line
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, ZSTD
 from remote.segments.object_encoding import Seal
@@ -141,7 +141,7 @@ def measured(
         stored_share=shares[1],
         tick_ms=manager.config.task_interval_ms,
     )
-    workload = _with_index(workload, rows, _heads(held))
+    workload = _with_index(workload, rows, _manifests(held))
     if (warning := arriving.warning(topic)) is not None:
         return Measured(topic=topic, stream=None, basis=(arriving.said,), warning=warning)
     read, range_bytes, metered_ms = _reads(manager, topic, history, rows, now_ms)
@@ -165,7 +165,7 @@ def measured(
     if read:
         basis = (*basis, f"reads of the last {max(metered_ms, DAY_MS) / DAY_MS:.1f} days")
     basis += _caveats(held, pieces, now_ms)
-    older = 0 if may_ask else sum(spill.segment_count for head in _heads(held) for spill in head.spills)
+    older = 0 if may_ask else sum(page.segment_count for manifest in _manifests(held) for page in manifest.pages)
     if older:
         basis = (*basis, f"{older} older ones not asked for")
     return Measured(topic=topic, stream=stream, basis=basis)
@@ -201,35 +201,35 @@ def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) ->
     )
 
 
-def _heads(held: Sequence[Partition]) -> list[Head]:
-    return [head for each in held if (head := each.head()) is not None]
+def _manifests(held: Sequence[Partition]) -> list[Manifest]:
+    return [manifest for each in held if (manifest := each.manifest()) is not None]
 
 
 def _rows_at_hand(held: Partition) -> tuple[SegmentEntry, ...]:
     """Return the newest entries, which are in the manifest itself."""
-    head = held.head()
-    return (*head.segments, *head.view_entries) if head is not None else ()
+    manifest = held.manifest()
+    return (*manifest.segments, *manifest.view_entries) if manifest is not None else ()
 
 
-def manifest_costs(head: Head) -> dict[str, Any]:
+def manifest_costs(manifest: Manifest) -> dict[str, Any]:
     """Return sizes of a manifest and of its entries, pending deletes and pages: fields of `Workload`."""
-    bare = replace(head, segments=(), unlinked=(), spills=(), views=())
+    bare = replace(manifest, segments=(), pending_deletes=(), pages=(), views=())
     base = float(_encoded(bare))
     found: dict[str, Any] = {"manifest_base_bytes": base}
-    if head.segments:
-        found |= _row_costs(bare, head.segments)
-    if head.unlinked:
-        with_rows = replace(bare, segments=head.segments)
-        more = _encoded(replace(with_rows, unlinked=head.unlinked)) - _encoded(with_rows)
-        found["unlinked_bytes"] = max(1.0, more / len(head.unlinked))
-    if head.spills:
-        found["page_bytes_due"] = max(1.0, (_encoded(replace(bare, spills=head.spills)) - base) / len(head.spills))
-        pages = sum(spill.segment_count for spill in head.spills)
-        found["page_row_bytes"] = sum(spill.page_bytes for spill in head.spills) / pages
+    if manifest.segments:
+        found |= _row_costs(bare, manifest.segments)
+    if manifest.pending_deletes:
+        with_rows = replace(bare, segments=manifest.segments)
+        more = _encoded(replace(with_rows, pending_deletes=manifest.pending_deletes)) - _encoded(with_rows)
+        found["unlinked_bytes"] = max(1.0, more / len(manifest.pending_deletes))
+    if manifest.pages:
+        found["page_bytes_due"] = max(1.0, (_encoded(replace(bare, pages=manifest.pages)) - base) / len(manifest.pages))
+        pages = sum(page.segment_count for page in manifest.pages)
+        found["page_row_bytes"] = sum(page.page_bytes for page in manifest.pages) / pages
     return found
 
 
-def _row_costs(bare: Head, rows: tuple[SegmentEntry, ...]) -> dict[str, Any]:
+def _row_costs(bare: Manifest, rows: tuple[SegmentEntry, ...]) -> dict[str, Any]:
     """Measure the size of 1, 2, 4, ... and all entries.
 
     The first entries take the most bytes, because compression has not seen similar ones yet.
@@ -243,17 +243,17 @@ def _row_costs(bare: Head, rows: tuple[SegmentEntry, ...]) -> dict[str, Any]:
     return found
 
 
-def _encoded(head: Head) -> int:
-    return len(encode_line(msgspec.json.encode(head)))
+def _encoded(manifest: Manifest) -> int:
+    return len(encode_line(msgspec.json.encode(manifest)))
 
 
-def _with_index(workload: Workload, rows: Sequence[SegmentEntry], heads: Sequence[Head]) -> Workload:
+def _with_index(workload: Workload, rows: Sequence[SegmentEntry], manifests: Sequence[Manifest]) -> Workload:
     """Add index sizes: the average of the index share, and the sizes of the largest manifest."""
     if rows:
         share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
         workload = replace(workload, index_base_bytes=0.0, index_share=share)
-    if heads:
-        of = manifest_costs(max(heads, key=lambda head: head.segment_count))
+    if manifests:
+        of = manifest_costs(max(manifests, key=lambda manifest: manifest.segment_count))
         workload = replace(workload, **of)
     return workload
 
@@ -283,9 +283,9 @@ def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segmen
 def _remote_samples(held: Sequence[Partition]) -> Iterator[tuple[TopicPartition, Body]]:
     """Yield the starts of a few of the newest remote segments; two GETs each, unless cached."""
     for partition in held[:SAMPLES_MAX]:
-        head = partition.head()
-        if partition.remote is not None and head is not None and head.segments:
-            yield partition.name, partition.remote.read(head.segments[-1], 0, SAMPLE_BYTES)
+        manifest = partition.manifest()
+        if partition.remote is not None and manifest is not None and manifest.segments:
+            yield partition.name, partition.remote.read(manifest.segments[-1], 0, SAMPLE_BYTES)
 
 
 def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:

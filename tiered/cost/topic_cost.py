@@ -150,8 +150,8 @@ def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicF
         if each.error is not None:
             unread[each.name] = each.error
             lying.setdefault(topic, [])
-        elif each.head is not None:
-            lying.setdefault(topic, []).append(usage_of_deleted(each.head, prices))
+        elif each.manifest is not None:
+            lying.setdefault(topic, []).append(usage_of_deleted(each.manifest, prices))
     return [TopicFacts(topic=name, lying=together(parts)) for name, parts in lying.items()], unread
 
 
@@ -160,13 +160,13 @@ def all_rows(held: Partition) -> Iterable[SegmentEntry]:
 
     Entries of a partition without a manifest are none.
     """
-    head = held.head()
-    if head is None or held.metadata is None:
+    manifest = held.manifest()
+    if manifest is None or held.metadata is None:
         return
-    for spill in head.spills:
-        yield from held.metadata.page_entries(spill)
-    yield from head.segments
-    yield from head.view_entries
+    for page in manifest.pages:
+        yield from held.metadata.page_entries(page)
+    yield from manifest.segments
+    yield from manifest.view_entries
 
 
 def as_requests(counts: RequestCounts) -> Requests:

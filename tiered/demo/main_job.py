@@ -232,7 +232,7 @@ def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
     from tiered.spark.session import spark_session
 
     with open_remote(url, options) as bucket:
-        ends = {name: bucket.head(name).next_offset for topic in TOPICS for name in bucket.partitions(topic)}
+        ends = {name: bucket.manifest(name).next_offset for topic in TOPICS for name in bucket.partitions(topic)}
     with job.steps.step("start Spark"):
         spark = spark_session("tiered-demo")
     try:
@@ -298,7 +298,7 @@ def _records_by_tier(
         found = {}
         for topic in TOPICS:
             names = bucket.partitions(topic)
-            remote = sum(bucket.head(name).record_count for name in names)
+            remote = sum(bucket.manifest(name).record_count for name in names)
             local = sum(each.next_offset - each.local_start_offset for each in status if each.partition in names)
             found[topic] = (local, remote)
         return found

@@ -82,13 +82,13 @@ def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[F
     table = run.table
     first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
     if first < entry.base_offset or last >= entry.next_offset:
-        yield _wrong(path, entry, f"a batch outside its row: first={first} last={last}", at=run.position)
+        yield _wrong(path, entry, f"a batch is outside the offsets of its segment entry: first={first} last={last}", at=run.position)
     epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
     for offset, epoch in epochs.items():
         told = [each for each, start in entry.epochs if start <= offset]
         if epoch >= 0 and (not told or told[-1] != epoch):  # -1 is Kafka's "unknown"
             yield _wrong(
-                path, entry, f"a batch of another leader epoch than the row says: offset={offset} epoch={epoch}"
+                path, entry, f"a batch has another leader epoch than its segment entry: offset={offset} epoch={epoch}"
             )
             break
     try:
@@ -136,7 +136,7 @@ def _of_row(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
     }
     for name, (says, found) in facts.items():
         if says != found:
-            yield _wrong(path, entry, f"the row says something else than its bytes: {name}={says} found={found}")
+            yield _wrong(path, entry, f"the segment entry contradicts the bytes of the segment: {name}={says} found={found}")
 
 
 def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:  # NaN is neither
             raise InvalidRequest(
-                "drawing a sample of segments, its share is above 0% and at most 100%", share=self.share
+                'invalid sample of segments, the share must be above 0% and at most 100%', share=self.share
             )
 
     def of(self, jobs: Sequence[SegmentJob]) -> tuple[SegmentJob, ...]:
@@ -47,7 +47,7 @@ class Sample:
         return tuple(job for at, job in enumerate(jobs) if at in drawn)
 
     def _lot(self, job: SegmentJob) -> bytes:
-        return blake2b(f"{self.seed} {job.name} {job.row.base_offset}".encode(), digest_size=8).digest()
+        return blake2b(f"{self.seed} {job.name} {job.entry.base_offset}".encode(), digest_size=8).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def verify_bucket(
     sample: Sample | None = None,
     keys: KeyRing = NO_KEYS,
     threads: int = THREADS,
-    local_copy: LocalCopy = lambda name, row: False,
+    local_copy: LocalCopy = lambda name, entry: False,
     should_stop: Callable[[], bool] = lambda: False,
     telling: Telling = lambda size_bytes: nullcontext(lambda read_bytes: None),
 ) -> BucketVerdict | None:
@@ -94,4 +94,4 @@ def verify_bucket(
 
 
 def _segments(plan: ScrubPlan) -> int:
-    return sum(len(survey.rows) for survey in plan.surveys.values())
+    return sum(len(survey.entries) for survey in plan.surveys.values())

@@ -130,21 +130,21 @@ class TomlLines:
             with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
         except FileNotFoundError:
-            raise NotFound("reading the configuration, no such file", file=path) from None
+            raise NotFound('the configuration file does not exist', file=path) from None
         except (OSError, UnicodeDecodeError) as error:
-            what = "no text" if isinstance(error, UnicodeDecodeError) else (error.strerror or "failed").lower()
-            return cls._unreadable(path, path, f"it cannot be read: {what}")
+            what = 'it is not text' if isinstance(error, UnicodeDecodeError) else (error.strerror or "failed").lower()
+            return cls._unreadable(path, path, f"the file is unreadable: {what}")
         try:
             return cls(path, dict(_places(text)), tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             line = _AT_LINE.search(str(error))
             told = re.sub(r"\s*\(at .*", "", str(error))
-            return cls._unreadable(path, f"{path}:{line[1]}" if line else path, f"no toml: {told.lower()}")
+            return cls._unreadable(path, f"{path}:{line[1]}" if line else path, f"invalid TOML: {told.lower()}")
 
     @classmethod
     def _unreadable(cls, path: str, where: str, what: str) -> TomlLines:
         found = cls(path, {})
-        step = "mend the line; names with dots stand in quotes"
+        step = 'correct the line; names with dots need quotes'
         found.trouble = (LintFinding(severity=Severity.ERROR, where=where, key="", what=what, next_step=step),)
         return found
 
@@ -218,7 +218,7 @@ def _settings_of(
         where = lines.where(section, name) or lines.path
         if isinstance(value, dict):
             dotted = f"{name}.{next(iter(value), '')}"
-            what = "a name with dots and without quotes is a table to toml"
+            what = 'TOML reads a name with dots and without quotes as a table'
             yield _error(lines.where(section, dotted) or where, dotted, what, f'write it as "{dotted}" = ...')
         else:
             yield from _checked(name, str(value), where, per_topic=per_topic)
@@ -254,10 +254,10 @@ def _mistake(name: str, text: str, error: InvalidRequest) -> tuple[str, str]:
         return f"{error.attempt.removeprefix('invalid setting, ')}: {name}; did you mean {meant}?", f"write {meant}"
     if "expected" in error.facts:
         expected = str(error.facts["expected"]).strip("'")
-        return f"{name}={text} is not what it takes: {expected}", f"tiered config explain {name}"
+        return f"{name}={text} is invalid, expected {expected}", f"tiered config explain {name}"
     if error.code is ErrorCode.SETTING_OF_MANAGER:
-        return f"{name} is the manager's and not a topic's", "move it to [defaults] of tiered.toml"
-    return f"unknown key: {name}", "take it out"
+        return f"{name} belongs to the manager and not to a topic", "move it to [defaults] of tiered.toml"
+    return f"unknown key: {name}", 'remove it'
 
 
 def _of_manager(config: Config, lines: TomlLines) -> Iterator[LintFinding]:
@@ -297,7 +297,7 @@ def _globs(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterato
         if topics and not any(fnmatchcase(name, glob) for name in names):
             what = f'[topics."{glob}"] of tiered.toml matches no topic: {", ".join(names[:5])}'
             where = lines.where(f"topics.{glob}", "") or config.path or ""
-            yield LintFinding(severity=Severity.WARNING, where=where, key=glob, what=what, next_step="mend the name")
+            yield LintFinding(severity=Severity.WARNING, where=where, key=glob, what=what, next_step='correct the name')
 
 
 def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterator[LintFinding]:
@@ -313,8 +313,8 @@ def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Ite
                     severity=Severity.WARNING,
                     where=lines.where(f"topics.{topic.name}", name) or config.path or "",
                     key=name,
-                    what=f"{name}={text} binds nothing: the topic has {name}={own} of its own, which is above it",
-                    next_step=f"tiered topic alter {topic.name} -X {name}= or take the line out",
+                    what=f"{name}={text} has no effect: the topic has its own {name}={own}, which overrides it",
+                    next_step=f"tiered topic alter {topic.name} -X {name}= or remove the line",
                     topics=(topic.name,),
                 )
 
@@ -362,13 +362,13 @@ def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: To
 
 
 def _refused(error: LogError, where: str, key: str, topic: str = "") -> LintFinding:
-    step = f"tiered topic alter {topic}, or mend tiered.toml" if topic else "mend tiered.toml"
+    step = f"tiered topic alter {topic}, or correct tiered.toml" if topic else 'correct tiered.toml'
     return _error(where, key, " ".join(str(error).split()), step)
 
 
 def _unknown(where: str, name: str, kind: str, meant: str | None) -> LintFinding:
     told = f"unknown {kind}: {name}" + (f"; did you mean {meant}?" if meant else "")
-    return _error(where, name, told, f"write {meant}" if meant else "take it out")
+    return _error(where, name, told, f"write {meant}" if meant else 'remove it')
 
 
 def _error(where: str, key: str, what: str, step: str) -> LintFinding:

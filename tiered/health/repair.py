@@ -34,11 +34,11 @@ from local.segment.segment_info import SegmentInfo
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment
-from remote.keys import HEADS, VIEWS, full_key, new_ulid, parse_manifest_key, parse_page_key, parse_view_key
+from remote.keys import MANIFESTS, VIEWS, full_key, new_ulid, parse_manifest_key, parse_page_key, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.job_changes import replace_tiled
-from remote.manifest.manifest import AppliedJob, Head, PageEntry
+from remote.manifest.manifest import AppliedJob, Manifest, PageEntry
 from remote.manifest.manifest_changes import Change, objects_of
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import encode_page, summary_contradiction
@@ -61,7 +61,7 @@ Progress = Callable[[int], None]
 class Copies(Protocol):
     """Good copies on this machine's disk (`tiered.health.repair_from_local`)."""
 
-    def __call__(self, name: RemotePartitionName, row: SegmentEntry) -> bool: ...
+    def __call__(self, name: RemotePartitionName, entry: SegmentEntry) -> bool: ...
 
     def log(self, name: RemotePartitionName) -> Log | None: ...
 
@@ -75,14 +75,14 @@ class SegmentRepair:
     """
 
     name: RemotePartitionName
-    row: SegmentEntry
+    entry: SegmentEntry
     source: str
     relative: RemotePartitionName | None = None
     other: SegmentEntry | None = None
 
     @property
     def object(self) -> str:
-        return self.row.data_key
+        return self.entry.data_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +93,13 @@ class PageRepair:
     """
 
     name: RemotePartitionName
-    spill: PageEntry
-    rows: tuple[SegmentEntry, ...]
+    page: PageEntry
+    entries: tuple[SegmentEntry, ...]
     source: str
 
     @property
     def object(self) -> str:
-        return self.spill.key
+        return self.page.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class RepairPlan:
     @property
     def size_bytes(self) -> int:
         """The bytes to upload."""
-        return sum(each.row.size_bytes for each in self.segments) + sum(each.spill.page_bytes for each in self.pages)
+        return sum(each.entry.size_bytes for each in self.segments) + sum(each.page.page_bytes for each in self.pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ def plan_repair(
     for found in (*report.of("corrupt"), *unreadable):
         by_name.setdefault(RemotePartitionName(found.topic, found.topic_id, found.partition), []).append(found)
     for name, ulid in sorted(_shared(relatives, by_name)):
-        found = Found(severity="corrupt", **_facts(name), object="", what="of a relative", ulid=ulid)
+        found = Found(severity="corrupt", **_facts(name), object="", what='of a topic with shared objects', ulid=ulid)
         by_name.setdefault(name, []).append(found)
     for name in sorted(by_name):
         plan = _plus(plan, _of_partition(store, name, by_name[name], keys, copies, relatives))
@@ -166,9 +166,9 @@ def _shared(
     shared = set()
     for name, found in by_name.items():
         ulids = {each.ulid for each in found if each.ulid is not None}
-        for row in relatives.rows(name) if ulids else ():
-            if row.ulid in ulids:
-                shared |= set(relatives.naming(name, row))
+        for entry in relatives.entries(name) if ulids else ():
+            if entry.ulid in ulids:
+                shared |= set(relatives.naming(name, entry))
     told = {(name, each.ulid) for name, found in by_name.items() for each in found}
     return {each for each in shared if each not in told}
 
@@ -195,115 +195,116 @@ def _of_partition(
     relatives: Relatives,
 ) -> RepairPlan:
     try:
-        head = CoWriterLog(store, name.prefix).join()
+        manifest = CoWriterLog(store, name.prefix).join()
     except (Corrupt, NotFound, Conflict) as error:
-        why = f"the newest head cannot be read, and nothing but a copy of it would do: {error}"
-        return RepairPlan(hopeless=(Untouched(name=name, object=HEADS, why=why),))
+        why = f"the newest manifest is unreadable, only a copy of it can replace it: {error}"
+        return RepairPlan(hopeless=(Untouched(name=name, object=MANIFESTS, why=why),))
     hopeless: list[Untouched] = []
-    needless = list(_of_manifests(name, head, found))
+    needless = list(_of_manifests(name, manifest, found))
     pages = []
-    for spill, known in _damaged_pages(store, name, head):
+    for page, known in _damaged_pages(store, name, manifest):
         try:
-            rows, source = known or entries_of_page(store, name.prefix, head, spill)
-            pages.append(PageRepair(name=name, spill=spill, rows=tuple(rows), source=source))
+            entries, source = known or entries_of_page(store, name.prefix, manifest, page)
+            pages.append(PageRepair(name=name, page=page, entries=tuple(entries), source=source))
         except Corrupt as error:
-            offsets = (spill.base_offset, spill.next_offset)
-            hopeless.append(Untouched(name=name, object=spill.key, why=str(error), offsets=offsets))
+            offsets = (page.base_offset, page.next_offset)
+            hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
     segments = []
-    for row in _rows(store, name, head, pages, {each.ulid for each in found if each.ulid is not None}):
-        if not _is_damaged(store, name, row, keys):
-            needless.append(Untouched(name=name, object=row.data_key, why="whole by now"))
+    for entry in _entries(store, name, manifest, pages, {each.ulid for each in found if each.ulid is not None}):
+        if not _is_damaged(store, name, entry, keys):
+            needless.append(Untouched(name=name, object=entry.data_key, why='already undamaged'))
             continue
         try:
-            segments.append(_source(store, name, row, head, keys, copies, relatives))
+            segments.append(_source(store, name, entry, manifest, keys, copies, relatives))
         except (Corrupt, NotFound, AccessDenied, InvalidRequest) as error:
-            offsets = (row.base_offset, row.next_offset)
-            hopeless.append(Untouched(name=name, object=row.data_key, why=str(error), offsets=offsets))
+            offsets = (entry.base_offset, entry.next_offset)
+            hopeless.append(Untouched(name=name, object=entry.data_key, why=str(error), offsets=offsets))
     hopeless += _of_views(name, found)
     return RepairPlan(pages=tuple(pages), segments=tuple(segments), hopeless=tuple(hopeless), needless=tuple(needless))
 
 
-def _of_manifests(name: RemotePartitionName, head: Head, found: Sequence[Found]) -> Iterator[Untouched]:
-    for key in sorted({each.object for each in found if each.object.startswith(HEADS)}):
+def _of_manifests(name: RemotePartitionName, manifest: Manifest, found: Sequence[Found]) -> Iterator[Untouched]:
+    for key in sorted({each.object for each in found if each.object.startswith(MANIFESTS)}):
         sequence = parse_manifest_key(key)
-        if sequence is None or sequence != head.sequence:
-            why = "only the newest head counts, which is whole; the older ones go when they are collected"
+        if sequence is None or sequence != manifest.sequence:
+            why = ('only the newest manifest counts and is undamaged; older manifests are deleted by '
+'garbage collection')
             yield Untouched(name=name, object=key, why=why)
 
 
 def _of_views(name: RemotePartitionName, found: Sequence[Found]) -> Iterator[Untouched]:
     for key in sorted({each.object for each in found if each.object.startswith(VIEWS)}):
-        yield Untouched(name=name, object=key, why="a view is made of its log: drop it and build it anew")
+        yield Untouched(name=name, object=key, why='a view is derived from its log: drop it and build it again')
 
 
 def _damaged_pages(
-    store: ObjectStore, name: RemotePartitionName, head: Head
+    store: ObjectStore, name: RemotePartitionName, manifest: Manifest
 ) -> Iterator[tuple[PageEntry, tuple[tuple[SegmentEntry, ...], str] | None]]:
     """Yield unreadable pages (with None), and wrongly described ones with their entries.
 
     A page is wrongly described if its summary in the manifest contradicts its entries.
     """
     pages = Pages(store, name.prefix)
-    for spill in head.spills:
+    for page in manifest.pages:
         try:
-            rows = pages.rows(spill)
+            entries = pages.entries(page)
         except (Corrupt, NotFound):
-            yield spill, None
+            yield page, None
             continue
-        if summary_contradiction(spill, rows) is not None:
-            yield spill, (tuple(rows), "page itself")
+        if summary_contradiction(page, entries) is not None:
+            yield page, (tuple(entries), "page itself")
 
 
-def _rows(
-    store: ObjectStore, name: RemotePartitionName, head: Head, repaired: Sequence[PageRepair], ulids: set[str]
+def _entries(
+    store: ObjectStore, name: RemotePartitionName, manifest: Manifest, repaired: Sequence[PageRepair], ulids: set[str]
 ) -> list[SegmentEntry]:
     """Return the log's entries with these ULIDs, including entries of pages under repair."""
-    pages, rows = Pages(store, name.prefix), list(head.segments)
-    anew = {each.spill: each.rows for each in repaired}
-    for spill in head.spills:
+    pages, entries = Pages(store, name.prefix), list(manifest.segments)
+    anew = {each.page: each.entries for each in repaired}
+    for page in manifest.pages:
         try:
-            rows += anew[spill] if spill in anew else pages.rows(spill)
+            entries += anew[page] if page in anew else pages.entries(page)
         except (Corrupt, NotFound):
             continue
-    return sorted((row for row in rows if row.ulid in ulids), key=lambda row: row.base_offset)
+    return sorted((entry for entry in entries if entry.ulid in ulids), key=lambda entry: entry.base_offset)
 
 
-def _is_damaged(store: ObjectStore, name: RemotePartitionName, row: SegmentEntry, keys: KeyRing) -> bool:
-    view = parse_view_key(row.data_key)
-    if entry_contradiction(row, view=view.view if view is not None else None) is not None:
+def _is_damaged(store: ObjectStore, name: RemotePartitionName, entry: SegmentEntry, keys: KeyRing) -> bool:
+    view = parse_view_key(entry.data_key)
+    if entry_contradiction(entry, view=view.view if view is not None else None) is not None:
         return True
-    sizes = ((row.data_key, row.stored_bytes), (row.indexes_key, row.indexes_bytes))
+    sizes = ((entry.data_key, entry.stored_bytes), (entry.indexes_key, entry.indexes_bytes))
     try:
         if any(store.head(full_key(name.prefix, key)).size_bytes != size for key, size in sizes):
             return True
     except NotFound:
         return True
     remote = RemotePartition(store, name.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
-    return bool(check_segment(store, remote, row, check_contents))
+    return bool(check_segment(store, remote, entry, check_contents))
 
 
 def _source(
     store: ObjectStore,
     name: RemotePartitionName,
-    row: SegmentEntry,
-    head: Head,
+    entry: SegmentEntry,
+    manifest: Manifest,
     keys: KeyRing,
     copies: Copies | None,
     relatives: Relatives,
 ) -> SegmentRepair:
     """Find the good copy. Raises Corrupt with the reason if there is none."""
-    if copies is not None and copies(name, row):
-        return SegmentRepair(name=name, row=row, source="local")
+    if copies is not None and copies(name, entry):
+        return SegmentRepair(name=name, entry=entry, source="local")
     try:
-        from_bucket(store, name.prefix, row, keys, is_last=row.next_offset >= head.entries_end_offset)
+        from_bucket(store, name.prefix, entry, keys, is_last=entry.next_offset >= manifest.entries_end_offset)
     except (Corrupt, NotFound, AccessDenied, InvalidRequest):
-        if copies is not None and (relative := relatives.on_disk(name, row, copies)) is not None:
-            return SegmentRepair(name=name, row=row, source="local", relative=relative)
-        found = relatives.same_bytes(name, row, lambda other, each: not _is_damaged(store, other, each, keys))
+        if copies is not None and (relative := relatives.on_disk(name, entry, copies)) is not None:
+            return SegmentRepair(name=name, entry=entry, source="local", relative=relative)
+        found = relatives.same_bytes(name, entry, lambda other, each: not _is_damaged(store, other, each, keys))
         if found is None:
             raise
-        return SegmentRepair(name=name, row=row, source="bucket", relative=found[0], other=found[1])
-    return SegmentRepair(name=name, row=row, source="bucket")
+        return SegmentRepair(name=name, entry=entry, source="bucket", relative=found[0], other=found[1])
+    return SegmentRepair(name=name, entry=entry, source="bucket")
 
 
 # --- doing -----------------------------------------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def run_repair(
         try:
             if isinstance(each, PageRepair):
                 _repair_page(store, each, now_ms())
-                progress(each.spill.page_bytes)
+                progress(each.page.page_bytes)
             else:
                 _repair_segment(store, each, keys, copies, now_ms(), progress, settings)
             done.append(each)
@@ -350,28 +351,28 @@ def _repair_segment(
     settings: SettingsOf,
 ) -> None:
     log = CoWriterLog(store, repair.name.prefix)
-    head, old = log.join(), repair.row
-    if not log.ask(head, lambda index: index.holds(old)):
-        raise NotFound("repairing a segment, its row is gone: it expired or was replaced", object=old.data_key)
-    source = _to_copy(store, repair, head, keys, copies)
-    object_encoding = kept_as(old, settings(repair.name.topic, head.properties)).object_encoding(keys)
+    manifest, old = log.join(), repair.entry
+    if not log.ask(manifest, lambda index: index.holds(old)):
+        raise NotFound('cannot repair a segment, its entry was removed: it expired or was replaced', object=old.data_key)
+    source = _to_copy(store, repair, manifest, keys, copies)
+    object_encoding = kept_as(old, settings(repair.name.topic, manifest.properties)).object_encoding(keys)
     place = repair.name.prefix
-    row = copy_segment(
+    entry = copy_segment(
         store, place, source, epoch=log.epoch, now_ms=now_ms, object_encoding=object_encoding, progress=progress
     )
-    sharing = _sharing(log, head, old)
+    sharing = _sharing(log, manifest, old)
     touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
-    log.commit(put_in_place(old, row, spares=sharing), now_ms, touches=touches)
+    log.commit(put_in_place(old, entry, spares=sharing), now_ms, touches=touches)
 
 
-def _sharing(log: CoWriterLog, head: Head, old: SegmentEntry) -> list[SegmentEntry]:
+def _sharing(log: CoWriterLog, manifest: Manifest, old: SegmentEntry) -> list[SegmentEntry]:
     """Return other entries of the log that name an object of this one.
 
     A damaged entry may name another entry's object.
     """
     keys = {old.data_key, old.indexes_key}
-    rows = log.ask(head, lambda index: list(index.entries_with_dead(0, head.entries_end_offset)))
-    return [row for row in rows if row != old and keys & {row.data_key, row.indexes_key}]
+    entries = log.ask(manifest, lambda index: list(index.entries_with_dead(0, manifest.entries_end_offset)))
+    return [entry for entry in entries if entry != old and keys & {entry.data_key, entry.indexes_key}]
 
 
 def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[SegmentEntry] = ()) -> Change:
@@ -382,42 +383,45 @@ def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[Segme
     pending deletes.
     """
     assert (old.base_offset, old.next_offset) == (new.base_offset, new.next_offset), "a repair moves no offsets"
-    needed = {key for row in (*spares, new) for key in (row.data_key, row.indexes_key)}
+    needed = {key for entry in (*spares, new) for key in (entry.data_key, entry.indexes_key)}
 
-    def change(head: Head) -> Head:
-        if any(row.ulid == new.ulid and row.data_key == new.data_key for row in head.segments):
-            return head
-        if old not in head.segments:
-            return replace(head, unlinked=head.unlinked + objects_of(new, head.committed_ms, head.epoch))
+    def change(manifest: Manifest) -> Manifest:
+        if any(entry.ulid == new.ulid and entry.data_key == new.data_key for entry in manifest.segments):
+            return manifest
+        if old not in manifest.segments:
+            return replace(
+                manifest,
+                pending_deletes=manifest.pending_deletes + objects_of(new, manifest.committed_ms, manifest.epoch),
+            )
         fresh = replace(new, committed_ms=old.committed_ms, made_by=old.made_by)
-        gone = tuple(each for each in objects_of(old, head.committed_ms, head.epoch) if each.key not in needed)
-        segments = tuple(fresh if row == old else row for row in head.segments)
-        return replace(head, segments=segments, unlinked=head.unlinked + gone)
+        gone = tuple(each for each in objects_of(old, manifest.committed_ms, manifest.epoch) if each.key not in needed)
+        segments = tuple(fresh if entry == old else entry for entry in manifest.segments)
+        return replace(manifest, segments=segments, pending_deletes=manifest.pending_deletes + gone)
 
     return change
 
 
 def _to_copy(
-    store: ObjectStore, repair: SegmentRepair, head: Head, keys: KeyRing, copies: Copies | None
+    store: ObjectStore, repair: SegmentRepair, manifest: Manifest, keys: KeyRing, copies: Copies | None
 ) -> SegmentToCopy:
-    row = repair.row
+    entry = repair.entry
     if repair.source == "local":
         holder = repair.relative or repair.name
         log = copies.log(holder) if copies is not None else None
-        if log is None or copies is None or not copies(holder, row):
-            raise NotFound("repairing a segment, the disk does not hold its bytes any more", object=row.data_key)
-        return segment_to_copy(log, _info(log, row), cleaned_through=row.cleaned_through)
-    is_last = row.next_offset >= head.entries_end_offset
+        if log is None or copies is None or not copies(holder, entry):
+            raise NotFound('cannot repair a segment, the disk no longer holds its records', object=entry.data_key)
+        return segment_to_copy(log, _info(log, entry), cleaned_through=entry.cleaned_through)
+    is_last = entry.next_offset >= manifest.entries_end_offset
     if repair.relative is not None and repair.other is not None:
         return replace(
             from_bucket(store, repair.relative.prefix, repair.other, keys, is_last=is_last),
-            cleaned_through=row.cleaned_through,
+            cleaned_through=entry.cleaned_through,
         )
-    return from_bucket(store, repair.name.prefix, row, keys, is_last=is_last)
+    return from_bucket(store, repair.name.prefix, entry, keys, is_last=is_last)
 
 
-def _info(log: Log, row: SegmentEntry) -> SegmentInfo:
-    return next(info for info in log.segments() if info.base_offset == row.base_offset)
+def _info(log: Log, entry: SegmentEntry) -> SegmentInfo:
+    return next(info for info in log.segments() if info.base_offset == entry.base_offset)
 
 
 def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
@@ -425,20 +429,20 @@ def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
 
     Otherwise a commit puts the entries into a new page.
     """
-    prefix, spill = repair.name.prefix, repair.spill
-    says = parse_page_key(spill.key)
+    prefix, page = repair.name.prefix, repair.page
+    says = parse_page_key(page.key)
     assert says is not None, "a head names pages by their keys"
-    sealer, key_id = sealer_of(store, prefix), spill.seal_key_id
-    again, body = encode_page(repair.rows, says.epoch, says.ulid, sealer=sealer, seal_key_id=key_id)
-    if again == spill:
+    sealer, key_id = sealer_of(store, prefix), page.seal_key_id
+    again, body = encode_page(repair.entries, says.epoch, says.ulid, sealer=sealer, seal_key_id=key_id)
+    if again == page:
         with suppress(AlreadyExists):  # in an immutable bucket the damaged page stays
-            store.put(prefix + spill.key, body)
+            store.put(prefix + page.key, body)
             return
     log = CoWriterLog(store, prefix)
-    head = log.join()
-    if spill not in head.spills:
-        raise NotFound("repairing a page, the head names it no more", page=spill.key)
-    log.certify_page(spill, repair.rows)
+    manifest = log.join()
+    if page not in manifest.pages:
+        raise NotFound('cannot repair a manifest page, the manifest no longer names it', page=page.key)
+    log.certify_page(page, repair.entries)
     note = AppliedJob(job_id=f"repair-{new_ulid(now_ms)}")
     change = replace_tiled([], cleaned_through=0, bound=None, note=note)
-    log.commit(change, now_ms, touches=(spill.base_offset, spill.next_offset))
+    log.commit(change, now_ms, touches=(page.base_offset, page.next_offset))

@@ -40,9 +40,9 @@ class LocalCopies:
         if self._opened is not None:
             self._opened.close()
 
-    def __call__(self, name: RemotePartitionName, row: SegmentEntry) -> bool:
+    def __call__(self, name: RemotePartitionName, entry: SegmentEntry) -> bool:
         log = self.log(name)
-        return log is not None and has_same_bytes(log, row)
+        return log is not None and has_same_bytes(log, entry)
 
     def log(self, name: RemotePartitionName) -> Log | None:
         """Return the partition's log; None if this machine has none, or another topic of that name."""
@@ -60,20 +60,20 @@ class LocalCopies:
             try:
                 self._opened = self._open_manager()
             except LogError as error:
-                _log.warning("the disk is not looked at for good copies: error=%s", error)
+                _log.warning('the disk is not searched for good copies: error=%s', error)
         return self._opened
 
 
-def has_same_bytes(log: Log, row: SegmentEntry) -> bool:
+def has_same_bytes(log: Log, entry: SegmentEntry) -> bool:
     """Return whether a closed local segment has the entry's bytes. A missing or unreadable one does not."""
     try:
-        infos = [info for info in log.segments()[:-1] if info.base_offset == row.base_offset]
-        if not infos or infos[0].next_offset != row.next_offset or infos[0].size_bytes != row.size_bytes:
+        infos = [info for info in log.segments()[:-1] if info.base_offset == entry.base_offset]
+        if not infos or infos[0].next_offset != entry.next_offset or infos[0].size_bytes != entry.size_bytes:
             return False
-        segment = log.segment(row.base_offset)
+        segment = log.segment(entry.base_offset)
         checksum = 0
-        for at in range(0, row.size_bytes, _READ_BYTES):
-            checksum = crc32c(segment.read(at, min(_READ_BYTES, row.size_bytes - at)), checksum)
-        return checksum == row.content_crc32c
+        for at in range(0, entry.size_bytes, _READ_BYTES):
+            checksum = crc32c(segment.read(at, min(_READ_BYTES, entry.size_bytes - at)), checksum)
+        return checksum == entry.content_crc32c
     except (NotFound, LogError):
         return False

@@ -34,49 +34,49 @@ class Relatives:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._forks: dict[str, tuple[RemotePartitionName, ...]] = {}
-        self._rows: dict[RemotePartitionName, tuple[SegmentEntry, ...]] = {}
+        self._entries: dict[RemotePartitionName, tuple[SegmentEntry, ...]] = {}
 
-    def naming(self, name: RemotePartitionName, row: SegmentEntry) -> Iterator[tuple[RemotePartitionName, str]]:
+    def naming(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterator[tuple[RemotePartitionName, str]]:
         """Yield other partitions with an entry that names an object of this one, and its ULID.
 
         Only the newest manifests count.
         """
-        objects = self._objects(name, row)
-        for other in self._of(name, row):
-            for each in self.rows(other):
+        objects = self._objects(name, entry)
+        for other in self._of(name, entry):
+            for each in self.entries(other):
                 if objects & self._objects(other, each):
                     yield other, each.ulid
 
     def same_bytes(
-        self, name: RemotePartitionName, row: SegmentEntry, is_whole: IsWhole
+        self, name: RemotePartitionName, entry: SegmentEntry, is_whole: IsWhole
     ) -> tuple[RemotePartitionName, SegmentEntry] | None:
         """Return a relative's entry with the same bytes in undamaged objects of its own."""
-        objects = self._objects(name, row)
-        for other in self._of(name, row):
-            for each in self.rows(other):
-                if _is_same(each, row) and not objects & self._objects(other, each) and is_whole(other, each):
+        objects = self._objects(name, entry)
+        for other in self._of(name, entry):
+            for each in self.entries(other):
+                if _is_same(each, entry) and not objects & self._objects(other, each) and is_whole(other, each):
                     return other, each
         return None
 
-    def on_disk(self, name: RemotePartitionName, row: SegmentEntry, copies: IsWhole) -> RemotePartitionName | None:
+    def on_disk(self, name: RemotePartitionName, entry: SegmentEntry, copies: IsWhole) -> RemotePartitionName | None:
         """Return the relative with the entry's bytes in its log on this machine's disk."""
-        return next((other for other in self._of(name, row) if copies(other, row)), None)
+        return next((other for other in self._of(name, entry) if copies(other, entry)), None)
 
-    def rows(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:
+    def entries(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:
         """Return the newest manifest's entries; none if the partition is unreadable or deleted."""
-        if name not in self._rows:
-            self._rows[name] = ()
+        if name not in self._entries:
+            self._entries[name] = ()
             log = MetadataLog(self._store, name.prefix)
             try:
-                head = log.load(exact=True)
-                if head is not None and head.deleted_ms is None:
-                    self._rows[name] = tuple(log.ask(head, lambda index: list(index.rows())))
+                manifest = log.load(exact=True)
+                if manifest is not None and manifest.deleted_ms is None:
+                    self._entries[name] = tuple(log.ask(manifest, lambda index: list(index.entries())))
             except (Corrupt, NotFound):
                 pass  # its own repair reports the error
-        return self._rows[name]
+        return self._entries[name]
 
-    def _of(self, name: RemotePartitionName, row: SegmentEntry) -> Iterable[RemotePartitionName]:
-        homes = {home_of(key) for key in self._objects(name, row)}
+    def _of(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterable[RemotePartitionName]:
+        homes = {home_of(key) for key in self._objects(name, entry)}
         found = [_named(home) for home in sorted(homes)]
         found += [fork for home in sorted(homes) for fork in self._forks_of(home)]
         return [each for each in dict.fromkeys(found) if each is not None and each != name]
@@ -87,12 +87,12 @@ class Relatives:
             self._forks[home] = tuple(name for each in prefixes if (name := _named(each)) is not None)
         return self._forks[home]
 
-    def _objects(self, name: RemotePartitionName, row: SegmentEntry) -> set[str]:
-        return {key_in_other_topic(name.prefix, key) for key in (row.data_key, row.indexes_key)}
+    def _objects(self, name: RemotePartitionName, entry: SegmentEntry) -> set[str]:
+        return {key_in_other_topic(name.prefix, key) for key in (entry.data_key, entry.indexes_key)}
 
 
 def _is_same(one: SegmentEntry, other: SegmentEntry) -> bool:
-    facts = [(row.base_offset, row.next_offset, row.size_bytes, row.content_crc32c) for row in (one, other)]
+    facts = [(entry.base_offset, entry.next_offset, entry.size_bytes, entry.content_crc32c) for entry in (one, other)]
     return facts[0] == facts[1]
 
 

@@ -29,11 +29,11 @@ from local.records.batch_runs import BatchRuns
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.keys import DATA, data_key, full_key, indexes_key, own_part, parse_data_key
-from remote.manifest.manifest import Head, PageEntry
+from remote.manifest.manifest import Manifest, PageEntry
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import Rows, summary_contradiction
-from remote.manifest.page_spill import waiting_keys
+from remote.manifest.page_out import waiting_keys
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import RAW
 from remote.segments.encryption import KeyRing
@@ -59,24 +59,24 @@ class _Bytes:
     bundle: IndexBundle | None
 
 
-def from_bucket(store: ObjectStore, prefix: str, row: SegmentEntry, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
+def from_bucket(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
     """Build the segment from its own data, with new indexes and facts.
 
     `is_last`: the partition has no entry above. Raises Corrupt, with the reason, if the bucket has no good copy.
     """
-    row = with_own_names(row)
-    found = _indexed(store, prefix, row, keys) or _raw(store, prefix, row)
+    entry = with_own_names(entry)
+    found = _indexed(store, prefix, entry, keys) or _raw(store, prefix, entry)
     tables = _tables(found)
-    rows = IndexRows()
+    entries = IndexRows()
     for table in tables:
-        rows.add(table)
-    made = rows.indexes(row.base_offset, INTERVAL_BYTES)
+        entries.add(table)
+    made = entries.indexes(entry.base_offset, INTERVAL_BYTES)
     indexes = bytes(made.offset), bytes(made.time)
-    epochs = row.epochs if _fit(row.epochs, tables) else _epochs_of(tables, row.base_offset)
-    txn, producers, lineage = _side_files(found.bundle, row, tables, is_last=is_last)
+    epochs = entry.epochs if _fit(entry.epochs, tables) else _epochs_of(tables, entry.base_offset)
+    txn, producers, lineage = _side_files(found.bundle, entry, tables, is_last=is_last)
     return SegmentToCopy(
-        base_offset=row.base_offset,
-        next_offset=row.next_offset,
+        base_offset=entry.base_offset,
+        next_offset=entry.next_offset,
         size_bytes=found.size_bytes,
         epochs=epochs,
         offset_index=indexes[0],
@@ -84,55 +84,55 @@ def from_bucket(store: ObjectStore, prefix: str, row: SegmentEntry, keys: KeyRin
         txn_index=txn,
         producer_snapshot=producers,
         leader_epochs=lineage,
-        cleaned_through=row.cleaned_through,
+        cleaned_through=entry.cleaned_through,
         read=found.read,
         inspect=partial(
-            SegmentInspector, full_key(prefix, row.data_key), row.base_offset, row.next_offset, epochs, indexes
+            SegmentInspector, full_key(prefix, entry.data_key), entry.base_offset, entry.next_offset, epochs, indexes
         ),
     )
 
 
-def with_own_names(row: SegmentEntry) -> SegmentEntry:
+def with_own_names(entry: SegmentEntry) -> SegmentEntry:
     """Return the entry with the names of its own objects.
 
     The name with the entry's offsets counts. Raises Corrupt if there is none.
     """
-    for key in (row.indexes_key, row.data_key):
+    for key in (entry.indexes_key, entry.data_key):
         says = parse_data_key(own_part(key))
         if says is None:
             continue
         home = key.removesuffix(own_part(key))  # of a fork's entry: the partition that owns the object
-        is_same = (says.base_offset, says.last_offset + 1) == (row.base_offset, row.next_offset)
-        if is_same or row.is_named(says.base_offset, says.last_offset, says.ulid):
+        is_same = (says.base_offset, says.last_offset + 1) == (entry.base_offset, entry.next_offset)
+        if is_same or entry.is_named(says.base_offset, says.last_offset, says.ulid):
             names = says.base_offset, says.last_offset, says.epoch, says.ulid
-            is_zstd, is_encrypted = row.codec != CODECS[RAW], row.key_id is not None
+            is_zstd, is_encrypted = entry.codec != CODECS[RAW], entry.key_id is not None
             data = data_key(*names, is_zstd=is_zstd, is_encrypted=is_encrypted)
-            data = key if key == row.data_key else home + data
-            return replace(row, ulid=says.ulid, data_key=data, indexes_key=home + indexes_key(*names))
-    raise Corrupt("repairing a segment, its row says other offsets than its objects' names", ulid=row.ulid)
+            data = key if key == entry.data_key else home + data
+            return replace(entry, ulid=says.ulid, data_key=data, indexes_key=home + indexes_key(*names))
+    raise Corrupt('cannot repair a segment, its entry has other offsets than the names of its objects', ulid=entry.ulid)
 
 
-def _indexed(store: ObjectStore, prefix: str, row: SegmentEntry, keys: KeyRing) -> _Bytes | None:
+def _indexed(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing) -> _Bytes | None:
     """Read through the indexes object, ignoring the entry's sizes and checksums; None if it is damaged.
 
     None also if it is missing.
     """
     try:
-        body = store.get(full_key(prefix, row.indexes_key))
-        cipher = open_ring(row, prefix, keys)
+        body = store.get(full_key(prefix, entry.indexes_key))
+        cipher = open_ring(entry, prefix, keys)
         bundle = decode_bundle(body if cipher is None else cipher.open_indexes(body))
     except (Corrupt, NotFound, AccessDenied):
         return None
-    true = as_indexed(row, bundle, len(body))
+    true = as_indexed(entry, bundle, len(body))
     remote = RemotePartition(store, prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
     return _Bytes(read=partial(remote.read, true), size_bytes=true.size_bytes, bundle=bundle)
 
 
-def as_indexed(row: SegmentEntry, bundle: IndexBundle, indexes_bytes: int) -> SegmentEntry:
+def as_indexed(entry: SegmentEntry, bundle: IndexBundle, indexes_bytes: int) -> SegmentEntry:
     """Return the entry with the sizes, checksums and codec of its indexes."""
     table = bundle.chunks
     return replace(
-        row,
+        entry,
         size_bytes=table.size_bytes,
         stored_bytes=table.stored_bytes,
         data_crc32c=table.whole_crc,
@@ -142,20 +142,20 @@ def as_indexed(row: SegmentEntry, bundle: IndexBundle, indexes_bytes: int) -> Se
     )
 
 
-def _raw(store: ObjectStore, prefix: str, row: SegmentEntry) -> _Bytes:
+def _raw(store: ObjectStore, prefix: str, entry: SegmentEntry) -> _Bytes:
     """Read a plain object, checked by the entry's size and checksum."""
-    key = full_key(prefix, row.data_key)
-    if row.codec != "none" or row.key_id is not None:
-        raise Corrupt("repairing a segment, its chunks cannot be told apart without its indexes", object=key)
+    key = full_key(prefix, entry.data_key)
+    if entry.codec != "none" or entry.key_id is not None:
+        raise Corrupt('cannot repair a segment, its chunks cannot be separated without its indexes', object=key)
     checksum = 0
     try:
-        for at in range(0, row.size_bytes, RANGE_BYTES):
-            checksum = crc32c(store.get_range(key, at, min(RANGE_BYTES, row.size_bytes - at)), checksum)
+        for at in range(0, entry.size_bytes, RANGE_BYTES):
+            checksum = crc32c(store.get_range(key, at, min(RANGE_BYTES, entry.size_bytes - at)), checksum)
     except NotFound as error:
-        raise Corrupt("repairing a segment, its object is not there", object=key) from error
-    if checksum != row.data_crc32c:
-        raise Corrupt("repairing a segment, its data is damaged too", object=key)
-    return _Bytes(read=partial(store.get_range, key), size_bytes=row.size_bytes, bundle=None)
+        raise Corrupt('cannot repair a segment, its object does not exist', object=key) from error
+    if checksum != entry.data_crc32c:
+        raise Corrupt('cannot repair a segment, its data is also damaged', object=key)
+    return _Bytes(read=partial(store.get_range, key), size_bytes=entry.size_bytes, bundle=None)
 
 
 def _tables(found: _Bytes) -> list[BatchTable]:
@@ -163,10 +163,10 @@ def _tables(found: _Bytes) -> list[BatchTable]:
     tables = []
     for run in walk:
         if run.damage is not None:
-            raise Corrupt(f"repairing a segment, {run.damage}", at=run.position)
+            raise Corrupt(f"cannot repair a segment, {run.damage}", at=run.position)
         tables.append(run.table)
     if walk.problem is not None:
-        raise Corrupt(f"repairing a segment, {walk.problem}", at=walk.position)
+        raise Corrupt(f"cannot repair a segment, {walk.problem}", at=walk.position)
     return tables
 
 
@@ -194,52 +194,52 @@ def _epochs_of(tables: Sequence[BatchTable], base_offset: int) -> tuple[tuple[in
 
 
 def _side_files(
-    bundle: IndexBundle | None, row: SegmentEntry, tables: Sequence[BatchTable], *, is_last: bool
+    bundle: IndexBundle | None, entry: SegmentEntry, tables: Sequence[BatchTable], *, is_last: bool
 ) -> tuple[bytes, bytes, bytes]:
     """Return transaction index, producers and leader epochs: as stored, or empty if they must have been."""
     if bundle is not None:
         return bytes(bundle.txn), bytes(bundle.producers), bytes(bundle.epochs)
-    if row.aborted_bytes:
-        raise Corrupt("repairing a segment, its aborted transactions are known to its indexes alone", ulid=row.ulid)
+    if entry.aborted_bytes:
+        raise Corrupt('cannot repair a segment, only its indexes have its aborted transactions', ulid=entry.ulid)
     if is_last and any((table.producer_ids >= 0).any() for table in tables):
-        raise Corrupt("repairing the last segment, its producers are known to its indexes alone", ulid=row.ulid)
+        raise Corrupt('cannot repair the last segment, only its indexes have its producers', ulid=entry.ulid)
     return b"", b"", b""
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
 
 
-def entries_of_page(store: ObjectStore, prefix: str, head: Head, spill: PageEntry) -> tuple[Rows, str]:
+def entries_of_page(store: ObjectStore, prefix: str, manifest: Manifest, page: PageEntry) -> tuple[Rows, str]:
     """Return the entries of an unreadable page, and their source; they match the manifest's summary.
 
     Raises Corrupt if there is no good copy.
     """
-    if (rows := _from_older_manifests(store, prefix, head, spill)) is not None:
-        return rows, "older head"
-    rows = _from_objects(store, prefix, head, spill)
-    if (wrong := _unlike(spill, rows)) is not None:
-        raise Corrupt("repairing a page, its objects say something else than the head", page=spill.key, found=wrong)
-    return rows, "objects"
+    if (entries := _from_older_manifests(store, prefix, manifest, page)) is not None:
+        return entries, "older head"
+    entries = _from_objects(store, prefix, manifest, page)
+    if (wrong := _unlike(page, entries)) is not None:
+        raise Corrupt('cannot repair a manifest page, its objects contradict the manifest', page=page.key, found=wrong)
+    return entries, "objects"
 
 
-def _from_older_manifests(store: ObjectStore, prefix: str, head: Head, spill: PageEntry) -> Rows | None:
+def _from_older_manifests(store: ObjectStore, prefix: str, manifest: Manifest, page: PageEntry) -> Rows | None:
     chain, pages = ManifestChain(store, prefix), Pages(store, prefix)
-    for sequence in range(head.sequence - 1, max(head.void_upto, head.sequence - MANIFESTS_MAX), -1):
+    for sequence in range(manifest.sequence - 1, max(manifest.gc_boundary, manifest.sequence - MANIFESTS_MAX), -1):
         older = None
         with suppress(Corrupt):
             older = chain.read(sequence)
-        if older is None or (spill.seal_key_id is not None and older.seal_key_id is None):
+        if older is None or (page.seal_key_id is not None and older.seal_key_id is None):
             continue  # unsealed manifests prove nothing about a sealed page
         with suppress(Corrupt, NotFound):
-            rows = [
-                row
-                for each in older.spills
-                if _touch(each, spill) and _is_proof(each, spill)
-                for row in pages.rows(each)
+            entries = [
+                entry
+                for each in older.pages
+                if _touch(each, page) and _is_proof(each, page)
+                for entry in pages.entries(each)
             ]
-            rows += [row for row in older.segments if _touch(row, spill)]
-            if rows and summary_contradiction(spill, tuple(rows)) is None:
-                return tuple(rows)
+            entries += [entry for entry in older.segments if _touch(entry, page)]
+            if entries and summary_contradiction(page, tuple(entries)) is None:
+                return tuple(entries)
     return None
 
 
@@ -247,41 +247,41 @@ def _is_proof(page: PageEntry, of: PageEntry) -> bool:
     return page.seal_key_id is not None or of.seal_key_id is None
 
 
-def _touch(part: PageEntry | SegmentEntry, spill: PageEntry) -> bool:
-    return part.base_offset < spill.next_offset and spill.base_offset < part.next_offset
+def _touch(part: PageEntry | SegmentEntry, page: PageEntry) -> bool:
+    return part.base_offset < page.next_offset and page.base_offset < part.next_offset
 
 
-def _from_objects(store: ObjectStore, prefix: str, head: Head, spill: PageEntry) -> Rows:
+def _from_objects(store: ObjectStore, prefix: str, manifest: Manifest, page: PageEntry) -> Rows:
     """Build an entry for each pair of objects in the page's range that is not a pending delete."""
-    if spill.seal_key_id is not None:
-        raise Corrupt("repairing a page, it was sealed, and objects alone prove nothing: forgeries", page=spill.key)
-    gone = set(waiting_keys(head, Pages(store, prefix).rows))
-    rows: list[SegmentEntry] = []
+    if page.seal_key_id is not None:
+        raise Corrupt('cannot repair a manifest page, it was sealed, and unsealed objects may be forged', page=page.key)
+    gone = set(waiting_keys(manifest, Pages(store, prefix).entries))
+    entries: list[SegmentEntry] = []
     for info in store.list(prefix + DATA):
         key = info.key.removeprefix(prefix)
         says = parse_data_key(key)
         if says is None or says.suffix == ".indexes" or key in gone:
             continue
-        if spill.base_offset <= says.base_offset and says.last_offset < spill.next_offset:
-            rows.append(_row_of(store, prefix, key, spill, info.modified_ms or 0))
-    rows.sort(key=lambda row: row.base_offset)
-    if any(one.next_offset > other.base_offset for one, other in pairwise(rows)):
-        raise Corrupt("repairing a page, several objects claim the same offsets", page=spill.key)
-    if not rows:
-        raise Corrupt("repairing a page, there are no objects of its rows", page=spill.key)
-    return tuple(rows)
+        if page.base_offset <= says.base_offset and says.last_offset < page.next_offset:
+            entries.append(_row_of(store, prefix, key, page, info.modified_ms or 0))
+    entries.sort(key=lambda entry: entry.base_offset)
+    if any(one.next_offset > other.base_offset for one, other in pairwise(entries)):
+        raise Corrupt('cannot repair a manifest page, several objects have the same offsets', page=page.key)
+    if not entries:
+        raise Corrupt('cannot repair a manifest page, the objects of its entries do not exist', page=page.key)
+    return tuple(entries)
 
 
-def _row_of(store: ObjectStore, prefix: str, key: str, spill: PageEntry, modified_ms: int) -> SegmentEntry:
+def _row_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modified_ms: int) -> SegmentEntry:
     says = parse_data_key(key)
     assert says is not None
     if says.suffix.endswith(".enc"):
-        raise Corrupt("repairing a page, the data keys of its segments were in it alone", page=spill.key, object=key)
+        raise Corrupt('cannot repair a manifest page, only the page had the data keys of its segments', page=page.key, object=key)
     beside = key.removesuffix(says.suffix) + ".indexes"
     try:
         body = store.get(prefix + beside)
     except NotFound as error:
-        raise Corrupt("repairing a page, a segment has no indexes", page=spill.key, object=key) from error
+        raise Corrupt('cannot repair a manifest page, a segment has no indexes', page=page.key, object=key) from error
     bundle = decode_bundle(body)
     bare = SegmentEntry(
         ulid=says.ulid,
@@ -298,7 +298,7 @@ def _row_of(store: ObjectStore, prefix: str, key: str, spill: PageEntry, modifie
         indexes_key=beside,
         indexes_bytes=0,
         indexes=_ranges(bundle, len(body)),
-        cleaned_through=spill.cleaned_through,
+        cleaned_through=page.cleaned_through,
         committed_ms=modified_ms,
     )
     true = as_indexed(bare, bundle, len(body))
@@ -314,9 +314,9 @@ def _row_of(store: ObjectStore, prefix: str, key: str, spill: PageEntry, modifie
     )
 
 
-def _facts(remote: RemotePartition, row: SegmentEntry) -> SegmentFacts:
-    watch = SegmentInspector(row.data_key, row.base_offset, row.next_offset, row.epochs)
-    walk = BatchRuns(lambda start, length: remote.read(row, start, length), row.size_bytes)
+def _facts(remote: RemotePartition, entry: SegmentEntry) -> SegmentFacts:
+    watch = SegmentInspector(entry.data_key, entry.base_offset, entry.next_offset, entry.epochs)
+    walk = BatchRuns(lambda start, length: remote.read(entry, start, length), entry.size_bytes)
     for run in walk:
         watch.take(run.data)
     return watch.facts()
@@ -326,17 +326,17 @@ def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
     """Return the positions of the sections, as `encode_bundle` places them."""
     body, ranges = encode_bundle(bundle)
     if len(body) != body_bytes:
-        raise Corrupt("repairing a page, an indexes object is laid out in another way", size_bytes=body_bytes)
+        raise Corrupt('cannot repair a manifest page, an index bundle has another format', size_bytes=body_bytes)
     return ranges
 
 
-def _unlike(spill: PageEntry, rows: Rows) -> str | None:
+def _unlike(page: PageEntry, entries: Rows) -> str | None:
     """Return a difference between entries and page, ignoring facts that only entries have."""
     names = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
     sums = {
-        "base_offset": rows[0].base_offset,
-        "next_offset": rows[-1].next_offset,
-        "segment_count": len(rows),
-        **{name: sum(getattr(row, name) for row in rows) for name in names[3:]},
+        "base_offset": entries[0].base_offset,
+        "next_offset": entries[-1].next_offset,
+        "segment_count": len(entries),
+        **{name: sum(getattr(entry, name) for entry in entries) for name in names[3:]},
     }
-    return next((f"{name}={sums[name]}" for name in names if sums[name] != getattr(spill, name)), None)
+    return next((f"{name}={sums[name]}" for name in names if sums[name] != getattr(page, name)), None)

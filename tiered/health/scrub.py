@@ -52,21 +52,21 @@ class SegmentJob:
     """One segment to check; it can be pickled."""
 
     prefix: str
-    row: SegmentEntry
+    entry: SegmentEntry
 
     @property
     def name(self) -> str:
-        return full_key(self.prefix, self.row.data_key)
+        return full_key(self.prefix, self.entry.data_key)
 
     @property
     def identity(self) -> str:
         """Key of this partition's entry: a fork and its source share objects, but have their own entries."""
-        told = crc32c(msgspec.json.encode(self.row))
-        return f"{self.name} of {self.prefix} {self.row.base_offset} {told:08x}"
+        told = crc32c(msgspec.json.encode(self.entry))
+        return f"{self.name} of {self.prefix} {self.entry.base_offset} {told:08x}"
 
     @property
     def read_bytes(self) -> int:
-        return self.row.stored_bytes + self.row.indexes_bytes
+        return self.entry.stored_bytes + self.entry.indexes_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +110,17 @@ def plan_scrub(
             surveys[name] = BucketReport(prefix=name.prefix, findings=[unreadable(error, name.prefix)])
     if refused and len(refused) == len(surveys):
         raise refused[0]
-    deleted = {name.topic_id for name, each in surveys.items() if each.head and each.head.deleted_ms is not None}
+    deleted = {
+        name.topic_id for name, each in surveys.items() if each.manifest and each.manifest.deleted_ms is not None
+    }
     surveys |= {name: _without_manifest(name) for name in missing if name.topic_id not in deleted}
     for name, survey in surveys.items():
         survey.findings += _plaintext(name, survey, settings)
     jobs = tuple(
-        SegmentJob(prefix=name.prefix, row=row) for name, survey in surveys.items() for row in survey.rows if deep
+        SegmentJob(prefix=name.prefix, entry=entry)
+        for name, survey in surveys.items()
+        for entry in survey.entries
+        if deep
     )
     return ScrubPlan(store_url=store.url, is_deep=deep, surveys=surveys, jobs=jobs)
 
@@ -127,12 +132,12 @@ def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) 
     """
     remote = RemotePartition(store, job.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
     try:
-        found = check_segment(store, remote, job.row, check_contents)
+        found = check_segment(store, remote, job.entry, check_contents)
     except LogError as error:
         if isinstance(error, Unavailable) and not serves(store, job.prefix):
             raise
-        indexes = full_key(job.prefix, job.row.indexes_key)
-        found = [unreadable(error, indexes if error.facts.get("key") == indexes else job.name, job.row)]
+        indexes = full_key(job.prefix, job.entry.indexes_key)
+        found = [unreadable(error, indexes if error.facts.get("key") == indexes else job.name, job.entry)]
     return SegmentResult(name=job.identity, read_bytes=job.read_bytes, findings=tuple(found))
 
 
@@ -174,7 +179,7 @@ def report_of(
     *,
     started_ms: int,
     now_ms: int,
-    local_copy: LocalCopy = lambda name, row: False,
+    local_copy: LocalCopy = lambda name, entry: False,
 ) -> ScrubReport:
     """Build the report, worst finding first.
 
@@ -186,17 +191,17 @@ def report_of(
     for name, survey in plan.surveys.items():
         # Damaged entries may name one object twice: the offsets identify the entry.
         by_place = {
-            (full_key(name.prefix, key), (row.base_offset, row.next_offset)): row
-            for row in (*survey.rows, *survey.suspects)
-            for key in (row.data_key, row.indexes_key)
+            (full_key(name.prefix, key), (entry.base_offset, entry.next_offset)): entry
+            for entry in (*survey.entries, *survey.suspects)
+            for key in (entry.data_key, entry.indexes_key)
         }
         for each in survey.findings:
-            row = by_place.get((each.path, each.offsets)) if each.offsets is not None else None
-            found.append(_told(name, each, row, local_copy))
+            entry = by_place.get((each.path, each.offsets)) if each.offsets is not None else None
+            found.append(_told(name, each, entry, local_copy))
     for result in results:
         job = jobs[result.name]
-        if result.findings and is_still_named(store, job.prefix, job.row):
-            found += [_told(by_prefix[job.prefix], each, job.row, local_copy) for each in result.findings]
+        if result.findings and is_still_named(store, job.prefix, job.entry):
+            found += [_told(by_prefix[job.prefix], each, job.entry, local_copy) for each in result.findings]
     found.sort(key=lambda each: (-Severity[each.severity.upper()], each.topic, each.partition, each.object))
     return ScrubReport(
         store=plan.store_url,
@@ -212,10 +217,10 @@ def report_of(
     )
 
 
-def _told(name: RemotePartitionName, found: Finding, row: SegmentEntry | None, local_copy: LocalCopy) -> Found:
-    is_bad = found.severity is Severity.CORRUPT and row is not None
-    is_of_log = row is not None and parse_data_key(row.data_key) is not None
-    has_copy = is_bad and is_of_log and row is not None and local_copy(name, row)
+def _told(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None, local_copy: LocalCopy) -> Found:
+    is_bad = found.severity is Severity.CORRUPT and entry is not None
+    is_of_log = entry is not None and parse_data_key(entry.data_key) is not None
+    has_copy = is_bad and is_of_log and entry is not None and local_copy(name, entry)
     return Found(
         severity=_WEIGHTS[found.severity],
         topic=name.topic,
@@ -227,27 +232,29 @@ def _told(name: RemotePartitionName, found: Finding, row: SegmentEntry | None, l
         length=found.length,
         base_offset=found.offsets[0] if found.offsets else None,
         next_offset=found.offsets[1] if found.offsets else None,
-        ulid=row.ulid if row is not None else _ulid(found.path.removeprefix(name.prefix)),
+        ulid=entry.ulid if entry is not None else _ulid(found.path.removeprefix(name.prefix)),
         good_copy="local" if has_copy else None,
     )
 
 
 def _without_manifest(name: RemotePartitionName) -> BucketReport:
-    what = "no manifest and no other object of this partition, between others of its topic: its records may be lost"
+    what = ('the partition has no manifest and no other object, and its topic has other partitions: '
+'its records may be lost')
     found = Finding(severity=Severity.WARNING, path=name.prefix, what=what, is_unread=True)
     return BucketReport(prefix=name.prefix, findings=[found], is_unread=True)
 
 
 def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:
     """Return one warning for all plaintext entries if the topic's settings name an encryption key."""
-    key = None if survey.head is None else settings(name.topic, survey.head.properties).get(KEY_ID)
-    entries = sorted((row for row in survey.rows if row.key_id is None), key=lambda row: row.base_offset)
+    key = None if survey.manifest is None else settings(name.topic, survey.manifest.properties).get(KEY_ID)
+    entries = sorted((entry for entry in survey.entries if entry.key_id is None), key=lambda entry: entry.base_offset)
     if not key or not entries:
         return []
-    size = sum(row.stored_bytes for row in entries)
-    what = f"plaintext segments where the topic has {KEY_ID}={key}: segments={len(entries)} bytes={size}"
+    size = sum(entry.stored_bytes for entry in entries)
+    what = (f"plaintext segments although the topic has {KEY_ID}={key}: segments={len(entries)} "
+f"bytes={size}")
     what += f" (encrypt them: tiered rewrite recode {name.topic} --key-id {key})"
-    between = entries[0].base_offset, max(row.next_offset for row in entries)
+    between = entries[0].base_offset, max(entry.next_offset for entry in entries)
     return [Finding(severity=Severity.WARNING, path=name.prefix, what=what, offsets=between)]
 
 
@@ -257,14 +264,14 @@ def _ulid(key: str) -> str | None:
 
 
 def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScrub:
-    head = survey.head
+    manifest = survey.manifest
     return PartitionScrub(
         topic=name.topic,
         topic_id=name.topic_id,
         partition=name.partition,
-        sequence=head.sequence if head is not None else None,
-        epoch=head.epoch if head is not None else None,
-        segments=None if survey.is_unread else head.segment_count if head is not None else 0,
+        sequence=manifest.sequence if manifest is not None else None,
+        epoch=manifest.epoch if manifest is not None else None,
+        segments=None if survey.is_unread else manifest.segment_count if manifest is not None else 0,
         size_bytes=survey.size_bytes,
         objects={kind.value: count for kind, count in survey.counts().items()},
     )

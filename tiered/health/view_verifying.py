@@ -66,32 +66,32 @@ def _findings(storage: Storage, directory: str) -> Iterator[Finding]:
         yield unreadable(error, path)
         return
     for view in catalog.views:
-        for row in view.rows:
-            yield from _of_part(storage, directory, row)
-    waiting = {each.key for each in catalog.unlinked}
+        for entry in view.entries:
+            yield from _of_part(storage, directory, entry)
+    waiting = {each.key for each in catalog.pending_deletes}
     for key in there:
         if key in waiting:
-            yield told(Severity.INFO, join(directory, key), "waits for its removal")
+            yield told(Severity.INFO, join(directory, key), 'the file waits for its deletion')
         elif key not in catalog.named_keys:
-            what = "no view names it: left over from a run that was cut short; the next start removes it"
+            what = 'no view names it: leftover of an interrupted run; the next start deletes it'
             yield told(Severity.INFO, join(directory, key), what)
 
 
-def _of_part(storage: Storage, directory: str, row: SegmentEntry) -> Iterator[Finding]:
-    path = join(directory, row.data_key)
+def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[Finding]:
+    path = join(directory, entry.data_key)
     try:
         body = storage.map(path)
-        if (found := crc32c(body)) != row.data_crc32c or len(body) != row.stored_bytes:
-            facts = {"expected_bytes": row.stored_bytes, "found_bytes": len(body)}
-            expected = f"{row.data_crc32c:08x}"
+        if (found := crc32c(body)) != entry.data_crc32c or len(body) != entry.stored_bytes:
+            facts = {"expected_bytes": entry.stored_bytes, "found_bytes": len(body)}
+            expected = f"{entry.data_crc32c:08x}"
             raise Corrupt("a part of a view differs from its catalog", **facts, expected=expected, found=f"{found:08x}")
         table = kernels.scan_batches(body, verify=True)
-        if table.valid_bytes != len(body) or int(table.last_offsets[-1]) >= row.next_offset:
+        if table.valid_bytes != len(body) or int(table.last_offsets[-1]) >= entry.next_offset:
             raise Corrupt("a part of a view is not whole batches of its offsets", at=table.valid_bytes)
-        path = join(directory, row.indexes_key)
+        path = join(directory, entry.indexes_key)
         decode_bundle(storage.read(path))
     except NotFound:
-        yield told(Severity.CORRUPT, path, "a view names it and it is not there: drop the view and build it anew")
+        yield told(Severity.CORRUPT, path, 'a view names a file that does not exist: drop the view and build it again')
     except Corrupt as error:
         yield damaged(error, path)
     except (DiskFailed, AccessDenied) as error:

@@ -44,7 +44,7 @@ class Kind(Enum):
     TXN_INDEX = names.TXN_INDEX
     PRODUCER_SNAPSHOT = names.PRODUCER_SNAPSHOT
     INDEXES = INDEXES_SUFFIX
-    HEAD = "head"
+    MANIFEST = "head"
     LEADER_EPOCHS = names.LEADER_EPOCHS
     OFFSET_CHECKPOINT = _OFFSET_CHECKPOINT
     PARTITION_METADATA = names.PARTITION_METADATA
@@ -65,7 +65,7 @@ def kind_of(path: str) -> Kind | None:
     for suffix in _ON_ITS_WAY:
         name = name.removesuffix(suffix)
     if parse_manifest_key("/".join(path.split("/")[-3:])) is not None:
-        return Kind.HEAD
+        return Kind.MANIFEST
     for kind in _BY_NAME:
         if name == kind.value:
             return kind

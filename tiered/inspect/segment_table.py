@@ -36,7 +36,7 @@ from remote.fetch.range_reader import RANGE_BYTES
 from remote.keys import full_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head, PageEntry, PendingDelete
+from remote.manifest.manifest import Manifest, PageEntry, PendingDelete
 from remote.manifest.manifest_changes import objects_of
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry, SegmentState
@@ -105,10 +105,10 @@ def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) 
 
     An example is an external layout, without counts of records.
     """
-    head = log.refresh()
+    manifest = log.refresh()
     # Listed at once: if a page is deleted during the listing, the newest manifest is read again before any row is
     # yielded.
-    yield from log.ask(head, lambda index: list(_rows_of(index, name, options)))
+    yield from log.ask(manifest, lambda index: list(_rows_of(index, name, options)))
 
 
 def record_batches(rows: Iterator[Row], names: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -143,40 +143,40 @@ def arrow_types() -> dict[str, pa.DataType]:
 
 
 def _rows_of(index: MetadataIndex, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    head = index.head
+    manifest = index.manifest
     common: Row = {
         "topic": name.topic,
         "topic_id": name.topic_id,
         "partition": name.partition,
-        "head_sequence": head.sequence,
-        "head_epoch": head.epoch,
-        "log_start_offset": head.log_start_offset,
-        "topic_deleted": _us(head.deleted_ms),
+        "head_sequence": manifest.sequence,
+        "head_epoch": manifest.epoch,
+        "log_start_offset": manifest.log_start_offset,
+        "topic_deleted": _us(manifest.deleted_ms),
         "view": None,
         "unlinked": None,
     }
-    for spill in head.spills:
-        yield _full({**common, **_page(spill, name, options)})
-    for row in index.entries_with_dead(0, head.entries_end_offset):
-        alive = head.deleted_ms is None and row.next_offset > head.min_readable_offset
+    for page in manifest.pages:
+        yield _full({**common, **_page(page, name, options)})
+    for row in index.entries_with_dead(0, manifest.entries_end_offset):
+        alive = manifest.deleted_ms is None and row.next_offset > manifest.min_readable_offset
         yield _full({**common, **_segment(row, name, options), "kind": "log", "is_readable": alive})
-    for view in head.views:
-        for row in view.rows:
-            more = {"kind": "view", "view": view.name, "is_readable": head.deleted_ms is None}
+    for view in manifest.views:
+        for row in view.entries:
+            more = {"kind": "view", "view": view.name, "is_readable": manifest.deleted_ms is None}
             yield _full({**common, **_segment(row, name, options), **more})
-    for each in (*head.unlinked, *_of_pending_pages(index)):
-        yield _full({**common, **_waiting(each, head, name, options)})
+    for each in (*manifest.pending_deletes, *_of_pending_pages(index)):
+        yield _full({**common, **_waiting(each, manifest, name, options)})
 
 
 def _of_pending_pages(index: MetadataIndex) -> Iterator[PendingDelete]:
     """Yield the objects of each page's entries, then the page itself, which is deleted last."""
-    for each in index.head.unlinked_pages:
+    for each in index.manifest.pending_page_deletes:
         with suppress(NotFound):
-            for row in index.page(each.spill):
+            for row in index.page(each.page):
                 yield from objects_of(row, each.unlinked_ms, each.epoch)
         yield PendingDelete(
-            key=each.spill.key,
-            size_bytes=each.spill.page_bytes,
+            key=each.page.key,
+            size_bytes=each.page.page_bytes,
             unlinked_ms=each.unlinked_ms,
             epoch=each.epoch,
             unlinked_sequence=each.unlinked_sequence,
@@ -221,21 +221,21 @@ def _segment(row: SegmentEntry, name: RemotePartitionName, options: TableOptions
     }
 
 
-def _page(spill: PageEntry, name: RemotePartitionName, options: TableOptions) -> Row:
+def _page(page: PageEntry, name: RemotePartitionName, options: TableOptions) -> Row:
     return {
         "kind": "page",
         "is_readable": True,
-        "base_offset": spill.base_offset,
-        "next_offset": spill.next_offset,
-        "min_timestamp": _us(spill.min_timestamp_ms),
-        "max_timestamp": _us(spill.max_timestamp_ms),
-        "data_key": name.prefix + spill.key,
-        **_small(spill.page_bytes, options),
+        "base_offset": page.base_offset,
+        "next_offset": page.next_offset,
+        "min_timestamp": _us(page.min_timestamp_ms),
+        "max_timestamp": _us(page.max_timestamp_ms),
+        "data_key": name.prefix + page.key,
+        **_small(page.page_bytes, options),
     }
 
 
-def _waiting(each: PendingDelete, head: Head, name: RemotePartitionName, options: TableOptions) -> Row:
-    assert head.sequence >= each.unlinked_sequence, "a head lists what an earlier one let go of"
+def _waiting(each: PendingDelete, manifest: Manifest, name: RemotePartitionName, options: TableOptions) -> Row:
+    assert manifest.sequence >= each.unlinked_sequence, "a head lists what an earlier one let go of"
     return {
         "kind": "waiting",
         "state": SegmentState.DELETE_STARTED.name,

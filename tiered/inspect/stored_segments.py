@@ -25,7 +25,7 @@ from local.format.compression import Codec, decompress_into
 from local.format.crc32c import crc32c
 from local.records.batch_runs import BatchRuns
 from remote.keys import ENCRYPTED_SUFFIX, INDEXES_SUFFIX, parse_data_key, parse_view_key, stem_of
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.sealing import keyed
@@ -172,32 +172,34 @@ def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, SegmentEntry]:
         raise InvalidRequest(f"dumping an encrypted segment, {hint}", path=source.place)
     prefix, key = found[0], source.key[found.end() :]
     store = keyed(source.store, keys)
-    for head in _heads(store, prefix):
+    for manifest in _manifests(store, prefix):
         with suppress(NotFound):  # a page of an older manifest, already deleted
-            row = _named(store, prefix, head, key)
+            row = _named(store, prefix, manifest, key)
             if row is not None:
                 return prefix, row
     raise NotFound("dumping an encrypted segment, no head names it, so its key is lost", object=source.place)
 
 
-def _heads(store: ObjectStore, prefix: str) -> Iterator[Head]:
+def _manifests(store: ObjectStore, prefix: str) -> Iterator[Manifest]:
     """Yield manifests, newest first, until the first deleted one."""
     chain = ManifestChain(store, prefix)
-    head = chain.newest(None)
+    manifest = chain.newest(None)
     for _ in range(MANIFESTS_READ):
-        if head is None:
+        if manifest is None:
             return
-        yield head
-        head = chain.read(head.sequence - 1) if head.sequence > 1 else None
+        yield manifest
+        manifest = chain.read(manifest.sequence - 1) if manifest.sequence > 1 else None
 
 
-def _named(store: ObjectStore, prefix: str, head: Head, key: str) -> SegmentEntry | None:
+def _named(store: ObjectStore, prefix: str, manifest: Manifest, key: str) -> SegmentEntry | None:
     says = parse_data_key(key) or parse_view_key(key)
     if says is None:
         return None
-    index = MetadataIndex(head, Pages(store, prefix).rows)
+    index = MetadataIndex(manifest, Pages(store, prefix).entries)
     rows = (
-        head.view_entries if says.view is not None else index.entries_with_dead(says.base_offset, says.last_offset + 1)
+        manifest.view_entries
+        if says.view is not None
+        else index.entries_with_dead(says.base_offset, says.last_offset + 1)
     )
     return next((row for row in rows if row.data_key == key), None)
 

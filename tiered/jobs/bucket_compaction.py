@@ -84,21 +84,21 @@ class RowGroup:
     """
 
     number: int
-    rows: tuple[SegmentEntry, ...]
+    entries: tuple[SegmentEntry, ...]
     before: SegmentEntry | None = None
     aborted: tuple[AbortedTransaction, ...] = ()
 
     @property
     def base_offset(self) -> int:
-        return self.rows[0].base_offset
+        return self.entries[0].base_offset
 
     @property
     def next_offset(self) -> int:
-        return self.rows[-1].next_offset
+        return self.entries[-1].next_offset
 
     @property
     def size_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.rows)
+        return sum(entry.size_bytes for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,40 +212,40 @@ def plan_compaction(
     compacted. Raises the errors of reading the bucket.
     """
     log = CoWriterLog(store, name.prefix)
-    head = log.join()
-    values = {**DEFAULTS, **head.properties, **(settings or {})}
+    manifest = log.join()
+    values = {**DEFAULTS, **manifest.properties, **(settings or {})}
     rules = resolve_rules(values)
     if not rules.cleanup_compact:
         facts = {"topic": name.topic, "cleanup.policy": values["cleanup.policy"]}
-        raise InvalidRequest("compacting what is in the bucket, the topic is not compacted", **facts)
+        raise InvalidRequest('cannot compact the topic in the bucket, its cleanup.policy does not include compact', **facts)
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, read_ahead_chunks=0, keys=keys)
     source = PartitionSource(name.topic_partition, None, remote, log)
-    known = find_job(head, job_id)
+    known = find_job(manifest, job_id)
     is_done = known is not None and known.turn >= 0
     end = stable_end(source) if upto_offset is None else min(upto_offset, stable_end(source))
     young_ms = now_ms - rules.min_compaction_lag_ms if rules.min_compaction_lag_ms > 0 else None
-    there = [] if is_done else log.ask(head, lambda index: list(index.rows(start_offset, end)))
-    rows = _rows(there, start_offset, end, young_ms)
-    is_cut = len(rows) > rows_max
+    there = [] if is_done else log.ask(manifest, lambda index: list(index.entries(start_offset, end)))
+    entries = _entries(there, start_offset, end, young_ms)
+    is_cut = len(entries) > rows_max
     if is_cut:
         reached = known.turn - _ROUNDS if known is not None else 0
-        rows = [row for row in rows if row.base_offset >= reached][:rows_max]
-    upto = rows[-1].next_offset if rows else start_offset
-    aborted = aborted_transactions(source, rows[0].base_offset, upto) if rows else []
-    before = log.ask(head, lambda index: _row_before(index, rows[0])) if rows else None
+        entries = [entry for entry in entries if entry.base_offset >= reached][:rows_max]
+    upto = entries[-1].next_offset if entries else start_offset
+    aborted = aborted_transactions(source, entries[0].base_offset, upto) if entries else []
+    before = log.ask(manifest, lambda index: _row_before(index, entries[0])) if entries else None
     return CompactionPlan(
         job_id=job_id,
         name=name,
-        epoch=head.epoch,
-        head_sequence=head.sequence,
+        epoch=manifest.epoch,
+        head_sequence=manifest.sequence,
         now_ms=now_ms,
-        start_offset=rows[0].base_offset if rows else start_offset,
+        start_offset=entries[0].base_offset if entries else start_offset,
         upto_offset=upto,
-        tombstones_below=tombstone_bound(head.parts, head.views, head.log_start_offset),
+        tombstones_below=tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset),
         settings={key: value for key, value in values.items() if value != DEFAULTS[key]},
-        groups=tuple(_groups(rows, before, aborted, group_bytes)),
-        producers=tuple(producers_in_bucket(source).entries()) if rows else (),
+        groups=tuple(_groups(entries, before, aborted, group_bytes)),
+        producers=tuple(producers_in_bucket(source).entries()) if entries else (),
         secret=secrets.token_bytes(SECRET_BYTES),
         is_done=is_done,
         is_cut=is_cut,
@@ -261,7 +261,7 @@ def wants_another(
     """
     if not plan.is_cut or not plan.groups or outcome.given_up:
         return False
-    return len(MetadataLog(store, plan.name.prefix).refresh(exact=True).unlinked) < 2 * _ROUNDS_LISTED * rows_max
+    return len(MetadataLog(store, plan.name.prefix).refresh(exact=True).pending_deletes) < 2 * _ROUNDS_LISTED * rows_max
 
 
 def commit_compaction(
@@ -281,7 +281,7 @@ def commit_compaction(
     note = plan.note
     log = CoWriterLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
-    planned = {row.ulid: row for group in plan.groups for row in group.rows}
+    planned = {entry.ulid: entry for group in plan.groups for entry in group.entries}
     replaced = [each for one in results for each in one.replaced]
     vouched = [planned[ulid] for one in results for ulid in one.vouched]
     missing = len(plan.groups) - len(results)
@@ -294,91 +294,91 @@ def commit_compaction(
         is_whole=not missing,
     )
     touches = (plan.start_offset, plan.upto_offset)
-    made = [row for each in replaced for row in each.rows]
+    made = [entry for each in replaced for entry in each.entries]
     known = log.cached
     assert known is not None, "joined"
     was_done = plan.is_done or is_noted(known, note)
     try:
-        head = log.commit(change, now_ms, touches=touches) if replaced or vouched else known
+        manifest = log.commit(change, now_ms, touches=touches) if replaced or vouched else known
     except (Conflict, InvalidRequest):
         _give_up(log, made, touches, now_ms)
         raise
-    there = log.ask(head, lambda index: list(index.entries_with_dead(*touches)))
-    done = [each for each in replaced if fate_of(there, head.log_start_offset, each) is Fate.COMMITTED]
+    there = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
+    done = [each for each in replaced if fate_of(there, manifest.log_start_offset, each) is Fate.COMMITTED]
     lost = [each for each in replaced if each not in done]
-    _give_up(log, [row for each in lost for row in each.rows], touches, now_ms)
-    replaced_by_others = [each for each in lost if each.rows[-1].next_offset > head.log_start_offset]
-    given_up = missing + len(replaced_by_others) + len(lost_entries(head, vouched, there))
-    if given_up and is_noted(head, note):  # another run of this job committed first
+    _give_up(log, [entry for each in lost for entry in each.entries], touches, now_ms)
+    replaced_by_others = [each for each in lost if each.entries[-1].next_offset > manifest.log_start_offset]
+    given_up = missing + len(replaced_by_others) + len(lost_entries(manifest, vouched, there))
+    if given_up and is_noted(manifest, note):  # another run of this job committed first
         was_done, given_up = True, 0
     olds = [planned[ulid] for each in done for ulid in each.ulids]
-    news = [row for each in done for row in each.rows]
-    same = [row for row in vouched if row.ulid in {each.ulid for each in there}]
+    news = [entry for each in done for entry in each.entries]
+    same = [entry for entry in vouched if entry.ulid in {each.ulid for each in there}]
     before, after = [*olds, *same], [*news, *same]
     return CompactionOutcome(
         name=plan.name,
         job_id=plan.job_id,
-        head_sequence=head.sequence,
+        head_sequence=manifest.sequence,
         upto_offset=plan.upto_offset,
         was_done=was_done,
         is_cut=plan.is_cut,
         rows_before=len(before),
         rows_after=len(after),
         given_up=given_up,
-        records_before=sum(row.record_count for row in before),
-        records_after=sum(row.record_count for row in after),
-        bytes_before=sum(row.size_bytes for row in before),
-        bytes_after=sum(row.size_bytes for row in after),
+        records_before=sum(entry.record_count for entry in before),
+        records_after=sum(entry.record_count for entry in after),
+        bytes_before=sum(entry.size_bytes for entry in before),
+        bytes_after=sum(entry.size_bytes for entry in after),
     )
 
 
-def _give_up(log: CoWriterLog, rows: Sequence[SegmentEntry], touches: tuple[int, int], now_ms: int) -> None:
+def _give_up(log: CoWriterLog, entries: Sequence[SegmentEntry], touches: tuple[int, int], now_ms: int) -> None:
     """Make the objects of unnamed entries pending deletes; entries that a manifest names are skipped."""
-    if rows:
-        log.commit(unlink_uploads(rows), now_ms, touches=touches)
+    if entries:
+        log.commit(unlink_uploads(entries), now_ms, touches=touches)
 
 
-def _rows(rows: Sequence[SegmentEntry], start: int, end: int, young_ms: int | None) -> list[SegmentEntry]:
+def _entries(entries: Sequence[SegmentEntry], start: int, end: int, young_ms: int | None) -> list[SegmentEntry]:
     """Return the entries wholly inside ``[start, end)``, up to the first dirty entry that is too young.
 
     Too young: it has a record after `young_ms`.
     """
     found = []
-    for row in rows:
-        is_dirty = (row.cleaned_through or 0) < row.next_offset
-        if young_ms is not None and is_dirty and (row.max_timestamp_ms or 0) > young_ms:
+    for entry in entries:
+        is_dirty = (entry.cleaned_through or 0) < entry.next_offset
+        if young_ms is not None and is_dirty and (entry.max_timestamp_ms or 0) > young_ms:
             break
-        if start <= row.base_offset and row.next_offset <= end:
-            found.append(row)
+        if start <= entry.base_offset and entry.next_offset <= end:
+            found.append(entry)
     return found
 
 
-def _row_before(index: MetadataIndex, row: SegmentEntry) -> SegmentEntry | None:
-    """Return the entry with the nearest end at or below `row`'s base offset, dead or not."""
-    parts = [part for part in index.head.parts if part.base_offset < row.base_offset]
+def _row_before(index: MetadataIndex, entry: SegmentEntry) -> SegmentEntry | None:
+    """Return the entry with the nearest end at or below `entry`'s base offset, dead or not."""
+    parts = [part for part in index.manifest.parts if part.base_offset < entry.base_offset]
     if not parts:
         return None
-    return list(index.entries_with_dead(parts[-1].base_offset, row.base_offset))[-1]
+    return list(index.entries_with_dead(parts[-1].base_offset, entry.base_offset))[-1]
 
 
 def _groups(
-    rows: Sequence[SegmentEntry],
+    entries: Sequence[SegmentEntry],
     before: SegmentEntry | None,
     aborted: Sequence[AbortedTransaction],
     group_bytes: int,
 ) -> Iterator[RowGroup]:
     """Yield runs of neighbours of up to `group_bytes`, with at least one entry each."""
     runs: list[list[SegmentEntry]] = []
-    for row in rows:
-        is_next = runs and runs[-1][-1].next_offset == row.base_offset
-        if is_next and sum(each.size_bytes for each in runs[-1]) + row.size_bytes <= group_bytes:
-            runs[-1].append(row)
+    for entry in entries:
+        is_next = runs and runs[-1][-1].next_offset == entry.base_offset
+        if is_next and sum(each.size_bytes for each in runs[-1]) + entry.size_bytes <= group_bytes:
+            runs[-1].append(entry)
         else:
-            runs.append([row])
+            runs.append([entry])
     for number, run in enumerate(runs):
         base, following = run[0].base_offset, run[-1].next_offset
         concerns = tuple(each for each in aborted if each.last_offset >= base and each.first_offset < following)
-        yield RowGroup(number=number, rows=tuple(run), before=before, aborted=concerns)
+        yield RowGroup(number=number, entries=tuple(run), before=before, aborted=concerns)
         before = run[-1]
 
 

@@ -38,7 +38,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
@@ -61,7 +61,7 @@ _SAME = ("base_offset", "next_offset", "size_bytes", "record_count", "content_cr
 class CopyEntry:
     """One segment to copy, and its object encoding in the target (`keeping`). It can be pickled."""
 
-    row: SegmentEntry
+    entry: SegmentEntry
     keeping: Keeping
 
 
@@ -71,7 +71,7 @@ class CopyPlan:
 
     name: RemotePartitionName
     now_ms: int
-    rows: tuple[CopyEntry, ...]
+    entries: tuple[CopyEntry, ...]
     log_start_offset: int
     properties: dict[str, str]
     at_once: bool
@@ -79,18 +79,18 @@ class CopyPlan:
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.row.size_bytes for each in self.rows)
+        return sum(each.entry.size_bytes for each in self.entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
-    """Result of copying one partition: `rows` were copied.
+    """Result of copying one partition: `entries` were copied.
 
     `behind` entries have arrived in the source since. `differences` must be empty; each one is a fault.
     """
 
     name: RemotePartitionName
-    rows: int
+    entries: int
     size_bytes: int
     behind: int = 0
     differences: tuple[str, ...] = ()
@@ -118,29 +118,29 @@ def plan_copy(
     another writer writes to the target, or the target holds other ranges than the source.
     """
     if source.url == target.url:
-        raise InvalidRequest("copying to another bucket, it is the same", store=source.url)
-    head, rows = _rows(source, name)
-    reached = _reached(source, target, name, rows)
-    known = settings(name.topic, head.properties)
+        raise InvalidRequest('cannot copy to another bucket, source and target are the same', store=source.url)
+    manifest, entries = _entries(source, name)
+    reached = _reached(source, target, name, entries)
+    known = settings(name.topic, manifest.properties)
     due = []
-    for row in rows:
-        if row.base_offset < reached:
+    for entry in entries:
+        if entry.base_offset < reached:
             continue
-        kept = kept_as(row, known)
+        kept = kept_as(entry, known)
         keeping = Keeping(
             codec=kept.codec if codec is None else codec,
             key_id=kept.key_id if key_id is None else key_id,
             storage_class=storage_class,
             level=kept.level,
         )
-        due.append(CopyEntry(row=row, keeping=keeping))
-    at_once = any(each.row.cleaned_through is not None for each in due)
+        due.append(CopyEntry(entry=entry, keeping=keeping))
+    at_once = any(each.entry.cleaned_through is not None for each in due)
     return CopyPlan(
         name=name,
         now_ms=now_ms,
-        rows=tuple(due),
-        log_start_offset=head.log_start_offset,
-        properties=dict(head.properties),
+        entries=tuple(due),
+        log_start_offset=manifest.log_start_offset,
+        properties=dict(manifest.properties),
         at_once=at_once,
         cost=_cost(due, at_once=at_once, prices=prices),
     )
@@ -153,7 +153,7 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
     _check_ours(source, target, plan.name, known)
     name = plan.name
     newest = MetadataLog(source, name.prefix).refresh(exact=True)
-    chosen = (each.keeping.key_id for each in plan.rows if each.keeping.key_id is not None)
+    chosen = (each.keeping.key_id for each in plan.entries if each.keeping.key_id is not None)
     log.become_writer(
         _writer(source),
         plan.now_ms,
@@ -183,28 +183,28 @@ def copy_entry(
     it first.
     """
     remote = RemotePartition(source, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
-    row = copy_segment(
+    entry = copy_segment(
         target,
         plan.name.prefix,
-        joined(remote, [each.row]),
+        joined(remote, [each.entry]),
         epoch=epoch,
         now_ms=plan.now_ms,
         object_encoding=each.keeping.object_encoding(keys),
         chunk_bytes=chunk_bytes,
     )
-    check_same_bytes(row, [each.row])
-    return replace(row, made_by=each.row.made_by)
+    check_same_bytes(entry, [each.entry])
+    return replace(entry, made_by=each.entry.made_by)
 
 
 def commit_entries(
-    target: ObjectStore, plan: CopyPlan, rows: Sequence[SegmentEntry], *, epoch: int, now_ms: int
+    target: ObjectStore, plan: CopyPlan, entries: Sequence[SegmentEntry], *, epoch: int, now_ms: int
 ) -> None:
     """Add copied entries, ascending. May be repeated. Raises Fenced if another run has taken over."""
-    if not rows:
+    if not entries:
         return
     log = CoWriterLog(target, plan.name.prefix)
     log.join(epoch=epoch)
-    log.commit(add_segments(rows), now_ms)
+    log.commit(add_segments(entries), now_ms)
 
 
 def finish_copy(target: ObjectStore, plan: CopyPlan, *, epoch: int, now_ms: int) -> None:
@@ -233,23 +233,23 @@ def run_copy(
     """
     source, target = keyed(source, keys), keyed(target, keys)
     epoch = begin_copy(source, target, plan).epoch
-    due, count, size = iter(plan.rows), 0, 0
-    while part := list(islice(due, len(plan.rows) if plan.at_once else entries_a_manifest)):
+    due, count, size = iter(plan.entries), 0, 0
+    while part := list(islice(due, len(plan.entries) if plan.at_once else entries_a_manifest)):
         done: list[SegmentEntry] = []
         for each in part:
             if should_stop():
                 break
             done.append(copy_entry(source, target, plan, each, epoch=epoch, keys=keys, chunk_bytes=chunk_bytes))
-            progress(each.row.size_bytes)
+            progress(each.entry.size_bytes)
         is_whole = len(done) == len(part)
         if is_whole or not plan.at_once:
             commit_entries(target, plan, done, epoch=epoch, now_ms=now_ms())
-            count, size = count + len(done), size + sum(row.size_bytes for row in done)
+            count, size = count + len(done), size + sum(entry.size_bytes for entry in done)
         if not is_whole:
-            return CopyOutcome(name=plan.name, rows=count, size_bytes=size, is_complete=False)
+            return CopyOutcome(name=plan.name, entries=count, size_bytes=size, is_complete=False)
     finish_copy(target, plan, epoch=epoch, now_ms=now_ms())
     behind, differences = compare(source, target, plan.name)
-    return CopyOutcome(name=plan.name, rows=count, size_bytes=size, behind=behind, differences=tuple(differences))
+    return CopyOutcome(name=plan.name, entries=count, size_bytes=size, behind=behind, differences=tuple(differences))
 
 
 def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName) -> tuple[int, list[str]]:
@@ -258,53 +258,56 @@ def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName)
     Only the manifests are read. They were checked against the bytes during the copy; `tiered.health.scrub` reads all
     bytes again.
     """
-    head, rows = _rows(source, name)
-    copied, theirs = _rows(target, name)
+    manifest, entries = _entries(source, name)
+    copied, theirs = _entries(target, name)
     found = []
-    by_base = {row.base_offset: row for row in theirs}
+    by_base = {entry.base_offset: entry for entry in theirs}
     end = copied.entries_end_offset
-    for row in rows:
-        if row.base_offset >= end:
+    for entry in entries:
+        if entry.base_offset >= end:
             continue
-        there = by_base.pop(row.base_offset, None)
-        where = f"offsets {row.base_offset} to {row.next_offset - 1}"
+        there = by_base.pop(entry.base_offset, None)
+        where = f"offsets {entry.base_offset} to {entry.next_offset - 1}"
         if there is None:
-            found.append(f"{where} are not in the copy")
+            found.append(f"{where} are missing in the copy")
             continue
-        other = [name for name in _SAME if getattr(row, name) != getattr(there, name)]
-        found += [f"{where}: {field}={getattr(row, field)} there {getattr(there, field)}" for field in other]
-        if (there.cleaned_through or 0) > (row.cleaned_through or 0):
-            found.append(f"{where}: the copy says it is cleaner than the source")
-    alive = [row for row in by_base.values() if row.next_offset > head.log_start_offset]
-    found += [f"offsets {row.base_offset} to {row.next_offset - 1} are in the copy alone" for row in alive]
-    return sum(row.base_offset >= end for row in rows), found
+        other = [name for name in _SAME if getattr(entry, name) != getattr(there, name)]
+        found += [f"{where}: {field}={getattr(entry, field)} in the copy {getattr(there, field)}" for field in other]
+        if (there.cleaned_through or 0) > (entry.cleaned_through or 0):
+            found.append(f"{where}: the copy claims a cleaner state than the source")
+    alive = [entry for entry in by_base.values() if entry.next_offset > manifest.log_start_offset]
+    found += [f"offsets {entry.base_offset} to {entry.next_offset - 1} are only in the copy" for entry in alive]
+    return sum(entry.base_offset >= end for entry in entries), found
 
 
-def _rows(store: ObjectStore, name: RemotePartitionName) -> tuple[Head, list[SegmentEntry]]:
+def _entries(store: ObjectStore, name: RemotePartitionName) -> tuple[Manifest, list[SegmentEntry]]:
     log = MetadataLog(store, name.prefix)
-    head = log.refresh(exact=True)
-    if head.deleted_ms is not None:
-        raise NotFound("copying a topic, it was deleted", topic=name.topic, deleted_ms=head.deleted_ms)
-    return head, log.ask(head, lambda index: list(index.rows()))
+    manifest = log.refresh(exact=True)
+    if manifest.deleted_ms is not None:
+        raise NotFound('cannot copy the topic, it was deleted', topic=name.topic, deleted_ms=manifest.deleted_ms)
+    return manifest, log.ask(manifest, lambda index: list(index.entries()))
 
 
-def _reached(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, rows: Sequence[SegmentEntry]) -> int:
+def _reached(
+    source: ObjectStore, target: ObjectStore, name: RemotePartitionName, entries: Sequence[SegmentEntry]
+) -> int:
     """Return the offset up to which the copy has entries."""
-    head = MetadataLog(target, name.prefix).load(exact=True)
-    _check_ours(source, target, name, head)
-    if head is None:
+    manifest = MetadataLog(target, name.prefix).load(exact=True)
+    _check_ours(source, target, name, manifest)
+    if manifest is None:
         return 0
-    reached = head.entries_end_offset
-    if any(row.base_offset < reached < row.next_offset for row in rows):
+    reached = manifest.entries_end_offset
+    if any(entry.base_offset < reached < entry.next_offset for entry in entries):
         facts = {"topic": name.topic, "partition": name.partition, "reached": reached}
-        raise Conflict("going on with a copy, the source has other segments there by now: copy to a new place", **facts)
+        raise Conflict(('cannot resume the copy, the source has other segments for offsets that were copied: '
+'copy to a new place'), **facts)
     return reached
 
 
-def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, head: Head | None) -> None:
-    if head is not None and head.writer_id != _writer(source):
-        facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": head.writer_id}
-        raise Conflict("copying to another bucket, somebody else writes there", **facts)
+def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, manifest: Manifest | None) -> None:
+    if manifest is not None and manifest.writer_id != _writer(source):
+        facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": manifest.writer_id}
+        raise Conflict('cannot copy to another bucket, another writer writes to the target', **facts)
 
 
 def _writer(source: ObjectStore) -> str:
@@ -312,12 +315,12 @@ def _writer(source: ObjectStore) -> str:
 
 
 def _cost(due: Iterable[CopyEntry], *, at_once: bool, prices: PriceTable) -> RewriteCost:
-    costs = [cost_of([each.row], each.keeping, prices) for each in due]
-    heads = 2 + (1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST))
+    costs = [cost_of([each.entry], each.keeping, prices) for each in due]
+    manifests = 2 + (1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST))
     return RewriteCost(
         gets=sum(each.gets for each in costs),
-        puts=sum(each.puts for each in costs) + heads,
+        puts=sum(each.puts for each in costs) + manifests,
         read_bytes=sum(each.read_bytes for each in costs),
         write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None)),
+        dollars=sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None)),
     )

@@ -55,7 +55,7 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.conditional_takeover import ConditionalTakeoverLog
 from remote.manifest.job_changes import find_job
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store import ObjectStore
 from tiered.jobs.bucket_retention import rules_of, snapshot_of_bucket
 from tiered.node.writer_ids import AFTER_INGEST, DELETION, INGEST
@@ -68,9 +68,9 @@ _GRACE = "remote.log.delete.grace.ms"
 class DeletionPlan:
     """The objects and manifests that are due in one partition.
 
-    `size_bytes` are the bytes of `objects`; a page counts with all objects that it names. `heads` are old manifests,
-    pinned ones included. `left_alone` is the reason for doing nothing. Without `is_due` nothing is due, or a running
-    writer has the work.
+    `size_bytes` are the bytes of `objects`; a page counts with all objects that it names. `manifests` are old
+    manifests, pinned ones included. `left_alone` is the reason for doing nothing. Without `is_due` nothing is due, or a
+    running writer has the work.
     """
 
     name: RemotePartitionName
@@ -78,13 +78,13 @@ class DeletionPlan:
     rules: PartitionRules
     objects: int = 0
     size_bytes: int = 0
-    heads: int = 0
+    manifests: int = 0
     left_alone: str | None = None
     takes_over: bool = False
 
     @property
     def is_due(self) -> bool:
-        return self.left_alone is None and (self.objects > 0 or self.heads > 0)
+        return self.left_alone is None and (self.objects > 0 or self.manifests > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Freed:
 
     objects: int = 0
     size_bytes: int = 0
-    heads: int = 0
+    manifests: int = 0
 
 
 def plan_deletion(
@@ -101,28 +101,28 @@ def plan_deletion(
 ) -> DeletionPlan:
     """Plan the deletion by the settings `known`. Changes nothing. Raises NotFound if there is no manifest."""
     log = MetadataLog(store, name.prefix)
-    head = log.refresh(exact=True)
-    bare = DeletionPlan(name=name, epoch=head.epoch, rules=rules_of(known), takes_over=takes_over)
-    is_ingests = head.writer_id.startswith(INGEST)
-    if head.deleted_ms is not None or head.given_up or not (is_ingests or takes_over):
+    manifest = log.refresh(exact=True)
+    bare = DeletionPlan(name=name, epoch=manifest.epoch, rules=rules_of(known), takes_over=takes_over)
+    is_ingests = manifest.writer_id.startswith(INGEST)
+    if manifest.deleted_ms is not None or manifest.tier_disabled or not (is_ingests or takes_over):
         return bare
-    due = {each.key: each for each in _due(head, bare, now_ms)}
-    upto = collectable_upto(head.sequence, log.void_upto)
+    due = {each.key: each for each in _due(manifest, bare, now_ms)}
+    upto = collectable_upto(manifest.sequence, log.gc_boundary)
     if not due and not upto:
         return bare
     free = unpinned(log, PinWatch(store, name.prefix), list(due), now_ms)
-    pages = {page.spill.key: page.spill.segment_count for page in head.unlinked_pages}
+    pages = {page.page.key: page.page.segment_count for page in manifest.pending_page_deletes}
     plan = replace(
         bare,
         objects=sum(2 * pages[key] + 1 if key in pages else 1 for key in free),
         size_bytes=sum(due[key].size_bytes for key in free),
-        heads=max(0, upto - log.void_upto),
+        manifests=max(0, upto - log.gc_boundary),
     )
     if not plan.is_due:
-        return replace(bare, left_alone=f"{counted(len(due), 'object')} due, and a reader's pin holds them")
+        return replace(bare, left_alone=f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion")
     if not is_ingests and _GRACE not in known:
-        return replace(bare, left_alone=f"its {_GRACE} is not known here")
-    return replace(plan, left_alone=None if takes_over else at_work(head, now_ms))
+        return replace(bare, left_alone=f"its {_GRACE} is unknown")
+    return replace(plan, left_alone=None if takes_over else at_work(manifest, now_ms))
 
 
 def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
@@ -136,21 +136,21 @@ def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Fr
     prefix, log = plan.name.prefix, ConditionalTakeoverLog(store, plan.name.prefix)
     found = log.refresh(exact=True)
     mark = AFTER_INGEST if found.writer_id.startswith(INGEST) else DELETION
-    head = log.take_over_if(mark + new_ulid(now_ms), now_ms, judge=_judge(plan, now_ms))
-    freed = _delete_due(store, log, head, plan, now_ms)
-    upto = collectable_upto((log.cached or head).sequence, log.void_upto)
+    manifest = log.take_over_if(mark + new_ulid(now_ms), now_ms, judge=_judge(plan, now_ms))
+    freed = _delete_due(store, log, manifest, plan, now_ms)
+    upto = collectable_upto((log.cached or manifest).sequence, log.gc_boundary)
     if not upto:
         return freed
-    return replace(freed, heads=collect_manifests(store, prefix, log, upto, now_ms=now_ms).heads)
+    return replace(freed, manifests=collect_manifests(store, prefix, log, upto, now_ms=now_ms).manifests)
 
 
-def _delete_due(store: ObjectStore, log: MetadataLog, head: Head, plan: DeletionPlan, now_ms: int) -> Freed:
+def _delete_due(store: ObjectStore, log: MetadataLog, manifest: Manifest, plan: DeletionPlan, now_ms: int) -> Freed:
     prefix = plan.name.prefix
     pins, freed = PinWatch(store, prefix), Freed()
     while True:
-        due = _due(head, plan, now_ms)
+        due = _due(manifest, plan, now_ms)
         sizes = {each.key: each.size_bytes for each in due}
-        pages = {page.spill.key: page.spill.segment_count for page in head.unlinked_pages}
+        pages = {page.page.key: page.page.segment_count for page in manifest.pending_page_deletes}
         objects = [each.key for each in due if isinstance(each, DeletePending)]
         gone = delete_due_objects(store, prefix, log, pins, objects, now_ms)
         whole = [each.key for each in due if isinstance(each, DeletePage)]
@@ -159,35 +159,36 @@ def _delete_due(store: ObjectStore, log: MetadataLog, head: Head, plan: Deletion
             return freed
         count = sum(2 * pages[key] + 1 if key in pages else 1 for key in gone)
         freed = Freed(objects=freed.objects + count, size_bytes=freed.size_bytes + sum(sizes[key] for key in gone))
-        head = log.refresh(exact=True)
+        manifest = log.refresh(exact=True)
 
 
-def at_work(head: Head, now_ms: int) -> str | None:
+def at_work(manifest: Manifest, now_ms: int) -> str | None:
     """Return why an ingest may still be writing the partition; None if the partition has no writer."""
-    if head.writer_id.startswith(AFTER_INGEST):
+    if manifest.writer_id.startswith(AFTER_INGEST):
         return None
-    job = head.writer_id.removeprefix(INGEST)
-    if find_job(head, job) is None:
-        return f"the ingest {job} has begun it and not committed: it may be at work"
-    silent_ms = now_ms - head.committed_ms
+    job = manifest.writer_id.removeprefix(INGEST)
+    if find_job(manifest, job) is None:
+        return f"the ingest {job} has begun it and not committed: it may be running"
+    silent_ms = now_ms - manifest.committed_ms
     if silent_ms < QUIET_MS:
-        told = f"last commit {format_ms(max(0, silent_ms))} ago, taken for over after {format_ms(QUIET_MS)}"
-        return f"the ingest {job} may be a stream at work: {told}"
+        told = (f"last commit {format_ms(max(0, silent_ms))} ago, considered inactive after "
+f"{format_ms(QUIET_MS)}")
+        return f"the ingest {job} may be a running stream: {told}"
     return None
 
 
-def _judge(plan: DeletionPlan, now_ms: int) -> Callable[[Head], None]:
-    def judge(head: Head) -> None:
-        facts = {"partition": plan.name.topic_partition, "writer": head.writer_id, "epoch": head.epoch}
-        if head.epoch != plan.epoch:
-            raise Conflict("freeing a partition's bytes, another writer came", planned=plan.epoch, **facts)
-        why = None if plan.takes_over else at_work(head, now_ms)
+def _judge(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], None]:
+    def judge(manifest: Manifest) -> None:
+        facts = {"partition": plan.name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
+        if manifest.epoch != plan.epoch:
+            raise Conflict('cannot delete objects of the partition, another writer took over', planned=plan.epoch, **facts)
+        why = None if plan.takes_over else at_work(manifest, now_ms)
         if why:
-            raise Conflict(f"freeing a partition's bytes, {why}", **facts)
+            raise Conflict(f"cannot delete objects of the partition, {why}", **facts)
 
     return judge
 
 
-def _due(head: Head, plan: DeletionPlan, now_ms: int) -> list[DeletePending | DeletePage]:
+def _due(manifest: Manifest, plan: DeletionPlan, now_ms: int) -> list[DeletePending | DeletePage]:
     """Return the deletions that a manager's maintenance would decide."""
-    return deletions(snapshot_of_bucket(head, plan.name, plan.rules, now_ms))
+    return deletions(snapshot_of_bucket(manifest, plan.name, plan.rules, now_ms))

@@ -29,7 +29,7 @@ from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.co_writer import CoWriterLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
@@ -44,14 +44,15 @@ _NOT_SAID = {"retention.ms": "-1", "retention.bytes": "-1", "local.retention.ms"
 class RetentionPlan:
     """The segment entries and pages that expire in one partition.
 
-    `rows` and `size_bytes` count a page with all its entries. `left_alone` is the reason why the partition was skipped.
+    `entries` and `size_bytes` count a page with all its entries. `left_alone` is the reason why the partition was
+    skipped.
     """
 
     name: RemotePartitionName
     epoch: int
     log_start_offset: int = 0
     leaving: tuple[ExpirePage | ExpireRemote, ...] = ()
-    rows: int = 0
+    entries: int = 0
     size_bytes: int = 0
     left_alone: str | None = None
 
@@ -66,24 +67,24 @@ def plan_retention(
 ) -> RetentionPlan:
     """Plan by the settings `known`. Raises NotFound if there is no manifest, Conflict for a deleted topic."""
     log = CoWriterLog(store, name.prefix)
-    head = log.join()
-    bare = RetentionPlan(name=name, epoch=head.epoch)
-    if head.given_up:
-        return replace(bare, left_alone="its tier is being given up")
+    manifest = log.join()
+    bare = RetentionPlan(name=name, epoch=manifest.epoch)
+    if manifest.tier_disabled:
+        return replace(bare, left_alone='its remote tier is being disabled')
     if _POLICY not in known:
-        return replace(bare, left_alone=f"its {_POLICY} is not known here")
-    if head.views and _VIEWS not in known:
-        return replace(bare, left_alone=f"it has compacted views, and {_VIEWS} is not known here")
-    snapshot = _with_oldest_rows(snapshot_of_bucket(head, name, rules_of(known), now_ms), log, head)
+        return replace(bare, left_alone=f"its {_POLICY} is unknown")
+    if manifest.views and _VIEWS not in known:
+        return replace(bare, left_alone=f"it has compacted views, and {_VIEWS} is unknown")
+    snapshot = _with_oldest_rows(snapshot_of_bucket(manifest, name, rules_of(known), now_ms), log, manifest)
     expired = held_back(snapshot, expirations(snapshot), [])
     start = max((each.next_offset for each in expired), default=0)
     gone = leaving(snapshot, expired)
-    counts = {spill.key: spill.segment_count for spill in head.spills}
+    counts = {page.key: page.segment_count for page in manifest.pages}
     return replace(
         bare,
-        log_start_offset=max(start, head.log_start_offset) if gone or start > head.log_start_offset else 0,
+        log_start_offset=max(start, manifest.log_start_offset) if gone or start > manifest.log_start_offset else 0,
         leaving=tuple(gone),
-        rows=sum(counts[each.key] if isinstance(each, ExpirePage) else 1 for each in gone),
+        entries=sum(counts[each.key] if isinstance(each, ExpirePage) else 1 for each in gone),
         size_bytes=sum(each.size_bytes for each in gone),
     )
 
@@ -97,58 +98,60 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
         return
     log = CoWriterLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
-    head = log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
+    manifest = log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
     pages = [each.key for each in plan.leaving if isinstance(each, ExpirePage)]
     if pages:
-        head = log.commit(expire_pages(pages, now_ms=now_ms), now_ms)
-    rows = [each for each in plan.leaving if isinstance(each, ExpireRemote)]
-    due = _still_there(log, head, rows)
+        manifest = log.commit(expire_pages(pages, now_ms=now_ms), now_ms)
+    entries = [each for each in plan.leaving if isinstance(each, ExpireRemote)]
+    due = _still_there(log, manifest, entries)
     if due:
         touches = (due[0].base_offset, due[-1].next_offset)
         log.commit(expire_segments([each.ulid for each in due], now_ms=now_ms), now_ms, touches=touches)
 
 
-def _still_there(log: CoWriterLog, head: Head, rows: Sequence[ExpireRemote]) -> list[ExpireRemote]:
+def _still_there(log: CoWriterLog, manifest: Manifest, entries: Sequence[ExpireRemote]) -> list[ExpireRemote]:
     """Return the entries that are still in the manifest and end at or below the first readable offset."""
-    if not rows:
+    if not entries:
         return []
-    start, end = rows[0].base_offset, rows[-1].next_offset
-    named = {row.ulid for row in log.ask(head, lambda index: list(index.entries_with_dead(start, end)))}
-    return [each for each in rows if each.ulid in named and each.next_offset <= head.min_readable_offset]
+    start, end = entries[0].base_offset, entries[-1].next_offset
+    named = {entry.ulid for entry in log.ask(manifest, lambda index: list(index.entries_with_dead(start, end)))}
+    return [each for each in entries if each.ulid in named and each.next_offset <= manifest.min_readable_offset]
 
 
-def snapshot_of_bucket(head: Head, name: RemotePartitionName, rules: PartitionRules, now_ms: int) -> PartitionSnapshot:
+def snapshot_of_bucket(
+    manifest: Manifest, name: RemotePartitionName, rules: PartitionRules, now_ms: int
+) -> PartitionSnapshot:
     """Return a snapshot of a partition from its manifest alone."""
     return PartitionSnapshot(
         partition=name.topic_partition,
         rules=rules,
         now_ms=now_ms,
-        log_start_offset=head.log_start_offset,
-        next_offset=head.next_offset,
-        stable_offset=head.next_offset,
+        log_start_offset=manifest.log_start_offset,
+        next_offset=manifest.next_offset,
+        stable_offset=manifest.next_offset,
         segments=(),
         is_tiered=True,
-        remote=head.segments,
-        spills=head.spills,
-        unlinked=head.unlinked,
-        unlinked_pages=head.unlinked_pages,
-        views=head.views,
-        head_sequence=head.sequence,
+        remote=manifest.segments,
+        pages=manifest.pages,
+        pending_deletes=manifest.pending_deletes,
+        pending_page_deletes=manifest.pending_page_deletes,
+        views=manifest.views,
+        head_sequence=manifest.sequence,
     )
 
 
-def _with_oldest_rows(snapshot: PartitionSnapshot, log: CoWriterLog, head: Head) -> PartitionSnapshot:
+def _with_oldest_rows(snapshot: PartitionSnapshot, log: CoWriterLog, manifest: Manifest) -> PartitionSnapshot:
     """Return the snapshot with the entries of the oldest pages, as far as some of them may have expired."""
-    index = log.index(head)
+    index = log.index(manifest)
     for _ in range(PAGES_MAX):
-        spill = page_to_know(snapshot)
-        if spill is None:
+        page = page_to_know(snapshot)
+        if page is None:
             break
-        rows, at = index.page(spill), len(snapshot.known_oldest())
+        entries, at = index.page(page), len(snapshot.known_oldest())
         snapshot = replace(
             snapshot,
-            remote=(*snapshot.remote[:at], *rows, *snapshot.remote[at:]),
-            spills=tuple(each for each in snapshot.spills if each is not spill),
-            known_pages=(*snapshot.known_pages, spill),
+            remote=(*snapshot.remote[:at], *entries, *snapshot.remote[at:]),
+            pages=tuple(each for each in snapshot.pages if each is not page),
+            known_pages=(*snapshot.known_pages, page),
         )
     return snapshot

@@ -101,7 +101,7 @@ class GroupWork:
         bucket since the plan, Corrupt for damaged bytes.
         """
         self._group = self._without_expired()
-        segments = [self._fetched(row) for row in self._group.rows]
+        segments = [self._fetched(entry) for entry in self._group.entries]
         while segments:
             newest, count = self._mapped(segments, buffer)
             for segment in segments[:count]:
@@ -147,22 +147,22 @@ class GroupWork:
         group have left the bucket since the plan, Corrupt for damage.
         """
         plan, group = self._plan, self._without_expired()
-        if not group.rows:
+        if not group.entries:
             return GroupResult(number=group.number)
         self._group = group
-        segments = [self._fetched(row) for row in group.rows]
+        segments = [self._fetched(entry) for entry in group.entries]
         known = ShuffledOffsetMap(self._storage, segments, np.asarray(newest, np.int64))
         judge = RecordFilter(self._clean_context(), known, group.aborted)
         judge.begin(self._open_producers(segments), group.base_offset)
         judged = [
-            judge.segment(self._storage, segment, row.next_offset, self._pace)
-            for segment, row in zip(segments, group.rows, strict=True)
+            judge.segment(self._storage, segment, entry.next_offset, self._pace)
+            for segment, entry in zip(segments, group.entries, strict=True)
         ]
         made: list[tuple[tuple[SegmentEntry, ...], SegmentEntry | None]] = []
-        rows, uploaded = list(group.rows), []
+        entries, uploaded = list(group.entries), []
         try:
             for together in grouped(judged, log_settings(plan.settings), self._storage, self._pace):
-                olds, rows = tuple(rows[: len(together)]), rows[len(together) :]
+                olds, entries = tuple(entries[: len(together)]), entries[len(together) :]
                 is_changed = len(together) > 1 or (together[0].is_changed and not together[0].is_last_batch_alone)
                 new = self._uploaded(together, olds) if is_changed else None
                 uploaded += [] if new is None else [new]
@@ -180,10 +180,10 @@ class GroupWork:
         Their objects may be deleted at any time.
         """
         start = MetadataLog(self._store, self._plan.name.prefix).refresh().log_start_offset
-        rows = tuple(row for row in self._group.rows if row.next_offset > start)
-        expired = len(self._group.rows) - len(rows)
-        before = self._group.rows[expired - 1] if expired else self._group.before
-        return replace(self._group, rows=rows, before=before)
+        entries = tuple(entry for entry in self._group.entries if entry.next_offset > start)
+        expired = len(self._group.entries) - len(entries)
+        before = self._group.entries[expired - 1] if expired else self._group.before
+        return replace(self._group, entries=entries, before=before)
 
     def _clean_context(self) -> CleanContext:
         plan = self._plan
@@ -227,13 +227,13 @@ class GroupWork:
         """
         plan, base = self._plan, olds[0].base_offset
         path = join(self._directory, segment_file(base, LOG) + CLEANED)
-        rows, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
+        entries, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
         horizon_ms = self._clean_context().horizon_ms
-        size = self._written(path, survivors(together, self._storage, self._pace, rows, horizon_ms, out))
+        size = self._written(path, survivors(together, self._storage, self._pace, entries, horizon_ms, out))
         if size > POSITION_MAX:
             facts = {"base_offset": base, "size_bytes": size, "limit": POSITION_MAX}
-            raise InvalidRequest("compacting rows, what stays of them is larger than a segment may be", **facts)
-        indexes = rows.indexes(base, log_settings(plan.settings).index_interval_bytes)
+            raise InvalidRequest('cannot compact segments, the remaining records are larger than the maximum segment size', **facts)
+        indexes = entries.indexes(base, log_settings(plan.settings).index_interval_bytes)
         both = bytes(indexes.offset), bytes(indexes.time)
         aborted = sorted((each for one in together for each in one.aborted), key=lambda each: each.last_offset)
         last, epochs = self._remote.indexes(olds[-1]), _joined_epochs(olds)
@@ -247,11 +247,11 @@ class GroupWork:
             txn_index=txn_index.encode(aborted),
             producer_snapshot=bytes(last.producers),
             leader_epochs=bytes(last.epochs),
-            cleaned_through=max(plan.upto_offset, min(row.cleaned_through or 0 for row in olds)),
+            cleaned_through=max(plan.upto_offset, min(entry.cleaned_through or 0 for entry in olds)),
             read=lambda start, length: self._storage.read(path, start, length),
             inspect=partial(SegmentInspector, path, base, olds[-1].next_offset, epochs, both),
         )
-        row = copy_segment(
+        entry = copy_segment(
             self._store,
             plan.name.prefix,
             segment,
@@ -260,25 +260,25 @@ class GroupWork:
             object_encoding=encoding_of(plan.settings, self._keys, olds),
         )
         self._storage.unlink(path)
-        return row
+        return entry
 
-    def _discard(self, rows: Iterable[SegmentEntry]) -> None:
+    def _discard(self, entries: Iterable[SegmentEntry]) -> None:
         prefix = self._plan.name.prefix
         with suppress(LogError):
-            self._store.delete([prefix + key for row in rows for key in (row.data_key, row.indexes_key)])
+            self._store.delete([prefix + key for entry in entries for key in (entry.data_key, entry.indexes_key)])
 
     # --- the task's disk ---------------------------------------------------------------------------------------------
 
-    def _fetched(self, row: SegmentEntry) -> Segment:
-        bundle = self._remote.indexes(row)
-        name = partial(segment_file, row.base_offset)
+    def _fetched(self, entry: SegmentEntry) -> Segment:
+        bundle = self._remote.indexes(entry)
+        name = partial(segment_file, entry.base_offset)
         self._written(join(self._directory, name(OFFSET_INDEX)), [memoryview(bundle.offset)])
         self._written(join(self._directory, name(TIME_INDEX)), [memoryview(bundle.time)])
-        starts = range(0, row.size_bytes, RANGE_BYTES)
-        ranges = ((start, min(RANGE_BYTES, row.size_bytes - start)) for start in starts)
-        parts = (self._remote.read(row, start, length) for start, length in ranges)
+        starts = range(0, entry.size_bytes, RANGE_BYTES)
+        ranges = ((start, min(RANGE_BYTES, entry.size_bytes - start)) for start in starts)
+        parts = (self._remote.read(entry, start, length) for start, length in ranges)
         self._written(join(self._directory, name(LOG)), parts)
-        return Segment.load(self._storage, self._directory, row.base_offset)
+        return Segment.load(self._storage, self._directory, entry.base_offset)
 
     def _written(self, path: str, parts: Iterable[memoryview]) -> int:
         """Write a file that needs no recovery after a crash; return its size."""
@@ -382,24 +382,26 @@ def compact_partition(
 
 
 def _result(group: RowGroup, made: Sequence[tuple[tuple[SegmentEntry, ...], SegmentEntry | None]]) -> GroupResult:
-    after = [row for olds, new in made for row in (olds if new is None else (new,))]
+    after = [entry for olds, new in made for entry in (olds if new is None else (new,))]
     return GroupResult(
         number=group.number,
         replaced=tuple(
-            Replacement(ulids=tuple(row.ulid for row in olds), rows=(new,)) for olds, new in made if new is not None
+            Replacement(ulids=tuple(entry.ulid for entry in olds), entries=(new,))
+            for olds, new in made
+            if new is not None
         ),
-        vouched=tuple(row.ulid for olds, new in made if new is None for row in olds),
-        records_before=sum(row.record_count for row in group.rows),
-        records_after=sum(row.record_count for row in after),
+        vouched=tuple(entry.ulid for olds, new in made if new is None for entry in olds),
+        records_before=sum(entry.record_count for entry in group.entries),
+        records_after=sum(entry.record_count for entry in after),
         bytes_before=group.size_bytes,
-        bytes_after=sum(row.size_bytes for row in after),
+        bytes_after=sum(entry.size_bytes for entry in after),
     )
 
 
-def _joined_epochs(rows: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
+def _joined_epochs(entries: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
     """Return the leader epochs of neighbours, without starts that repeat the epoch."""
     found: list[tuple[int, int]] = []
-    for epoch, start in (entry for row in rows for entry in row.epochs):
+    for epoch, start in (start for entry in entries for start in entry.epochs):
         if not found or found[-1][0] != epoch:
             found.append((epoch, start))
     return tuple(found)

@@ -49,7 +49,7 @@ from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.conditional_takeover import ResumedWriterLog
 from remote.manifest.job_changes import append_entries, is_done
-from remote.manifest.manifest import AppliedJob, Head
+from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import unlink_uploads
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
@@ -108,7 +108,7 @@ class Ingested:
     """
 
     task: int
-    rows: Mapping[int, tuple[SegmentEntry, ...]]
+    entries: Mapping[int, tuple[SegmentEntry, ...]]
     starts: Mapping[int, int]
 
 
@@ -150,25 +150,29 @@ def plan_ingest(
     False.
     """
     if span is not None and span < 1:
-        raise InvalidRequest("ingesting, a span of offsets below one", span=span)
+        raise InvalidRequest('cannot ingest, the offset span is below 1', span=span)
     log_settings({**DEFAULTS, **(settings or {})})  # rejects unknown and contradicting settings
     job_id = job_id or f"job-{new_ulid(now_ms)}"
     names = _partitions(store, topic, topic_id, create_partitions)
-    heads = {name: MetadataLog(store, name.prefix).load(exact=True) for name in names}
+    manifests = {name: MetadataLog(store, name.prefix).load(exact=True) for name in names}
     note = AppliedJob(job_id=job_id)
-    done = {name for name, head in heads.items() if head is not None and is_done(head, note) and not is_stream}
-    for name, head in heads.items():
-        if head is not None and name not in done and head.writer_id != INGEST + job_id:
-            _check_free(store, name, head, takes_leadership=takes_leadership, keys=keys)
-    own = next((head.properties for head in heads.values() if head is not None), dict(settings or {}))
+    done = {
+        name
+        for name, manifest in manifests.items()
+        if manifest is not None and is_done(manifest, note) and not is_stream
+    }
+    for name, manifest in manifests.items():
+        if manifest is not None and name not in done and manifest.writer_id != INGEST + job_id:
+            _check_free(store, name, manifest, takes_leadership=takes_leadership, keys=keys)
+    own = next((manifest.properties for manifest in manifests.values() if manifest is not None), dict(settings or {}))
     targets = []
-    for name, head in heads.items():
-        if head is not None and name in done:
-            targets.append(IngestTarget(name=name, epoch=head.epoch, start_offset=end_of(head), is_done=True))
+    for name, manifest in manifests.items():
+        if manifest is not None and name in done:
+            targets.append(IngestTarget(name=name, epoch=manifest.epoch, start_offset=end_of(manifest), is_done=True))
             continue
-        if head is None or head.writer_id != INGEST + job_id:
-            head = _taken(store, name, job_id, own, now_ms)
-        targets.append(_target(store, name, head, keys, is_stream=is_stream))
+        if manifest is None or manifest.writer_id != INGEST + job_id:
+            manifest = _taken(store, name, job_id, own, now_ms)
+        targets.append(_target(store, name, manifest, keys, is_stream=is_stream))
     return IngestPlan(
         job_id=job_id,
         topic=topic,
@@ -210,20 +214,20 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
     """
     parts = list(parts)
     for target in plan.targets:
-        rows = [row for part in parts for row in part.rows.get(target.name.partition, ())]
-        if not rows:
+        entries = [entry for part in parts for entry in part.entries.get(target.name.partition, ())]
+        if not entries:
             continue
         try:
             log = CoWriterLog(store, target.name.prefix)
             log.join(epoch=target.epoch)
-            log.commit(unlink_uploads(rows), now_ms)
+            log.commit(unlink_uploads(entries), now_ms)
         except LogError as error:
-            _log.warning("leaving objects of an ingest: partition=%s cause=%s", target.name.topic_partition, error)
+            _log.warning('cannot delete the objects of an ingest: partition=%s cause=%s', target.name.topic_partition, error)
 
 
-def end_of(head: Head) -> int:
+def end_of(manifest: Manifest) -> int:
     """Return the offset of a job's first record: above all offsets that were ever given in the bucket."""
-    return max(head.next_offset, head.max_end_offset)
+    return max(manifest.next_offset, manifest.max_end_offset)
 
 
 def _partitions(
@@ -235,34 +239,34 @@ def _partitions(
     there = [name for name in there if name.topic_id not in deleted]
     ids = sorted({name.topic_id for name in there})
     if len(ids) > 1:
-        raise InvalidRequest("ingesting, the bucket holds several topics of one name", topic=topic, ids=",".join(ids))
+        raise InvalidRequest('cannot ingest, the bucket has several topics of this name', topic=topic, ids=",".join(ids))
     if not there and create_partitions is None:
-        raise NotFound("ingesting, no such topic in the bucket; it can be created (createPartitions)", topic=topic)
+        raise NotFound('cannot ingest, the topic is not in the bucket; the option createPartitions creates it', topic=topic)
     count = create_partitions if create_partitions is not None else 1 + max(name.partition for name in there)
     if count < 1 or any(name.partition >= count for name in there):
         found = 1 + max((name.partition for name in there), default=-1)
-        raise InvalidRequest("ingesting, another number of partitions", topic=topic, asked=count, there_are=found)
+        raise InvalidRequest('cannot ingest, the topic has another number of partitions', topic=topic, asked=count, there_are=found)
     identity = ids[0] if ids else topic_id or new_topic_id()
     return [RemotePartitionName(topic, identity, number) for number in range(count)]
 
 
 def _check_free(
-    store: ObjectStore, name: RemotePartitionName, head: Head, *, takes_leadership: bool, keys: KeyRing
+    store: ObjectStore, name: RemotePartitionName, manifest: Manifest, *, takes_leadership: bool, keys: KeyRing
 ) -> None:
     """Raise Conflict or InvalidRequest for a partition that must not be taken over."""
-    if head.given_up:
-        facts = {"partition": name.topic_partition, "writer": head.writer_id}
-        raise InvalidRequest("ingesting, what the tier held is being given up: its rows leave first", **facts)
-    if not takes_leadership and not head.writer_id.startswith(INGEST):
-        facts = {"partition": name.topic_partition, "writer": head.writer_id, "epoch": head.epoch}
-        raise Conflict("ingesting, somebody writes this partition (takeLeadership=false)", **facts)
+    if manifest.tier_disabled:
+        facts = {"partition": name.topic_partition, "writer": manifest.writer_id}
+        raise InvalidRequest('cannot ingest, the remote tier of the topic is being disabled', **facts)
+    if not takes_leadership and not manifest.writer_id.startswith(INGEST):
+        facts = {"partition": name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
+        raise Conflict('cannot ingest, another writer owns the partition (takeLeadership=false)', **facts)
     begun = producers_in_bucket(_source(store, name, keys)).first_unstable_offset
     if begun is not None:
         facts = {"partition": name.topic_partition, "offset": begun}
-        raise InvalidRequest("ingesting, a transaction is open at the partition's end", **facts)
+        raise InvalidRequest('cannot ingest, a transaction is open at the end of the partition', **facts)
 
 
-def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapping[str, str], now_ms: int) -> Head:
+def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapping[str, str], now_ms: int) -> Manifest:
     """Take over the partition for this job; return the manifest of the takeover."""
     log = MetadataLog(store, name.prefix)
     return log.become_writer(
@@ -276,16 +280,16 @@ def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapp
 
 
 def _target(
-    store: ObjectStore, name: RemotePartitionName, head: Head, keys: KeyRing, *, is_stream: bool
+    store: ObjectStore, name: RemotePartitionName, manifest: Manifest, keys: KeyRing, *, is_stream: bool
 ) -> IngestTarget:
     source = _source(store, name, keys)
-    last = source.ask_of(head, MetadataIndex.last_row)
+    last = source.ask_of(manifest, MetadataIndex.last_row)
     bundle = source.remote.indexes(last) if last is not None and source.remote is not None else None
     entries = parse_entries(bytes(bundle.epochs), last.indexes_key, 2) if bundle is not None and last else []
     return IngestTarget(
         name=name,
-        epoch=head.epoch,
-        start_offset=None if is_stream else end_of(head),
+        epoch=manifest.epoch,
+        start_offset=None if is_stream else end_of(manifest),
         producers=bytes(bundle.producers) if bundle is not None else b"",
         epochs=tuple((int(epoch), int(start)) for _, (epoch, start) in entries),
         last=last,
@@ -311,27 +315,27 @@ def _committed(
 ) -> IngestOutcome:
     number = target.name.partition
     if target.is_done:
-        head = MetadataLog(store, target.name.prefix).refresh(exact=True)
-        return _outcome(target, head, [], was_done=True)
-    rows = _in_order([row for part in parts for row in part.rows.get(number, ())], target.name)
+        manifest = MetadataLog(store, target.name.prefix).refresh(exact=True)
+        return _outcome(target, manifest, [], was_done=True)
+    entries = _in_order([entry for part in parts for entry in part.entries.get(number, ())], target.name)
     starts = {part.starts[number] for part in parts if number in part.starts}
     if target.start_offset is not None:
         starts.add(target.start_offset)
     log = CoWriterLog(store, target.name.prefix)
-    head = log.join(epoch=target.epoch)
+    manifest = log.join(epoch=target.epoch)
     note = AppliedJob(job_id=plan.job_id, turn=turn)
-    was_done = is_done(head, note)
+    was_done = is_done(manifest, note)
     if not was_done:
         if len(starts) > 1:
             facts = {"partition": target.name.topic_partition, "ends": ",".join(map(str, sorted(starts)))}
-            raise Conflict("ingesting, the partition's end moved while tasks wrote", **facts)
-        start = starts.pop() if starts else end_of(head)
-        head = log.commit(append_entries(rows, start_offset=start, note=note), now_ms)
-        was_done = bool(rows) and not log.index(head).holds(rows[0])
-    if was_done and rows:
-        log.commit(unlink_uploads(rows), now_ms)
-    _collect_manifests(store, plan, target, collectable_upto(head.sequence, log.void_upto), now_ms)
-    return _outcome(target, head, [] if was_done else rows, was_done=was_done)
+            raise Conflict('cannot ingest, the log end offset of the partition changed during the job', **facts)
+        start = starts.pop() if starts else end_of(manifest)
+        manifest = log.commit(append_entries(entries, start_offset=start, note=note), now_ms)
+        was_done = bool(entries) and not log.index(manifest).holds(entries[0])
+    if was_done and entries:
+        log.commit(unlink_uploads(entries), now_ms)
+    _collect_manifests(store, plan, target, collectable_upto(manifest.sequence, log.gc_boundary), now_ms)
+    return _outcome(target, manifest, [] if was_done else entries, was_done=was_done)
 
 
 def _collect_manifests(store: ObjectStore, plan: IngestPlan, target: IngestTarget, upto: int, now_ms: int) -> None:
@@ -342,34 +346,37 @@ def _collect_manifests(store: ObjectStore, plan: IngestPlan, target: IngestTarge
         log.resume(epoch=target.epoch, writer_id=INGEST + plan.job_id)
         collected = collect_manifests(store, name.prefix, log, upto, now_ms=now_ms)
     except LogError as error:
-        _log.warning("old heads not collected: partition=%s cause=%s", name.topic_partition, error)
+        _log.warning('cannot collect old manifests: partition=%s cause=%s', name.topic_partition, error)
         return
-    _log.info("old heads collected: partition=%s heads=%d", name.topic_partition, collected.heads)
+    _log.info('collected old manifests: partition=%s heads=%d', name.topic_partition, collected.manifests)
 
 
-def _outcome(target: IngestTarget, head: Head, rows: Sequence[SegmentEntry], *, was_done: bool) -> IngestOutcome:
+def _outcome(
+    target: IngestTarget, manifest: Manifest, entries: Sequence[SegmentEntry], *, was_done: bool
+) -> IngestOutcome:
     return IngestOutcome(
         name=target.name,
-        head_sequence=head.sequence,
-        base_offset=rows[0].base_offset if rows else end_of(head),
-        next_offset=rows[-1].next_offset if rows else end_of(head),
-        record_count=sum(row.record_count for row in rows),
-        segment_count=len(rows),
-        size_bytes=sum(row.size_bytes for row in rows),
+        head_sequence=manifest.sequence,
+        base_offset=entries[0].base_offset if entries else end_of(manifest),
+        next_offset=entries[-1].next_offset if entries else end_of(manifest),
+        record_count=sum(entry.record_count for entry in entries),
+        segment_count=len(entries),
+        size_bytes=sum(entry.size_bytes for entry in entries),
         was_done=was_done,
     )
 
 
-def _in_order(rows: Iterable[SegmentEntry], name: RemotePartitionName) -> list[SegmentEntry]:
+def _in_order(entries: Iterable[SegmentEntry], name: RemotePartitionName) -> list[SegmentEntry]:
     """Sort by offset and extend each entry to the next one's base offset.
 
     Raises Conflict if tasks gave the same offsets.
     """
-    found = sorted(rows, key=lambda row: row.base_offset)
+    found = sorted(entries, key=lambda entry: entry.base_offset)
     for at, (one, other) in enumerate(pairwise(found)):
         if one.next_offset > other.base_offset:
             facts = {"partition": name.topic_partition, "offset": other.base_offset}
-            needed = "ingesting without gaps, two tasks have records of one partition: repartition by it first"
+            needed = ('cannot ingest without gaps, two tasks have records of one partition: repartition the '
+'data by partition first')
             raise Conflict(needed, **facts)
         found[at] = replace(one, next_offset=other.base_offset)
     return found

@@ -56,7 +56,7 @@ class _Partition:
     file: StorageFile | None = None
     base_offset: int = 0
     size_bytes: int = 0
-    rows: list[SegmentEntry] = field(default_factory=list)
+    entries: list[SegmentEntry] = field(default_factory=list)
     indexed: IndexRows = field(default_factory=IndexRows)
 
 
@@ -95,7 +95,7 @@ class IngestTask:
         `discard`.
         """
         if partition not in self._targets:
-            raise InvalidRequest("ingesting, no such partition", topic=self._plan.topic, partition=partition)
+            raise InvalidRequest('cannot ingest, the partition does not exist', topic=self._plan.topic, partition=partition)
         if self._targets[partition].is_done or not len(columns):
             return
         known = self._partitions.get(partition) or self._begun(partition)
@@ -116,7 +116,7 @@ class IngestTask:
             self._end_segment(known)
         return Ingested(
             task=self._task,
-            rows={number: tuple(known.rows) for number, known in self._partitions.items()},
+            entries={number: tuple(known.entries) for number, known in self._partitions.items()},
             starts={number: known.start_offset for number, known in self._partitions.items()},
         )
 
@@ -127,7 +127,9 @@ class IngestTask:
             with suppress(LogError):
                 if known.file is not None:
                     known.file.close()
-                self._store.delete([prefix + key for row in known.rows for key in (row.data_key, row.indexes_key)])
+                self._store.delete(
+                    [prefix + key for entry in known.entries for key in (entry.data_key, entry.indexes_key)]
+                )
 
     def _begun(self, partition: int) -> _Partition:
         target = self._targets[partition]
@@ -139,7 +141,7 @@ class IngestTask:
         limit = _OFFSET_MAX if span is None else first + span
         if limit > _OFFSET_MAX:
             facts = {"partition": target.name.topic_partition, "task": self._task, "span": span}
-            raise InvalidRequest("ingesting, the task's offsets do not fit 63 bits", **facts)
+            raise InvalidRequest('cannot ingest, the offsets of the task exceed 63 bits', **facts)
         self._partitions[partition] = _Partition(target, start, first, limit)
         return self._partitions[partition]
 
@@ -158,7 +160,7 @@ class IngestTask:
         assert header is not None, "just encoded"
         if known.next_offset + header.record_count > known.limit_offset:
             facts = {"partition": known.target.name.topic_partition, "task": self._task, "span": self._plan.span}
-            raise InvalidRequest("ingesting, more records of a partition in a task than it has offsets", **facts)
+            raise InvalidRequest('cannot ingest, a task has more records of a partition than its offset span', **facts)
         last = known.next_offset + header.record_count - 1
         is_full = known.size_bytes + len(batch) > self._settings.segment_bytes
         if known.file is not None and (is_full or last - known.base_offset > RELATIVE_OFFSET_MAX):
@@ -197,7 +199,7 @@ class IngestTask:
             path=path if path.startswith("/") else None,  # simulated disks have no absolute paths
             inspect=partial(SegmentInspector, path, base, known.next_offset, epochs, both),
         )
-        row = copy_segment(
+        entry = copy_segment(
             self._store,
             target.name.prefix,
             segment,
@@ -205,7 +207,7 @@ class IngestTask:
             now_ms=self._plan.now_ms,
             object_encoding=self._object_encoding,
         )
-        known.rows.append(row)
+        known.entries.append(entry)
         self._storage.unlink(path)
         self._progress(known.size_bytes)
 

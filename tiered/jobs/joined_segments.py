@@ -33,100 +33,104 @@ from tiered.partition.segment_inspection import SegmentInspector
 INTERVAL_BYTES = 4096
 
 
-def joined(remote: RemotePartition, rows: Sequence[SegmentEntry]) -> SegmentToCopy:
-    """Return `rows`, neighbours without a gap, as one segment; a single entry gives its own segment.
+def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentToCopy:
+    """Return `entries`, neighbours without a gap, as one segment; a single entry gives its own segment.
 
     The result states the record count and the timestamps of the entries, so the upload is refused if the bytes
     contradict them. Raises NotFound for an entry that expired, Corrupt for a damaged segment.
     """
-    bundles = [remote.indexes(row) for row in rows]
-    starts = list(accumulate((row.size_bytes for row in rows), initial=0))
-    base, following = rows[0].base_offset, rows[-1].next_offset
-    epochs = _epochs(rows)
-    offsets = _offset_entries(remote, rows, starts)
+    bundles = [remote.indexes(entry) for entry in entries]
+    starts = list(accumulate((entry.size_bytes for entry in entries), initial=0))
+    base, following = entries[0].base_offset, entries[-1].next_offset
+    epochs = _epochs(entries)
+    offsets = _offset_entries(remote, entries, starts)
     indexes = (
         b"".join(offset_index.pack(base, offset, position) for offset, position in offsets),
-        b"".join(time_index.pack(base, time_ms, offset) for time_ms, offset in _time_entries(remote, rows)),
+        b"".join(time_index.pack(base, time_ms, offset) for time_ms, offset in _time_entries(remote, entries)),
     )
     return SegmentToCopy(
         base_offset=base,
         next_offset=following,
         size_bytes=starts[-1],
-        record_count=sum(row.record_count for row in rows),
-        max_timestamp_ms=max((row.max_timestamp_ms for row in rows if row.max_timestamp_ms is not None), default=None),
-        min_timestamp_ms=min((row.min_timestamp_ms for row in rows if row.min_timestamp_ms is not None), default=None),
+        record_count=sum(entry.record_count for entry in entries),
+        max_timestamp_ms=max(
+            (entry.max_timestamp_ms for entry in entries if entry.max_timestamp_ms is not None), default=None
+        ),
+        min_timestamp_ms=min(
+            (entry.min_timestamp_ms for entry in entries if entry.min_timestamp_ms is not None), default=None
+        ),
         epochs=epochs,
         offset_index=indexes[0],
         time_index=indexes[1],
         txn_index=b"".join(bytes(bundle.txn) for bundle in bundles),
         producer_snapshot=bytes(bundles[-1].producers),
         leader_epochs=bytes(bundles[-1].epochs),
-        cleaned_through=cleaned_through(rows),
-        read=partial(_read, remote, rows, starts),
-        inspect=partial(SegmentInspector, rows[0].data_key, base, following, epochs, indexes),
+        cleaned_through=cleaned_through(entries),
+        read=partial(_read, remote, entries, starts),
+        inspect=partial(SegmentInspector, entries[0].data_key, base, following, epochs, indexes),
     )
 
 
-def cleaned_through(rows: Sequence[SegmentEntry]) -> int | None:
-    """Return the offset through which all `rows` are clean: the smallest, None if one was never cleaned."""
-    cleaned = [row.cleaned_through for row in rows if row.cleaned_through is not None]
-    return min(cleaned) if len(cleaned) == len(rows) else None
+def cleaned_through(entries: Sequence[SegmentEntry]) -> int | None:
+    """Return the offset through which all `entries` are clean: the smallest, None if one was never cleaned."""
+    cleaned = [entry.cleaned_through for entry in entries if entry.cleaned_through is not None]
+    return min(cleaned) if len(cleaned) == len(entries) else None
 
 
-def check_same_bytes(row: SegmentEntry, rows: Sequence[SegmentEntry]) -> None:
-    """Check by checksum that `row` has the bytes of `rows`, one after another. Raises Corrupt."""
-    expected = combine([each.content_crc32c for each in rows], [each.size_bytes for each in rows])
-    if row.content_crc32c != expected:
-        facts = {"expected": f"{expected:08x}", "found": f"{row.content_crc32c:08x}", "object": row.data_key}
-        raise Corrupt("rewriting segments, the copy has other bytes", base_offset=row.base_offset, **facts)
+def check_same_bytes(entry: SegmentEntry, entries: Sequence[SegmentEntry]) -> None:
+    """Check by checksum that `entry` has the bytes of `entries`, one after another. Raises Corrupt."""
+    expected = combine([each.content_crc32c for each in entries], [each.size_bytes for each in entries])
+    if entry.content_crc32c != expected:
+        facts = {"expected": f"{expected:08x}", "found": f"{entry.content_crc32c:08x}", "object": entry.data_key}
+        raise Corrupt('cannot rewrite segments, the bytes of the copy differ', base_offset=entry.base_offset, **facts)
 
 
-def _epochs(rows: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
+def _epochs(entries: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
     found: list[tuple[int, int]] = []
-    for row in rows:
-        found += [each for number, each in enumerate(row.epochs) if number or not found or found[-1][0] != each[0]]
+    for entry in entries:
+        found += [each for number, each in enumerate(entry.epochs) if number or not found or found[-1][0] != each[0]]
     return tuple(found)
 
 
 def _offset_entries(
-    remote: RemotePartition, rows: Sequence[SegmentEntry], starts: Sequence[int]
+    remote: RemotePartition, entries: Sequence[SegmentEntry], starts: Sequence[int]
 ) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
-    for row, start in zip(rows, starts, strict=False):
+    for entry, start in zip(entries, starts, strict=False):
         reached = found[-1][1] if found else 0
         if start - reached > INTERVAL_BYTES:
-            found.append((_first_batch_end(remote, row), start))
-        known = offset_index.entries(bytes(remote.indexes(row).offset), row.base_offset)
+            found.append((_first_batch_end(remote, entry), start))
+        known = offset_index.entries(bytes(remote.indexes(entry).offset), entry.base_offset)
         found += [(offset, start + position) for offset, position in known if not found or offset > found[-1][0]]
     return found
 
 
-def _first_batch_end(remote: RemotePartition, row: SegmentEntry) -> int:
-    header = read_header(remote.read(row, 0, HEADER_BYTES))
+def _first_batch_end(remote: RemotePartition, entry: SegmentEntry) -> int:
+    header = read_header(remote.read(entry, 0, HEADER_BYTES))
     if header is None:
-        raise Corrupt("joining segments, one does not begin with a batch", object=row.data_key)
+        raise Corrupt('cannot merge segments, a segment does not begin with a batch', object=entry.data_key)
     return header.last_offset
 
 
-def _time_entries(remote: RemotePartition, rows: Sequence[SegmentEntry]) -> list[tuple[int, int]]:
+def _time_entries(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     latest = -1
-    for row in rows:
-        known = time_index.entries(bytes(remote.indexes(row).time), row.base_offset)
+    for entry in entries:
+        known = time_index.entries(bytes(remote.indexes(entry).time), entry.base_offset)
         found += [(time_ms, offset) for time_ms, offset in known if time_ms > latest]
-        latest = max(latest, row.max_timestamp_ms if row.max_timestamp_ms is not None else -1)
+        latest = max(latest, entry.max_timestamp_ms if entry.max_timestamp_ms is not None else -1)
     return found
 
 
 def _read(
-    remote: RemotePartition, rows: Sequence[SegmentEntry], starts: Sequence[int], start: int, length: int
+    remote: RemotePartition, entries: Sequence[SegmentEntry], starts: Sequence[int], start: int, length: int
 ) -> bytes | memoryview:
     """Read bytes ``[start, start + length)`` of the concatenated segments."""
     parts = []
     at = bisect_right(starts, start) - 1
-    while length > 0 and at < len(rows):
+    while length > 0 and at < len(entries):
         inside = start - starts[at]
-        piece = remote.read(rows[at], inside, min(length, rows[at].size_bytes - inside))
+        piece = remote.read(entries[at], inside, min(length, entries[at].size_bytes - inside))
         parts.append(piece)
         start, length, at = start + len(piece), length - len(piece), at + 1
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from local.errors import Corrupt
 
 STRING_RECORDS = 1 << 17  # in one byte string, about 2.5 MB: one row of a Spark table
-_HEAD = struct.Struct("<IqB")
+_MANIFEST = struct.Struct("<IqB")
 
 Numbers = NDArray[np.int64]
 
@@ -93,8 +93,8 @@ def parted(run: KeyRun, buckets: int) -> Iterator[tuple[int, bytes]]:
     bounds = np.searchsorted(numbers[order], np.arange(buckets + 1))
     for number in np.flatnonzero(np.diff(bounds)).tolist():
         for at in range(int(bounds[number]), int(bounds[number + 1]), STRING_RECORDS):
-            rows = order[at : min(at + STRING_RECORDS, int(bounds[number + 1]))]
-            yield number, _encoded(KeyRun(run.low[rows], run.high[rows], run.offsets[rows]))
+            entries = order[at : min(at + STRING_RECORDS, int(bounds[number + 1]))]
+            yield number, _encoded(KeyRun(run.low[entries], run.high[entries], run.offsets[entries]))
 
 
 def newest(strings: Iterable[bytes]) -> Numbers:
@@ -118,15 +118,15 @@ def by_group(offsets: Numbers, bases: Numbers) -> Iterator[tuple[int, bytes]]:
         for at in range(0, len(mine), STRING_RECORDS):
             first = int(mine[at])
             width, packed = _packed(np.diff(mine[at : at + STRING_RECORDS], prepend=first))
-            yield number, _HEAD.pack(min(STRING_RECORDS, len(mine) - at), first, width) + packed
+            yield number, _MANIFEST.pack(min(STRING_RECORDS, len(mine) - at), first, width) + packed
 
 
 def offsets_of(strings: Iterable[bytes]) -> Numbers:
     """Return the offsets of a group, ascending. Raises Corrupt for bytes that `by_group` did not make."""
     parts = [np.empty(0, np.int64)]
     for each in strings:
-        count, first, width = _head(each)
-        parts.append(first + np.cumsum(_unpacked(memoryview(each)[_HEAD.size :], count, width)))
+        count, first, width = _manifest(each)
+        parts.append(first + np.cumsum(_unpacked(memoryview(each)[_MANIFEST.size :], count, width)))
     return np.sort(np.concatenate(parts))
 
 
@@ -164,17 +164,17 @@ def _bucket_of(high: Numbers, buckets: int) -> Numbers:
 def _encoded(run: KeyRun) -> bytes:
     smallest = int(run.offsets.min())
     width, packed = _packed(run.offsets - smallest)
-    head = _HEAD.pack(len(run.offsets), smallest, width)
-    return b"".join((head, run.low.tobytes(), run.high.tobytes(), packed))
+    manifest = _MANIFEST.pack(len(run.offsets), smallest, width)
+    return b"".join((manifest, run.low.tobytes(), run.high.tobytes(), packed))
 
 
 def _decoded(string: bytes) -> KeyRun:
-    count, smallest, width = _head(string)
-    digests = memoryview(string)[_HEAD.size : _HEAD.size + 16 * count]
+    count, smallest, width = _manifest(string)
+    digests = memoryview(string)[_MANIFEST.size : _MANIFEST.size + 16 * count]
     if len(digests) != 16 * count:
-        raise Corrupt("reading digests of keys, their end is missing", records=count, bytes=len(string))
+        raise Corrupt('cannot read key digests, their end is missing', records=count, bytes=len(string))
     low, high = np.frombuffer(digests, np.int64).reshape(2, count)
-    return KeyRun(low, high, _unpacked(memoryview(string)[_HEAD.size + 16 * count :], count, width) + smallest)
+    return KeyRun(low, high, _unpacked(memoryview(string)[_MANIFEST.size + 16 * count :], count, width) + smallest)
 
 
 def _packed(numbers: Numbers) -> tuple[int, bytes]:
@@ -185,14 +185,14 @@ def _packed(numbers: Numbers) -> tuple[int, bytes]:
 
 def _unpacked(data: memoryview, count: int, width: int) -> Numbers:
     if width > 8 or len(data) != count * width:
-        raise Corrupt("reading offsets, another number of bytes", offsets=count, width=width, bytes=len(data))
+        raise Corrupt('cannot read offsets, the number of bytes is wrong', offsets=count, width=width, bytes=len(data))
     numbers = np.zeros((count, 8), np.uint8)
     numbers[:, :width] = np.frombuffer(data, np.uint8).reshape(count, width)
     return numbers.view(np.int64).reshape(count)
 
 
-def _head(string: bytes) -> tuple[int, int, int]:
-    if len(string) < _HEAD.size:
-        raise Corrupt("reading keys of a compaction, their beginning is missing", bytes=len(string))
-    count, smallest, width = _HEAD.unpack_from(string)
+def _manifest(string: bytes) -> tuple[int, int, int]:
+    if len(string) < _MANIFEST.size:
+        raise Corrupt('cannot read the keys of a compaction, their beginning is missing', bytes=len(string))
+    count, smallest, width = _MANIFEST.unpack_from(string)
     return count, smallest, width

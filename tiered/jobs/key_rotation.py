@@ -60,13 +60,15 @@ def rotate_keys(
 
 
 def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition | None:
-    head, key_id = held.head(), held.object_encoding.key_id
-    if head is None or held.metadata is None:
+    manifest, key_id = held.manifest(), held.object_encoding.key_id
+    if manifest is None or held.metadata is None:
         return None
-    rows = held.metadata.ask(head, lambda index: [row for row in index.rows() if row.key_id is not None])
-    used = Counter(row.key_id for row in rows if row.key_id is not None)
-    rewrapped = sum(is_due(row, key_id) for row in rows) if key_id else 0
-    sealed = seals_due(head, key_id) if key_id else 0
+    entries = held.metadata.ask(
+        manifest, lambda index: [entry for entry in index.entries() if entry.key_id is not None]
+    )
+    used = Counter(entry.key_id for entry in entries if entry.key_id is not None)
+    rewrapped = sum(is_due(entry, key_id) for entry in entries) if key_id else 0
+    sealed = seals_due(manifest, key_id) if key_id else 0
     if not dry_run and key_id is not None:
         with held.tier_lock:
             rewrapped = rewrap_keys(held.metadata, held.object_encoding.keys, key_id, now_ms) + _rewrap_waiting(
@@ -80,11 +82,11 @@ def _rewrap_waiting(held: Partition, key_id: str) -> int:
 
     The caller holds `tier_lock`.
     """
-    head, changed = held.head(), 0
-    known = {row.ulid for row in head.segments} if head is not None else set()
+    manifest, changed = held.manifest(), 0
+    known = {entry.ulid for entry in manifest.segments} if manifest is not None else set()
     for segment, upload in list(held.uploaded.items()):
-        row = rewrapped_entry(held.object_encoding.keys, key_id, held.prefix, upload.row)
-        if row is not upload.row and row.ulid not in known:
-            held.uploaded[segment] = replace(upload, row=row)
+        entry = rewrapped_entry(held.object_encoding.keys, key_id, held.prefix, upload.entry)
+        if entry is not upload.entry and entry.ulid not in known:
+            held.uploaded[segment] = replace(upload, entry=entry)
             changed += 1
     return changed

@@ -172,7 +172,7 @@ def delete_garbage(
     Raises InvalidRequest for the list of another store.
     """
     if listed.store != store.url:
-        raise InvalidRequest("deleting orphans, the list is another store's", store=store.url, found=listed.store)
+        raise InvalidRequest('cannot delete orphans, the list belongs to another store', store=store.url, found=listed.store)
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
     names = sorted({each.name for each in listed.entries})
     unjudged: dict[str, LogError] = {}
@@ -204,10 +204,10 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
     try:
         listed = _LIST.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("reading a list of orphans, it is none", path=path, cause=str(error)) from error
+        raise Corrupt('cannot read the list of orphans, the file has another format', path=path, cause=str(error)) from error
     if listed.schema_version != SCHEMA_VERSION:
         facts = {"version": listed.schema_version, "known": SCHEMA_VERSION}
-        raise InvalidRequest("reading a list of orphans, of another version", path=path, **facts)
+        raise InvalidRequest('cannot read the list of orphans, it is of another version', path=path, **facts)
     return listed
 
 
@@ -235,9 +235,9 @@ def _of_partition(
         Garbage(kind="object", key=each.key, size_bytes=each.size_bytes, modified_ms=each.modified_ms, **facts)  # type: ignore[arg-type]
         for each in find_orphans(store, name.prefix, metadata, now_ms=now_ms)
     ]
-    head = metadata.cached
-    if uploads is not None and head is not None:
-        for each in orphaned_uploads(uploads.list(name.prefix), name.prefix, epoch=head.epoch):
+    manifest = metadata.cached
+    if uploads is not None and manifest is not None:
+        for each in orphaned_uploads(uploads.list(name.prefix), name.prefix, epoch=manifest.epoch):
             found.append(
                 Garbage(
                     kind="upload",

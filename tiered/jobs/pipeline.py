@@ -139,8 +139,8 @@ def guarded(
     For a deleted topic there is nothing to do. Raises Unavailable, which is worth a retry.
     """
     try:
-        head = MetadataLog(store, name.prefix).refresh()
-        if head.deleted_ms is not None:
+        manifest = MetadataLog(store, name.prefix).refresh()
+        if manifest.deleted_ms is not None:
             return _of(stage, name, State.NOTHING)
         return do(fleet, store, name, *more)
     except Unavailable:
@@ -164,7 +164,7 @@ def delete_due(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_
     except (Conflict, Fenced) as error:
         return _of(Stage.DELETION, name, State.LEFT_ALONE, why=str(error))
     figures = {"bytes_before": freed.size_bytes, "size_bytes": freed.size_bytes}
-    return _of(Stage.DELETION, name, State.DONE, why=_gone(freed.objects, freed.heads), **figures)
+    return _of(Stage.DELETION, name, State.DONE, why=_gone(freed.objects, freed.manifests), **figures)
 
 
 def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> DeletionPlan:
@@ -177,11 +177,11 @@ def _deletion_unit(plan: DeletionPlan, state: State) -> Unit:
     if not plan.is_due:
         return _of(Stage.DELETION, plan.name, State.NOTHING)
     figures = {"bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
-    return _of(Stage.DELETION, plan.name, state, why=_gone(plan.objects, plan.heads), **figures)
+    return _of(Stage.DELETION, plan.name, state, why=_gone(plan.objects, plan.manifests), **figures)
 
 
-def _gone(objects: int, heads: int) -> str:
-    counted = ((objects, "objects"), (heads, "old heads"))
+def _gone(objects: int, manifests: int) -> str:
+    counted = ((objects, "objects"), (manifests, 'old manifests'))
     return ", ".join(f"{count} {what}" for count, what in counted if count) or "nothing"
 
 
@@ -201,40 +201,43 @@ def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
         return _of(Stage.RETENTION, plan.name, State.LEFT_ALONE, why=plan.left_alone)
     if not plan.log_start_offset:
         return _of(Stage.RETENTION, plan.name, State.NOTHING)
-    figures = {"rows_before": plan.rows, "bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
+    figures = {"rows_before": plan.entries, "bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
     if plan.leaving:
-        why = f"{counted(plan.rows, 'segment')} expired; the newest: {plan.leaving[-1].reason}"
+        why = f"{counted(plan.entries, 'segment')} expired; the newest: {plan.leaving[-1].reason}"
     else:
-        why = f"log start offset rises to {plan.log_start_offset}; too many objects wait for deletion to unlink more"
+        why = (f"log start offset rises to {plan.log_start_offset}; too many pending deletes to unlink "
+'more')
     return _of(Stage.RETENTION, plan.name, state, why=why, **figures)
 
 
 def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
     """Return whether a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
     log = CoWriterLog(store, name.prefix)
-    head = log.join()
-    known = fleet.settings_of(name.topic, head.properties)
+    manifest = log.join()
+    known = fleet.settings_of(name.topic, manifest.properties)
     rules = rules_of(known)
     if not rules.cleanup_compact:
         return _of(Stage.COMPACTION, name, State.NOTHING)
-    rows = [
-        row for row in log.ask(head, lambda index: list(index.rows())) if row.base_offset >= head.min_readable_offset
+    entries = [
+        entry
+        for entry in log.ask(manifest, lambda index: list(index.entries()))
+        if entry.base_offset >= manifest.min_readable_offset
     ]
-    size, dirty = sum(row.size_bytes for row in rows), dirty_bytes(rows)
+    size, dirty = sum(entry.size_bytes for entry in entries), dirty_bytes(entries)
     is_due = is_dirty_enough(dirty, size - dirty, rules.min_cleanable_dirty_ratio)
     why = f"{dirty / size:.0%} dirty" if size else ""
-    cost = cost_of(rows, Keeping()).dollars if is_due else 0.0
-    figures = {"rows_before": len(rows), "bytes_before": size, "size_bytes": size}
+    cost = cost_of(entries, Keeping()).dollars if is_due else 0.0
+    figures = {"rows_before": len(entries), "bytes_before": size, "size_bytes": size}
     return _of(Stage.COMPACTION, name, State.DUE if is_due else State.NOTHING, why=why, dollars=cost, **figures)
 
 
-def dirty_bytes(rows: Sequence[SegmentEntry]) -> int:
+def dirty_bytes(entries: Sequence[SegmentEntry]) -> int:
     """Return the bytes of entries at or after the offset through which all entries are clean.
 
     These entries have not been compared with the entries below them.
     """
-    clean = clean_upto(rows) or 0
-    return sum(row.size_bytes for row in rows if row.base_offset >= clean)
+    clean = clean_upto(entries) or 0
+    return sum(entry.size_bytes for entry in entries if entry.base_offset >= clean)
 
 
 def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, job_id: str, now_ms: int) -> Unit:
@@ -262,7 +265,7 @@ def compacted_unit(outcome: CompactionOutcome) -> Unit:
     why = "by an earlier run" if outcome.was_done else f"{removed} removed"
     if outcome.given_up:
         groups = counted(outcome.given_up, "group")
-        why = f"{removed} removed; {groups} not compacted: another writer or job replaced segments meanwhile"
+        why = f"{removed} removed; {groups} not compacted: another writer or job replaced the segments"
     return _of(
         Stage.COMPACTION,
         outcome.name,
@@ -282,10 +285,10 @@ def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, no
 
 def _look_at_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     plan = plan_merging(fleet, store, name, now_ms)
-    rows, size = sum(len(group.rows) for group in plan.groups), sum(group.size_bytes for group in plan.groups)
-    figures = {"rows_before": rows, "rows_after": len(plan.groups), "bytes_before": size, "size_bytes": size}
+    entries, size = sum(len(group.entries) for group in plan.groups), sum(group.size_bytes for group in plan.groups)
+    figures = {"rows_before": entries, "rows_after": len(plan.groups), "bytes_before": size, "size_bytes": size}
     state = State.DUE if plan.groups else State.NOTHING
-    why = f"{counted(rows, 'small segment')} become {len(plan.groups)}" if plan.groups else ""
+    why = f"{counted(entries, 'small segment')} become {len(plan.groups)}" if plan.groups else ""
     return _of(Stage.MERGE, plan.name, state, why=why, dollars=plan.cost.dollars if plan.groups else 0.0, **figures)
 
 
@@ -294,10 +297,10 @@ def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | No
     why = f"{counted(outcome.rows_before, 'small segment')} became {outcome.rows_after}"
     if outcome.given_up:
         groups = counted(outcome.given_up, "group")
-        why += f"; {groups} not merged: another writer or job replaced segments meanwhile"
+        why += f"; {groups} not merged: another writer or job replaced the segments"
     if not outcome.is_complete:
         groups = counted(len(plan.groups) - outcome.groups, "group")
-        why += f"; {groups} not merged yet: interrupted, or too many objects wait for deletion"
+        why += f"; {groups} not merged yet: interrupted, or too many pending deletes"
     is_done = outcome.is_complete and not outcome.given_up
     return _of(
         Stage.MERGE,
@@ -400,7 +403,7 @@ def _node_config(fleet: Fleet, directory: str) -> Config:
 
     path = os.path.join(directory, FILE)
     if not os.path.exists(path):
-        raise NotFound(f"opening a node, there is no {FILE}", directory=directory)
+        raise NotFound(f"cannot open the node, it has no {FILE}", directory=directory)
     return Config.load(path, fleet.overrides, os.environ)
 
 
@@ -412,12 +415,12 @@ def _not_ours(fleet: Fleet, config: Config, manager: object) -> str:
 
     assert isinstance(manager, LogManager)
     if (config.remote_url or "").rstrip("/") != fleet.bucket.url.rstrip("/"):
-        return f"its bucket is another one: {config.remote_url}"
+        return f"it uses another bucket: {config.remote_url}"
     if fleet.takes_over:
         return ""
     mark = node_mark(DiskStorage(), config.data_dirs)
     for held in manager.partitions():
-        head = held.head()
-        if head is not None and not is_of_node(head.writer_id, mark):
-            return f"{held.name} was last written by another one: {head.writer_id}"
+        manifest = held.manifest()
+        if manifest is not None and not is_of_node(manifest.writer_id, mark):
+            return f"{held.name} was last written by another node: {manifest.writer_id}"
     return ""

@@ -78,10 +78,10 @@ class Only:
     since_ms: int | None = None
     until_ms: int | None = None
 
-    def __call__(self, row: SegmentEntry) -> bool:
-        newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
+    def __call__(self, entry: SegmentEntry) -> bool:
+        newest = entry.committed_ms if entry.max_timestamp_ms is None else entry.max_timestamp_ms
         is_late = self.since_ms is None or newest >= self.since_ms
-        return row.stored_bytes >= self.min_bytes and is_late and (self.until_ms is None or newest < self.until_ms)
+        return entry.stored_bytes >= self.min_bytes and is_late and (self.until_ms is None or newest < self.until_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +89,16 @@ class RewriteGroup:
     """Entries that become one segment in the object encoding `keeping`. It can be pickled."""
 
     number: int
-    rows: tuple[SegmentEntry, ...]
+    entries: tuple[SegmentEntry, ...]
     keeping: Keeping
 
     @property
     def size_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.rows)
+        return sum(entry.size_bytes for entry in self.entries)
 
     @property
     def stored_bytes(self) -> int:
-        return sum(row.stored_bytes + row.indexes_bytes for row in self.rows)
+        return sum(entry.stored_bytes + entry.indexes_bytes for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +186,11 @@ def plan_merge(
     `settings` returns the settings of the topic from its own ones. Raises NotFound if there is no manifest, Conflict
     for a deleted topic.
     """
-    log, rows, own = _joined_rows(store, name)
+    log, entries, own = _joined_rows(store, name)
     known = settings(name.topic, own)
     groups = [
-        RewriteGroup(number=number, rows=tuple(run), keeping=kept_as(run[0], known))
-        for number, run in enumerate(small_runs(rows, target_bytes))
+        RewriteGroup(number=number, entries=tuple(run), keeping=kept_as(run[0], known))
+        for number, run in enumerate(small_runs(entries, target_bytes))
     ]
     return _plan("merge", log, name, groups, now_ms, prices)
 
@@ -215,12 +215,12 @@ def plan_recode(
     execution. Raises as `plan_merge`.
     """
     if decrypts and key_id is not None:
-        raise InvalidRequest("rewriting, a key and no encryption at the same time", key_id=key_id)
-    log, rows, own = _joined_rows(store, name)
+        raise InvalidRequest('cannot rewrite, a key and no encryption exclude each other', key_id=key_id)
+    log, entries, own = _joined_rows(store, name)
     known = settings(name.topic, own)
     groups: list[RewriteGroup] = []
-    for row in filter(only or Only(), rows):
-        now, kept = kept_as(row), kept_as(row, known)
+    for entry in filter(only or Only(), entries):
+        now, kept = kept_as(entry), kept_as(entry, known)
         wanted = Keeping(
             codec=now.codec if codec is None else codec,
             key_id=None if decrypts else now.key_id if key_id is None else key_id,
@@ -230,32 +230,32 @@ def plan_recode(
             key = wanted.key_id if decrypts or wanted.key_id is not None else kept.key_id
             there = kept.storage_class if storage_class is None else storage_class
             keeping = replace(wanted, key_id=key, level=kept.level, storage_class=there)
-            groups.append(RewriteGroup(number=len(groups), rows=(row,), keeping=keeping))
+            groups.append(RewriteGroup(number=len(groups), entries=(entry,), keeping=keeping))
     return _plan("recode", log, name, groups, now_ms, prices)
 
 
-def small_runs(rows: Iterable[SegmentEntry], target_bytes: int) -> Iterator[list[SegmentEntry]]:
+def small_runs(entries: Iterable[SegmentEntry], target_bytes: int) -> Iterator[list[SegmentEntry]]:
     """Yield neighbours to merge, at least two in each run.
 
     A run has no gap and one object encoding. Either all of its entries were cleaned, or none.
     """
     run: list[SegmentEntry] = []
-    for row in rows:
-        if run and not (_fits(run, row, target_bytes) and row.size_bytes < SMALL_RATIO * target_bytes):
+    for entry in entries:
+        if run and not (_fits(run, entry, target_bytes) and entry.size_bytes < SMALL_RATIO * target_bytes):
             if len(run) > 1:
                 yield run
             run = []
-        if row.size_bytes < SMALL_RATIO * target_bytes:
-            run.append(row)
+        if entry.size_bytes < SMALL_RATIO * target_bytes:
+            run.append(entry)
     if len(run) > 1:
         yield run
 
 
-def _fits(run: Sequence[SegmentEntry], row: SegmentEntry, target_bytes: int) -> bool:
+def _fits(run: Sequence[SegmentEntry], entry: SegmentEntry, target_bytes: int) -> bool:
     last = run[-1]
-    size = sum(each.size_bytes for each in run) + row.size_bytes
-    is_next = last.next_offset == row.base_offset and row.next_offset - run[0].base_offset <= OFFSETS_MAX
-    is_alike = kept_as(last) == kept_as(row) and (last.cleaned_through is None) == (row.cleaned_through is None)
+    size = sum(each.size_bytes for each in run) + entry.size_bytes
+    is_next = last.next_offset == entry.base_offset and entry.next_offset - run[0].base_offset <= OFFSETS_MAX
+    is_alike = kept_as(last) == kept_as(entry) and (last.cleaned_through is None) == (entry.cleaned_through is None)
     return is_next and is_alike and size <= min(target_bytes, OFFSETS_MAX)
 
 
@@ -264,9 +264,9 @@ def _joined_rows(
 ) -> tuple[CoWriterLog, list[SegmentEntry], Mapping[str, str]]:
     """Return the entries that readers can reach completely, and the topic's own settings."""
     log = CoWriterLog(store, name.prefix)
-    head = log.join()
-    rows = log.ask(head, lambda index: list(index.rows()))
-    return log, [row for row in rows if row.base_offset >= head.min_readable_offset], head.properties
+    manifest = log.join()
+    entries = log.ask(manifest, lambda index: list(index.entries()))
+    return log, [entry for entry in entries if entry.base_offset >= manifest.min_readable_offset], manifest.properties
 
 
 def _plan(
@@ -277,40 +277,40 @@ def _plan(
     now_ms: int,
     prices: PriceTable,
 ) -> RewritePlan:
-    costs = [cost_of(group.rows, group.keeping, prices, replaced_ms=now_ms) for group in groups]
-    heads = -(-len(groups) // GROUPS_A_MANIFEST)
+    costs = [cost_of(group.entries, group.keeping, prices, replaced_ms=now_ms) for group in groups]
+    manifests = -(-len(groups) // GROUPS_A_MANIFEST)
     total = RewriteCost(
         gets=sum(each.gets for each in costs),
-        puts=sum(each.puts for each in costs) + heads,
+        puts=sum(each.puts for each in costs) + manifests,
         read_bytes=sum(each.read_bytes for each in costs),
         write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None)),
+        dollars=sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None)),
     )
     job_id = f"{kind}-{new_ulid(now_ms)}"
     return RewritePlan(job_id=job_id, name=name, epoch=log.epoch, now_ms=now_ms, groups=tuple(groups), cost=total)
 
 
 def cost_of(
-    rows: Sequence[SegmentEntry], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
+    entries: Sequence[SegmentEntry], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
 ) -> RewriteCost:
-    """Return the cost to read `rows` and write them as one segment, assumed as large as its records.
+    """Return the cost to read `entries` and write them as one segment, assumed as large as its records.
 
     Indexes are in STANDARD, for any class of the data. After the upload both objects are asked for their sizes. With
     `replaced_ms` the old objects are deleted at this time: a class still bills the rest of its minimum storage time.
     """
-    gets = sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in rows)
-    size = sum(row.size_bytes for row in rows)
+    gets = sum(1 + -(-entry.stored_bytes // RANGE_BYTES) for entry in entries)
+    size = sum(entry.size_bytes for entry in entries)
     puts = upload_requests(size) + 1
-    read = sum(row.stored_bytes + row.indexes_bytes for row in rows)
+    read = sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
     there = prices.of(keeping.storage_class)
     dollars = request_cost(puts=puts - 1, gets=1, prices=there) + size / GIB * there.write_per_gb
-    dollars += request_cost(puts=1, gets=1 + len(rows), prices=prices.of(None))
-    for row in rows:
-        here = prices.of(row.storage_class)
-        dollars += request_cost(gets=-(-row.stored_bytes // RANGE_BYTES), prices=here)
-        dollars += retrieval_cost(row.stored_bytes, here)
-        if replaced_ms is not None and row.committed_ms:
-            dollars += early_deletion(row.stored_bytes, max(0, replaced_ms - row.committed_ms) / DAY_MS, here)
+    dollars += request_cost(puts=1, gets=1 + len(entries), prices=prices.of(None))
+    for entry in entries:
+        here = prices.of(entry.storage_class)
+        dollars += request_cost(gets=-(-entry.stored_bytes // RANGE_BYTES), prices=here)
+        dollars += retrieval_cost(entry.stored_bytes, here)
+        if replaced_ms is not None and entry.committed_ms:
+            dollars += early_deletion(entry.stored_bytes, max(0, replaced_ms - entry.committed_ms) / DAY_MS, here)
     return RewriteCost(gets=gets + 2, puts=puts, read_bytes=read, write_bytes=size, dollars=dollars)
 
 
@@ -339,10 +339,10 @@ def rewrite_group(
     except NotFound as error:
         log = MetadataLog(store, plan.name.prefix)
         start = log.refresh().log_start_offset
-        left = replace(group, rows=tuple(row for row in group.rows if row.next_offset > start))
-        if left.rows == group.rows:
-            raise why_missing(log, group.rows, error) from error
-    if not left.rows:
+        left = replace(group, entries=tuple(entry for entry in group.entries if entry.next_offset > start))
+        if left.entries == group.entries:
+            raise why_missing(log, group.entries, error) from error
+    if not left.entries:
         return RewrittenGroup(number=group.number, replacement=None, stored_before=0, stored_after=0, is_expired=True)
     return _rewritten(plan, left, store, keys, target or store, chunk_bytes)
 
@@ -352,36 +352,36 @@ def _rewritten(
 ) -> RewrittenGroup:
     remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
     object_encoding = group.keeping.object_encoding(keys)
-    if len(group.rows) == 1 and (
-        kept_as(group.rows[0]) == group.keeping or _would_stay(remote, group, object_encoding)
+    if len(group.entries) == 1 and (
+        kept_as(group.entries[0]) == group.keeping or _would_stay(remote, group, object_encoding)
     ):
         return RewrittenGroup(
             number=group.number, replacement=None, stored_before=group.stored_bytes, stored_after=group.stored_bytes
         )
-    row = copy_segment(
+    entry = copy_segment(
         target,
         plan.name.prefix,
-        joined(remote, group.rows),
+        joined(remote, group.entries),
         epoch=plan.epoch,
         now_ms=plan.now_ms,
         object_encoding=object_encoding,
         chunk_bytes=chunk_bytes,
     )
-    check_same_bytes(row, group.rows)
+    check_same_bytes(entry, group.entries)
     return RewrittenGroup(
         number=group.number,
-        replacement=Replacement(ulids=tuple(each.ulid for each in group.rows), rows=(row,)),
+        replacement=Replacement(ulids=tuple(each.ulid for each in group.entries), entries=(entry,)),
         stored_before=group.stored_bytes,
-        stored_after=row.stored_bytes + row.indexes_bytes,
+        stored_after=entry.stored_bytes + entry.indexes_bytes,
     )
 
 
 def _would_stay(remote: RemotePartition, group: RewriteGroup, object_encoding: ObjectEncoding) -> bool:
     """Return whether compression is the only requested change and would not pay."""
-    (row,) = group.rows
-    if replace(group.keeping, codec=row.codec) != kept_as(row) or object_encoding.codec == RAW:
+    (entry,) = group.entries
+    if replace(group.keeping, codec=entry.codec) != kept_as(entry) or object_encoding.codec == RAW:
         return False
-    return not object_encoding.pays(remote.read(row, 0, min(CHUNK_BYTES, row.size_bytes)))
+    return not object_encoding.pays(remote.read(entry, 0, min(CHUNK_BYTES, entry.size_bytes)))
 
 
 # --- committing ------------------------------------------------------------------------------------------------------
@@ -409,13 +409,13 @@ def commit_groups(
         return outcome
     log = CoWriterLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
-    rows = [row for each in replaced for row in each.rows]
-    touches = (min(row.base_offset for row in rows), max(row.next_offset for row in rows))
+    entries = [entry for each in replaced for entry in each.entries]
+    touches = (min(entry.base_offset for entry in entries), max(entry.next_offset for entry in entries))
     note = AppliedJob(job_id=plan.job_id, turn=turn)
     change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=True)
-    head = log.commit(change, now_ms, touches=touches)
-    there = log.ask(head, lambda index: list(index.entries_with_dead(*touches)))
-    fates = [fate_of(there, head.log_start_offset, each) for each in replaced]
+    manifest = log.commit(change, now_ms, touches=touches)
+    there = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
+    fates = [fate_of(there, manifest.log_start_offset, each) for each in replaced]
     put = [each for each, fate in zip(made, fates, strict=True) if fate is Fate.COMMITTED]
     ulids = [ulid for each in put if each.replacement is not None for ulid in each.replacement.ulids]
     return replace(
@@ -475,17 +475,17 @@ def has_room(store: ObjectStore, name: RemotePartitionName) -> bool:
 
     The objects of replaced entries wait there until the grace period has passed.
     """
-    return len(MetadataLog(store, name.prefix).refresh().unlinked) < UNLINKED_MAX
+    return len(MetadataLog(store, name.prefix).refresh().pending_deletes) < UNLINKED_MAX
 
 
 def _give_up(store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], now_ms: int) -> None:
-    rows = [row for each in done if each.replacement is not None for row in each.replacement.rows]
-    if not rows:
+    entries = [entry for each in done if each.replacement is not None for entry in each.replacement.entries]
+    if not entries:
         return
     try:
         log = CoWriterLog(store, plan.name.prefix)
         log.join(epoch=plan.epoch)
-        touches = (rows[0].base_offset, rows[-1].next_offset)
-        log.commit(unlink_uploads(rows), now_ms, touches=touches)
+        touches = (entries[0].base_offset, entries[-1].next_offset)
+        log.commit(unlink_uploads(entries), now_ms, touches=touches)
     except LogError:
         return  # the uploads become orphans once the next epoch begins

@@ -71,7 +71,7 @@ class Estimate:
     @property
     def basis(self) -> str:
         """The data behind the figures, in words."""
-        words = f"all {counted(self.dirty_records, 'record')} of the dirty section"
+        words = f"all {counted(self.dirty_records, 'record')} of the dirty part"
         if self.clean_bytes:
             words += f", a sample of {self.sampled_bytes} of {self.clean_bytes} clean bytes"
         return words
@@ -105,8 +105,10 @@ def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Esti
     logs = {each.partition: log_to_clean(each) for each in manager.snapshots(now_ms, [topic])}
     found = []
     for held in manager.partitions([topic]):
-        head = held.head()
-        found.append(estimate(held.log, logs[held.name], bucket_end=head.next_offset if head is not None else 0))
+        manifest = held.manifest()
+        found.append(
+            estimate(held.log, logs[held.name], bucket_end=manifest.next_offset if manifest is not None else 0)
+        )
     return found
 
 
@@ -114,7 +116,7 @@ def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
     """Raise NotFound for an unknown topic, InvalidRequest for a topic without the compact policy."""
     manager.topic(topic)
     if any(not each.rules.cleanup_compact for each in manager.snapshots(now_ms, [topic])):
-        raise InvalidRequest("compacting a topic, its cleanup.policy does not say compact", topic=topic)
+        raise InvalidRequest('cannot compact the topic, its cleanup.policy does not include compact', topic=topic)
 
 
 def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:

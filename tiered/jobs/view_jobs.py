@@ -60,7 +60,7 @@ def plan_views(
                     from_offset=backlog.from_offset,
                     upto_offset=backlog.upto_offset,
                     size_bytes=backlog.size_bytes,
-                    reason="asked for",
+                    reason='requested',
                     accepts_loss=accepts_loss,
                 )
             ]
@@ -94,7 +94,7 @@ def view_status(
     held = {each.name: each for each in manager.partitions(topics)}
     for snapshot in manager.snapshots(now_ms, topics):
         partition = held[snapshot.partition]
-        if partition.head() is None and not snapshot.keeps_views_on_disk:
+        if partition.manifest() is None and not snapshot.keeps_views_on_disk:
             continue
         local = partition.local_views
         is_wanted = snapshot.is_tiered or topics is not None or snapshot.rules.view_threshold_bytes is not None
@@ -106,9 +106,9 @@ def view_status(
 
 
 def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStatus:
-    view, head, local = find_view(snapshot.all_views, name), held.head(), held.local_views
+    view, manifest, local = find_view(snapshot.all_views, name), held.manifest(), held.local_views
     is_local = view in snapshot.local_views if view is not None else snapshot.keeps_views_on_disk
-    epoch = local.epoch if is_local and local is not None else head.epoch if head is not None else 0
+    epoch = local.epoch if is_local and local is not None else manifest.epoch if manifest is not None else 0
     view, backlog = view or CompactedView(name=name), view_backlog(snapshot, name)
     if is_local and local is not None and local.damage is not None:
         view = replace(view, failure=ViewFailure(failed_ms=snapshot.now_ms, error=str(local.damage)))
@@ -132,7 +132,7 @@ def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, 
 
 
 def _no_view(topic: str, name: str) -> NotFound:
-    return NotFound("dropping a view, the topic has none of this name", topic=topic, view=name)
+    return NotFound('cannot drop the view, the topic has no view of this name', topic=topic, view=name)
 
 
 def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:
@@ -167,5 +167,5 @@ def _has_view(held: Partition, name: str) -> bool:
 
 
 def _has_in_bucket(held: Partition, name: str) -> bool:
-    head = held.head()
-    return head is not None and find_view(head.views, name) is not None
+    manifest = held.manifest()
+    return manifest is not None and find_view(manifest.views, name) is not None

@@ -59,7 +59,7 @@ from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_KEPT
 from remote.gc.old_manifests import collect_manifests
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
@@ -114,10 +114,12 @@ class _SidecarLog(MetadataLog):
     that a manager, or a restore for a manager, has taken over.
     """
 
-    def _successor(self, base: Head | None, draft: Head, *, epoch: int, writer_id: str, now_ms: int) -> Head:
+    def _successor(
+        self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int
+    ) -> Manifest:
         is_free = base is None or base.writer_id.startswith((ADOPT, COPY, DELETION))
         if self._state is LogState.READER and base is not None and not is_free:
-            wrong = "adopting a partition, somebody else writes it in the bucket by now"
+            wrong = 'cannot adopt the partition, another writer owns it in the bucket'
             raise Conflict(wrong, topic=base.topic, partition=base.partition, writer=base.writer_id)
         return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
 
@@ -239,10 +241,10 @@ class Adopter:
         directory = join(self._root, partition.directory)
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
-            raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+            raise NotFound('cannot adopt the partition, it has no topic id yet', partition=partition)
         encoding_of(self._effective(partition.topic), self._keys)
-        head = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
-        reached = head.allocated_end_offset if head is not None else 0
+        manifest = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
+        reached = manifest.allocated_end_offset if manifest is not None else 0
         upto = min(watermark, _stable(self._storage, directory))
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
@@ -277,34 +279,34 @@ class Adopter:
 
     def _mirrored_start(
         self, partition: TopicPartition, log: MetadataLog, start: int, epochs: LeaderEpochs, now_ms: int
-    ) -> Head:
+    ) -> Manifest:
         """Raise the bucket's log start offset to the broker's if DeleteRecords raised it; the newest manifest."""
-        head, directory = log.refresh(), join(self._root, partition.directory)
-        if start <= head.log_start_offset:
-            return head
+        manifest, directory = log.refresh(), join(self._root, partition.directory)
+        if start <= manifest.log_start_offset:
+            return manifest
         if (partition, start) not in self._is_deletion:
             facts = log_start_facts(self._storage, directory, _logs_of(self._storage, directory), start, epochs)
             if facts is None:
-                return head
+                return manifest
             self._is_deletion[partition, start] = is_deletion(facts, self._retention(partition), now_ms)
         if not self._is_deletion[partition, start]:
-            return head
+            return manifest
         return log.commit(expire_segments([], now_ms=now_ms, log_start_offset=start), now_ms)
 
     def _round(self, partition: TopicPartition, work: _Work, now_ms: int) -> AdoptedPartition:
         directory = join(self._root, partition.directory)
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
-            raise NotFound("adopting a partition, it has no topic id yet", partition=partition)
+            raise NotFound('cannot adopt the partition, it has no topic id yet', partition=partition)
         encoding_of(self._effective(partition.topic), self._keys)  # refuses settings before any write
         epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
-        head = self._told_settings(log, partition, now_ms)
-        _check_lineage(partition, head, epochs)
-        head = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
+        manifest = self._told_settings(log, partition, now_ms)
+        _check_lineage(partition, manifest, epochs)
+        manifest = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
         sizes = _logs_of(self._storage, directory)
         bases = sorted(sizes)
-        reached = head.allocated_end_offset  # below the bucket's log start offset no segment is due
+        reached = manifest.allocated_end_offset  # below the bucket's log start offset no segment is due
         upto = min(work.watermark, _stable(self._storage, directory))  # read before a segment is opened
         with self._opened(directory, topic_id, reached) as closed:
             due = [each for each in closed if each.next_offset <= upto]
@@ -317,8 +319,8 @@ class Adopter:
                 work.copied_bytes = sum(each.size_bytes for each in due)
             else:
                 for each in due:
-                    row = self._uploaded(log, _as_it_is(directory, each, epochs), now_ms)
-                    log.commit(add_segments([row]), now_ms)
+                    entry = self._uploaded(log, _as_it_is(directory, each, epochs), now_ms)
+                    log.commit(add_segments([entry]), now_ms)
                     work.copied, work.copied_bytes = work.copied + 1, work.copied_bytes + each.size_bytes
             self._collect_manifests(log, now_ms)
             waiting = [each for each in closed if each not in due]
@@ -355,10 +357,10 @@ class Adopter:
         self._logs[partition, topic_id] = log
         return log
 
-    def _told_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Head:
+    def _told_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Manifest:
         """The newest manifest, with the topic's current settings."""
-        head, properties = log.refresh(), self._properties(partition.topic)
-        return head if head.properties == properties else log.commit(set_properties(properties), now_ms)
+        manifest, properties = log.refresh(), self._properties(partition.topic)
+        return manifest if manifest.properties == properties else log.commit(set_properties(properties), now_ms)
 
     @contextmanager
     def _opened(self, directory: str, topic_id: str, reached: int) -> Iterator[list[_Closed]]:
@@ -397,27 +399,27 @@ class Adopter:
         return _Closed(base, following, size, file, others, is_settled, modified_ms)
 
     def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> SegmentEntry:
-        head, done = log.refresh(), 0
-        place = partition_prefix(head.topic, head.topic_id, head.partition)
+        manifest, done = log.refresh(), 0
+        place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
 
         def tell(read_bytes: int) -> None:
             nonlocal done
             done += read_bytes
-            name = TopicPartition(head.topic, head.partition)
+            name = TopicPartition(manifest.topic, manifest.partition)
             if self._on_copied is not None:
                 self._on_copied(name, segment.base_offset, done, segment.size_bytes)
 
-        object_encoding = encoding_of(self._effective(head.topic), self._keys)
+        object_encoding = encoding_of(self._effective(manifest.topic), self._keys)
         return copy_segment(
             self._store, place, segment, epoch=log.epoch, now_ms=now_ms, object_encoding=object_encoding, progress=tell
         )
 
     def _collect_manifests(self, log: MetadataLog, now_ms: int) -> None:
         """Delete old manifests as a manager does: every copied segment adds one."""
-        head = log.refresh()
-        upto = head.sequence - MANIFESTS_KEPT
-        if upto - log.void_upto >= MANIFESTS_AT_ONCE:
-            place = partition_prefix(head.topic, head.topic_id, head.partition)
+        manifest = log.refresh()
+        upto = manifest.sequence - MANIFESTS_KEPT
+        if upto - log.gc_boundary >= MANIFESTS_AT_ONCE:
+            place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
             collect_manifests(self._store, place, log, upto, now_ms=now_ms)
 
     def _copy_cleaned(
@@ -450,10 +452,10 @@ class Adopter:
         try:
             clean(copy, self._storage, clean_from=start, now_ms=now_ms, tombstones_below=0)
             copy.remove_deleted(now_ms)
-            rows = [info for info in copy.segments() if not info.is_active and not info.is_empty]
+            entries = [info for info in copy.segments() if not info.is_active and not info.is_empty]
             producers = {each.next_offset: each.others[PRODUCER_SNAPSHOT] for each in due}
             made = []
-            for info in rows:
+            for info in entries:
                 segment = segment_to_copy(copy, info, cleaned_through=end)
                 told = producers.get(info.next_offset) or segment.producer_snapshot
                 made.append(self._uploaded(log, replace(segment, producer_snapshot=told), now_ms))
@@ -573,18 +575,18 @@ def _decoded(snapshot: bytes) -> list[ProducerEntry] | None:
         return None
 
 
-def _check_lineage(partition: TopicPartition, head: Head, epochs: LeaderEpochs) -> None:
+def _check_lineage(partition: TopicPartition, manifest: Manifest, epochs: LeaderEpochs) -> None:
     """Raises Conflict if bucket and broker have different leader epochs for an offset that both have."""
-    theirs = LeaderEpochs(tuple(head.lineage))
-    held = coverage(head)
+    theirs = LeaderEpochs(tuple(manifest.lineage))
+    held = coverage(manifest)
     first = epochs.entries[0][1] if epochs.entries else 0
     for offset in sorted({max(first, start) for _, start in (*theirs.entries, *epochs.entries)}):
         if held.holds(offset, offset + 1) and theirs.epoch_at(offset) != epochs.epoch_at(offset):
             facts = {"bucket": theirs.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
             raise Conflict(
-                "adopting a partition, the broker's log was written anew below the bucket's end, as an unclean leader "
-                "election does: the bucket keeps the branch that it lost",
+                ('cannot adopt the partition, the broker rewrote its log below the end of the bucket '
+'(unclean leader election): the bucket retains the lost branch'),
                 partition=partition,
                 **facts,
-                bucket_next_offset=head.entries_end_offset,
+                bucket_next_offset=manifest.entries_end_offset,
             )

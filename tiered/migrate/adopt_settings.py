@@ -18,7 +18,7 @@ from tiered.config.topic_settings import check_combination, resolve_rules
 from tiered.migrate.broker_topics import BrokerTopics
 
 REFUSED = {  # settings that a sidecar cannot honour, with the alternative for the operator
-    "remote.log.copy.disable": "leave the topic out: name the topics to adopt",
+    "remote.log.copy.disable": 'exclude the topic: name the topics to adopt',
     "remote.copy.lag.ms": "a sidecar copies each closed segment at once",
     "remote.copy.lag.bytes": "a sidecar copies each closed segment at once",
 }
@@ -26,8 +26,9 @@ REFUSED = {  # settings that a sidecar cannot honour, with the alternative for t
 
 POLICY = "cleanup.policy"
 UNKNOWN = (
-    "name the log directory with the broker's __cluster_metadata-0 by --metadata, or say the policy, "
-    "-X TOPIC:cleanup.policy=compact for a topic or -X cleanup.policy=delete for all"
+    ('name the log directory with __cluster_metadata-0 of the broker by --metadata, or state '
+'the policy, -X TOPIC:cleanup.policy=compact for a topic or -X cleanup.policy=delete for '
+'all')
 )
 
 
@@ -47,10 +48,10 @@ class AdoptSettings:
         self._config = config if config is not None else Config(data_dir="")
         for key, value in options.items():
             topic, colon, name = key.rpartition(":")
-            row = PROPERTIES.get(name)
-            if row is None or not row.is_per_topic:
+            entry = PROPERTIES.get(name)
+            if entry is None or not entry.is_per_topic:
                 near = nearest(name, PROPERTIES)
-                raise InvalidRequest("adopting, no setting of topics", setting=name, did_you_mean=near)
+                raise InvalidRequest('cannot adopt, this is not a setting of topics', setting=name, did_you_mean=near)
             parse(name, value)
             (self._one.setdefault(topic, {}) if colon else self._all)[name] = value
         self._broker = BrokerTopics(storage, metadata)
@@ -72,12 +73,12 @@ class AdoptSettings:
         """
         given = self._given(topic)
         if topic and not self.has_broker and POLICY not in given:
-            raise InvalidRequest(f"adopting a topic, whether it is compacted is not known: {UNKNOWN}", topic=topic)
+            raise InvalidRequest(f"cannot adopt the topic, its cleanup.policy is unknown: {UNKNOWN}", topic=topic)
         values = DEFAULTS | given
         check_combination(values)
         for name, instead in REFUSED.items():
             if parse(name, values[name]) != parse(name, DEFAULTS[name]):
-                wrong = f"adopting a topic, a sidecar cannot honour this setting: {instead}"
+                wrong = f"cannot adopt the topic, a sidecar does not support this setting: {instead}"
                 raise InvalidRequest(wrong, topic=topic, **{name: values[name]})
         return values
 

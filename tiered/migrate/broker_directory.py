@@ -76,19 +76,19 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
     Raises InvalidRequest if it has neither a partition nor the ``meta.properties`` of a new broker. Raises NotFound if
     the directory does not exist, or if it lacks one of the named topics.
     """
-    hint = "name the log.dirs of a broker, with its TOPIC-PARTITION directories in it"
+    hint = 'name the log.dirs of a broker that contain its TOPIC-PARTITION directories'
     if not storage.is_directory(root):
         kind = InvalidRequest if storage.exists(root) else NotFound
-        raise kind(f"adopting, there is no such directory: {hint}", directory=root)
+        raise kind(f"cannot adopt, the directory does not exist: {hint}", directory=root)
     there = storage.list(root)
     is_one = names.META_PROPERTIES in there or any(names.parse_partition_directory(name) for name in there)
     if not is_one:
-        raise InvalidRequest(f"adopting, this is no kafka log directory: {hint}", directory=root)
+        raise InvalidRequest(f"cannot adopt, the directory is not a Kafka log directory: {hint}", directory=root)
     known = adopted_topics(storage, root)
     for topic in topics:
         if topic not in known:
             told = {"there_are": ", ".join(known[:10]) or "none", "did_you_mean": nearest(topic, known)}
-            raise NotFound("adopting a topic, the broker has none of it here", topic=topic, directory=root, **told)
+            raise NotFound('cannot adopt the topic, the broker has no partition of it in this directory', topic=topic, directory=root, **told)
 
 
 def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:

@@ -55,8 +55,8 @@ class BrokerTopics:
         """The topic's own settings at the broker, without unknown ones and the ones of the broker's tier."""
         found = {}
         for name, value in self._settings.get(topic, {}).items():
-            row = PROPERTIES.get(name)
-            if row is None or not row.is_per_topic or name.startswith(_OF_THE_TIER):
+            entry = PROPERTIES.get(name)
+            if entry is None or not entry.is_per_topic or name.startswith(_OF_THE_TIER):
                 continue
             try:
                 parse(name, value)
@@ -104,7 +104,7 @@ class BrokerTopics:
             walk = BatchRuns(file.read, file.size(), start=start)
             for run in walk:
                 if run.damage is not None:
-                    raise Corrupt(f"reading a broker's metadata, {run.damage}", path=path, at=run.position)
+                    raise Corrupt(f"cannot read the metadata of the broker, {run.damage}", path=path, at=run.position)
                 for record in kernels.decode_columns(run.data).records():
                     if is_snapshot or record.offset > self._read_upto:
                         self._follow(bytes(record.value or b""), path)
@@ -174,11 +174,11 @@ class _Fields:
         try:
             return self.take(length - 1).decode()
         except UnicodeDecodeError:
-            raise Corrupt("reading a broker's metadata, a text is none", path=self._path) from None
+            raise Corrupt('cannot read the metadata of the broker, a string is invalid', path=self._path) from None
 
     def take(self, count: int) -> bytes:
         found = self._value[self._at : self._at + count]
         if len(found) < count:
-            raise Corrupt("reading a broker's metadata, a record ends too early", path=self._path)
+            raise Corrupt('cannot read the metadata of the broker, a record is truncated', path=self._path)
         self._at += count
         return found

@@ -24,9 +24,9 @@ from remote.gc.pins import Pin, end_pin, list_pins, pin_newest
 from remote.keys import key_in_other_topic, topic_directory
 from remote.manifest.catalog import RemotePartitionName, missing_between
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, delete_partition, expire_segments
-from remote.manifest.page_spill import keys_of, named_keys
+from remote.manifest.page_out import keys_of, named_keys
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from tiered.read.topic_id_resolution import without_deleted
@@ -37,27 +37,27 @@ _REMOVER = "fork"  # the writer of the removal of a fork that no run reported as
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionFork:
-    """One partition: `rows` of `head` become the fork's entries. `is_there`: an earlier run made it."""
+    """One partition: `entries` of `manifest` become the fork's entries. `is_there`: an earlier run made it."""
 
     source: RemotePartitionName
     fork: RemotePartitionName
-    head: Head
-    rows: tuple[SegmentEntry, ...]
+    manifest: Manifest
+    entries: tuple[SegmentEntry, ...]
     is_there: bool = False
 
     @property
     def next_offset(self) -> int:
-        return self.rows[-1].next_offset if self.rows else self.head.log_start_offset
+        return self.entries[-1].next_offset if self.entries else self.manifest.log_start_offset
 
     @property
     def size_bytes(self) -> int:
         """Bytes that the fork can read without a copy."""
-        return sum(row.size_bytes for row in self.rows)
+        return sum(entry.size_bytes for entry in self.entries)
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
         """The price of the requests: two pins, manifests and pages, and the checks."""
         of = prices.of(None)
-        return 0.0 if self.is_there else request_cost(puts=5 + len(self.rows) // 4096, gets=6, lists=4, prices=of)
+        return 0.0 if self.is_there else request_cost(puts=5 + len(self.entries) // 4096, gets=6, lists=4, prices=of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +96,23 @@ def plan_fork(
     check_topic(topic)
     names = without_deleted(store, names)
     if len(sources := {topic_directory(name.topic, name.topic_id) for name in names}) != 1:
-        raise InvalidRequest("forking, not one topic: choose one by its id", topics=",".join(sorted(sources)))
-    heads = {name: head for name in known if (head := _head(store, name)) is not None}
-    dead = {name.topic_id for name, head in heads.items() if head.deleted_ms is not None}
-    living = {name: head for name, head in heads.items() if name.topic_id not in dead}
+        raise InvalidRequest('cannot fork, the name matches several topics: choose one by its id', topics=",".join(sorted(sources)))
+    manifests = {name: manifest for name in known if (manifest := _manifest(store, name)) is not None}
+    dead = {name.topic_id for name, manifest in manifests.items() if manifest.deleted_ms is not None}
+    living = {name: manifest for name, manifest in manifests.items() if name.topic_id not in dead}
     ids = {name.topic_id for name in living}
-    if len(ids) > 1 or any(head.writer_id != _writer(names[0]) for head in living.values()):
-        raise InvalidRequest("forking, the bucket has another topic of that name", topic=topic)
+    if len(ids) > 1 or any(manifest.writer_id != _writer(names[0]) for manifest in living.values()):
+        raise InvalidRequest('cannot fork, the bucket has another topic of that name', topic=topic)
     topic_id = ids.pop() if ids else new_topic_id()
     parts = []
     for name in names:
         fork = RemotePartitionName(topic, topic_id, name.partition)
-        head, rows = _rows(store, name, upto_offset)
-        parts.append(PartitionFork(source=name, fork=fork, head=head, rows=rows, is_there=fork in living))
-    forkers = {name: head for name, head in heads.items() if head.writer_id in (_REMOVER, _writer(names[0]))}
-    dropped = {name.topic_id for name, head in forkers.items() if head.deleted_ms is not None}
+        manifest, entries = _entries(store, name, upto_offset)
+        parts.append(PartitionFork(source=name, fork=fork, manifest=manifest, entries=entries, is_there=fork in living))
+    forkers = {
+        name: manifest for name, manifest in manifests.items() if manifest.writer_id in (_REMOVER, _writer(names[0]))
+    }
+    dropped = {name.topic_id for name, manifest in forkers.items() if manifest.deleted_ms is not None}
     unfinished = tuple(name for name in forkers if name.topic_id in dropped)
     return ForkPlan(
         topic=topic,
@@ -149,28 +151,31 @@ def run_fork(
 def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Callable[[], int]) -> PartitionFork:
     prefix, began = each.source.prefix, now_ms()
     source = MetadataLog(store, prefix)
-    pin, head = pin_newest(
+    pin, manifest = pin_newest(
         store, prefix, source, now_ms=began, expires_ms=began + PIN_MS, holder="fork", fork=each.fork.prefix
     )
-    head, rows = _chosen(source, head, plan.upto_offset)
-    announced = [(prefix, pin), *_told_other_homes(store, each, rows, pin, now_ms=began)]
-    log = _begun(store, each, head, now_ms())
+    manifest, entries = _chosen(source, manifest, plan.upto_offset)
+    announced = [(prefix, pin), *_told_other_homes(store, each, entries, pin, now_ms=began)]
+    log = _begun(store, each, manifest, now_ms())
     if not log.refresh().has_entries:  # otherwise an earlier run wrote entries; they are checked below
-        if head.log_start_offset:  # before the entries: records deleted below it in the first segment stay deleted
-            log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=head.log_start_offset), now_ms())
-        log.commit(add_segments([_renamed(row, prefix) for row in rows]), now_ms())
+        if manifest.log_start_offset:  # before the entries: records deleted below it in the first segment stay deleted
+            log.commit(expire_segments([], now_ms=now_ms(), log_start_offset=manifest.log_start_offset), now_ms())
+        log.commit(add_segments([_renamed(entry, prefix) for entry in entries]), now_ms())
     if not (_is_in_time(store, log, source, each, announced, now_ms) and _end_pins(store, announced, now_ms)):
         if _is_whole(store, each):  # another run was in time, so the fork stays
             return replace(each, is_there=True)
-        _mark_removed(log, head, now_ms())
+        _mark_removed(log, manifest, now_ms())
         for part in plan.partitions:
             _remove(store, part.fork, now_ms)
-        raise Conflict("forking a partition, objects may have gone before all was written: again", source=head.topic)
-    _check_still_ours(log, head)
-    return replace(each, head=head, rows=tuple(rows), is_there=True)
+        raise Conflict(
+            ('cannot fork the partition, objects may have been deleted before the fork was complete: '
+'run the command again'), source=manifest.topic
+        )
+    _check_still_ours(log, manifest)
+    return replace(each, manifest=manifest, entries=tuple(entries), is_there=True)
 
 
-def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> MetadataLog:
+def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: int) -> MetadataLog:
     """Create the fork's first manifest.
 
     Its epoch is above all leader epochs of the entries: appends continue in it.
@@ -182,19 +187,19 @@ def _begun(store: ObjectStore, each: PartitionFork, head: Head, now_ms: int) -> 
         topic=each.fork.topic,
         topic_id=each.fork.topic_id,
         partition=each.fork.partition,
-        properties=head.properties,
-        first_epoch=head.epoch + 1,
-        seal_key_id=head.seal_key_id,
+        properties=manifest.properties,
+        first_epoch=manifest.epoch + 1,
+        seal_key_id=manifest.seal_key_id,
     )
     return log
 
 
 def _told_other_homes(
-    store: ObjectStore, each: PartitionFork, rows: Sequence[SegmentEntry], pin: Pin, *, now_ms: int
+    store: ObjectStore, each: PartitionFork, entries: Sequence[SegmentEntry], pin: Pin, *, now_ms: int
 ) -> list[tuple[str, Pin]]:
     """For a fork of a fork: pin every other partition whose objects it names, before it names one."""
     told = []
-    for home in sorted(homes_of(keys_of(rows), each.source.prefix) - {each.source.prefix}):
+    for home in sorted(homes_of(keys_of(entries), each.source.prefix) - {each.source.prefix}):
         log = MetadataLog(store, home)
         other, _ = pin_newest(
             store, home, log, now_ms=now_ms, expires_ms=pin.expires_ms, holder="fork", fork=each.fork.prefix
@@ -222,9 +227,9 @@ def _is_in_time(
     newest = source.refresh(exact=True)
     if newest.deleted_ms is not None:
         return False
-    named = source.ask(newest, lambda index: named_keys(index.head, index.page))
+    named = source.ask(newest, lambda index: named_keys(index.manifest, index.page))
     known = {key_in_other_topic(each.source.prefix, key) for key in named}
-    has_all = log.ask(log.refresh(), lambda index: set(keys_of(index.rows()))) <= known
+    has_all = log.ask(log.refresh(), lambda index: set(keys_of(index.entries()))) <= known
     return has_all and all(pin.expires_ms > now_ms() + PIN_MS // 24 for _, pin in announced)
 
 
@@ -233,7 +238,7 @@ def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: 
     return all(end_pin(store, home, told, now_ms=now_ms()) is not None for home, told in reversed(announced))
 
 
-def _mark_removed(log: MetadataLog, head: Head, now_ms: int) -> None:
+def _mark_removed(log: MetadataLog, manifest: Manifest, now_ms: int) -> None:
     """Mark the fork as deleted: the first step of a removal, in this run's epoch.
 
     Raises Conflict if another run has taken the fork over: that run may already have reported success.
@@ -241,7 +246,7 @@ def _mark_removed(log: MetadataLog, head: Head, now_ms: int) -> None:
     try:
         log.commit(delete_partition(now_ms=now_ms), now_ms)
     except Fenced as error:
-        raise Conflict("forking a partition, another run took it up meanwhile: again", source=head.topic) from error
+        raise Conflict('cannot fork the partition, another run is forking it: run the command again', source=manifest.topic) from error
 
 
 def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
@@ -249,7 +254,7 @@ def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], 
 
     The next run finishes an interrupted removal.
     """
-    if _head(store, name) is None:
+    if _manifest(store, name) is None:
         return
     removal = PartitionRemoval(
         store, name.prefix, _REMOVER, topic=name.topic, topic_id=name.topic_id, partition=name.partition
@@ -258,7 +263,7 @@ def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], 
         pass
 
 
-def _check_still_ours(log: MetadataLog, head: Head) -> None:
+def _check_still_ours(log: MetadataLog, manifest: Manifest) -> None:
     """Check that this run is still the fork's writer, after its pins have ended.
 
     1. A run that takes over after this check sees the ended pin and removes nothing (`_is_whole`).
@@ -268,7 +273,7 @@ def _check_still_ours(log: MetadataLog, head: Head) -> None:
         log.refresh(exact=True)
         log.check_not_fenced()
     except Fenced as error:
-        raise Conflict("forking a partition, another run took it up meanwhile: again", source=head.topic) from error
+        raise Conflict('cannot fork the partition, another run is forking it: run the command again', source=manifest.topic) from error
 
 
 def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
@@ -276,40 +281,47 @@ def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
 
     Other runs may have been interrupted. The fork's present content does not matter.
     """
-    head = _head(store, each.fork)
-    if head is None or head.deleted_ms is not None:
+    manifest = _manifest(store, each.fork)
+    if manifest is None or manifest.deleted_ms is not None:
         return False
     pins = list_pins(store, each.source.prefix)
     return any(pin.fork == each.fork.prefix and pin.expires_ms == 0 for pin in pins)
 
 
-def _rows(store: ObjectStore, name: RemotePartitionName, upto: int | None) -> tuple[Head, tuple[SegmentEntry, ...]]:
+def _entries(
+    store: ObjectStore, name: RemotePartitionName, upto: int | None
+) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
     log = MetadataLog(store, name.prefix)
     return _chosen(log, log.refresh(exact=True), upto)
 
 
-def _chosen(log: MetadataLog, head: Head, upto: int | None) -> tuple[Head, tuple[SegmentEntry, ...]]:
-    facts = {"topic": head.topic, "partition": head.partition}
-    if head.deleted_ms is not None or head.given_up:
-        raise NotFound("forking a topic, it was deleted or its tier given up", **facts)
-    rows = log.ask(head, lambda index: [row for row in index.rows() if row.next_offset > head.log_start_offset])
-    kept = [row for row in rows if upto is None or row.next_offset <= upto]
-    end = kept[-1].next_offset if kept else head.log_start_offset
-    below = [row for row in rows if upto is None or row.base_offset < upto]
-    reach = max((row.cleaned_through or 0 for row in below), default=0)
-    if reach > (head.next_offset if upto is None else end):
-        hint = "the topic was cleaned: keys whose older records went for newer ones above would be missing"
-        raise InvalidRequest(f"forking a part, {hint}", ends_at=end, exact_from=reach, **facts)
-    return head, tuple(kept)
+def _chosen(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
+    facts = {"topic": manifest.topic, "partition": manifest.partition}
+    if manifest.deleted_ms is not None or manifest.tier_disabled:
+        raise NotFound('cannot fork the topic, it was deleted or its remote tier was disabled', **facts)
+    entries = log.ask(
+        manifest, lambda index: [entry for entry in index.entries() if entry.next_offset > manifest.log_start_offset]
+    )
+    kept = [entry for entry in entries if upto is None or entry.next_offset <= upto]
+    end = kept[-1].next_offset if kept else manifest.log_start_offset
+    below = [entry for entry in entries if upto is None or entry.base_offset < upto]
+    reach = max((entry.cleaned_through or 0 for entry in below), default=0)
+    if reach > (manifest.next_offset if upto is None else end):
+        hint = ('the topic was compacted: keys whose older records were replaced by newer ones above '
+'would be missing')
+        raise InvalidRequest(f"cannot fork a part of the topic, {hint}", ends_at=end, exact_from=reach, **facts)
+    return manifest, tuple(kept)
 
 
-def _renamed(row: SegmentEntry, prefix: str) -> SegmentEntry:
+def _renamed(entry: SegmentEntry, prefix: str) -> SegmentEntry:
     return replace(
-        row, data_key=key_in_other_topic(prefix, row.data_key), indexes_key=key_in_other_topic(prefix, row.indexes_key)
+        entry,
+        data_key=key_in_other_topic(prefix, entry.data_key),
+        indexes_key=key_in_other_topic(prefix, entry.indexes_key),
     )
 
 
-def _head(store: ObjectStore, name: RemotePartitionName) -> Head | None:
+def _manifest(store: ObjectStore, name: RemotePartitionName) -> Manifest | None:
     return MetadataLog(store, name.prefix).load(exact=True)
 
 

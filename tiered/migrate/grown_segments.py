@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from local.errors import Conflict
 from local.format.crc32c import crc32c
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import combine
 
@@ -22,12 +22,12 @@ READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """The part of a segment to import: `row` is the source's, from the offset reached so far.
+    """The part of a segment to import: `entry` is the source's, from the offset reached so far.
 
     Its first `skipped_bytes` are already in the target.
     """
 
-    row: SegmentEntry
+    entry: SegmentEntry
     skipped_bytes: int
     skipped_crc32c: int
 
@@ -37,29 +37,30 @@ class Grown:
         for at in range(0, self.skipped_bytes, READ_BYTES):
             found = crc32c(read(at, min(READ_BYTES, self.skipped_bytes - at)), found)
         if found != self.skipped_crc32c:
-            raise _other(self.row)
+            raise _other(self.entry)
 
 
-def grown(rows: Sequence[SegmentEntry], log: MetadataLog, head: Head, reached: int) -> Grown | None:
+def grown(entries: Sequence[SegmentEntry], log: MetadataLog, manifest: Manifest, reached: int) -> Grown | None:
     """The rest of the source segment in which the target ends; None if the target ends inside no segment.
 
     Raises Conflict if the target's entries are not the beginning of that segment.
     """
-    inside = next((row for row in rows if row.base_offset < reached < row.next_offset), None)
+    inside = next((entry for entry in entries if entry.base_offset < reached < entry.next_offset), None)
     if inside is None:
         return None
-    known = log.ask(head, lambda index: list(index.entries_with_dead(inside.base_offset, reached)))
-    bounds = [inside.base_offset, *(row.next_offset for row in known)]
-    size = sum(row.size_bytes for row in known)
-    if [row.base_offset for row in known] != bounds[:-1] or bounds[-1] != reached or size >= inside.size_bytes:
+    known = log.ask(manifest, lambda index: list(index.entries_with_dead(inside.base_offset, reached)))
+    bounds = [inside.base_offset, *(entry.next_offset for entry in known)]
+    size = sum(entry.size_bytes for entry in known)
+    if [entry.base_offset for entry in known] != bounds[:-1] or bounds[-1] != reached or size >= inside.size_bytes:
         raise _other(inside)
     return Grown(
-        row=replace(inside, base_offset=reached, size_bytes=inside.size_bytes - size),
+        entry=replace(inside, base_offset=reached, size_bytes=inside.size_bytes - size),
         skipped_bytes=size,
-        skipped_crc32c=combine([row.content_crc32c for row in known], [row.size_bytes for row in known]),
+        skipped_crc32c=combine([entry.content_crc32c for entry in known], [entry.size_bytes for entry in known]),
     )
 
 
-def _other(row: SegmentEntry) -> Conflict:
-    wrong = "going on with an import, the source has other segments there by now: import to a new topic"
-    return Conflict(wrong, object=row.data_key, base_offset=row.base_offset)
+def _other(entry: SegmentEntry) -> Conflict:
+    wrong = ('cannot resume the import, the source has other segments for offsets that were imported: '
+'import to a new topic')
+    return Conflict(wrong, object=entry.data_key, base_offset=entry.base_offset)

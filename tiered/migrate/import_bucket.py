@@ -55,7 +55,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.sealing import keyed
@@ -78,16 +78,17 @@ PIECE_BYTES = 8 << 20
 class ImportPlan:
     """The remaining work of one partition's import.
 
-    `gaps` are offsets that the source lacks between two segments. The first of `rows` may be the rest of a segment that
-    has `grown` since an earlier run. `findings` are contradictions in the source. If one makes a segment unreadable,
-    the import ends before that segment, at `blocked_from`: nothing can be inserted in front of existing entries.
+    `gaps` are offsets that the source lacks between two segments. The first of `entries` may be the rest of a segment
+    that has `grown` since an earlier run. `findings` are contradictions in the source. If one makes a segment
+    unreadable, the import ends before that segment, at `blocked_from`: nothing can be inserted in front of existing
+    entries.
     """
 
     source: ExternalName
     name: RemotePartitionName
     layout: str
     now_ms: int
-    rows: tuple[SegmentEntry, ...]
+    entries: tuple[SegmentEntry, ...]
     log_start_offset: int
     keeping: Keeping
     properties: dict[str, str]
@@ -99,18 +100,18 @@ class ImportPlan:
 
     @property
     def size_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.rows)
+        return sum(entry.size_bytes for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOutcome:
-    """The result of one run: `rows` imported entries; the target ends at `next_offset`.
+    """The result of one run: `entries` imported entries; the target ends at `next_offset`.
 
     `is_complete`: no work is left.
     """
 
     name: RemotePartitionName
-    rows: int
+    entries: int
     size_bytes: int
     record_count: int
     next_offset: int
@@ -135,32 +136,32 @@ def plan_import(
     target or the target has other offsets than the source. Errors of listing the source pass through.
     """
     if source.url == target.url:
-        raise InvalidRequest("importing a bucket, source and target are the same", store=source.url)
+        raise InvalidRequest('cannot import the bucket, source and target are the same', store=source.url)
     ours = RemotePartitionName(name.topic, topic_id, name.partition)
     found: dict[str, Finding] = {}
-    rows = list_rows(source, layout, name, findings=found)
+    entries = list_rows(source, layout, name, findings=found)
     log = MetadataLog(target, ours.prefix)
-    head = log.load(exact=True)
-    _check_ours(source, target, ours, head)
-    reached = 0 if head is None else head.allocated_end_offset
-    rest = None if head is None else grown(rows, log, head, reached)
-    due = tuple(row for row in rows if row.base_offset >= reached)
-    due = due if rest is None else (rest.row, *due)
+    manifest = log.load(exact=True)
+    _check_ours(source, target, ours, manifest)
+    reached = 0 if manifest is None else manifest.allocated_end_offset
+    rest = None if manifest is None else grown(entries, log, manifest, reached)
+    due = tuple(entry for entry in entries if entry.base_offset >= reached)
+    due = due if rest is None else (rest.entry, *due)
     blocked = [each.offsets[0] for each in found.values() if each.severity is Severity.CORRUPT and each.offsets]
     blocked_from = min((base for base in blocked if base >= reached), default=None)
     if blocked_from is not None:
-        due = tuple(row for row in due if row.base_offset < blocked_from)
+        due = tuple(entry for entry in due if entry.base_offset < blocked_from)
     keeping = keeping or Keeping()
     return ImportPlan(
         source=name,
         name=ours,
         layout=layout.layout.value,
         now_ms=now_ms,
-        rows=due,
-        log_start_offset=rows[0].base_offset if rows else 0,
+        entries=due,
+        log_start_offset=entries[0].base_offset if entries else 0,
         keeping=keeping,
         properties=dict(properties or {}),
-        gaps=tuple(gaps(rows)),
+        gaps=tuple(gaps(entries)),
         cost=_cost(due, keeping, prices),
         grown=rest,
         findings=tuple(found.values()),
@@ -180,14 +181,14 @@ def topic_id_for(
     for name in list_partitions(target):
         if name.topic != topic or asked not in (None, name.topic_id):
             continue
-        head = MetadataLog(target, name.prefix).load(exact=True)
-        if head is not None and head.deleted_ms is None:
-            if head.writer_id == _writer(source):
+        manifest = MetadataLog(target, name.prefix).load(exact=True)
+        if manifest is not None and manifest.deleted_ms is None:
+            if manifest.writer_id == _writer(source):
                 return name.topic_id
             others.add(name.topic_id)
     if others:
         facts = {"topic": topic, "topic_ids": ",".join(sorted(others)), "store": target.url}
-        raise Conflict("importing a topic, the target has one of this name", **facts)
+        raise Conflict('cannot import the topic, the target has a topic of this name', **facts)
     return asked or source_id or new_topic_id()
 
 
@@ -210,16 +211,16 @@ def run_import(
     the remote tier does not hold. Raises Conflict and Fenced as `plan_import`. Earlier commits stay.
     """
     target = keyed(target, keys)
-    if not plan.rows:
+    if not plan.entries:
         return _outcome(target, plan, [], is_complete=plan.blocked_from is None)
     log = _begin(source, target, plan)
     work = _Import(source, layout, target, plan, log.epoch, keys, _state(target, plan, keys))
     done: list[SegmentEntry] = []
-    for row, following in zip_longest(plan.rows, plan.rows[1:]):
+    for entry, following in zip_longest(plan.entries, plan.entries[1:]):
         if should_stop():
             return _outcome(target, plan, done, is_complete=False)
-        done.append(work.take(row, following, now_ms, scratch))
-        progress(row.size_bytes)
+        done.append(work.take(entry, following, now_ms, scratch))
+        progress(entry.size_bytes)
     return _outcome(target, plan, done, is_complete=plan.blocked_from is None)
 
 
@@ -255,19 +256,19 @@ class _Import:
         self._is_cleaned = False  # a batch of this run lacks records: a cleaner has processed the topic
 
     def take(
-        self, row: SegmentEntry, following: SegmentEntry | None, now_ms: Callable[[], int], scratch: str | None
+        self, entry: SegmentEntry, following: SegmentEntry | None, now_ms: Callable[[], int], scratch: str | None
     ) -> SegmentEntry:
         """Read, check, upload and commit one segment; the new entry."""
-        if following is not None and row.next_offset < following.base_offset:
-            self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(row)
-        parts = self._layout.parts(self._source, row)
-        rest = self._plan.grown if self._plan.grown is not None and self._plan.grown.row == row else None
+        if following is not None and entry.next_offset < following.base_offset:
+            self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(entry)
+        parts = self._layout.parts(self._source, entry)
+        rest = self._plan.grown if self._plan.grown is not None and self._plan.grown.entry == entry else None
         skipped = 0 if rest is None else rest.skipped_bytes
         with tempfile.TemporaryFile(dir=scratch) as file:
-            _fetch(ExternalObject(self._source, row.data_key, parts), skipped + row.size_bytes, file)
+            _fetch(ExternalObject(self._source, entry.data_key, parts), skipped + entry.size_bytes, file)
             if rest is not None:
                 rest.check(partial(_read, file, 0))
-            segment = self._looked_at(row, following, parts, partial(_read, file, skipped))
+            segment = self._looked_at(entry, following, parts, partial(_read, file, skipped))
             made = copy_segment(
                 self._target,
                 self._plan.name.prefix,
@@ -276,15 +277,15 @@ class _Import:
                 now_ms=now_ms(),
                 object_encoding=self._plan.keeping.object_encoding(self._keys),
             )
-        guest = CoWriterLog(self._target, self._plan.name.prefix)
-        guest.join(epoch=self._epoch)
-        guest.commit(add_segments([made]), now_ms())
+        co_writer = CoWriterLog(self._target, self._plan.name.prefix)
+        co_writer.join(epoch=self._epoch)
+        co_writer.commit(add_segments([made]), now_ms())
         return made
 
-    def _is_cleaned_behind(self, row: SegmentEntry) -> bool:
+    def _is_cleaned_behind(self, entry: SegmentEntry) -> bool:
         """Whether some later segment lacks records: then the part in front of it was cleaned as well."""
-        for later in self._plan.rows:
-            if later.base_offset >= row.next_offset:
+        for later in self._plan.entries:
+            if later.base_offset >= entry.next_offset:
                 body = ExternalObject(self._source, later.data_key, self._layout.parts(self._source, later))
                 reached = later.base_offset
                 for _, _, table in slices_of(body.read):
@@ -295,12 +296,12 @@ class _Import:
 
     def _looked_at(
         self,
-        row: SegmentEntry,
+        entry: SegmentEntry,
         following: SegmentEntry | None,
         parts: ExternalParts,
         read: Callable[[int, int], bytes],
     ) -> SegmentToCopy:
-        indexes, epochs, aborted, seen, reached = IndexRows(), LeaderEpochs(), [], 0, row.base_offset
+        indexes, epochs, aborted, seen, reached = IndexRows(), LeaderEpochs(), [], 0, entry.base_offset
         for at, data, table in slices_of(read):
             self._is_cleaned = self._is_cleaned or lacks_records(table, reached)
             reached = int(table.last_offsets[-1]) + 1
@@ -310,26 +311,26 @@ class _Import:
                     epochs = epochs.assign(epoch, int(table.base_offsets[change]))
             aborted += self._producers.replay(data, table)
             seen = at + table.valid_bytes
-        if seen != row.size_bytes:
-            facts = {"object": row.data_key, "at": seen, "size_bytes": row.size_bytes}
-            raise Corrupt("importing a segment, it is not whole batches", **facts)
-        if is_told(row) and row.size_bytes == parts.chunks.size_bytes:
-            aborted = txn_index.entries(parts.txn or b"", path=row.data_key)
+        if seen != entry.size_bytes:
+            facts = {"object": entry.data_key, "at": seen, "size_bytes": entry.size_bytes}
+            raise Corrupt('cannot import a segment, it is not whole batches', **facts)
+        if is_told(entry) and entry.size_bytes == parts.chunks.size_bytes:
+            aborted = txn_index.entries(parts.txn or b"", path=entry.data_key)
             if parts.producers:
-                told = producer_snapshot.decode(parts.producers, path=row.data_key)
+                told = producer_snapshot.decode(parts.producers, path=entry.data_key)
                 self._producers = ProducerState(told)
-        made = indexes.indexes(row.base_offset, INTERVAL_BYTES)
-        own = self._own_epochs(row, epochs)
+        made = indexes.indexes(entry.base_offset, INTERVAL_BYTES)
+        own = self._own_epochs(entry, epochs)
         files = bytes(made.offset), bytes(made.time)
         # In a cleaned topic the offsets up to the next segment belong to removed records.
-        next_offset = row.next_offset
+        next_offset = entry.next_offset
         if following is not None and self._is_cleaned:
             next_offset = max(next_offset, following.base_offset)
-        place = row.data_key, row.base_offset, next_offset
+        place = entry.data_key, entry.base_offset, next_offset
         return SegmentToCopy(
-            base_offset=row.base_offset,
+            base_offset=entry.base_offset,
             next_offset=next_offset,
-            size_bytes=row.size_bytes,
+            size_bytes=entry.size_bytes,
             epochs=own,
             offset_index=files[0],
             time_index=files[1],
@@ -340,10 +341,10 @@ class _Import:
             inspect=partial(SegmentInspector, *place, own, files),
         )
 
-    def _own_epochs(self, row: SegmentEntry, epochs: LeaderEpochs) -> tuple[tuple[int, int], ...]:
+    def _own_epochs(self, entry: SegmentEntry, epochs: LeaderEpochs) -> tuple[tuple[int, int], ...]:
         """The epochs of a segment by its batches; without any, the latest one of earlier segments, or 0."""
-        entries = epochs.entries or ((self._epochs.latest or 0, row.base_offset),)
-        own = ((entries[0][0], row.base_offset), *entries[1:])
+        entries = epochs.entries or ((self._epochs.latest or 0, entry.base_offset),)
+        own = ((entries[0][0], entry.base_offset), *entries[1:])
         for epoch, start in own:
             self._epochs = self._epochs.assign(epoch, start)
         return own
@@ -364,11 +365,11 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
         topic_id=plan.name.topic_id,
         partition=plan.name.partition,
         properties=plan.properties if known is None else None,
-        first_epoch=max((epoch for row in plan.rows for epoch, _ in row.epochs), default=0) + EPOCHS_APART,
+        first_epoch=max((epoch for entry in plan.entries for epoch, _ in entry.epochs), default=0) + EPOCHS_APART,
         seal_key_id=plan.keeping.key_id,
     )
-    head = log.refresh()
-    if not head.has_entries and head.log_start_offset < plan.log_start_offset:
+    manifest = log.refresh()
+    if not manifest.has_entries and manifest.log_start_offset < plan.log_start_offset:
         log.commit(expire_segments([], now_ms=plan.now_ms, log_start_offset=plan.log_start_offset), plan.now_ms)
     return log
 
@@ -376,8 +377,8 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
 def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
     """The state after the last imported entry."""
     log = MetadataLog(target, plan.name.prefix)
-    head = log.refresh(exact=True)
-    last = log.ask(head, MetadataIndex.last_row)
+    manifest = log.refresh(exact=True)
+    last = log.ask(manifest, MetadataIndex.last_row)
     if last is None:
         return _State(ProducerState(), LeaderEpochs())
     bundle = RemotePartition(target, plan.name.prefix, ChunkCache(), metadata=log, keys=keys).indexes(last)
@@ -400,7 +401,7 @@ def _fetch(body: ExternalObject, size_bytes: int, file: BinaryIO) -> None:
     while at < size_bytes:
         piece = body.read(at, min(PIECE_BYTES, size_bytes - at))
         if not piece:
-            raise Corrupt("importing a segment, its object is short", object=body.key, at=at)
+            raise Corrupt('cannot import a segment, its object is too short', object=body.key, at=at)
         file.write(piece)
         at += len(piece)
     file.flush()
@@ -412,22 +413,22 @@ def _read(file: BinaryIO, start: int, position: int, length: int) -> bytes:
 
 
 def _outcome(target: ObjectStore, plan: ImportPlan, done: list[SegmentEntry], *, is_complete: bool) -> ImportOutcome:
-    head = MetadataLog(target, plan.name.prefix).load(exact=True)
+    manifest = MetadataLog(target, plan.name.prefix).load(exact=True)
     return ImportOutcome(
         name=plan.name,
-        rows=len(done),
-        size_bytes=sum(row.size_bytes for row in done),
-        record_count=sum(row.record_count for row in done),
-        next_offset=0 if head is None else head.next_offset,
+        entries=len(done),
+        size_bytes=sum(entry.size_bytes for entry in done),
+        record_count=sum(entry.record_count for entry in done),
+        next_offset=0 if manifest is None else manifest.next_offset,
         is_complete=is_complete,
     )
 
 
-def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, head: Head | None) -> None:
-    if head is None or (head.writer_id == _writer(source) and head.deleted_ms is None):
+def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, manifest: Manifest | None) -> None:
+    if manifest is None or (manifest.writer_id == _writer(source) and manifest.deleted_ms is None):
         return
-    facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": head.writer_id}
-    raise Conflict("importing a bucket, somebody else writes there, or the topic was deleted", **facts)
+    facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": manifest.writer_id}
+    raise Conflict('cannot import the bucket, another writer writes to the target, or the topic was deleted', **facts)
 
 
 def _writer(source: ObjectStore) -> str:
@@ -435,12 +436,12 @@ def _writer(source: ObjectStore) -> str:
 
 
 def _cost(due: tuple[SegmentEntry, ...], keeping: Keeping, prices: PriceTable) -> RewriteCost:
-    costs = [cost_of([row], keeping, prices) for row in due]
-    heads = len(costs) + 2 if costs else 0
+    costs = [cost_of([entry], keeping, prices) for entry in due]
+    manifests = len(costs) + 2 if costs else 0
     return RewriteCost(
         gets=sum(each.gets for each in costs),
-        puts=sum(each.puts for each in costs) + heads,
+        puts=sum(each.puts for each in costs) + manifests,
         read_bytes=sum(each.read_bytes for each in costs),
         write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=heads, prices=prices.of(None)),
+        dollars=sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None)),
     )

@@ -67,22 +67,22 @@ def lay_down(
     """
     storage.make_directory(directory)
     _clear(storage, directory, planned)
-    for at, row in enumerate(planned.rows):
+    for at, entry in enumerate(planned.entries):
         if should_stop():
             return False
-        if row.next_offset > planned.next_offset:
-            _write_cut(storage, directory, remote, row, planned.next_offset)
+        if entry.next_offset > planned.next_offset:
+            _write_cut(storage, directory, remote, entry, planned.next_offset)
         else:
-            _write_row(storage, directory, remote, row)
-            following = planned.rows[at + 1].base_offset if at + 1 < len(planned.rows) else planned.next_offset
-            _write_producers(storage, directory, bytes(remote.indexes(row).producers), following)
-        progress(row.size_bytes)
-    if not planned.rows:
+            _write_row(storage, directory, remote, entry)
+            following = planned.entries[at + 1].base_offset if at + 1 < len(planned.entries) else planned.next_offset
+            _write_producers(storage, directory, bytes(remote.indexes(entry).producers), following)
+        progress(entry.size_bytes)
+    if not planned.entries:
         _write_last_producers(storage, directory, remote, planned)
-    if not planned.rows or planned.rows[-1].base_offset < planned.next_offset:
+    if not planned.entries or planned.entries[-1].base_offset < planned.next_offset:
         for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
             replace_file(storage, join(directory, segment_file(planned.next_offset, suffix)), b"")
-    epochs = lineage(planned.head).truncate_from_end(planned.next_offset)
+    epochs = lineage(planned.manifest).truncate_from_end(planned.next_offset)
     checkpoints.write_epochs(storage, join(directory, names.LEADER_EPOCHS), epochs.entries)
     checkpoints.write_topic_id(storage, directory, topic_id)
     return True
@@ -90,20 +90,20 @@ def lay_down(
 
 def trusted_upto(planned: PartitionRestore) -> int:
     """The offset below which the files were compared with the bucket's; a cut entry is not compared."""
-    last = planned.rows[-1] if planned.rows else None
+    last = planned.entries[-1] if planned.entries else None
     return last.base_offset if last is not None and last.next_offset > planned.next_offset else planned.next_offset
 
 
-def is_whole(storage: Storage, directory: str, row: SegmentEntry) -> bool:
+def is_whole(storage: Storage, directory: str, entry: SegmentEntry) -> bool:
     """Whether the segment's ``.log`` there has exactly the entry's bytes. A restore writes this file last."""
-    path = join(directory, segment_file(row.base_offset, LOG))
+    path = join(directory, segment_file(entry.base_offset, LOG))
     with suppress(NotFound):
-        if storage.size(path) != row.size_bytes:
+        if storage.size(path) != entry.size_bytes:
             return False
         found = 0
-        for position in range(0, row.size_bytes, READ_BYTES):
+        for position in range(0, entry.size_bytes, READ_BYTES):
             found = crc32c(storage.read(path, position, READ_BYTES), found)
-        return found == row.content_crc32c
+        return found == entry.content_crc32c
     return False
 
 
@@ -113,7 +113,7 @@ def _clear(storage: Storage, directory: str, planned: PartitionRestore) -> None:
     The topic id stays: the empty partition with that id may already be renamed aside
     (`tiered.migrate.restore_place`).
     """
-    wanted = {row.base_offset for row in planned.rows if row.next_offset <= planned.next_offset}
+    wanted = {entry.base_offset for entry in planned.entries if entry.next_offset <= planned.next_offset}
     for name in storage.list(directory):
         if name == names.PARTITION_METADATA:
             continue
@@ -122,24 +122,24 @@ def _clear(storage: Storage, directory: str, planned: PartitionRestore) -> None:
             storage.unlink(join(directory, name))
 
 
-def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: SegmentEntry) -> None:
-    if is_whole(storage, directory, row):
+def _write_row(storage: Storage, directory: str, remote: RemotePartition, entry: SegmentEntry) -> None:
+    if is_whole(storage, directory, entry):
         return
-    bundle = remote.indexes(row)
+    bundle = remote.indexes(entry)
     for suffix, body in ((OFFSET_INDEX, bundle.offset), (TIME_INDEX, bundle.time), (TXN_INDEX, bundle.txn)):
         if suffix != TXN_INDEX or len(body):
-            replace_file(storage, join(directory, segment_file(row.base_offset, suffix)), bytes(body))
-    path = join(directory, segment_file(row.base_offset, LOG))
+            replace_file(storage, join(directory, segment_file(entry.base_offset, suffix)), bytes(body))
+    path = join(directory, segment_file(entry.base_offset, LOG))
     found = 0
     file = storage.create(path + TEMPORARY)
     try:
-        for position in range(0, row.size_bytes, READ_BYTES):
-            piece = remote.read(row, position, READ_BYTES)
+        for position in range(0, entry.size_bytes, READ_BYTES):
+            piece = remote.read(entry, position, READ_BYTES)
             found = crc32c(piece, found)
             file.append(piece)
-        if found != row.content_crc32c:
-            facts = {"expected": f"{row.content_crc32c:08x}", "found": f"{found:08x}", "object": row.data_key}
-            raise Corrupt("restoring a segment, its checksum differs", base_offset=row.base_offset, **facts)
+        if found != entry.content_crc32c:
+            facts = {"expected": f"{entry.content_crc32c:08x}", "found": f"{found:08x}", "object": entry.data_key}
+            raise Corrupt('cannot restore a segment, its checksum differs', base_offset=entry.base_offset, **facts)
         file.sync()
     finally:
         file.close()
@@ -147,21 +147,21 @@ def _write_row(storage: Storage, directory: str, remote: RemotePartition, row: S
     storage.sync_directory(directory)
 
 
-def _write_cut(storage: Storage, directory: str, remote: RemotePartition, row: SegmentEntry, end: int) -> None:
+def _write_cut(storage: Storage, directory: str, remote: RemotePartition, entry: SegmentEntry, end: int) -> None:
     """Write the batches below `end`; a batch that contains `end` keeps only its records below it."""
-    path = join(directory, segment_file(row.base_offset, LOG))
-    at, found = remote.position_of_offset(row, end), b""
-    if at and leads_astray(row, remote.read(row, at, HEADER_BYTES), end, at):
+    path = join(directory, segment_file(entry.base_offset, LOG))
+    at, found = remote.position_of_offset(entry, end), b""
+    if at and leads_astray(entry, remote.read(entry, at, HEADER_BYTES), end, at):
         at = 0
-    while at + len(found) < row.size_bytes:
-        found += remote.read(row, at + len(found), READ_BYTES)
+    while at + len(found) < entry.size_bytes:
+        found += remote.read(entry, at + len(found), READ_BYTES)
         table = kernels.scan_batches(found, verify=False)
         if len(table) and int(table.last_offsets[-1]) >= end:
             break
     file = storage.create(path + TEMPORARY)
     try:
         for position in range(0, at, READ_BYTES):
-            file.append(remote.read(row, position, min(READ_BYTES, at - position)))
+            file.append(remote.read(entry, position, min(READ_BYTES, at - position)))
         file.append(cut_batches(found, end))
         file.sync()
     finally:

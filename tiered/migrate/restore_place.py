@@ -42,7 +42,7 @@ def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -
     the check under the directory's lock.
     """
     if storage.exists(root) and not storage.is_directory(root):
-        raise InvalidRequest("restoring, it is a file: name a directory", directory=root)
+        raise InvalidRequest('cannot restore, the target is a file: name a directory', directory=root)
     registry = TopicRegistry([(storage, root)])
     for topic in topics:
         _check_free(storage, root, registry, topic)
@@ -50,13 +50,13 @@ def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -
 
 def holds_all(storage: Storage, directory: str, planned: PartitionRestore) -> bool:
     """Whether `directory` is the finished result of an earlier run by such a plan."""
-    expected = {row.base_offset: row for row in planned.rows}
+    expected = {entry.base_offset: entry for entry in planned.entries}
     found = _logs(storage, directory)
     if found.pop(segment_file(planned.next_offset, LOG), None) != 0:
         return False
     if found.keys() != {segment_file(base, LOG) for base in expected}:
         return False
-    return all(_is_as_planned(storage, directory, row, planned.next_offset) for row in planned.rows)
+    return all(_is_as_planned(storage, directory, entry, planned.next_offset) for entry in planned.entries)
 
 
 def topic_id_for(storage: Storage, root: str, partition: TopicPartition, topic_id: str) -> str:
@@ -70,7 +70,7 @@ def topic_id_for(storage: Storage, root: str, partition: TopicPartition, topic_i
 
 def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: TopicRestore) -> None:
     if topic.topic in {each.name for each in registry.all()}:
-        raise InvalidRequest("restoring a topic, the directory has it", topic=topic.topic, directory=root)
+        raise InvalidRequest('cannot restore the topic, the directory already has it', topic=topic.topic, directory=root)
     ids = set()
     for each in topic.partitions:
         partition = each.name.topic_partition
@@ -82,11 +82,11 @@ def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: Top
         if not any(_logs(storage, place).values()):
             if topic.wish.takes_over and topic_id != topic.topic_id:
                 facts = {"partition": partition, "topic_id": topic_id, "in_the_bucket": topic.topic_id}
-                raise Conflict("taking a topic over, an empty partition with another topic id is there", **facts)
+                raise Conflict('cannot take over the topic, the directory has an empty partition with another topic id', **facts)
         elif not _may_give_way(storage, root, each, topic, topic_id):
-            raise Conflict("restoring a partition, other files are there", partition=partition, directory=place)
+            raise Conflict('cannot restore the partition, its directory contains other files', partition=partition, directory=place)
     if len(ids) > 1:
-        raise Conflict("restoring a topic, its partitions there have several ids", topic=topic.topic)
+        raise Conflict('cannot restore the topic, its partitions in the directory have several ids', topic=topic.topic)
 
 
 def _may_give_way(
@@ -103,21 +103,21 @@ def _may_give_way(
 
 def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -> bool:
     """Whether every segment there is an entry of the bucket, byte for byte."""
-    rows = {segment_file(row.base_offset, LOG): row for row in (*planned.left_rows, *planned.rows)}
+    entries = {segment_file(entry.base_offset, LOG): entry for entry in (*planned.left_rows, *planned.entries)}
     found = [name for name, size in _logs(storage, place).items() if size]
-    return all(name in rows and is_whole(storage, place, rows[name]) for name in found)
+    return all(name in entries and is_whole(storage, place, entries[name]) for name in found)
 
 
-def _is_as_planned(storage: Storage, directory: str, row: SegmentEntry, end: int) -> bool:
-    if row.next_offset <= end:
-        return is_whole(storage, directory, row)
-    path = join(directory, segment_file(row.base_offset, LOG))
+def _is_as_planned(storage: Storage, directory: str, entry: SegmentEntry, end: int) -> bool:
+    if entry.next_offset <= end:
+        return is_whole(storage, directory, entry)
+    path = join(directory, segment_file(entry.base_offset, LOG))
     reached = 0
     for at, _, table in slices_of(lambda position, length: storage.read(path, position, length)):
         reached = at + table.valid_bytes
         if len(table) and int(table.last_offsets[-1]) >= end:
             return False
-    return reached == storage.size(path) <= row.size_bytes
+    return reached == storage.size(path) <= entry.size_bytes
 
 
 def _logs(storage: Storage, directory: str) -> dict[str, int]:

@@ -31,7 +31,7 @@ from policies.rules import Limits
 from remote.fetch.range_reader import RANGE_BYTES
 from remote.manifest.catalog import RemotePartitionName, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
@@ -68,25 +68,25 @@ class RestoreWish:
         """Raises InvalidRequest if the wishes contradict each other."""
         is_cut = self.to_offset is not None or self.to_time_ms is not None
         if self.to_offset is not None and self.to_time_ms is not None:
-            raise InvalidRequest("restoring, up to an offset and up to a time at once")
+            raise InvalidRequest('cannot restore, an end offset and an end time exclude each other')
         if is_cut and self.takes_over:
-            raise InvalidRequest("restoring a part and taking over, the bucket holds more than that: fork the topic")
+            raise InvalidRequest('cannot restore a part and take over, the bucket holds more records: fork the topic')
         if self.kept is not Kept.ALL and not self.takes_over:
-            hint = "without files somebody has to serve the tier: take over, or restore all"
+            hint = 'without local files a writer must serve the tier: take over, or restore all'
             raise InvalidRequest(f"restoring, {hint}", kept=self.kept.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRestore:
-    """The plan of one partition. `rows` become files, ascending; the log ends at `next_offset`.
+    """The plan of one partition. `entries` become files, ascending; the log ends at `next_offset`.
 
     `next_offset` may be inside the last entry. The older `left_rows` stay in the tier alone. `last_row` is the newest
     entry of both. A cut below `exact_from` may lack keys; None: no key is missing.
     """
 
     name: RemotePartitionName
-    head: Head
-    rows: tuple[SegmentEntry, ...]
+    manifest: Manifest
+    entries: tuple[SegmentEntry, ...]
     next_offset: int
     cleaned_reach: int
     left_rows: tuple[SegmentEntry, ...] = ()
@@ -94,23 +94,23 @@ class PartitionRestore:
 
     @property
     def size_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.rows)
+        return sum(entry.size_bytes for entry in self.entries)
 
     @property
     def last_row(self) -> SegmentEntry | None:
-        return next(iter((*self.rows[-1:], *self.left_rows[-1:])), None)
+        return next(iter((*self.entries[-1:], *self.left_rows[-1:])), None)
 
     @property
     def remote_bytes(self) -> int:
-        return sum(row.size_bytes for row in self.left_rows)
+        return sum(entry.size_bytes for entry in self.left_rows)
 
     @property
     def read_bytes(self) -> int:
-        return sum(row.stored_bytes + row.indexes_bytes for row in self.rows)
+        return sum(entry.stored_bytes + entry.indexes_bytes for entry in self.entries)
 
     @property
     def gets(self) -> int:
-        return 2 + sum(1 + -(-row.stored_bytes // RANGE_BYTES) for row in self.rows)
+        return 2 + sum(1 + -(-entry.stored_bytes // RANGE_BYTES) for entry in self.entries)
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
         """The price of the requests, and of retrieval if a storage class bills it.
@@ -118,10 +118,10 @@ class PartitionRestore:
         Traffic out of a region is not included.
         """
         dollars = request_cost(gets=2, prices=prices.of(None))
-        for row in self.rows:
-            here = prices.of(row.storage_class)
-            dollars += request_cost(gets=1 + -(-row.stored_bytes // RANGE_BYTES), prices=here)
-            dollars += retrieval_cost(row.stored_bytes, here)
+        for entry in self.entries:
+            here = prices.of(entry.storage_class)
+            dollars += request_cost(gets=1 + -(-entry.stored_bytes // RANGE_BYTES), prices=here)
+            dollars += retrieval_cost(entry.stored_bytes, here)
         return dollars
 
 
@@ -189,12 +189,12 @@ def plan_restore(
             _check_whole(store, topic, topic_id, {each.name for each in found})
     if len({topic for topic, _ in topics}) < len(topics):
         twice = sorted(f"{topic}-{topic_id}" for topic, topic_id in topics)
-        raise InvalidRequest("restoring, two topics of one name: choose one by its id", topics=",".join(twice))
+        raise InvalidRequest('cannot restore, two topics have this name: choose one by its id', topics=",".join(twice))
     return [
         TopicRestore(
             topic=topic,
             topic_id=topic_id,
-            properties=_properties(found[0].head, wish),
+            properties=_properties(found[0].manifest, wish),
             wish=wish,
             partitions=tuple(found),
         )
@@ -206,7 +206,8 @@ def _missing(
     store: ObjectStore, missing: Sequence[RemotePartitionName], living: Sequence[RemotePartitionName]
 ) -> list[LeftOut]:
     ids = {name.topic_id for name in living}
-    attempt = "restoring a topic, the bucket has no manifest of this partition: its records may be lost"
+    attempt = ('cannot restore the topic, the bucket has no manifest of this partition: its records may '
+'be lost')
     return [
         LeftOut(name=name, error=NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url))
         for name in missing
@@ -222,7 +223,8 @@ def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collectio
     """
     missing = [name.partition for name in partitions_of(store, topic, topic_id) if name not in taken]
     if missing:
-        wrong = "taking over a part of a topic, whoever owns it owns all of it: name the topic alone"
+        wrong = ('cannot take over a part of a topic, a writer owns all of its partitions: name the topic '
+'alone')
         raise InvalidRequest(wrong, topic=topic, left_out=",".join(map(str, missing)))
 
 
@@ -236,66 +238,71 @@ def plan_partition(
     keys: KeyRing = NO_KEYS,
 ) -> PartitionRestore:
     """Plan one partition by its newest manifest. Raises as `plan_restore`."""
-    head = log.cached or log.refresh(exact=True)
+    manifest = log.cached or log.refresh(exact=True)
     facts = {"topic": name.topic, "partition": name.partition}
-    if head.deleted_ms is not None:
-        raise NotFound("restoring a topic, it was deleted", deleted_ms=head.deleted_ms, **facts)
-    if head.given_up:
-        raise NotFound("restoring a topic, its tier was given up: only its disk has it", **facts)
-    all_rows = log.ask(head, lambda index: list(index.rows(head.min_readable_offset)))
-    end = _end(store, name, head, wish, keys)
-    rows = [row for row in all_rows if row.base_offset < end and row.next_offset > head.log_start_offset]
-    reach = max((row.cleaned_through or 0 for row in rows), default=0)
+    if manifest.deleted_ms is not None:
+        raise NotFound('cannot restore the topic, it was deleted', deleted_ms=manifest.deleted_ms, **facts)
+    if manifest.tier_disabled:
+        raise NotFound('cannot restore the topic, its remote tier was disabled: only its disk has its records', **facts)
+    all_rows = log.ask(manifest, lambda index: list(index.entries(manifest.min_readable_offset)))
+    end = _end(store, name, manifest, wish, keys)
+    entries = [entry for entry in all_rows if entry.base_offset < end and entry.next_offset > manifest.log_start_offset]
+    reach = max((entry.cleaned_through or 0 for entry in entries), default=0)
     if reach > end and not wish.accepts_missing_keys:
-        hint = "the topic was cleaned: keys whose older records went for newer ones above the cut would be missing"
-        raise InvalidRequest(f"restoring a part, {hint}; accept that, or cut later", cut=end, exact_from=reach, **facts)
-    on_disk = _on_disk(rows, wish, head, now_ms)
+        hint = ('the topic was compacted: keys whose older records were replaced by newer ones above the '
+'end would be missing')
+        raise InvalidRequest(f"cannot restore a part, {hint}; accept that, or choose a later end", cut=end, exact_from=reach, **facts)
+    on_disk = _on_disk(entries, wish, manifest, now_ms)
     return PartitionRestore(
         name=name,
-        head=head,
-        rows=tuple(on_disk),
+        manifest=manifest,
+        entries=tuple(on_disk),
         next_offset=end,
         cleaned_reach=min(reach, end),
-        left_rows=tuple(rows[: len(rows) - len(on_disk)]),
+        left_rows=tuple(entries[: len(entries) - len(on_disk)]),
         exact_from=reach if reach > end else None,
     )
 
 
-def _end(store: ObjectStore, name: RemotePartitionName, head: Head, wish: RestoreWish, keys: KeyRing) -> int:
+def _end(store: ObjectStore, name: RemotePartitionName, manifest: Manifest, wish: RestoreWish, keys: KeyRing) -> int:
     end: int | None = wish.to_offset
     if wish.to_time_ms is not None:
         reader = RemoteLog(store, topic_ids={name.topic: name.topic_id}, keys=keys).reader()
         end = reader.offset_for_timestamp(TopicPartition(name.topic, name.partition), wish.to_time_ms)
-    return head.allocated_end_offset if end is None else max(head.log_start_offset, min(end, head.allocated_end_offset))
+    return (
+        manifest.allocated_end_offset
+        if end is None
+        else max(manifest.log_start_offset, min(end, manifest.allocated_end_offset))
+    )
 
 
-def _on_disk(rows: Sequence[SegmentEntry], wish: RestoreWish, head: Head, now_ms: int) -> list[SegmentEntry]:
+def _on_disk(entries: Sequence[SegmentEntry], wish: RestoreWish, manifest: Manifest, now_ms: int) -> list[SegmentEntry]:
     match wish.kept:
         case Kept.ALL:
-            return list(rows)
+            return list(entries)
         case Kept.NONE:
             return []
         case Kept.RECENT:
-            return _recent(rows, resolve_rules({**DEFAULTS, **head.properties}).local_limits, now_ms)
+            return _recent(entries, resolve_rules({**DEFAULTS, **manifest.properties}).local_limits, now_ms)
 
 
-def _recent(rows: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> list[SegmentEntry]:
+def _recent(entries: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> list[SegmentEntry]:
     """The newest entries that local retention would not have dropped."""
     kept: list[SegmentEntry] = []
     size = 0
-    for row in reversed(rows):
-        newest_ms = row.max_timestamp_ms if row.max_timestamp_ms is not None else row.committed_ms
+    for entry in reversed(entries):
+        newest_ms = entry.max_timestamp_ms if entry.max_timestamp_ms is not None else entry.committed_ms
         is_old = limits.ms is not None and now_ms - newest_ms > limits.ms
         if is_old or (limits.bytes is not None and size >= limits.bytes):
             break
-        kept.append(row)
-        size += row.size_bytes
+        kept.append(entry)
+        size += entry.size_bytes
     return kept[::-1]
 
 
-def _properties(head: Head, wish: RestoreWish) -> dict[str, str]:
+def _properties(manifest: Manifest, wish: RestoreWish) -> dict[str, str]:
     """The topic's settings.
 
     Without a takeover the topic is not tiered: it would fence the writer of this bucket.
     """
-    return {**head.properties, ENABLE: "true" if wish.takes_over else "false"}
+    return {**manifest.properties, ENABLE: "true" if wish.takes_over else "false"}

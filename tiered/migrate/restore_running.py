@@ -161,7 +161,7 @@ class _TopicWork:
                     progress=progress,
                 )
             except NotFound as error:
-                raise why_missing(log, each.rows, error) from error
+                raise why_missing(log, each.entries, error) from error
             if not is_done:
                 return False
         return True
@@ -227,21 +227,21 @@ class _TopicWork:
             settings,
             now_ms=self._now_ms(),
             recovery_point=trusted_upto(planned),
-            log_start_offset=planned.head.log_start_offset,
+            log_start_offset=planned.manifest.log_start_offset,
             is_tiered=wish.takes_over,
             cleaner_offset=_cleaner_offset(planned) if settings.is_compacted else 0,
             cleaner_reach=planned.cleaned_reach,
         )
         if log.next_offset != planned.next_offset:
             facts = {"expected": planned.next_offset, "found": log.next_offset}
-            raise Corrupt("restoring a partition, its log ends elsewhere", partition=partition, **facts)
+            raise Corrupt('cannot restore the partition, its log ends at another offset', partition=partition, **facts)
         return RestoredPartition(
             partition=partition,
             log_start_offset=log.log_start_offset,
             next_offset=log.next_offset,
             size_bytes=log.size_bytes,
             remote_bytes=planned.remote_bytes,
-            epoch=planned.head.epoch if wish.takes_over else None,
+            epoch=planned.manifest.epoch if wish.takes_over else None,
             open_transactions=sum(each.transaction_first_offset >= 0 for each in log.producers()),
             exact_from=planned.exact_from,
         )
@@ -255,5 +255,5 @@ class _TopicWork:
 
 def _cleaner_offset(planned: PartitionRestore) -> int:
     """The offset below which every entry on the disk is clean; 0 if one was never cleaned."""
-    cleaned = [row.cleaned_through or 0 for row in planned.rows]
+    cleaned = [entry.cleaned_through or 0 for entry in planned.entries]
     return min([*cleaned, planned.next_offset])

@@ -97,6 +97,6 @@ def _what(decision: Decision) -> str:
         case DeletePending() | DeletePage():
             return decision.key
         case CollectManifests():
-            return f"heads up to {decision.upto_sequence}"
+            return f"manifests up to {decision.upto_sequence}"
         case _:
             return f"[{decision.base_offset}, {decision.next_offset})"

@@ -80,18 +80,18 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     facts.append(snapshot.rules)
     facts += [(each.base_offset, each.next_offset, each.size_bytes, each.max_timestamp_ms) for each in snapshot.closed]
     # The entries of a page may be loaded or not; the name of a page stands for its content.
-    pages = sorted((spill.base_offset, spill.next_offset, spill.key) for spill in _pages(snapshot))
+    pages = sorted((page.base_offset, page.next_offset, page.key) for page in _pages(snapshot))
     facts += pages
     facts += [row.ulid for row in snapshot.remote if not pages or row.base_offset >= pages[-1][1]]
-    facts += sorted(each.key for each in snapshot.unlinked)
-    facts += sorted(each.spill.key for each in snapshot.unlinked_pages)
+    facts += sorted(each.key for each in snapshot.pending_deletes)
+    facts += sorted(each.page.key for each in snapshot.pending_page_deletes)
     facts += [(view.name, view.horizon_offset) for view in snapshot.all_views]
     state.update(repr(facts).encode())
     return state.hexdigest()
 
 
 def _pages(snapshot: PartitionSnapshot) -> Sequence[PageEntry]:
-    return (*snapshot.known_pages, *snapshot.spills)
+    return (*snapshot.known_pages, *snapshot.pages)
 
 
 def changed_partitions(saved: SavedPlan, snapshots: Iterable[PartitionSnapshot]) -> list[TopicPartition]:
@@ -123,7 +123,7 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
     Raises InvalidRequest for a plan for a later time.
     """
     if saved.is_for_later:
-        raise InvalidRequest("applying a saved plan, it was made for a later moment", at_ms=saved.plan.now_ms)
+        raise InvalidRequest('cannot apply the saved plan, it was made for a later time', at_ms=saved.plan.now_ms)
     topics = {name.topic for name in saved.plan.decisions}
     facts: dict[str, object] = {}
     others = basis_changes(saved.basis, plan_basis(manager, manager.config, topics, prices_or_none(manager.config)))
@@ -133,7 +133,7 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
     if changed:
         facts |= {"partitions": ",".join(map(str, changed[:5])), "changed": len(changed)}
     if facts:
-        wrong = "applying a saved plan, the state has changed since it was made: run 'tiered plan --out' again"
+        wrong = "cannot apply the saved plan, the state has changed since: run 'tiered plan --out' again"
         raise Conflict(wrong, **facts, of=len(saved.fingerprints))
 
 
@@ -190,14 +190,15 @@ def decode_plan(body: bytes) -> SavedPlan:
     try:
         file = _FILE.decode(body)
         if (file.kind, file.schema_version) != (KIND, SCHEMA_VERSION):
-            raise InvalidRequest("reading a saved plan, of another kind", kind=file.kind, version=file.schema_version)
+            raise InvalidRequest('cannot read the saved plan, it is of another kind', kind=file.kind, version=file.schema_version)
         decided = {
             TopicPartition(each.topic, each.partition): [_decision(one) for one in each.decisions]
             for each in file.partitions
         }
     except msgspec.MsgspecError as error:
         raise InvalidRequest(
-            "reading a saved plan, it is none or was damaged; make one with 'tiered plan --out FILE'", cause=error
+            ("cannot read the saved plan, the file is not a plan or is damaged; make one with 'tiered "
+"plan --out FILE'"), cause=error
         ) from None
     found: dict[TopicPartition, Sequence[Decision]] = dict(decided)
     saved = SavedPlan(
@@ -208,19 +209,19 @@ def decode_plan(body: bytes) -> SavedPlan:
         basis=file.basis,
     )
     if saved.fingerprint != file.fingerprint:
-        raise InvalidRequest("reading a saved plan, its fingerprints do not belong together")
+        raise InvalidRequest('cannot read the saved plan, its fingerprints contradict each other')
     return saved
 
 
 def _decision(fields: Mapping[str, object]) -> Decision:
     name = str(fields.get("decision"))
     if name not in _KINDS:
-        raise InvalidRequest("reading a saved plan, no such decision", decision=name)
+        raise InvalidRequest('cannot read the saved plan, a decision is unknown', decision=name)
     given = {key: value for key, value in fields.items() if key != "decision"}
     return msgspec.convert(given, _KINDS[name])
 
 
-WRITING = "writing the plan"
+WRITING = 'cannot write the plan'
 
 
 def write_plan(saved: SavedPlan, path: str) -> None:
@@ -238,7 +239,7 @@ def read_plan(path: str) -> SavedPlan:
 
 def read_body(path: str) -> bytes:
     """Return the content of the file. Raises NotFound."""
-    return read_given(path, "reading a saved plan", "make one with 'tiered plan --out FILE'")
+    return read_given(path, 'cannot read the saved plan', "make one with 'tiered plan --out FILE'")
 
 
 def plan_of(body: bytes, path: str) -> SavedPlan:

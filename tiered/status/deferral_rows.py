@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tiered.config.units import counted, format_bytes, format_ms
 from tiered.node.problem_groups import group_line
 
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
     from local.names import TopicPartition
     from policies.deferrals import Code, Deferral
 
-Row = dict[str, object]
 _NOT_YET = {"copy": "not copied yet", "clean": "not cleaned yet", "drop": "not dropped yet"}
 
 
@@ -35,20 +36,34 @@ class DeferralCause:
         return _NOT_YET[self.action]
 
 
-def deferral_rows(deferrals: Mapping[TopicPartition, Sequence[Deferral]]) -> list[Row]:
+class DeferredSegment(msgspec.Struct, forbid_unknown_fields=True):
+    """A segment that is not copied, cleaned or dropped yet. `code` is stable; `until_ms` null: no time is known."""
+
+    action: str
+    code: str
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    why: str
+    until_ms: int | None
+
+
+def deferral_rows(deferrals: Mapping[TopicPartition, Sequence[Deferral]]) -> list[DeferredSegment]:
     """Return a row for each deferred segment, in the order of partitions."""
     return [
-        {
-            "action": each.action.value,
-            "code": each.code.value,
-            "topic": name.topic,
-            "partition": name.partition,
-            "base_offset": each.base_offset,
-            "next_offset": each.next_offset,
-            "size_bytes": each.size_bytes,
-            "why": each.why,
-            "until_ms": each.until_ms,
-        }
+        DeferredSegment(
+            action=each.action.value,
+            code=each.code.value,
+            topic=name.topic,
+            partition=name.partition,
+            base_offset=each.base_offset,
+            next_offset=each.next_offset,
+            size_bytes=each.size_bytes,
+            why=each.why,
+            until_ms=each.until_ms,
+        )
         for name, found in sorted(deferrals.items())
         for each in found
     ]

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 STUCK_AFTER_MS = 30 * 60_000
 
-_BEGIN_WORK = "start tiered run: no process is at work here"
-_SET_CLOCK = "set the clock; where the new time is right, restart the manager with -X clock.jump.hold.ms=0"
+_BEGIN_WORK = 'start tiered run: no manager runs on this directory'
+_SET_CLOCK = ('set the clock; if the new time is right, restart the manager with -X '
+'clock.jump.hold.ms=0')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ def _put_off(
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in waiting:
         if not each.head_sequence:
-            why = _flat(problems[each.partition]) if each.partition in problems else "its remote tier is not known"
+            why = _flat(problems[each.partition]) if each.partition in problems else 'the state of its remote tier is unknown'
             found[each.partition] = remote_unknown_deferrals(each, why)
             continue
         try:
@@ -216,11 +217,12 @@ def snapshots_at_hand(
 
 def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
     """Return a line about a process that holds a log directory without a current report of its own."""
-    begin = f"process {holder} is at work here"
+    begin = f"process {holder} runs on this directory"
     if work is None or work.is_ended or work.pid != holder:
-        return f"{begin}, and has left no report of its rounds"
+        return f"{begin}, and has written no report of its maintenance"
     age = format_ms(max(0, now_ms - work.seen_ms) // 1000 * 1000)
-    return f"{begin}; its report is {age} old: a round lasts that long, or the disk has no room for the next"
+    return (f"{begin}; its report is {age} old: a maintenance round takes that long, or the disk has "
+'no space for the next report')
 
 
 def _offline(manager: LogManager) -> Iterable[Stuck]:
@@ -290,15 +292,15 @@ def _uncleanable(name: TopicPartition, left: Uncleanable) -> Stuck:
 
 def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:
     """Yield uploads and deletions that were due before `before_ms`."""
-    go_on = "the manager at work is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
+    go_on = 'the running manager is behind or fails: docs/runbooks/copy-lag-grows.md' if is_at_work else _BEGIN_WORK
     for each in found:
         # A paused upload is no problem; the status reports it next to the figures.
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
             what = f"upload waits: {counted(each.lag_segments, 'segment')}, {format_bytes(each.lag_bytes)}"
             yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
         if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:
-            what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace time"
-            step = "a reader's pin may hold it: docs/runbooks/delete-lag.md" if is_at_work else go_on
+            what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace period"
+            step = 'the pin of a reader may delay it: docs/runbooks/delete-lag.md' if is_at_work else go_on
             yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from local.names import TopicPartition
 from tiered.partition.partition_status import PartitionStatus
-from tiered.status.deferral_rows import deferral_rows
-from tiered.status.unknown_figures import unread_rows
+from tiered.status.deferral_rows import DeferredSegment, deferral_rows
+from tiered.status.sync_status import TierSync
+from tiered.status.unknown_figures import UnreadPartitions, unread_rows
 
 if TYPE_CHECKING:
     from tiered.node.topic_registry import Topic
@@ -19,7 +22,7 @@ _OF_DISK = ("local_segments", "local_bytes", "at_risk_bytes")
 _OF_BUCKET = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes")
 _SUMS = (*_OF_DISK, *_OF_BUCKET)
 _PAUSED = ("is_paused", "paused_since_ms", "pause_reason")
-_FIGURES = ("is_tiered", "offsets", *_SUMS, "lag", "lag_since_ms", "dollars_per_month", *_PAUSED)
+_FIGURES = ("is_tiered", "offsets", *_SUMS, "lag_since_ms", "dollars_per_month", *_PAUSED)
 _OFFSETS = (
     "log_start_offset",
     "local_start_offset",
@@ -28,6 +31,45 @@ _OFFSETS = (
     "cleaner_offset",
     "unlinked_bytes",
 )
+
+
+class StatusPrices(msgspec.Struct, forbid_unknown_fields=True):
+    """The price table of the dollars."""
+
+    as_of: str
+    region: str
+    storage_class: str
+
+
+class StuckThing(msgspec.Struct, forbid_unknown_fields=True):
+    """A problem; `rounds` of the manager at work met it, 0 for a problem that was seen just now."""
+
+    where: str
+    topic: str | None
+    partition: int | None
+    kind: str
+    what: str
+    since_ms: int | None
+    rounds: int
+    next: str
+
+
+class StatusFacts(msgspec.Struct, forbid_unknown_fields=True):
+    """Prices, activity, deferrals and problems of a report.
+
+    `deleted_topics` have no figures; ``tiered cost show`` has the cost of their remaining objects. `sync` is null if it
+    was not requested, because it costs requests.
+    """
+
+    prices: StatusPrices | None
+    now_ms: int
+    is_at_work: bool
+    last_round_ms: int | None
+    deleted_topics: list[str]
+    unread: list[UnreadPartitions]
+    deferrals: list[DeferredSegment]
+    sync: list[TierSync] | None
+    stuck: list[StuckThing]
 
 
 def topic_row(report: StatusReport, topic: Topic) -> Row:
@@ -57,34 +99,32 @@ def partition_row(report: StatusReport, name: TopicPartition) -> Row:
     }
 
 
-def status_facts(report: StatusReport) -> dict[str, object]:
-    """Return the facts of the report other than rows: prices, activity, deferrals, problems."""
+def status_facts(report: StatusReport) -> StatusFacts:
+    """Return the facts of the report other than rows."""
     prices = report.prices.of(None) if report.prices is not None else None
-    return {
-        "prices": {"as_of": prices.as_of, "region": prices.region, "storage_class": prices.storage_class}
-        if prices is not None
-        else None,
-        "now_ms": report.now_ms,
-        "is_at_work": report.is_at_work,
-        "last_round_ms": report.work.seen_ms if report.work is not None else None,
-        "deleted_topics": list(report.deleted),
-        "unread": unread_rows(report.unread),
-        "deferrals": deferral_rows(report.deferrals),
-        "sync": None,  # fetched separately (`tiered.status.sync_status`), because it costs requests
-        "stuck": [
-            {
-                "where": each.where,
-                "topic": each.partition.topic if each.partition is not None else None,
-                "partition": each.partition.partition if each.partition is not None else None,
-                "kind": each.kind,
-                "what": each.what,
-                "since_ms": each.since_ms,
-                "rounds": each.count,
-                "next": each.next_step,
-            }
+    return StatusFacts(
+        prices=StatusPrices(prices.as_of, prices.region, prices.storage_class) if prices is not None else None,
+        now_ms=report.now_ms,
+        is_at_work=report.is_at_work,
+        last_round_ms=report.work.seen_ms if report.work is not None else None,
+        deleted_topics=list(report.deleted),
+        unread=unread_rows(report.unread),
+        deferrals=deferral_rows(report.deferrals),
+        sync=None,
+        stuck=[
+            StuckThing(
+                where=each.where,
+                topic=each.partition.topic if each.partition is not None else None,
+                partition=each.partition.partition if each.partition is not None else None,
+                kind=each.kind,
+                what=each.what,
+                since_ms=each.since_ms,
+                rounds=each.count,
+                next=each.next_step,
+            )
             for each in report.stuck
         ],
-    }
+    )
 
 
 def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) -> dict[str, object]:
@@ -108,7 +148,6 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) 
         # Offsets, not records: offsets that compaction and gaps removed are counted too.
         "offsets": sum(each.next_offset - each.log_start_offset for each in some) if is_open else None,
         **sums,
-        "lag": _lag(some) if is_seen and some[0].is_tiered else None,
         "lag_since_ms": min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=None)
         if is_seen
         else None,
@@ -125,9 +164,3 @@ def is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
     """Return whether a partition's manifest was never read here because of a problem."""
     name = status.partition
     return status.is_tiered and name in report.problems and name not in report.seen
-
-
-def _lag(some: Sequence[PartitionStatus]) -> tuple[int, int, bool]:
-    """Return segments, bytes, and whether their upload is paused."""
-    segments, size_bytes = (sum(getattr(each, name) for each in some) for name in ("lag_segments", "lag_bytes"))
-    return segments, size_bytes, any(each.paused is not None for each in some)

@@ -27,7 +27,7 @@ def storage_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartitio
 
 def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageUsage]:
     """Return the remote storage of every open partition with objects there, without a request."""
-    return {each.name: usage_for(each, prices) for each in manager.partitions() if each.head() is not None}
+    return {each.name: usage_for(each, prices) for each in manager.partitions() if each.manifest() is not None}
 
 
 def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:
@@ -35,5 +35,9 @@ def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] 
 
     `rows` as in `policies.cost.storage_usage.usage_of`.
     """
-    head = held.head()
-    return StorageUsage() if head is None else usage_of(head, prices, manifest_bytes=size_of(head), rows=rows)
+    manifest = held.manifest()
+    return (
+        StorageUsage()
+        if manifest is None
+        else usage_of(manifest, prices, manifest_bytes=size_of(manifest), entries=rows)
+    )

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from local.errors import LogError
-from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
 from policies.tier_relation import Relation
 from tiered.node.writer_ids import is_of_node, node_mark
 from tiered.partition.reconciliation import judge
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest import Head
+    from remote.manifest.manifest import Manifest
     from tiered.manager.manager import LogManager
     from tiered.partition.partition import Partition
 
@@ -43,8 +43,7 @@ class SyncState(Enum):
     NOT_TIERED = "not tiered"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierSync:
+class TierSync(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Both tiers of one partition. Offsets are half open.
 
     The disk holds ``[local_start_offset, local_next_offset)``, the bucket ``[remote_start_offset,
@@ -55,22 +54,26 @@ class TierSync:
     manifest are None without a manifest.
     """
 
-    partition: TopicPartition
+    topic: str
+    partition: int
     state: SyncState
     local_start_offset: int
     local_next_offset: int
     local_epoch: int | None
-    remote_start_offset: int | None = None
-    remote_next_offset: int | None = None
-    head_sequence: int | None = None
-    seen_sequence: int | None = None
-    epoch: int | None = None
-    writer_id: str | None = None
-    is_own_writer: bool | None = None
-    committed_ms: int | None = None
-    lag_offsets: int | None = None
-    has_new_settings: bool | None = None
-    problem: str | None = None
+    remote_start_offset: int | None
+    remote_next_offset: int | None
+    head_sequence: int | None
+    seen_sequence: int | None
+    epoch: int | None
+    writer_id: str | None
+    is_own_writer: bool | None
+    committed_ms: int | None
+    lag_offsets: int | None
+    has_new_settings: bool | None
+    problem: str | None
+
+
+_OF_MANIFEST = TierSync.__struct_fields__[6:-1]
 
 
 def tier_sync(
@@ -88,61 +91,63 @@ def tier_sync(
 
 
 def _look(mark: str | None, held: Partition) -> TierSync:
-    seen, head, problem = held.head(), None, None
+    seen, manifest, problem = held.manifest(), None, None
     if held.metadata is not None:
         try:
-            head = held.metadata.load(exact=True)
-            if head is not None and head.next_offset > held.log.next_offset:
+            manifest = held.metadata.load(exact=True)
+            if manifest is not None and manifest.next_offset > held.log.next_offset:
                 held.log.look_again()  # the writer may have appended and copied since the disk was read
         except LogError as error:
-            head, problem = seen, " ".join(str(error).split())
+            manifest, problem = seen, " ".join(str(error).split())
     log = held.log
     found = TierSync(
-        partition=held.name,
-        state=_state(held, head, mark, problem),
+        topic=held.name.topic,
+        partition=held.name.partition,
+        state=_state(held, manifest, mark, problem),
         local_start_offset=log.local_log_start_offset,
         local_next_offset=log.next_offset,
         local_epoch=log.epochs.latest,
         problem=problem,
+        **dict.fromkeys(_OF_MANIFEST),
     )
-    return found if head is None else _with_manifest(found, held, seen, head, mark)
+    return found if manifest is None else _with_manifest(found, held, seen, manifest, mark)
 
 
-def _with_manifest(found: TierSync, held: Partition, seen: Head | None, head: Head, mark: str | None) -> TierSync:
-    from dataclasses import replace
-
-    return replace(
+def _with_manifest(
+    found: TierSync, held: Partition, seen: Manifest | None, manifest: Manifest, mark: str | None
+) -> TierSync:
+    return msgspec.structs.replace(
         found,
-        remote_start_offset=head.log_start_offset,
-        remote_next_offset=head.next_offset,
-        head_sequence=head.sequence,
+        remote_start_offset=manifest.log_start_offset,
+        remote_next_offset=manifest.next_offset,
+        head_sequence=manifest.sequence,
         seen_sequence=seen.sequence if seen is not None else None,
-        epoch=head.epoch,
-        writer_id=head.writer_id,
-        is_own_writer=is_of_node(head.writer_id, mark),
-        committed_ms=head.committed_ms,
-        lag_offsets=max(0, found.local_next_offset - max(head.next_offset, found.local_start_offset)),
-        has_new_settings=dict(head.properties) != dict(held.topic.properties),
+        epoch=manifest.epoch,
+        writer_id=manifest.writer_id,
+        is_own_writer=is_of_node(manifest.writer_id, mark),
+        committed_ms=manifest.committed_ms,
+        lag_offsets=max(0, found.local_next_offset - max(manifest.next_offset, found.local_start_offset)),
+        has_new_settings=dict(manifest.properties) != dict(held.topic.properties),
     )
 
 
-def _state(held: Partition, head: Head | None, mark: str | None, problem: str | None) -> SyncState:
+def _state(held: Partition, manifest: Manifest | None, mark: str | None, problem: str | None) -> SyncState:
     log = held.log
     if not held.is_tiered:
         return SyncState.NOT_TIERED
     if problem is not None:
         return SyncState.UNKNOWN
-    match judge(log, head, mark).relation:
+    match judge(log, manifest, mark).relation:
         case Relation.LOST:
             return SyncState.LOST
         case Relation.DIVERGED | Relation.UNPROVEN | Relation.FENCED:
             return SyncState.DIVERGED
-    if head is None:
+    if manifest is None:
         return SyncState.NO_MANIFEST
-    if log.local_log_start_offset > head.next_offset:
+    if log.local_log_start_offset > manifest.next_offset:
         return SyncState.HOLE
-    if head.next_offset > log.next_offset:
+    if manifest.next_offset > log.next_offset:
         return SyncState.AHEAD
-    if not is_of_node(head.writer_id, mark):
+    if not is_of_node(manifest.writer_id, mark):
         return SyncState.OTHER_WRITER
-    return SyncState.BEHIND if head.next_offset < log.next_offset else SyncState.IN_SYNC
+    return SyncState.BEHIND if manifest.next_offset < log.next_offset else SyncState.IN_SYNC

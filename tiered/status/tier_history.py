@@ -72,7 +72,7 @@ def tier_history(
     found = read_series([(disk, root) for root in config.data_dirs])
     for name in topics:
         if name not in found.topics:
-            raise NotFound("looking for notes of a topic", topic=name)
+            raise NotFound('cannot read the history of a topic', topic=name)
     if not topics:
         return [history_of(found, None, now_ms, span_ms)]
     return [history_of(found, name, now_ms, span_ms) for name in topics]
@@ -102,12 +102,12 @@ def still_there(manager: LogManager, topics: Iterable[str] | None = None) -> lis
     """
     came: list[tuple[int, int]] = []
     for held in manager.partitions(topics):
-        head = held.head()
-        if head is None or head.given_up:
+        manifest = held.manifest()
+        if manifest is None or manifest.tier_disabled:
             continue
-        rows = (row for row in head.segments if row.committed_ms and row.state is SegmentState.COPY_FINISHED)
+        rows = (row for row in manifest.segments if row.committed_ms and row.state is SegmentState.COPY_FINISHED)
         came += [(row.committed_ms, row.size_bytes) for row in rows]
-        for page in head.spills:
+        for page in manifest.pages:
             key = parse_page_key(page.key)
             if key is not None:
                 came.append((ulid_ms(key.ulid), page.size_bytes))

@@ -156,13 +156,13 @@ def test_plan_status_and_web_page_show_the_copy_lag_with_its_end(tmp_path: Path)
         manager.roll("t", now_ms=NOW)
         (segment,) = manager.snapshots(NOW)[0].closed
         until = segment.age_timestamp_ms + 2 * 24 * HOUR
-        (told,) = status_facts(status_report(manager, NOW))["deferrals"]
-        assert (told["code"], told["base_offset"], told["next_offset"]) == ("copy_lag", 0, 10)
-        assert told["until_ms"] == until
+        (told,) = status_facts(status_report(manager, NOW)).deferrals
+        assert (told.code, told.base_offset, told.next_offset) == ("copy_lag", 0, 10)
+        assert told.until_ms == until
         priced = priced_plan(manager, NOW)
         assert [each.code for each in priced.plan.deferrals[NAME]] == [Code.COPY_LAG]
         facts = data(site(world, manager), "/plan?format=json")
-        assert facts["deferrals"] == [told]
+        assert facts["deferrals"] == [msgspec.structs.asdict(told)]
         assert "a copy lag of remote.copy.lag.ms=2d" in page(site(world, manager), "/plan")
 
 
@@ -174,11 +174,11 @@ def test_status_names_the_open_transaction_that_holds_a_segment(is_looking: bool
         _transaction(manager)
         if is_looking:
             with world.open(read_only=True) as looker:
-                (told,) = status_facts(status_report(looker, NOW))["deferrals"]
+                (told,) = status_facts(status_report(looker, NOW)).deferrals
         else:
-            (told,) = status_facts(status_report(manager, NOW))["deferrals"]
-        assert (told["code"], told["until_ms"]) == ("open_transaction", None)
-        assert told["why"] == "a transaction is open from offset 10"
+            (told,) = status_facts(status_report(manager, NOW)).deferrals
+        assert (told.code, told.until_ms) == ("open_transaction", None)
+        assert told.why == "a transaction is open from offset 10"
 
 
 def test_a_timed_out_wait_for_the_remote_tier_names_the_open_transaction() -> None:
@@ -216,8 +216,8 @@ def test_a_pause_is_shown_for_each_segment() -> None:
         manager.roll("t", now_ms=NOW)
         manager.pause_uploads(["t"], now_ms=NOW, reason="a test")
     with world.open(read_only=True) as manager:
-        (told,) = status_facts(status_report(manager, NOW))["deferrals"]
-        assert (told["code"], told["why"]) == ("paused", "uploads are paused: a test")
+        (told,) = status_facts(status_report(manager, NOW)).deferrals
+        assert (told.code, told.why) == ("paused", "uploads are paused: a test")
 
 
 def test_status_shows_no_deferrals_of_a_healthy_partition() -> None:
@@ -227,7 +227,7 @@ def test_status_shows_no_deferrals_of_a_healthy_partition() -> None:
         send(manager, 40)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        assert status_facts(status_report(manager, NOW))["deferrals"] == []
+        assert status_facts(status_report(manager, NOW)).deferrals == []
 
 
 def test_the_plan_command_prints_deferrals_of_one_reason_in_one_line(tmp_path: Path, monkeypatch, capfd) -> None:

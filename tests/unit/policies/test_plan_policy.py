@@ -114,7 +114,11 @@ COMPACTED = PartitionRules(cleanup_delete=False, cleanup_compact=True)
             KEEP,
             "ends above the stable offset 3",
         ),
-        (CopySegment(base_offset=0, next_offset=2, size_bytes=1, reason=""), KEEP, "overlaps the offsets that are copied up to 2"),
+        (
+            CopySegment(base_offset=0, next_offset=2, size_bytes=1, reason=""),
+            KEEP,
+            "overlaps the offsets that are copied up to 2",
+        ),
         (
             CopySegment(base_offset=2, next_offset=4, size_bytes=1, reason=""),
             PartitionRules(copy_disabled=True),

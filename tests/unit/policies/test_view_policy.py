@@ -55,7 +55,9 @@ def test_a_view_is_built_before_retention_expires_records_above_its_horizon():
 def test_a_log_start_above_the_view_horizon_is_a_violation():
     given = snapshot(ACTIVE, remote=ROWS, rules=EXPIRING, views=(built(20),))
     plan = [each for each in plan_partition(given) if not isinstance(each, BuildView)]
-    assert violations(given, plan)[0] == "AdvanceLogStart to 30: passes the offsets that the compacted view includes, 20"
+    assert (
+        violations(given, plan)[0] == "AdvanceLogStart to 30: passes the offsets that the compacted view includes, 20"
+    )
 
 
 def test_after_a_failed_build_retention_stops_at_the_view_horizon():
@@ -128,7 +130,10 @@ def test_a_local_view_is_built_before_retention_expires_records_above_its_horizo
     assert kinds == [BuildView, AdvanceLogStart, *[DropLocal] * 3]
     assert violations(given, decided) == []
     without = [each for each in decided if not isinstance(each, BuildView)]
-    assert violations(given, without)[0] == "AdvanceLogStart to 30: passes the offsets that the compacted view includes, 20"
+    assert (
+        violations(given, without)[0]
+        == "AdvanceLogStart to 30: passes the offsets that the compacted view includes, 20"
+    )
 
 
 def test_retention_stops_at_the_horizon_of_a_local_view_whose_last_build_failed():

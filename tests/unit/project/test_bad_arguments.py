@@ -114,7 +114,7 @@ _PLACES = {
     "no such directory": ("tiered init", None),
     "the bucket is gone": ("mend the url", ("/bucket", "/gone")),
     "the log directory is a file": ("a file stands where a directory should be", ('"data"', '"lines"')),
-    "another manager is at work": ("stop it, or wait for it", None),
+    "another manager is at work": ("stop that manager, or wait", None),
 }
 
 

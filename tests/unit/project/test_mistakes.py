@@ -94,7 +94,7 @@ def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitSt
 # The answer of an S3 server to every request: status and error code.
 _S3 = {
     "no bucket": (404, "NoSuchBucket"),
-    "wrong credentials": (403, "InvalidAccessKeyId"),
+    "access was denied or the credentials are wrong": (403, "InvalidAccessKeyId"),
     "no credentials": (200, ""),
     "no endpoint": (200, ""),
 }

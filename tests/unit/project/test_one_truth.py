@@ -218,8 +218,8 @@ def test_every_source_reports_the_same_figures_as_the_stored_bytes(
         assert any(page.other_classes for page in paged.pages), (
             "some manifest pages must have entries of another storage class"
         )
-        assert manager.partition(TopicPartition("giving-up", 0)).manifest().given_up
-        assert gone.unlinked_pages, "a manifest page must have been unlinked as a whole"
+        assert manager.partition(TopicPartition("giving-up", 0)).manifest().tier_disabled
+        assert gone.pending_page_deletes, "a manifest page must have been unlinked as a whole"
     _bucket_alone(home, tell)
     _sums(seen, tell)
     apart = {at: told for at, told in seen.items() if max(told.values()) - min(told.values()) > 1e-4}
@@ -331,7 +331,7 @@ def _kept(manager: LogManager, tell: Tell) -> None:
         assert manifest is not None
         data = sum(each.size_bytes for each in lying.data.values())
         views = sum(row.stored_bytes + row.indexes_bytes for row in manifest.view_entries)
-        log = data + lying.small_bytes - views if not manifest.given_up else 0
+        log = data + lying.small_bytes - views if not manifest.tier_disabled else 0
         pages = sum(page.page_bytes for page in manifest.pages)
         whole = data + lying.small_bytes + lying.waiting_bytes + pages
         figures = {"stored_bytes": data, "log_bytes_stored": log, "objects_bytes": whole}

@@ -87,7 +87,7 @@ class SampleBucket:
                     entered = largest
                 indexed = position
             largest = max(largest, int(table.max_timestamps[number]))
-        row = copy_segment(
+        entry = copy_segment(
             self.store,
             prefix,
             SegmentToCopy(
@@ -106,9 +106,9 @@ class SampleBucket:
             now_ms=NOW_MS,
             chunk_bytes=chunk_bytes,
         )
-        change = replace_segments(row, [each.ulid for each in replaces]) if replaces else add_segments([row])
+        change = replace_segments(entry, [each.ulid for each in replaces]) if replaces else add_segments([entry])
         log.commit(change, NOW_MS)
-        self.segments.setdefault((topic, partition), []).append(row)
+        self.segments.setdefault((topic, partition), []).append(entry)
         self.rows += (
             []
             if not keep_rows
@@ -126,10 +126,10 @@ class SampleBucket:
                 for record in columns.records()
             ]
         )
-        return row
+        return entry
 
-    def data_object(self, row, topic, partition, topic_id=TOPIC_ID):
-        return partition_prefix(topic, topic_id, partition) + row.data_key
+    def data_object(self, entry, topic, partition, topic_id=TOPIC_ID):
+        return partition_prefix(topic, topic_id, partition) + entry.data_key
 
 
 def batch_at(base_offset, count, *, step_ms=10, codec=0, value_bytes=20, log_append=False, **changes):

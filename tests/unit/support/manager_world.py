@@ -105,7 +105,7 @@ class SwitchableStore:
 
 
 class MuteStore:
-    """A store that gives no answer after the first create once armed. That create takes effect."""
+    """A store that gives no reply after the first create once armed. That create takes effect."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner, self.is_armed, self.is_mute = inner, False, False
@@ -117,7 +117,7 @@ class MuteStore:
             found = None if self.is_mute else getattr(self.inner, verb)(*args, **more)
             self.is_mute = self.is_mute or is_last
             if self.is_mute:
-                raise Unavailable("no answer", verb=verb)
+                raise Unavailable("no reply", verb=verb)
             return found
 
         return call

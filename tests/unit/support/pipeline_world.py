@@ -39,11 +39,11 @@ class FleetWorld:
             (home / "bucket").mkdir(parents=True)
         self.url = url or f"file://{home}/bucket"
         self.nodes = tuple(str(home / f"node-{number}") for number in range(nodes))
-        rows = "".join(f'"{name}" = "{value}"\n' for name, value in SETTINGS.items())
+        entries = "".join(f'"{name}" = "{value}"\n' for name, value in SETTINGS.items())
         for node in self.nodes:
             Path(node).mkdir(parents=True)
             (Path(node) / "tiered.toml").write_text(
-                f'[local]\ndir = "data"\n[remote]\nurl = "{self.url}"\n[defaults]\n{rows}'
+                f'[local]\ndir = "data"\n[remote]\nurl = "{self.url}"\n[defaults]\n{entries}'
             )
         for number in range(nodes):
             with self.manager(number) as manager:
@@ -105,6 +105,6 @@ def records_of(store: object) -> dict[TopicPartition, dict[int, Record]]:
     reader = log.reader()
     for name in list_partitions(store):  # type: ignore[arg-type]
         start, end = reader.offsets(name.topic_partition)
-        rows = reader.records(name.topic_partition, start) if start < end else ()
-        found[name.topic_partition] = {each.offset: each for each in rows}
+        entries = reader.records(name.topic_partition, start) if start < end else ()
+        found[name.topic_partition] = {each.offset: each for each in entries}
     return found

@@ -41,7 +41,9 @@ class Scene:
 
 def _uploads_are_refused(node: WatchedNode) -> None:
     """The credentials have only read permission."""
-    node.door.refusal = lambda verb: AccessDenied(f"{verb}, no permission or wrong credentials", cause="AccessDenied")
+    node.door.refusal = lambda verb: AccessDenied(
+        f"{verb}access was denied or the credentials are wrong", cause="AccessDenied"
+    )
     node.door.refused = ("upload",)
     node.append("orders", 100)
     node.pass_(90, feeds=("orders",))
@@ -349,7 +351,7 @@ SCENES = (
         alert="TieredCopyLagGrows",
         plant=_uploads_are_refused,
         mend=_nothing_is_refused,
-        told={"tiered status --section lag": "no permission or wrong credentials"},
+        told={"tiered status --section lag": "access was denied or the credentials are wrong"},
         also=frozenset({"TieredNoUploadFinishes", "TieredStoreFails"}),
     ),
     Scene(
@@ -387,13 +389,13 @@ SCENES = (
         alert="TieredUnopened",
         plant=_a_setting_is_refused_at_a_start,
         mend=_the_setting_is_mended_and_the_manager_restarts,
-        told={"tiered status": "mend the setting"},
+        told={"tiered status": "correct the named setting"},
     ),
     Scene(
         alert="TieredUnopened",
         plant=_a_log_is_anothers_to_read,
         mend=_it_may_be_read_and_the_manager_restarts,
-        told={"tiered status": "no permission"},
+        told={"tiered status": "access was denied"},
     ),
     Scene(
         alert="TieredHalted",
@@ -430,20 +432,20 @@ SCENES = (
         alert="TieredLogDirOffline",
         plant=_a_disk_fails,
         mend=_the_disk_is_mended,
-        told={"tiered status": "using a log directory that is offline", "tiered log-dirs": "disk2  online"},
+        told={"tiered status": "the log directory is offline", "tiered log-dirs": "disk2  online"},
     ),
     Scene(
         alert="TieredCleanerStuck",
         plant=_a_compacted_segment_is_damaged,
         mend=_a_compacted_segment_is_whole_again,
-        told={"tiered compaction status": "uncleanable: decoding a batch, crc differs"},
+        told={"tiered compaction status": "uncleanable: cannot decode a batch, crc differs"},
         also=frozenset({"TieredCorruption"}),
     ),
     Scene(
         alert="TieredClockJumped",
         plant=_the_clock_jumps,
         mend=_the_clock_is_set,
-        told={"tiered doctor": "going by the clock, it has jumped"},
+        told={"tiered doctor": "the system clock has jumped"},
     ),
     Scene(
         alert="TieredCopiersBusy",

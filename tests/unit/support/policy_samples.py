@@ -30,7 +30,7 @@ def local(
     )
 
 
-def row(
+def entry(
     base: int,
     following: int,
     *,
@@ -66,7 +66,7 @@ def snapshot(
     rules: PartitionRules = KEEP,
     start: int = 0,
     copying: frozenset[int] = frozenset(),
-    unlinked: tuple[PendingDelete, ...] = (),
+    pending_deletes: tuple[PendingDelete, ...] = (),
     views: tuple[CompactedView, ...] = (),
     is_tiered: bool = True,
     cleaner: int | None = None,
@@ -82,7 +82,7 @@ def snapshot(
         segments=segments,
         is_tiered=is_tiered,
         remote=remote,
-        unlinked=unlinked,
+        pending_deletes=pending_deletes,
         views=views,
         cleaner_offset=cleaner,
         copying=copying,
@@ -97,4 +97,4 @@ def planned(taken: PartitionSnapshot) -> list[Decision]:
 
 
 LOCAL = (local(0, 2), local(2, 4), local(4, 5, active=True))
-REMOTE = (row(0, 2), row(2, 4))
+REMOTE = (entry(0, 2), entry(2, 4))

@@ -361,11 +361,11 @@ class Player:
     def _write_lines(self) -> None:
         orders = "".join(f"customer-{at % 7}:order {at}, of a few words\n" for at in range(240))
         (self.home / "orders.txt").write_text(orders)
-        rows = (
+        entries = (
             {"key": f"c{at % 7}", "value": "order " * 200, "timestamp": NOON - (2400 - at) * 3_600_000}
             for at in range(2400)
         )
-        (self.home / "orders.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        (self.home / "orders.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
         (self.home / "prices.txt").write_text("".join(f"item-{at % 9}:{at}.00\n" for at in range(240)))
 
 

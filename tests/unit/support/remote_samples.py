@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from remote.keys import data_key, indexes_key
-from remote.manifest.manifest import Manifest, encode_line
+from remote.manifest.manifest import STORED_MANIFEST, Manifest, encode_line
 from remote.segment_entry import IndexRange, SegmentEntry
 
 
-def row(ulid="U1", base_offset=0, next_offset=10, **changes):
+def entry(ulid="U1", base_offset=0, next_offset=10, **changes):
     facts = {
         "ulid": ulid,
         "base_offset": base_offset,
@@ -42,10 +40,10 @@ def stored_row(name="U1", base_offset=0, next_offset=10, *, view=None, epoch=1, 
         "indexes_key": indexes_key(*names, view=view),
         "epochs": ((0, base_offset), *([(2, base_offset + 4)] if base_offset + 4 < next_offset else [])),
     }
-    return row(ulid_of(name), base_offset, next_offset, **{**facts, **changes})
+    return entry(ulid_of(name), base_offset, next_offset, **{**facts, **changes})
 
 
-def manifest(*rows, **changes):
+def manifest(*entries, **changes):
     facts = {
         "sequence": 7,
         "epoch": 3,
@@ -57,7 +55,7 @@ def manifest(*rows, **changes):
         "partition": 2,
         "log_start_offset": 0,
         "committed_ms": 1_700_000_000_000,
-        "segments": rows,
+        "segments": entries,
         "properties": {},
     }
     return Manifest(**{**facts, **changes})
@@ -65,4 +63,4 @@ def manifest(*rows, **changes):
 
 def forged(manifest):
     """The bytes of a manifest that no writer would produce."""
-    return encode_line(msgspec.json.encode(manifest))
+    return encode_line(STORED_MANIFEST.encode(manifest))

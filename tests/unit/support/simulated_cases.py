@@ -135,8 +135,8 @@ def workload_of(
     done: Run, settings: dict[str, str], *, batch_ms: int, tick_ms: int, reads_ms: int | None, is_managers: bool = False
 ) -> Workload:
     """The workload of the run as `tiered.cost.cost_history` measures it."""
-    rows, log = done.first_rows, log_settings(Config.load(None).topic_properties("t", settings))
-    size = sum(row.size_bytes for row in rows)
+    entries, log = done.first_rows, log_settings(Config.load(None).topic_properties("t", settings))
+    size = sum(entry.size_bytes for entry in entries)
     reads = None
     if reads_ms is not None:
         reads = Reads(every_ms=reads_ms, is_stream=True, begins=done.begins, is_managers=is_managers)
@@ -146,14 +146,14 @@ def workload_of(
         tick_ms=tick_ms,
         segment_bytes=log.segment_bytes,
         segment_ms=log.segment_ms,
-        stored_share=sum(row.stored_bytes for row in rows) / size,
+        stored_share=sum(entry.stored_bytes for entry in entries) / size,
         index_base_bytes=0,
-        index_share=sum(row.indexes_bytes for row in rows) / size,
+        index_share=sum(entry.indexes_bytes for entry in entries) / size,
         reads=reads,
         **manifest_costs(done.manifest),
     )
     if "compact" in settings.get("cleanup.policy", ""):
-        came = sum(row.next_offset - row.base_offset for row in rows) / RECORDS * done.batch_bytes
+        came = sum(entry.next_offset - entry.base_offset for entry in entries) / RECORDS * done.batch_bytes
         workload = replace(workload, compacted_share=size / came)
     return workload
 

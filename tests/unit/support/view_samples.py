@@ -22,6 +22,6 @@ def view_row(ulid="V1", base_offset=0, next_offset=10, view="compacted", **chang
     return stored_row(ulid, base_offset, next_offset, view=view, **changes)
 
 
-def view(*rows, name="compacted", horizon_offset=20, **changes):
-    facts = {"name": name, "horizon_offset": horizon_offset, "rows": rows, "record_count": 4, "key_count": 4}
+def view(*entries, name="compacted", horizon_offset=20, **changes):
+    facts = {"name": name, "horizon_offset": horizon_offset, "entries": entries, "record_count": 4, "key_count": 4}
     return CompactedView(**{**facts, "source_sequence": 7, "last_run": RUN, **changes})

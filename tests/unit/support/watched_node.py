@@ -70,7 +70,7 @@ class Disk(DiskStorage):
 
     def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
         if self.forbidden and path.startswith(self.forbidden):
-            raise AccessDenied("listing a directory, no permission", path=path)
+            raise AccessDenied("cannot list a directory, no permission", path=path)
         return super().list_files(path, endings)
 
     def space(self, path: str) -> Space | None:
@@ -86,13 +86,13 @@ class _File:
         self._disk, self._path, self._inner = disk, path, inner
 
     def append(self, data: Body) -> None:
-        self._disk.check("writing to a file", self._path)
+        self._disk.check("cannot write to a file", self._path)
         self._inner.append(data)
         self._disk.set_modified_ms(self._path, self._disk.clock_ms())  # read-only opens use the modification time
 
     def sync(self) -> None:
         if self._disk.failed:
-            self._disk.check("syncing a file", self._path)
+            self._disk.check("cannot sync a file", self._path)
         self._inner.sync()
 
     def __getattr__(self, name: str) -> Any:

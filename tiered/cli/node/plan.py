@@ -2,19 +2,87 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
 from tiered.cli.errors import unread_code
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_ms
+from tiered.status.deferral_rows import DeferredSegment
+from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.plans.planning import PricedPlan
+
+
+class PricesUsed(Struct):
+    """The price table of the dollars."""
+
+    as_of: str
+    region: str
+
+
+class PlannedDecision(Struct):
+    """One decision of a plan and its price; `dollars` once, `dollars_per_month` is the change of the bill.
+
+    Null: the prices cannot be read.
+    """
+
+    what: Annotated[str, text("RANGE")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    requests: int
+    once: Annotated[float | None, number("USD", format_dollars)]
+    reason: Annotated[str, text("WHY")]
+    decision: str
+    topic: str
+    partition: int
+    puts: int
+    gets: int
+    lists: int
+    deletes: int
+    bytes_in: int
+    dollars: float | None
+    early_deletion_dollars: float | None
+    dollars_per_month: float | None
+
+
+class PlannedTotal(Struct):
+    """All decisions of one kind."""
+
+    count: Annotated[int, number("COUNT")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    requests: Annotated[int, number("REQUESTS")]
+    once: Annotated[float | None, number("USD", format_dollars)]
+    dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
+    decision: str
+
+
+class _PlanFacts(Result):
+    prices: PricesUsed | None
+    now_dollars_per_month: float | None
+    then_dollars_per_month: float | None
+    dollars_once: float | None
+    now_disk_bytes: int | None
+    then_disk_bytes: int | None
+    at_ms: int | None
+    unread: list[UnreadPartitions]
+    deferrals: list[DeferredSegment]
+
+
+class PlanShow(_PlanFacts):
+    """``tiered plan``; `at_ms` null for now."""
+
+    decisions: list[PlannedDecision]
+
+
+class PlanSummary(_PlanFacts):
+    """``tiered plan --summary``."""
+
+    totals: list[PlannedTotal]
 
 
 @click.command("plan")
@@ -56,9 +124,13 @@ def plan(
         _save(priced, out, made_ms, {**session.overrides, **settings})
     facts = _facts(priced, is_later=at is not None)
     if summary:
-        emit("totals", total_rows(priced.cost.lines), _TOTAL_COLUMNS, output, **facts)
+        totals = [PlannedTotal.of_fields(each) for each in total_rows(priced.cost.lines)]
+        columns = (*_VERB, *columns_of(PlannedTotal))
+        print_result(PlanSummary(**facts, totals=totals), output, columns=columns)
     else:
-        emit("decisions", map(decision_row, priced.cost.lines), _COLUMNS, output, **facts)
+        decisions = [PlannedDecision.of_fields(decision_row(each)) for each in priced.cost.lines]
+        columns = (*_VERB, *_WHERE, *columns_of(PlannedDecision))
+        print_result(PlanShow(**facts, decisions=decisions), output, columns=columns)
     session.report_problems(problems)
     for line in (*_paused(priced), *_put_off(priced)):
         session.say(line)
@@ -91,14 +163,14 @@ def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str])
     write_plan(save_plan(priced, made_ms=made_ms, settings=settings), path)
 
 
-def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, object]:
+def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
     """The JSON fields next to the rows; the moment of the plan if it is not now."""
     from tiered.status.deferral_rows import deferral_rows
     from tiered.status.unknown_figures import unread_rows
 
     prices = priced.prices
     return {
-        "prices": {"as_of": prices.as_of, "region": prices.region} if prices is not None else None,
+        "prices": PricesUsed(prices.as_of, prices.region) if prices is not None else None,
         **priced.totals(),
         "at_ms": priced.plan.now_ms if is_later else None,
         "unread": unread_rows(priced.missing),
@@ -145,32 +217,11 @@ def _money(priced: PricedPlan) -> str:
     return f"now {now} USD/month, then {then}{share}{once}{too_early}; {disk} ({prices})"
 
 
-def _dollars(value: object) -> str:
-    return format_dollars(float(str(value)))
+def _verb(row: PlannedDecision | PlannedTotal) -> tuple[str, str]:
+    from tiered.plans.plan_rows import VERBS
+
+    return VERBS[row.decision]
 
 
-_COLUMNS = (
-    Column("sign", "", only_table=True),
-    Column("verb", "WHAT", only_table=True),
-    Column("where", "PARTITION", only_table=True),
-    Column("what", "RANGE"),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("requests"),
-    Column("once", "USD", _dollars, is_number=True),
-    Column("reason", "WHY"),
-    Column("decision"),
-    Column("topic"),
-    Column("partition"),
-    *(Column(name) for name in ("puts", "gets", "lists", "deletes", "bytes_in", "dollars", "early_deletion_dollars")),
-    Column("dollars_per_month"),
-)
-_TOTAL_COLUMNS = (
-    Column("sign", "", only_table=True),
-    Column("verb", "WHAT", only_table=True),
-    Column("count", "COUNT", is_number=True),
-    Column("size_bytes", "BYTES", format_bytes, is_number=True),
-    Column("requests", "REQUESTS", is_number=True),
-    Column("once", "USD", _dollars, is_number=True),
-    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
-    Column("decision"),
-)
+_VERB = (Column("", "", of=lambda row: _verb(row)[0]), Column("", "WHAT", of=lambda row: _verb(row)[1]))
+_WHERE = (Column("", "PARTITION", of=lambda row: f"{row.topic}/{row.partition}"),)

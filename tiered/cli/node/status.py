@@ -5,17 +5,28 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
+import msgspec
 
 from local.errors import InvalidRequest
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import (
+    SCHEMA_VERSION,
+    Column,
+    PartitionRow,
+    Struct,
+    columns_of,
+    number,
+    output_option,
+    print_result,
+    text,
+)
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_duration
 from tiered.status.problem_rows import group_stuck
-from tiered.status.status_rows import partition_row, status_facts, topic_row
+from tiered.status.status_rows import StatusFacts, partition_row, status_facts, topic_row
 
 if TYPE_CHECKING:
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
@@ -26,12 +37,80 @@ if TYPE_CHECKING:
 _SECTIONS = {
     "local": ("local_bytes",),
     "remote": ("remote_bytes",),
-    "lag": ("lag", "at_risk_bytes"),
+    "lag": ("lag_since_ms", "at_risk_bytes"),
     "cost": ("dollars_per_month",),
 }
 _SYNC = "sync"  # has its own rows
 _NAMES_MAX = 3
 _CLEAR = "\x1b[H\x1b[2J"  # cursor to home, clear the screen
+
+
+def _lag(row: TopicFigures | PartitionFigures) -> str | None:
+    if not row.is_tiered or row.lag_segments is None or row.lag_bytes is None:
+        return None
+    waits = f"{row.lag_segments} seg {format_bytes(row.lag_bytes)}" if row.lag_segments else "ok"
+    return f"paused, {waits if row.lag_segments else 'nothing waits'}" if row.is_paused else waits
+
+
+class TopicFigures(Struct):
+    """A topic; `offsets` from log start to log end, gaps counted. Null: nothing could be opened."""
+
+    topic: Annotated[str, text("TOPIC")]
+    partitions: Annotated[int, number("PARTS")]
+    offsets: Annotated[int | None, number("OFFSETS", format_count)]
+    local_segments: int | None
+    local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
+    remote_segments: int | None
+    remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
+    lag_segments: int | None
+    lag_bytes: int | None
+    lag_since_ms: Annotated[int | None, text("UPLOAD LAG", of=_lag)]
+    at_risk_bytes: Annotated[int | None, number("AT RISK", format_bytes)]
+    dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
+    overdue_bytes: int | None
+    is_tiered: bool | None
+    is_paused: bool | None
+    paused_since_ms: int | None
+    pause_reason: str | None
+    problems: list[str]
+
+
+class PartitionFigures(PartitionRow):
+    """A partition. Null: it could not be opened."""
+
+    log_start_offset: Annotated[int | None, number("START", format_count)]
+    local_start_offset: Annotated[int | None, number("LOCAL FROM", format_count)]
+    remote_next_offset: Annotated[int | None, number("REMOTE TO", format_count)]
+    next_offset: Annotated[int | None, number("NEXT", format_count)]
+    cleaner_offset: int | None
+    unlinked_bytes: int | None
+    local_segments: int | None
+    local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
+    remote_segments: int | None
+    remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
+    lag_segments: int | None
+    lag_bytes: int | None
+    lag_since_ms: Annotated[int | None, text("UPLOAD LAG", of=_lag)]
+    at_risk_bytes: Annotated[int | None, number("AT RISK", format_bytes)]
+    dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
+    overdue_bytes: int | None
+    is_tiered: bool | None
+    is_paused: bool | None
+    paused_since_ms: int | None
+    pause_reason: str | None
+    problems: list[str]
+
+
+class Status(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERSION):
+    """``tiered status``."""
+
+    topics: list[TopicFigures]
+
+
+class StatusByPartition(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERSION):
+    """``tiered status -p``."""
+
+    partitions: list[PartitionFigures]
 
 
 @click.command("status")
@@ -72,7 +151,8 @@ def status(
     sections = _sections(section)
     if _SYNC in sections and len(sections) > 1 and output in ("csv", "jsonl"):
         raise click.UsageError(f"{output} has one kind of rows: --section sync alone, or the others")
-    columns = _chosen(_PARTITIONS if by_partition else _TOPICS, sections - {_SYNC}) if sections != {_SYNC} else None
+    every = columns_of(PartitionFigures if by_partition else TopicFigures)
+    columns = _chosen(every, sections - {_SYNC}) if sections != {_SYNC} else None
     stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
     known = _known_manifests() if watch else None
 
@@ -81,11 +161,11 @@ def status(
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
         if output == "json":
-            _print(report, sync, _PARTITIONS if by_partition else _TOPICS, by_partition, output)
+            _print(report, sync, every, by_partition, output)
         elif columns is not None:
             _print(report, sync, columns, by_partition, output)
         if sync is not None and output != "json":
-            _print_sync(session, sync, output)
+            _print_sync(sync, output)
         _tell(session, report, has_words=output == "table")
         if not report.topics and output == "table":
             session.say(_nothing_here(session))
@@ -135,25 +215,24 @@ def _look(
 def _print(
     report: StatusReport, sync: list[TierSync] | None, columns: Sequence[Column], by_partition: bool, output: str
 ) -> None:
+    facts = msgspec.structs.asdict(status_facts(report)) | {"sync": sync}
+    result: StatusFacts
     if by_partition:
-        rows = [partition_row(report, name) for name in sorted({*report.partitions, *report.problems})]
+        names = sorted({*report.partitions, *report.problems})
+        rows = [PartitionFigures.of_fields(partition_row(report, name)) for name in names]
+        result = StatusByPartition(**facts, partitions=rows)
     else:
-        rows = [topic_row(report, topic) for topic in report.topics]
-    facts = status_facts(report)
-    if sync is not None:
-        from tiered.cli.node.status_sync import sync_facts
-
-        facts["sync"] = sync_facts(sync)
-    emit("partitions" if by_partition else "topics", rows, columns, output, **facts)
+        result = Status(**facts, topics=[TopicFigures.of_fields(topic_row(report, topic)) for topic in report.topics])
+    print_result(result, output, columns=columns)
 
 
-def _print_sync(session: Session, sync: list[TierSync], output: str) -> None:
-    from tiered.cli.node.status_sync import COLUMNS, sync_rows
+def _print_sync(sync: list[TierSync], output: str) -> None:
+    from tiered.cli.node.status_sync import Synced, sync_columns
 
-    emit("sync", sync_rows(sync, now_ms()), COLUMNS, output)
+    print_result(Synced(sync), output, columns=sync_columns(now_ms()))
     for each in sync:
         if each.problem is not None:
-            click.echo(f"! {each.partition}: {each.problem}", err=True)
+            click.echo(f"! {each.topic}/{each.partition}: {each.problem}", err=True)
 
 
 def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
@@ -246,10 +325,7 @@ def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Co
         return columns
     wanted = {column for name in sections for column in _SECTIONS[name]}
     ruled = {column for several in _SECTIONS.values() for column in several}
-    return [
-        each if each.name in wanted or each.name not in ruled else Column(each.name, only_table=each.only_table)
-        for each in columns
-    ]
+    return [each for each in columns if each.name in wanted or each.name not in ruled]
 
 
 def _ms(option: str, text: str) -> int:
@@ -257,46 +333,3 @@ def _ms(option: str, text: str) -> int:
     if value is None or value <= 0:
         raise InvalidRequest(f"reading {option}", text=repr(text), expected="a duration such as 30s")
     return value
-
-
-def _lag(lag: tuple[int, int, bool]) -> str:
-    segments, size_bytes, is_paused = lag
-    waits = f"{segments} seg {format_bytes(size_bytes)}" if segments else "ok"
-    return f"paused, {waits if segments else 'nothing waits'}" if is_paused else waits
-
-
-_SHARED = (
-    Column("local_segments"),
-    Column("local_bytes", "LOCAL", format_bytes, is_number=True),
-    Column("remote_segments"),
-    Column("remote_bytes", "REMOTE", format_bytes, is_number=True),
-    Column("lag_segments"),
-    Column("lag_bytes"),
-    Column("lag_since_ms"),
-    Column("lag", "UPLOAD LAG", _lag, only_table=True),
-    Column("at_risk_bytes", "AT RISK", format_bytes, is_number=True),
-    Column("dollars_per_month", "$/MONTH", format_dollars, is_number=True),
-    Column("overdue_bytes"),
-    Column("is_tiered"),
-    Column("is_paused"),
-    Column("paused_since_ms"),
-    Column("pause_reason"),
-    Column("problems"),
-)
-_TOPICS = (
-    Column("topic", "TOPIC"),
-    Column("partitions", "PARTS", is_number=True),
-    Column("offsets", "OFFSETS", format_count, is_number=True),
-    *_SHARED,
-)
-_PARTITIONS = (
-    Column("topic", "TOPIC"),
-    Column("partition", "PARTITION", is_number=True),
-    Column("log_start_offset", "START", format_count, is_number=True),
-    Column("local_start_offset", "LOCAL FROM", format_count, is_number=True),
-    Column("remote_next_offset", "REMOTE TO", format_count, is_number=True),
-    Column("next_offset", "NEXT", format_count, is_number=True),
-    Column("cleaner_offset"),
-    Column("unlinked_bytes"),
-    *_SHARED,
-)

@@ -162,188 +162,34 @@ class CostAdvise(Strict):
     advice: list[Advice]
 
 
-class PlannedDecision(Strict):
-    """One decision of a plan and its price; `dollars` once, `dollars_per_month` how the bill changes; null where
-    the prices cannot be read."""
-
-    what: str
-    size_bytes: int
-    requests: int
-    once: float | None
-    reason: str
-    decision: str
-    topic: str
-    partition: int
-    puts: int
-    gets: int
-    lists: int
-    deletes: int
-    bytes_in: int
-    dollars: float | None
-    early_deletion_dollars: float | None
-    dollars_per_month: float | None
 
 
-class PlannedTotal(Strict):
-    """All decisions of one kind."""
-
-    count: int
-    size_bytes: int
-    requests: int
-    once: float | None
-    dollars_per_month: float | None
-    decision: str
 
 
-class PutOff(Strict):
-    """A segment that is not copied, cleaned or dropped yet. `code` is stable; `until_ms` null: no time is known."""
-
-    action: str
-    code: str
-    topic: str
-    partition: int
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    why: str
-    until_ms: int | None
 
 
-class _PlanFacts(Strict):
-    schema_version: int
-    prices: PricesUsed | None
-    now_dollars_per_month: float | None
-    then_dollars_per_month: float | None
-    dollars_once: float | None
-    now_disk_bytes: int | None
-    then_disk_bytes: int | None
-    at_ms: int | None
-    unread: list[UnreadPartitions]
-    deferrals: list[PutOff]
 
 
-class PlanShow(_PlanFacts):
-    """``tiered plan``; `at_ms` null for now."""
-
-    decisions: list[PlannedDecision]
 
 
-class PlanSummary(_PlanFacts):
-    """``tiered plan --summary``."""
-
-    totals: list[PlannedTotal]
 
 
-class StatusPrices(Strict):
-    """Which prices the dollars are of."""
-
-    as_of: str
-    region: str
-    storage_class: str
 
 
-class StuckThing(Strict):
-    """Something that does not go on; `rounds` of the manager at work met it, 0 for what was seen just now."""
-
-    where: str
-    topic: str | None
-    partition: int | None
-    kind: str
-    what: str
-    since_ms: int | None
-    rounds: int
-    next: str
 
 
-class _Figures(Strict):
-    """Null where nothing could be opened."""
-
-    local_segments: int | None
-    local_bytes: int | None
-    remote_segments: int | None
-    remote_bytes: int | None
-    lag_segments: int | None
-    lag_bytes: int | None
-    lag_since_ms: int | None
-    at_risk_bytes: int | None
-    dollars_per_month: float | None
-    overdue_bytes: int | None
-    is_tiered: bool | None
-    is_paused: bool | None
-    paused_since_ms: int | None
-    pause_reason: str | None
-    problems: list[str]
 
 
-class TopicFigures(_Figures):
-    """A topic; `offsets` from log start to log end, gaps counted."""
-
-    topic: str
-    partitions: int
-    offsets: int | None
 
 
-class PartitionFigures(_Figures):
-    """A partition."""
-
-    topic: str
-    partition: int
-    log_start_offset: int | None
-    local_start_offset: int | None
-    remote_next_offset: int | None
-    next_offset: int | None
-    cleaner_offset: int | None
-    unlinked_bytes: int | None
 
 
-class SyncFigures(Strict):
-    """Whether disk and bucket agree about a partition; null where the bucket has no head of it. `state` is one of
-    unknown, hole, ahead, other writer, behind, in sync, no head, not tiered."""
-
-    topic: str
-    partition: int
-    state: str
-    local_start_offset: int
-    local_next_offset: int
-    local_epoch: int | None
-    remote_start_offset: int | None
-    remote_next_offset: int | None
-    head_sequence: int | None
-    seen_sequence: int | None
-    epoch: int | None
-    writer_id: str | None
-    is_own_writer: bool | None
-    committed_ms: int | None
-    lag_offsets: int | None
-    has_new_settings: bool | None
-    problem: str | None
 
 
-class _StatusFacts(Strict):
-    """`deleted_topics` have no figures; what the bucket has of them is paid for until it is gone, see cost show."""
-
-    schema_version: int
-    prices: StatusPrices | None
-    now_ms: int
-    is_at_work: bool
-    last_round_ms: int | None
-    stuck: list[StuckThing]
-    deleted_topics: list[str]
-    unread: list[UnreadPartitions]
-    deferrals: list[PutOff]
-    sync: list[SyncFigures] | None
 
 
-class Status(_StatusFacts):
-    """``tiered status``."""
-
-    topics: list[TopicFigures]
 
 
-class StatusByPartition(_StatusFacts):
-    """``tiered status -p``."""
-
-    partitions: list[PartitionFigures]
 
 
 class ProgressEvent(Strict):
@@ -420,8 +266,8 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "pipeline-plan": "tiered.cli.bucket.pipeline:PipelinePlan",
     "pipeline-run": "tiered.cli.bucket.pipeline:PipelineRun",
     "placement": "tiered.cli.topics.placement:Placement",
-    "plan": "tiered.cli.schemas.schemas:PlanShow",
-    "plan-summary": "tiered.cli.schemas.schemas:PlanSummary",
+    "plan": "tiered.cli.node.plan:PlanShow",
+    "plan-summary": "tiered.cli.node.plan:PlanSummary",
     "progress": "tiered.cli.schemas.schemas:ProgressEvent",
     "remote-ls": "tiered.cli.bucket.remote:RemoteListed",
     "repair": "tiered.cli.bucket.repair:Repaired",
@@ -432,9 +278,9 @@ _STRUCTS: dict[str, str] = {  # by the name of the page
     "rewrite-dry-run": "tiered.cli.bucket.rewrite_tables:RewritePlanned",
     "rotate-keys": "tiered.cli.bucket.rotate_keys:KeysRotated",
     "scrub": "tiered.cli.bucket.scrub:Scrubbed",
-    "status": "tiered.cli.schemas.schemas:Status",
+    "status": "tiered.cli.node.status:Status",
     "status-history": "tiered.cli.node.status_history:StatusHistory",
-    "status-partitions": "tiered.cli.schemas.schemas:StatusByPartition",
+    "status-partitions": "tiered.cli.node.status:StatusByPartition",
     "topic": "tiered.cli.topics.topic:Topics",
     "topic-alter-dry-run": "tiered.cli.topics.topic_dry_runs:AlteredTopic",
     "topic-create-dry-run": "tiered.cli.topics.topic_dry_runs:NewTopic",

@@ -9,14 +9,5 @@ class Strict(msgspec.Struct, forbid_unknown_fields=True):
     """An object with these fields and no other."""
 
 
-class Versioned(Strict):
-    """What ``-o json`` prints."""
-
-    schema_version: int
 
 
-class Where(Strict):
-    """A row about a partition."""
-
-    topic: str
-    partition: int

@@ -49,7 +49,7 @@ class _Layout:
     def of(plans: Sequence[CompactionPlan], buffer_bytes: int) -> _Layout:
         from tiered.jobs.key_exchange import bucket_count
 
-        counts = [sum(row.record_count for group in plan.groups for row in group.rows) for plan in plans]
+        counts = [sum(row.record_count for group in plan.groups for row in group.entries) for plan in plans]
         bases = tuple(tuple(group.base_offset for group in plan.groups) for plan in plans)
         return _Layout(buffer_bytes, bases, tuple(bucket_count(each, buffer_bytes) for each in counts))
 

@@ -69,9 +69,9 @@ def copy(
     """
     with source.opened() as store, target.opened() as to:
         job = _Job(store, to, plans, now_ms)
-        packs = packed(list(job.work()), lambda each: each[3].row.size_bytes, task_bytes)
+        packs = packed(list(job.work()), lambda each: each[3].entry.size_bytes, task_bytes)
         due = (pack for pack in map(job.wanted, packs) if pack)
-        told = f"copying {sum(len(plan.rows) for plan in plans)} segments of {len(plans)} partitions to {to.url}"
+        told = f"copying {sum(len(plan.entries) for plan in plans)} segments of {len(plans)} partitions to {to.url}"
         do = _copying(source, target, chunk_bytes)
         waves = in_task_batches(
             spark, told, due, do, wave_tasks=wave_tasks, total=len(packs), group=job_id, should_stop=should_stop
@@ -115,8 +115,8 @@ class _Job:
 
     def work(self) -> Iterator[_Work]:
         for number, plan in enumerate(self._plans):
-            bare = replace(plan, rows=())
-            for row in plan.rows if number in self._epochs else ():
+            bare = replace(plan, entries=())
+            for row in plan.entries if number in self._epochs else ():
                 yield number, bare, self._epochs[number], row
 
     def wanted(self, pack: Sequence[_Work]) -> tuple[_Work, ...]:
@@ -133,7 +133,7 @@ class _Job:
             else:
                 self._waiting[number].append(result)
         for number, plan in enumerate(self._plans):
-            is_whole = self._there[number] + len(self._waiting[number]) == len(plan.rows)
+            is_whole = self._there[number] + len(self._waiting[number]) == len(plan.entries)
             if self._waiting[number] and (is_whole or not plan.at_once):
                 self._guarded(number, partial(self._commit_one, number, plan))
 
@@ -158,12 +158,14 @@ class _Job:
 
     def _finish(self, number: int, plan: CopyPlan, found: list[CopyOutcome]) -> None:
         rows, size = self._there[number], self._sizes[number]
-        if rows < len(plan.rows):
-            found.append(CopyOutcome(name=plan.name, rows=rows, size_bytes=size, is_complete=False))
+        if rows < len(plan.entries):
+            found.append(CopyOutcome(name=plan.name, entries=rows, size_bytes=size, is_complete=False))
             return
         finish_copy(self._target, plan, epoch=self._epochs[number], now_ms=self._now_ms())
         behind, other = compare(self._source, self._target, plan.name)
-        found.append(CopyOutcome(name=plan.name, rows=rows, size_bytes=size, behind=behind, differences=tuple(other)))
+        found.append(
+            CopyOutcome(name=plan.name, entries=rows, size_bytes=size, behind=behind, differences=tuple(other))
+        )
 
     def _guarded(self, number: int, do: Callable[[], object]) -> None:
         try:

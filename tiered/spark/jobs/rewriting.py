@@ -111,12 +111,12 @@ class _Job:
         for number, plan in enumerate(self._plans):
             room = 0
             if plan.groups:
-                room = UNLINKED_MAX - len(MetadataLog(self._store, plan.name.prefix).refresh().unlinked)
+                room = UNLINKED_MAX - len(MetadataLog(self._store, plan.name.prefix).refresh().pending_deletes)
             bare = replace(plan, groups=())
             for group in plan.groups:
                 if room <= 0:
                     break
-                room -= 2 * len(group.rows)
+                room -= 2 * len(group.entries)
                 yield number, bare, group
 
     def wanted(self, pack: Sequence[_Work]) -> tuple[_Work, ...]:

@@ -53,7 +53,7 @@ def fallback_reads(
 
 def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[SegmentEntry]:
     log = MetadataLog(store, split.prefix)
-    head = log.load()
-    if head is None or head.deleted_ms is not None or start >= end:
+    manifest = log.load()
+    if manifest is None or manifest.deleted_ms is not None or start >= end:
         return []
-    return log.ask(head, lambda index: list(index.rows(start, end)))
+    return log.ask(manifest, lambda index: list(index.entries(start, end)))

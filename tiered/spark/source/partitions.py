@@ -21,7 +21,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.manifest.view import CompactedView, find_view
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import KeyRing
@@ -42,7 +42,7 @@ class OpenPartition:
     """A partition, its newest manifest seen (None: it has none yet) and a pin of that manifest or None."""
 
     name: RemotePartitionName
-    head: Head | None
+    manifest: Manifest | None
     source: PartitionSource
     pin: Pin | None = None
 
@@ -64,17 +64,17 @@ class OpenPartition:
     def foreign(store: ObjectStore, layout: ExternalFormat, name: ExternalName, cache: ChunkCache) -> OpenPartition:
         """A partition of an external bucket by its present listing: no pin protects it."""
         source = external_source(store, layout, name, cache)
-        return OpenPartition(name, source.head(), source)
+        return OpenPartition(name, source.manifest(), source)
 
     @property
     def is_deleted(self) -> bool:
-        return self.head is not None and self.head.deleted_ms is not None
+        return self.manifest is not None and self.manifest.deleted_ms is not None
 
     def view(self, options: ReadOptions) -> CompactedView | None:
         """The view to read with; None for the log alone. Raises NotFound if it was never built."""
-        if options.view is None or self.head is None:
+        if options.view is None or self.manifest is None:
             return None
-        view = find_view(self.head.views, options.view)
+        view = find_view(self.manifest.views, options.view)
         if view is None or not view.is_built:
             attempt = f"reading a compacted view, there is none: build it with 'tiered view build {self.name.topic}'"
             raise NotFound(attempt, partition=self.name.topic_partition, view=options.view)
@@ -82,11 +82,11 @@ class OpenPartition:
 
     def edges(self, options: ReadOptions) -> tuple[int, int]:
         """The readable offsets ``[first, after)``. Under read_committed this may fetch an index."""
-        if self.head is None:
+        if self.manifest is None:
             return 0, 0
         view = self.view(options)
-        first = self.head.log_start_offset if view is None else view.start_offset
-        after = stable_end(self.source) if options.is_committed else self.head.next_offset
+        first = self.manifest.log_start_offset if view is None else view.start_offset
+        after = stable_end(self.source) if options.is_committed else self.manifest.next_offset
         return first, max(first, after)
 
     def ranges(self, options: ReadOptions) -> list[PartitionRange]:
@@ -105,7 +105,7 @@ class OpenPartition:
 
     def ranges_between(self, start: int, end: int, options: ReadOptions) -> list[PartitionRange]:
         """The offsets ``[start, end)``, which must be within `edges`; an empty list for an empty range."""
-        if self.head is None or start >= end:
+        if self.manifest is None or start >= end:
             return []
         view = self.view(options)
         if view is None:
@@ -113,7 +113,7 @@ class OpenPartition:
         if options.fail_on_data_loss:
             self._check_gap(view, start, end)
         horizon = min(max(view.horizon_offset, start), end)
-        found = [self._range(start, horizon, view.rows)] if start < horizon else []
+        found = [self._range(start, horizon, view.entries)] if start < horizon else []
         return [*found, self._log_range(horizon, end, options)] if horizon < end else found
 
     def entries(self, segment: SegmentEntry) -> Entries:
@@ -144,17 +144,17 @@ class OpenPartition:
     def _log_range(self, start: int, end: int, options: ReadOptions) -> PartitionRange:
         if options.fail_on_data_loss:
             self._check_lacking(start, end)
-        rows = self.source.ask(lambda index: tuple(index.rows(start, end))) or ()
+        rows = self.source.ask(lambda index: tuple(index.entries(start, end))) or ()
         aborted = tuple(aborted_transactions(self.source, start, end)) if options.is_committed and rows else ()
         return self._range(start, end, rows, aborted)
 
     def _range(self, start: int, end: int, rows: tuple[SegmentEntry, ...], aborted: Aborted = ()) -> PartitionRange:
-        assert self.head is not None, "rows come from a head"
+        assert self.manifest is not None, "rows come from a head"
         return PartitionRange(
             topic=self.name.topic,
             partition=self.name.partition,
             prefix=self.name.prefix,
-            head_sequence=self.head.sequence,
+            head_sequence=self.manifest.sequence,
             start_offset=start,
             next_offset=end,
             segments=rows,
@@ -178,8 +178,8 @@ class OpenPartition:
             raise OffsetOutOfRange(attempt, partition=self.name.topic_partition, lost=told)
 
     def _check_gap(self, view: CompactedView, start: int, end: int) -> None:
-        assert self.head is not None, "a view lies in a head"
-        gap = view.gap(self.head.log_start_offset)
+        assert self.manifest is not None, "a view lies in a head"
+        gap = view.gap(self.manifest.log_start_offset)
         if gap is not None and start < gap[1] and end > gap[0]:
             attempt = "reading a compacted view, the log no longer holds what follows it"
             raise OffsetOutOfRange(
@@ -196,7 +196,9 @@ class OpenPartition:
             if view is None
             else CompactedReader(lambda _: self.source, isolation, view.name)
         )
-        found = reader.offset_for_timestamp(self.name.topic_partition, timestamp_ms) if self.head is not None else None
+        found = (
+            reader.offset_for_timestamp(self.name.topic_partition, timestamp_ms) if self.manifest is not None else None
+        )
         if found is not None and found >= edges[1]:
             found = None
         if found is None and strict:

@@ -21,7 +21,7 @@ from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
 from remote.gc.pinned_manifest import PinnedLog
 from remote.gc.pins import Pin, pin_newest, release, renew
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Head
+from remote.manifest.manifest import Manifest
 from remote.store import ObjectStore
 from tiered.spark.source.options import ReadOptions
 
@@ -62,8 +62,8 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
     return metadata, pin
 
 
-def _is_there(head: Head | None) -> bool:
-    return head is not None and head.deleted_ms is None
+def _is_there(manifest: Manifest | None) -> bool:
+    return manifest is not None and manifest.deleted_ms is None
 
 
 def holder() -> str:

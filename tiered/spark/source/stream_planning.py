@@ -142,7 +142,7 @@ class StreamPlanner:
             metadata = self._logs[name] = MetadataLog(self._store, name.prefix)
         metadata.refresh()
         known = self._opened.get(name)
-        if known is None or known.head is not metadata.cached:
+        if known is None or known.manifest is not metadata.cached:
             known = OpenPartition.of(self._store, name, metadata, cache=self._cache, keys=self._keys)
             self._opened[name] = known
         return known
@@ -226,7 +226,7 @@ def _part_bytes(base_offset: int, next_offset: int, size_bytes: int, start: int,
 def _reached(index: MetadataIndex, start: int, end: int, budget: int) -> int:
     """The offset `budget` bytes behind `start`: at least one offset further, at most `end`."""
     at = start
-    for row in index.rows(start, end):
+    for row in index.entries(start, end):
         inside = _part_bytes(row.base_offset, row.next_offset, row.size_bytes, start, end)
         if inside > budget:
             span = min(row.next_offset, end) - max(row.base_offset, start)

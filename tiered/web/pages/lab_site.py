@@ -77,9 +77,11 @@ def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:
     """Return the TOPICS_MAX largest topics by bytes in both tiers, from the manager's memory."""
     sizes = dict.fromkeys(names, 0)
     for held in manager.partitions(names):
-        head = held.head()
+        manifest = held.manifest()
         stored = (
-            sum(row.stored_bytes for row in head.segments) + sum(s.stored_bytes for s in head.spills) if head else 0
+            sum(row.stored_bytes for row in manifest.segments) + sum(s.stored_bytes for s in manifest.pages)
+            if manifest
+            else 0
         )
         sizes[held.name.topic] += stored + held.log.size_bytes
     return sorted(sorted(names), key=lambda name: -sizes[name])[:TOPICS_MAX]

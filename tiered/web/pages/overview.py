@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 from tiered.status.problem_rows import StuckGroup, group_of, group_stuck
 from tiered.status.status_report import StatusReport
@@ -99,7 +101,7 @@ def _over_time(report: StatusReport, query: Mapping[str, str], past: Past | None
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
     """The same for programs: ``tiered status -o json`` of the topics that match a search, all pages at once."""
     rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
-    return {**status_facts(report), "topics": _sorted(rows, query.get("sort", ""))}
+    return {**msgspec.structs.asdict(status_facts(report)), "topics": _sorted(rows, query.get("sort", ""))}
 
 
 def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
@@ -67,7 +69,7 @@ def partition_page(
 
 def partition_facts(report: StatusReport, name: TopicPartition) -> dict[str, object]:
     """For programs: ``tiered status -p -o json`` of this partition alone."""
-    return {**status_facts(report), "partitions": [partition_row(report, name)]}
+    return {**msgspec.structs.asdict(status_facts(report)), "partitions": [partition_row(report, name)]}
 
 
 def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
@@ -103,7 +105,7 @@ def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
 
 
 def _counted_rows(rows: list[Row], snapshot: PartitionSnapshot) -> str:
-    return f"{len(rows):,} segments and pages of segments" if snapshot.spills else counted(len(rows), "segment")
+    return f"{len(rows):,} segments and pages of segments" if snapshot.pages else counted(len(rows), "segment")
 
 
 def _local_state(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:

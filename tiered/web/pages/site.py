@@ -55,7 +55,6 @@ _ASSETS = {
     "/page.js": ("text/javascript; charset=utf-8", lambda: SCRIPT),
     "/lab.js": ("text/javascript; charset=utf-8", lab_script),
 }
-_INTERNAL_FIELDS = frozenset({"lag"})  # of rows: only tables have it
 
 Answered = tuple[HTTPStatus, str, str]  # status, content type, body
 Query = Mapping[str, str]
@@ -245,13 +244,4 @@ def _parts(path: str) -> list[str]:
 
 
 def _encoded(facts: Mapping[str, object]) -> str:
-    return json.dumps({"schema_version": SCHEMA_VERSION, **_plain(msgspec.to_builtins(facts))}, ensure_ascii=False)
-
-
-def _plain(facts: Mapping[str, object]) -> dict[str, object]:
-    """Facts without the fields that only tables have."""
-    found = {name: value for name, value in facts.items() if name not in _INTERNAL_FIELDS}
-    return {
-        name: [_plain(each) if isinstance(each, dict) else each for each in value] if isinstance(value, list) else value
-        for name, value in found.items()
-    }
+    return json.dumps({"schema_version": SCHEMA_VERSION, **facts}, ensure_ascii=False, default=msgspec.to_builtins)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
+
 from local.names import TopicPartition
 from tiered.config.units import counted, format_bytes
 from tiered.node.topic_registry import Topic
@@ -77,7 +79,10 @@ def _over_time(report: StatusReport, topic: Topic, query: Mapping[str, str], pas
 
 def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
     """The same for programs: ``tiered status -p TOPIC -o json``."""
-    return {**status_facts(report), "partitions": [partition_row(report, name) for name in topic.partitions()]}
+    return {
+        **msgspec.structs.asdict(status_facts(report)),
+        "partitions": [partition_row(report, name) for name in topic.partitions()],
+    }
 
 
 def _cells(report: StatusReport, name: TopicPartition, stuck: int) -> list[Child]:

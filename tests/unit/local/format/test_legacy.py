@@ -117,7 +117,7 @@ BAD_SETS = {
     "ends inside a message": [GOOD[0], GOOD[1][:-1]],
     "ends inside a header": [GOOD[0], GOOD[1][:20]],
     "an empty set": [],
-    "offsets go back": [GOOD[1], GOOD[0]],
+    "its offsets decrease": [GOOD[1], GOOD[0]],
     "offsets repeat": [GOOD[0], GOOD[0]],
     "a set within a set": [wrapper(1, GOOD, 1)],
     "crc of an inner message differs": [GOOD[0], GOOD[1][:-1] + b"x"],

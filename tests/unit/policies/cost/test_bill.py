@@ -112,7 +112,7 @@ def test_the_report_counts_every_segment_entry_including_those_in_pages(monkeypa
         sent = manager.request_counts()
         assert bill.month_requests.puts == pytest.approx(2 * (sent.puts - 0), abs=2 * _of_no_topic(manager).puts)
         assert report.total == pytest.approx(bill.total)
-        (entry,) = report.entries()
+        (entry,) = report.rows()
         assert entry["dollars_per_month"] == pytest.approx(sum(entry[f"{kind}_dollars"] for kind in KINDS))
 
 
@@ -147,7 +147,7 @@ def test_remains_of_a_deleted_topic_are_billed_until_the_end_of_the_grace_period
         at_once = cost_report(manager, NOW)
         settle(manager, NOW + HOUR)
         for report in (at_once, cost_report(manager, NOW + HOUR)):
-            (entry,) = report.entries()
+            (entry,) = report.rows()
             assert entry["topic"] == "t (deleted)"
             assert entry["storage_dollars"] == entry["disk_dollars"] == 0
             assert entry["waiting_dollars"] == pytest.approx(before.storage)
@@ -168,7 +168,7 @@ def test_a_deleted_topic_with_an_unreadable_manifest_is_a_problem_not_an_error()
         world.store.get = world.store.list = _refuse
         report = cost_report(manager, NOW)
         del world.store.get, world.store.list
-        (entry,) = report.entries()
+        (entry,) = report.rows()
         assert (entry["topic"], entry["dollars_per_month"], report.total) == ("t (deleted)", None, None)
         assert "deleted: " in report.problems[NAME]
 

@@ -209,7 +209,7 @@ def test_a_manager_gets_advice_from_its_own_history():
         settle(manager)
         found = cost_advice(manager, NOW, least_dollars=0.0)
         assert all(each.saved_dollars >= 0 for each in found.advice)
-        assert len(found.entries()) == len(found.advice)
+        assert len(found.rows()) == len(found.advice)
 
 
 def test_no_move_is_proposed_if_retention_expires_the_segments_before_the_payback():

@@ -392,10 +392,10 @@ def test_with_unreadable_prices_reports_omit_dollars_and_show_the_rest(tmp_path,
     for entry in [*map(decision_row, priced.cost.lines), *total_rows(priced.cost.lines)]:
         assert {entry[name] for name in ("once", "dollars_per_month")} == {None}
     entry = topic_row(report, report.topics[0])
-    assert (entry["dollars_per_month"], status_facts(report)["prices"]) == (None, None)
+    assert (entry["dollars_per_month"], status_facts(report).prices) == (None, None)
     assert entry["remote_bytes"] == sum(each.stored_bytes for each in known.snapshots[0].remote)
     assert [status for status, _, _ in pages] == [200] * 5
     assert all("cannot be read" in body for _, _, body in pages[:2])
     assert "NaN" not in "".join(body for _, _, body in pages)
     assert "nan" not in json.loads(pages[-1][2])["decisions"][0].values()
-    assert caplog.text.count("dollars are not told") >= 2
+    assert caplog.text.count("dollars are not shown") >= 2

@@ -254,7 +254,7 @@ HOSTILE = {
     "index without end": _manifest(segmentIndexes={"offset": {"position": 0, "size": 2**60}}),
     "key without id": _manifest(encryption={"dataKey": "AAAA", "aad": ""}),
     "key not base64": _manifest(encryption={"dataKey": "k:%%", "aad": ""}),
-    "offsets go back": _manifest(remoteLogSegmentMetadata=_metadata(endOffset=4)),
+    "its offsets decrease": _manifest(remoteLogSegmentMetadata=_metadata(endOffset=4)),
     "negative offset": _manifest(remoteLogSegmentMetadata=_metadata(startOffset=-3)),
 }
 NO_EPOCHS = {

@@ -45,7 +45,7 @@ class Watched(MemoryStore):
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         self.asked += [(key, start, length) for start, length in ranges]
         if key in self.broken:
-            raise Unavailable("no answer", key=key)
+            raise Unavailable("no reply", key=key)
         return super().get_ranges(key, ranges)
 
 

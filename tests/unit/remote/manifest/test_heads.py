@@ -11,7 +11,14 @@ import pytest
 from local.errors import Corrupt, InvalidRequest
 from local.format.compression import Codec, decompress
 from local.format.crc32c import crc32c
-from remote.manifest.manifest import PendingDelete, decode_line, decode_manifest, encode_line, encode_manifest
+from remote.manifest.manifest import (
+    STORED_MANIFEST,
+    PendingDelete,
+    decode_line,
+    decode_manifest,
+    encode_line,
+    encode_manifest,
+)
 from remote.manifest.manifest_changes import (
     add_segments,
     advance_cleaned_offset,
@@ -112,12 +119,11 @@ def test_a_newer_format_of_a_manifest_is_named_in_the_error():
     ],
 )
 def test_a_contradictory_manifest_is_neither_written_nor_read(wrong):
-    import msgspec
 
     with pytest.raises(InvalidRequest, match=r"invalid manifest|refuse the new manifest"):
         encode_manifest(wrong)
     with pytest.raises(Corrupt, match=r"invalid manifest|not a manifest"):
-        decode_manifest(encode_line(msgspec.json.encode(wrong)))
+        decode_manifest(encode_line(STORED_MANIFEST.encode(wrong)))
 
 
 def test_missing_offsets_between_entries_are_allowed():

@@ -144,7 +144,7 @@ def test_a_scrub_reports_objects_without_a_manifest(bucket):
     store, name = bucket
     without_heads(store)
     store.delete([info.key for info in store.list("") if "/data/" in info.key][1:])
-    assert any("no head" in each.what for each in survey_partition(store, name.prefix).findings)
+    assert any("no manifest" in each.what for each in survey_partition(store, name.prefix).findings)
 
 
 def test_a_writer_never_starts_a_new_chain_while_a_listing_hides_the_manifests(bucket):

@@ -98,7 +98,7 @@ def forged_head(store: MemoryStore, prefix: str, sequence: int | None = None, **
         "commit_id": "F" * 26,
         "parent_id": known.commit_id,
         "seal_key_id": None,
-        "spills": (),
+        "pages": (),
         "segments": (),
         "views": (),
         **changes,
@@ -532,7 +532,7 @@ def test_a_damaged_sealed_page_is_restored_from_sealed_manifests_alone(world: Wo
     whole = world.store.get(prefix + page.key)
     world.store.put(prefix + page.key, whole[:-1] + bytes([whole[-1] ^ 1]))
     entries, where = entries_of_page(store, prefix, manifest, page)
-    assert where == "older head"
+    assert where == "older manifest"
     parsed = parse_page_key(page.key)
     assert parsed is not None
     again, body = encode_page(entries, parsed.epoch, parsed.ulid, sealer=Sealer(prefix, RING), seal_key_id="one")

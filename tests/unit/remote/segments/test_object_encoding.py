@@ -65,7 +65,7 @@ class Watch:
         while at + 4 <= len(data):
             (length,) = struct.unpack_from(">i", data, at)
             if length == 0:
-                raise Corrupt("checking a segment, an empty batch", at=at)
+                raise Corrupt("cannot copy a segment, an empty batch", at=at)
             if at + 4 + length > len(data):
                 break
             at += 4 + length

@@ -98,7 +98,7 @@ def test_layout_of_an_empty_bucket_is_not_found(ours, logs, capfd, words) -> Non
     told = capfd.readouterr()
     assert told.out == ""
     (line,) = told.err.splitlines()
-    assert "no object lies below the url" in line
+    assert "check the url" in line
     assert f"store={ours}" in line
 
 

@@ -272,7 +272,7 @@ def test_init_accepts_a_table_option_as_json(home: Path, capfd) -> None:
     for text in ('{"verify": null}', '{"a": [{"b": null}]}'):
         words = ["init", "f", "--no-probe", "--remote", "s3://b", "--option", f"client_kwargs={text}"]
         assert invoke(words) == Exit.USAGE, text
-        assert "toml has no null" in capfd.readouterr().err
+        assert "TOML has no null" in capfd.readouterr().err
         assert not (home / "f").exists(), "no config file may be written that cannot be read"
     for text in ('{"aws_secret_access_key": "hunter2"}', '{"a": [[{"aws_secret_access_key": "hunter2"}]]}'):
         words = ["init", "e", "--no-probe", "--remote", "s3://b", "--option", f"client_kwargs={text}"]

@@ -129,7 +129,7 @@ def test_no_command_changes_a_diverged_log_or_makes_it_the_writer_again(diverged
         after = _state(node, diverged / "bucket")
         assert after == before, line
         if code in (5, 10) and not is_usage:
-            assert "all records of this disk are kept" in told.err + told.out, line
+            assert "all records of this disk are retained" in told.err + told.out, line
     assert _run(diverged / "b", f"append t/0 {lines} -K :") == 0, "the writer can still append"
 
 

@@ -154,14 +154,14 @@ def test_run_cancelled_during_a_problem_exits_0_and_prints_the_problem(home: Pat
     from tiered.manager.manager import LogManager
 
     def troubled(manager: LogManager, now_ms: int, **more: object) -> bool:
-        manager.problems[TopicPartition("orders", 0)] = Unavailable("reading an object", key="x")
+        manager.problems[TopicPartition("orders", 0)] = Unavailable("cannot read an object", key="x")
         signal.raise_signal(signal.SIGTERM)
         return False
 
     monkeypatch.setattr(LogManager, "tick", troubled)
     for words, code in ((["-q", "run"], 0), (["-q", "run", "--once"], 6)):
         assert invoke(words) == code
-        assert "error: reading an object: key=x (partition orders/0)" in capfd.readouterr().err
+        assert "error: cannot read an object: key=x (partition orders/0)" in capfd.readouterr().err
 
 
 def test_run_once_ended_by_a_signal_before_its_work_is_done_exits_143(home: Path, capfd, monkeypatch) -> None:
@@ -195,12 +195,12 @@ def test_run_ends_when_a_newer_writer_has_taken_over(home: Path, capfd, monkeypa
     from tiered.manager.manager import LogManager
 
     def fenced(manager: LogManager, now_ms: int, **more: object) -> bool:
-        manager.problems[TopicPartition("orders", 0)] = Fenced("committing a head, a newer writer owns it", epoch=9)
+        manager.problems[TopicPartition("orders", 0)] = Fenced("invalid manifest, a newer writer owns it", epoch=9)
         return True
 
     monkeypatch.setattr(LogManager, "tick", fenced)
     assert invoke(["run"]) == 5
-    assert "error: committing a head, a newer writer owns it: epoch=9 (partition orders/0)" in capfd.readouterr().err
+    assert "error: invalid manifest, a newer writer owns it: epoch=9 (partition orders/0)" in capfd.readouterr().err
 
 
 def test_status_watch_prints_until_it_is_interrupted(home: Path) -> None:
@@ -229,7 +229,7 @@ def test_read_only_commands_show_the_disk_when_the_bucket_cannot_be_read(
     assert invoke(["run", "--once"]) == 0
 
     def refuse(*args: object, **more: object) -> None:
-        raise error("reading an object, refused", store="file:bucket")
+        raise error("cannot read an object, refused", store="file:bucket")
 
     monkeypatch.setattr("remote.manifest.commit_protocol.MetadataLog.load", refuse)
     capfd.readouterr()
@@ -239,12 +239,12 @@ def test_read_only_commands_show_the_disk_when_the_bucket_cannot_be_read(
     (row,) = json.loads(out)["topics"]
     assert row["local_bytes"] == row["at_risk_bytes"] > 0
     assert (row["remote_bytes"], row["lag_bytes"], row["dollars_per_month"]) == (None, None, None)
-    assert err.count("reading an object, refused") == 1
+    assert err.count("cannot read an object, refused") == 1
     assert "! 2 partitions (orders/0, orders/1): reading an object, refused" in err
     assert invoke(["status", "--check"]) == 10
     assert " - " in capfd.readouterr().out
     assert invoke(["plan"]) == unread
-    assert "reading an object, refused" in capfd.readouterr().err
+    assert "cannot read an object, refused" in capfd.readouterr().err
     assert invoke(["consume", "orders"]) == 0, "the disk has all records"
     assert capfd.readouterr().err.count("served without the remote tier") == 1
 

@@ -43,11 +43,11 @@ CASES = [
     (["-X", "retenton.ms=1d", "status"], 2, ["unknown key", "key=retenton.ms", "did_you_mean=retention.ms"]),
     (["-X", "retention.ms=soon", "status"], 2, ["key=retention.ms", "value='soon'", "a duration such as 7d"]),
     (["-X", "retention.ms", "status"], 2, ["not of the form key=value"]),
-    (["topic", "create", "a/b"], 2, ["not a legal name", "topic='a/b'"]),
-    (["topic", "create", ".."], 2, ["not a legal name", "topic='..'"]),
-    (["topic", "create", ""], 2, ["not a legal name"]),
-    (["topic", "create", "x" * 250], 2, ["not a legal name", "at most 249"]),
-    (["topic", "create", "orders"], 2, ["it exists", "topic=orders"]),
+    (["topic", "create", "a/b"], 2, ["invalid topic name", "topic='a/b'"]),
+    (["topic", "create", ".."], 2, ["invalid topic name", "topic='..'"]),
+    (["topic", "create", ""], 2, ["invalid topic name"]),
+    (["topic", "create", "x" * 250], 2, ["invalid topic name", "at most 249"]),
+    (["topic", "create", "orders"], 2, ["it already exists", "topic=orders"]),
     (["topic", "create", "new", "-p", "0"], 2, ["--partitions"]),
     (["topic", "create", "new", "-X", "segment.byte=1"], 2, ["did_you_mean=segment.bytes"]),
     (["topic", "create", "new", "-X", "local.retention.ms=8d"], 2, ["local.retention.ms=691200000"]),
@@ -73,7 +73,7 @@ CASES = [
     (["dump", "no-such.log"], 1, ["path=no-such.log"]),
     (["dump", "orders"], 2, ["TOPIC/PARTITION"]),
     (["run", "--interval", "often"], 2, ["text='often'"]),
-    (["init"], 2, ["it exists", "tiered.toml"]),
+    (["init"], 2, ["it already exists", "tiered.toml"]),
     (
         ["init", "other", "--remote", "s3://b", "--option", "secret=hunter2"],
         2,
@@ -139,7 +139,7 @@ def test_second_manager_on_a_directory_is_a_conflict_and_a_reader_is_not(home: P
 
     with LogManager.open(Config.load(str(home / "tiered.toml")), now_ms=0):
         assert invoke(["topic", "create", "new"]) == Exit.CONFLICT
-        assert "another manager has it open" in capfd.readouterr().err
+        assert "another manager has the log directory open" in capfd.readouterr().err
         assert invoke(["status"]) == 0
 
 
@@ -209,12 +209,12 @@ def test_error_is_one_line_for_any_text_in_it() -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (DiskFailed("opening a file", path="/d/.lock", cause="erofs"), "mounted read-only; status, plan, consume"),
-        (AccessDenied("opening a file", path="/d/.lock", cause="eacces"), "run as the owner of the files"),
-        (DiskFailed("writing to a file", path="/d/x.log", cause="enospc"), "the disk is full"),
+        (DiskFailed("cannot open a file", path="/d/.lock", cause="erofs"), "mounted read-only; status, plan, consume"),
+        (AccessDenied("cannot open a file", path="/d/.lock", cause="eacces"), "run as the owner of the files"),
+        (DiskFailed("cannot write to a file", path="/d/x.log", cause="enospc"), "the disk is full"),
         (OSError(28, "No space left on device", "/d"), "no space left on device: path=/d (the disk is full)"),
         (OSError(24, "Too many open files"), "ulimit -n"),
-        (DiskFailed("syncing a file", path="/d/x.log", cause="eio"), "cause=eio"),
+        (DiskFailed("cannot sync a file", path="/d/x.log", cause="eio"), "cause=eio"),
     ],
 )
 def test_disk_error_names_the_next_step_where_it_is_known(error: BaseException, told: str) -> None:
@@ -265,7 +265,7 @@ def test_one_line_for_a_forged_manifest_does_not_advise_to_name_a_key_ring() -> 
 
 
 def test_one_line_for_a_missing_key_names_both_places_of_the_key_ring() -> None:
-    line = one_line(AccessDenied("opening a sealed manifest, its key is not in the key ring", key_id="k9"))
+    line = one_line(AccessDenied("cannot decrypt a sealed manifest, its key is not in the key ring", key_id="k9"))
     assert "key_ring in [remote] of tiered.toml" in line
     assert "TIERED_KEY_RING" in line
     assert "under that id" in line

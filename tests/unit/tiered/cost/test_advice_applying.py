@@ -252,7 +252,7 @@ def test_apply_command_moves_the_segments_that_its_dry_run_shows(tmp_path, monke
     assert invoke([*at, "cost", "advise", "--out", "cut.json"]) == 3
     (step,) = moves_in(tmp_path / "cut.json")
     assert invoke([*at, "apply", "cut.json", "--yes"]) == 2
-    assert "storage class and encryption are S3's" in capfd.readouterr().err
+    assert "storage class and encryption are settings of S3" in capfd.readouterr().err
     monkeypatch.setattr(apply_command, "open_target", lambda session, url, options, **named: open_store(url, options))
     capfd.readouterr()
     for words, due in ((["--dry-run"], len(step.segments)), (["--yes"], 0), (["--yes"], 0), (["--dry-run"], 0)):
@@ -271,7 +271,7 @@ def moves_in(path: Path) -> list[RecodeStep]:
 
 def test_storage_class_that_cannot_be_opened_is_refused_before_the_first_step(advised):
     def refused(storage_class: str):
-        raise InvalidRequest("opening a store")
+        raise InvalidRequest("cannot open a store")
 
     with advised.open() as manager:
         with pytest.raises(InvalidRequest):

@@ -161,7 +161,7 @@ def test_commands_without_prices_warn_once_and_keep_their_schema(home: Path, cap
         out, _ = capfd.readouterr()
         msgspec.json.decode(out, type=SCHEMAS[schema])
         assert json.loads(out)["prices"] is None
-        assert caplog.text.count("dollars are not told") == 1, caplog.text
+        assert caplog.text.count("dollars are not shown") == 1, caplog.text
         caplog.clear()
         assert invoke(["-X", "cost.prices=none.json", *words]) == 0
         assert "nan" not in "".join(capfd.readouterr()).lower()

@@ -164,7 +164,7 @@ def test_break_evens_give_a_verdict_for_each_class():
     by_what = {each.what: each for each in break_evens([replace(STREAM, read_share=0.8)], BUILT_IN)}
     assert by_what["STANDARD_IA: share of the data read in a month"].verdict == "pays"
     assert by_what["GLACIER_IR: share of the data read in a month"].verdict == "does not pay"
-    assert by_what["STANDARD_IA: days that data is kept"].verdict == "deleted too early"
+    assert by_what["STANDARD_IA: days that data is stored"].verdict == "deleted too early"
     assert by_what["STANDARD_IA: object size"].verdict == "large enough"
 
 

@@ -100,7 +100,7 @@ def test_sampled_verify_finds_damage_in_its_sample_and_every_missing_object(home
         assert (verdict.segments, verdict.read_segments) == (len(jobs), math.ceil(0.4 * len(jobs)))
         is_drawn = bad in sample.of(jobs)
         assert {each.base_offset for each in verdict.report.of("corrupt")} == (
-            {bad.row.base_offset} if is_drawn else set()
+            {bad.entry.base_offset} if is_drawn else set()
         )
     assert all(seeds_by_draw.values()), "some seeds must draw the damaged segment and some must not"
     gone = jobs[0]
@@ -108,7 +108,7 @@ def test_sampled_verify_finds_damage_in_its_sample_and_every_missing_object(home
     for seed in range(3):
         verdict = verify_bucket(store, names, now_ms=0, sample=Sample(share=0.01, seed=seed))
         assert verdict is not None
-        assert any(gone.row.data_key in each.object for each in verdict.report.of("corrupt")), (
+        assert any(gone.entry.data_key in each.object for each in verdict.report.of("corrupt")), (
             "a missing object is found for any sample"
         )
 

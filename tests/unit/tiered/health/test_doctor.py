@@ -172,7 +172,7 @@ def test_slow_fsync_is_a_warning(config: Config, monkeypatch) -> None:
         ({"retention.ms": "1d", "local.retention.ms": "-2"}, State.WARNING, "segment.ms=7d is longer"),
         ({"remote.storage.class": "GLACIER_IR"}, State.WARNING, "bills 90 days at least"),
         ({"remote.log.delete.grace.ms": "1m"}, State.WARNING, "reads without a pin"),
-        ({"local.retention.ms": "90d"}, State.ERROR, "the disk would keep more than the log"),
+        ({"local.retention.ms": "90d"}, State.ERROR, "the disk would retain more than the log"),
         (
             {"remote.encryption.key.id": "unreferenced_objects"},
             State.ERROR,
@@ -264,13 +264,13 @@ class _Keeping(MemoryStore):
 
 class _Down(MemoryStore):
     def put_if_absent(self, key: str, body: bytes) -> None:
-        raise Unavailable("writing an object", cause="slowdown")
+        raise Unavailable("cannot store an object", cause="slowdown")
 
 
 @pytest.mark.parametrize(
     ("kind", "check", "words"),
     [
-        (_Overwriting, "guarantees", "overwrites what exists"),
+        (_Overwriting, "guarantees", "overwrites existing objects"),
         (_Keeping, "permissions", "still there"),
         (_Down, "permissions", "slowdown"),
     ],
@@ -384,9 +384,9 @@ def test_failed_check_does_not_stop_the_other_checks(config: Config) -> None:
 
 def test_next_step_of_a_doctor_finding_is_not_the_doctor() -> None:
     for error in (
-        AccessDenied("reading a file", path="/srv/data/topics.json", cause="eacces"),
-        AccessDenied("reading an object, no credentials", store="s3://b"),
-        NotFound("finding a topic", topic="t"),
+        AccessDenied("cannot read a file", path="/srv/data/topics.json", cause="eacces"),
+        AccessDenied("cannot read an object, no credentials", store="s3://b"),
+        NotFound("topic not found", topic="t"),
     ):
         assert "tiered doctor" not in failed("settings", error).next_step
 

@@ -36,7 +36,7 @@ class Forgetful:
         if "/data/" in key or "/spill/" in key:
             self.asked[key] += 1
             if self.asked[key] <= self._times:
-                raise NotFound("reading an object, there is none", key=key)
+                raise NotFound("cannot read an object, there is none", key=key)
 
     def get(self, key):
         self._refuse(key)
@@ -98,9 +98,9 @@ def test_scrub_has_no_finding_after_transient_404s(world):
 @pytest.mark.damages_bucket
 def test_object_that_stays_missing_while_named_is_corrupt(world):
     (name,) = list_partitions(world.store)
-    row = MetadataLog(world.store, name.prefix).refresh().segments[0]
-    world.store.delete([name.prefix + row.data_key])
-    with pytest.raises(Corrupt, match="its object is missing"):
+    entry = MetadataLog(world.store, name.prefix).refresh().segments[0]
+    world.store.delete([name.prefix + entry.data_key])
+    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
         values(RemoteLog(world.store).reader())
 
 
@@ -110,7 +110,7 @@ def test_read_named_raises_not_found_only_after_the_last_try():
     def ask(tries):
         asked.append(tries)
         if len(asked) < tries:
-            raise NotFound("reading an object, there is none")
+            raise NotFound("cannot read an object, there is none")
         return b"there"
 
     assert read_named(lambda: ask(MISSING_TRIES)) == b"there"

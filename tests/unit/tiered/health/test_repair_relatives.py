@@ -63,13 +63,15 @@ def _name(store: ObjectStore, topic: str) -> RemotePartitionName:
     return next(name for name in list_partitions(store) if name.topic == topic)
 
 
-def _row(store: ObjectStore, topic: str, at: int = 0) -> SegmentEntry:
+def _entry(store: ObjectStore, topic: str, at: int = 0) -> SegmentEntry:
     log = MetadataLog(store, _name(store, topic).prefix)
-    return log.ask(log.refresh(), lambda index: list(index.rows()))[at]
+    return log.ask(log.refresh(), lambda index: list(index.entries()))[at]
 
 
-def _spoil(store: MemoryStore, topic: str, *, key: Callable[[SegmentEntry], str] = lambda row: row.data_key) -> None:
-    full = full_key(_name(store, topic).prefix, key(_row(store, topic)))
+def _spoil(
+    store: MemoryStore, topic: str, *, key: Callable[[SegmentEntry], str] = lambda entry: entry.data_key
+) -> None:
+    full = full_key(_name(store, topic).prefix, key(_entry(store, topic)))
     body, modified_ms = store._objects[full]
     store._objects[full] = (body[:100] + b"\xff" + body[101:], modified_ms)
 
@@ -77,7 +79,7 @@ def _spoil(store: MemoryStore, topic: str, *, key: Callable[[SegmentEntry], str]
 class NoCopies:
     """The local copies of a machine without a log."""
 
-    def __call__(self, name: RemotePartitionName, row: SegmentEntry) -> bool:
+    def __call__(self, name: RemotePartitionName, entry: SegmentEntry) -> bool:
         return False
 
     def log(self, name: RemotePartitionName) -> Log | None:
@@ -115,7 +117,7 @@ def test_repair_of_one_topic_repairs_all_topics_that_name_the_object(told_of: st
     of = {each.name.topic: each.relative.topic if each.relative else None for each in plan.segments}
     assert of == {"t": None, "f": "t", "g": "t"}
     assert {each.source for each in plan.segments} == {"local"}
-    keys = {full_key(_name(world.store, topic).prefix, _row(world.store, topic).data_key) for topic in "tfg"}
+    keys = {full_key(_name(world.store, topic).prefix, _entry(world.store, topic).data_key) for topic in "tfg"}
     assert len(keys) == 3, "each topic must have an object of its own"
     for partition in (NAME, FORK, SECOND):
         assert _read(world.store, partition) == truth
@@ -149,12 +151,12 @@ def test_fork_is_repaired_from_its_source_and_the_source_from_its_fork(healed: s
 
 def _rewritten_alone(store: MemoryStore, topic: str) -> None:
     """Copies the bytes of one entry to a new object and replaces the entry in this partition only."""
-    prefix, old = _name(store, topic).prefix, _row(store, topic)
+    prefix, old = _name(store, topic).prefix, _entry(store, topic)
     log = CoWriterLog(store, prefix)
     log.join()
     source = from_bucket(store, prefix, old, NO_KEYS, is_last=False)
-    row = copy_segment(store, prefix, source, epoch=log.epoch, now_ms=NOW)
-    log.commit(put_in_place(old, row), NOW, touches=(old.base_offset, old.next_offset))
+    entry = copy_segment(store, prefix, source, epoch=log.epoch, now_ms=NOW)
+    log.commit(put_in_place(old, entry), NOW, touches=(old.base_offset, old.next_offset))
 
 
 @pytest.mark.damages_bucket
@@ -173,13 +175,13 @@ def test_damage_without_any_good_copy_is_hopeless_for_all_relatives() -> None:
 def test_entry_of_a_relative_with_other_bytes_is_no_good_copy() -> None:
     """The relative may have been compacted since the fork."""
     world = _world()
-    name, other, row = _name(world.store, "f"), _name(world.store, "t"), _row(world.store, "f")
-    fresh = replace(_row(world.store, "t"), data_key="data/new.log", indexes_key="data/new.indexes")
+    name, other, entry = _name(world.store, "f"), _name(world.store, "t"), _entry(world.store, "f")
+    fresh = replace(_entry(world.store, "t"), data_key="data/new.log", indexes_key="data/new.indexes")
     for same, found in ((fresh, True), (replace(fresh, size_bytes=7), False), (replace(fresh, data_crc32c=7), False)):
         relatives = Relatives(world.store)
-        relatives._rows[other] = (same,)
-        assert (relatives.same_bytes(name, row, lambda name, row: True) is not None) is found
-    assert Relatives(world.store).same_bytes(name, row, lambda name, row: True) is None, (
+        relatives._entries[other] = (same,)
+        assert (relatives.same_bytes(name, entry, lambda name, entry: True) is not None) is found
+    assert Relatives(world.store).same_bytes(name, entry, lambda name, entry: True) is None, (
         "both partitions name the same object"
     )
 

@@ -54,7 +54,7 @@ def test_damaged_batch_is_reported_with_its_position_and_offsets(world: CareWorl
     _flip(world, job.name, 700)
     found = _report(world, "raw").of("corrupt")
     chunk, batch = found[0], found[1]
-    assert (chunk.object, chunk.at, chunk.length, chunk.ulid) == (job.row.data_key, 512, 512, job.row.ulid)
+    assert (chunk.object, chunk.at, chunk.length, chunk.ulid) == (job.entry.data_key, 512, 512, job.entry.ulid)
     assert "checksum differs" in chunk.what
     assert chunk.base_offset is not None
     assert 100 <= chunk.base_offset <= 105
@@ -66,7 +66,7 @@ def test_damaged_batch_is_reported_with_its_position_and_offsets(world: CareWorl
 @pytest.mark.parametrize("topic", ["zstd", "encrypted", "both"])
 def test_damage_of_an_encoded_segment_is_reported_by_the_stored_range(world: CareWorld, topic: str) -> None:
     job = _plan(world, topic).jobs[0]
-    at = job.row.stored_bytes - 5
+    at = job.entry.stored_bytes - 5
     _flip(world, job.name, at)
     (found,) = _report(world, topic).of("corrupt")
     assert found.at is not None
@@ -111,7 +111,7 @@ def test_damage_is_reported_for_every_topic_of_the_object_and_a_wrong_entry_for_
 def test_scrub_job_can_be_pickled_and_needs_only_store_and_keys(world: CareWorld) -> None:
     job = pickle.loads(pickle.dumps(_plan(world, "both").jobs[2]))
     result = pickle.loads(pickle.dumps(scrub_segment(job, world.store, KEYS)))
-    assert (result.findings, result.read_bytes) == ((), job.row.stored_bytes + job.row.indexes_bytes)
+    assert (result.findings, result.read_bytes) == ((), job.entry.stored_bytes + job.entry.indexes_bytes)
 
 
 def test_scrub_writes_nothing_to_the_store(world: CareWorld) -> None:
@@ -131,7 +131,7 @@ def test_damage_of_an_entry_that_expired_during_the_scrub_is_no_finding() -> Non
     results = run_scrub(world.store, plan, keys=KEYS, threads=1)
     assert results is not None
     assert results[0].findings
-    world.commit("raw", expire_segments([job.row.ulid], now_ms=NOW, log_start_offset=job.row.next_offset))
+    world.commit("raw", expire_segments([job.entry.ulid], now_ms=NOW, log_start_offset=job.entry.next_offset))
     assert report_of(world.store, plan, results, started_ms=NOW, now_ms=NOW).of("corrupt") == []
 
 
@@ -158,23 +158,23 @@ def test_local_copy_is_looked_up_for_damaged_segments_of_the_log_only(world: Car
         _flip(world, job.name, 3)
     asked = []
 
-    def local_copy(name, row):
-        asked.append((name, row.ulid))
+    def local_copy(name, entry):
+        asked.append((name, entry.ulid))
         return True
 
     found = [each for each in _report(world, "viewed", local_copy=local_copy).of("corrupt") if each.at == 0]
     assert {each.good_copy for each in found if each.object.startswith("data/")} == {"local"}
     assert {each.good_copy for each in found if each.object.startswith("view/")} == {None}
-    assert {ulid for _, ulid in asked} == {jobs[0].row.ulid}
+    assert {ulid for _, ulid in asked} == {jobs[0].entry.ulid}
 
 
 @pytest.mark.parametrize(
     ("changes", "deep", "what"),
     [
-        ({"indexes": {}}, True, "another place of an index: section=offset"),
-        ({"codec": "zstd"}, False, "another way of keeping it: codec=zstd"),
-        ({"wrapped_key": "AAAA"}, False, "without a key's name"),
-        ({"ulid": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, False, "says another segment than its row"),
+        ({"indexes": {}}, True, "the segment entry has another position of an index: section=offset"),
+        ({"codec": "zstd"}, False, "the object name has another encoding: codec=zstd"),
+        ({"wrapped_key": "AAAA"}, False, "or a key id without a data key"),
+        ({"ulid": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}, False, "the object name has another segment than its entry"),
     ],
 )
 def test_contradiction_between_an_entry_and_its_object_is_reported(
@@ -184,8 +184,8 @@ def test_contradiction_between_an_entry_and_its_object_is_reported(
     prefix = named("raw").prefix
     log = MetadataLog(world.store, prefix)
     manifest = log.refresh()
-    rows = (*manifest.segments[:-1], replace(manifest.segments[-1], **changes))  # type: ignore[arg-type]
-    world.store.put(prefix + manifest_key(manifest.sequence), forged(replace(manifest, segments=rows)))
+    entries = (*manifest.segments[:-1], replace(manifest.segments[-1], **changes))  # type: ignore[arg-type]
+    world.store.put(prefix + manifest_key(manifest.sequence), forged(replace(manifest, segments=entries)))
     plan = plan_scrub(world.store, [named("raw")], deep=deep)
     results = run_scrub(world.store, plan, keys=KEYS, threads=1)
     assert results is not None
@@ -296,11 +296,11 @@ def test_offsets_of_a_finding_include_the_damaged_batch(world: CareWorld) -> Non
 
     job = _plan(world, "raw").jobs[1]
     remote = RemotePartition(world.store, job.prefix)
-    bundle = remote.indexes(job.row)
-    table = kernels.scan_batches(remote.read(job.row, 0, job.row.size_bytes))
-    for at in range(0, job.row.size_bytes, 3):
+    bundle = remote.indexes(job.entry)
+    table = kernels.scan_batches(remote.read(job.entry, 0, job.entry.size_bytes))
+    for at in range(0, job.entry.size_bytes, 3):
         batch = int((table.positions <= at).sum()) - 1
-        low, high = offsets_between(job.row, bundle, at, at + 1)
+        low, high = offsets_between(job.entry, bundle, at, at + 1)
         assert low <= int(table.base_offsets[batch])
         assert int(table.last_offsets[batch]) < high
-    assert offsets_between(replace(job.row), bundle, 0, job.row.size_bytes) == (200, 300)
+    assert offsets_between(replace(job.entry), bundle, 0, job.entry.size_bytes) == (200, 300)

@@ -63,7 +63,7 @@ def flip(tmp_path: Path, topic: str, number: int) -> str:
     return path.name
 
 
-def entry(**changes):
+def forged_entry(**changes):
     """A forgery that changes fields of the second entry."""
 
     def change(manifest):
@@ -75,13 +75,13 @@ def entry(**changes):
 
 
 FORGERIES = {
-    "illegal key": entry(data_key="data/../../x?y"),
-    "offset beyond int64": entry(next_offset=2**63),
-    "leader epoch": entry(epochs=((2**40, 0),)),
-    "checksum": entry(data_crc32c=2**40),
-    "overlap": entry(base_offset=0),
+    "illegal key": forged_entry(data_key="data/../../x?y"),
+    "offset beyond int64": forged_entry(next_offset=2**63),
+    "leader epoch": forged_entry(epochs=((2**40, 0),)),
+    "checksum": forged_entry(data_crc32c=2**40),
+    "overlap": forged_entry(base_offset=0),
     "pending delete of a head": lambda manifest: replace(
-        manifest, unlinked=(PendingDelete(key=manifest_key(1), size_bytes=1, unlinked_ms=1, epoch=1),)
+        manifest, pending_deletes=(PendingDelete(key=manifest_key(1), size_bytes=1, unlinked_ms=1, epoch=1),)
     ),
     "another topic": lambda manifest: replace(manifest, topic="zzz"),
     "sequence": lambda manifest: replace(manifest, sequence=10**20),
@@ -101,7 +101,7 @@ def test_forged_manifest_is_a_finding_and_everything_else_is_checked(at, tmp_pat
     assert any(beside in each for each in told) or forgery in ("another topic", "sequence"), (
         "damage of the same partition must be found"
     )
-    assert any("readers refuse this head" in each["what"] for each in found)
+    assert any("readers refuse this manifest" in each["what"] for each in found)
     assert "Traceback" not in said
 
 
@@ -110,11 +110,11 @@ def test_forged_manifest_does_not_hide_the_other_topics_in_a_listing(at, tmp_pat
     forge(tmp_path, "a", FORGERIES[forgery])
     assert invoke([*at, "remote", "ls", f"file://{tmp_path}/bucket", "-o", "json"]) == 4
     out, said = capfd.readouterr()
-    rows = {each["topic"]: each for each in json.loads(out)["partitions"]}
-    assert rows.keys() == set(TOPICS)
-    assert (rows["a"]["segments"], rows["a"]["size_bytes"], rows["a"]["next_offset"]) == (None, None, None)
-    assert "reading a head" in rows["a"]["error"]
-    assert rows["b"]["segments"] == rows["c"]["segments"] > 3
+    entries = {each["topic"]: each for each in json.loads(out)["partitions"]}
+    assert entries.keys() == set(TOPICS)
+    assert (entries["a"]["segments"], entries["a"]["size_bytes"], entries["a"]["next_offset"]) == (None, None, None)
+    assert "reading a head" in entries["a"]["error"]
+    assert entries["b"]["segments"] == entries["c"]["segments"] > 3
     assert "! a/0: " in said
 
 
@@ -143,7 +143,7 @@ class Refusing:
     def __getattr__(self, verb):
         def call(*args, **more):
             if verb != "list" and any(part in str(args) for part in self._keys):
-                raise self._error("reading an object, refused", key=args[0], cause="a test")
+                raise self._error("cannot read an object, refused", key=args[0], cause="a test")
             return getattr(self._inner, verb)(*args, **more)
 
         return call if callable(getattr(self._inner, verb)) else getattr(self._inner, verb)
@@ -167,16 +167,18 @@ def scrubbed(store, names):
 
 
 @pytest.mark.parametrize("error", [AccessDenied, InvalidRequest, Unavailable])
-@pytest.mark.parametrize("kind", ["data", "indexes", "first head", "newest head"])
+@pytest.mark.parametrize(
+    "kind", ["data", "indexes", "first head", "older manifests were collected and no newer manifest is listed"]
+)
 def test_unreadable_object_is_a_finding_and_the_rest_is_scrubbed(bucket, error, kind):
     names = list_partitions(bucket)
     manifest = MetadataLog(bucket, names[0].prefix).refresh()
-    row = manifest.segments[1]
+    entry = manifest.segments[1]
     refused = {
-        "data": row.data_key,
-        "indexes": row.indexes_key,
+        "data": entry.data_key,
+        "indexes": entry.indexes_key,
         "first head": manifest_key(1),
-        "newest head": manifest_key(manifest.sequence),
+        "older manifests were collected and no newer manifest is listed": manifest_key(manifest.sequence),
     }[kind]
     wrong = MetadataLog(bucket, names[2].prefix).refresh().segments[0].data_key
     body = bytearray(bucket.get(names[2].prefix + wrong))
@@ -212,4 +214,4 @@ def test_topic_with_an_unreadable_manifest_is_still_listed(bucket, error):
 def test_partition_without_a_manifest_is_a_finding(bucket):
     names = list_partitions(bucket)
     bucket.delete([info.key for info in bucket.list(names[1].prefix) if MANIFESTS in info.key])
-    assert any("no head" in each.what for each in scrubbed(bucket, names).findings)
+    assert any("no manifest" in each.what for each in scrubbed(bucket, names).findings)

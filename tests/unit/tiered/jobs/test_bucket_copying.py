@@ -43,11 +43,11 @@ def _uncleaned(count: int = 6) -> CareWorld:
 @pytest.mark.parametrize("paged", [False, True])
 def test_bucket_copy_has_the_same_records_entries_and_log_start_offset(mode: str, paged: bool) -> None:
     world, target = small_segments(mode, 7, paged=paged), _target()
-    first = next(iter(MetadataLog(world.store, named("t").prefix).index(world.logs["t"].refresh()).rows()))
+    first = next(iter(MetadataLog(world.store, named("t").prefix).index(world.logs["t"].refresh()).entries()))
     expire = expire_segments([first.ulid], now_ms=NOW, log_start_offset=first.next_offset)
     world.commit("t", expire, touches=(first.base_offset, first.next_offset))
     outcome = _copy(world.store, target)
-    assert (outcome.differences, outcome.behind, outcome.is_complete, outcome.rows) == ((), 0, True, 6)
+    assert (outcome.differences, outcome.behind, outcome.is_complete, outcome.entries) == ((), 0, True, 6)
     assert records(target) == records(world.store)
     manifests = [MetadataLog(store, named("t").prefix).refresh() for store in (world.store, target)]
     assert manifests[0].log_start_offset == manifests[1].log_start_offset
@@ -58,8 +58,8 @@ def test_bucket_copy_has_the_same_records_entries_and_log_start_offset(mode: str
 def test_bucket_copy_with_another_codec_and_key_has_the_same_records() -> None:
     world, target = _uncleaned(), _target()
     assert _copy(world.store, target, codec="zstd", key_id="b").differences == ()
-    rows = MetadataLog(target, named("t").prefix).refresh().segments
-    assert {(row.codec, row.key_id) for row in rows} == {("zstd", "b")}
+    entries = MetadataLog(target, named("t").prefix).refresh().segments
+    assert {(entry.codec, entry.key_id) for entry in entries} == {("zstd", "b")}
     assert records(target) == records(world.store)
 
 
@@ -68,9 +68,9 @@ def test_repeated_bucket_copy_copies_only_new_segments() -> None:
     _copy(world.store, target)
     world.add("t", b"".join(batches(36, (4, 5))), 48)
     assert compare(world.store, target, named("t")) == (1, [])
-    assert _copy(world.store, target).rows == 1
+    assert _copy(world.store, target).entries == 1
     assert records(target) == records(world.store)
-    assert _copy(world.store, target).rows == 0
+    assert _copy(world.store, target).entries == 0
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
@@ -117,7 +117,7 @@ def test_cancelled_bucket_copy_of_a_cleaned_topic_leaves_no_part_of_it(cleaned: 
     world, target = small_segments("raw", 4) if cleaned else _uncleaned(4), _target()
     stops = iter([False, False, False, True])
     outcome = _copy(world.store, target, entries_a_manifest=2, should_stop=lambda: next(stops))
-    assert (outcome.is_complete, outcome.rows) == (False, 0 if cleaned else 3)
+    assert (outcome.is_complete, outcome.entries) == (False, 0 if cleaned else 3)
     assert _copy(world.store, target).is_complete
     assert records(target) == records(world.store)
 
@@ -148,10 +148,10 @@ def test_bucket_copy_is_refused_when_the_source_was_rewritten_since_the_last_run
 
 def test_bucket_copy_does_not_copy_a_damaged_segment() -> None:
     world, target = _uncleaned(2), _target()
-    row = MetadataLog(world.store, named("t").prefix).refresh().segments[1]
-    body = bytearray(world.store.get(named("t").prefix + row.data_key))
+    entry = MetadataLog(world.store, named("t").prefix).refresh().segments[1]
+    body = bytearray(world.store.get(named("t").prefix + entry.data_key))
     body[70] ^= 1
-    world.store.put(named("t").prefix + row.data_key, bytes(body))
+    world.store.put(named("t").prefix + entry.data_key, bytes(body))
     with pytest.raises(Corrupt):
         _copy(world.store, target)
     assert records(target) == []
@@ -160,9 +160,9 @@ def test_bucket_copy_does_not_copy_a_damaged_segment() -> None:
 def test_copy_of_one_entry_works_with_a_pickled_plan() -> None:
     world, target = _uncleaned(2), _target()
     plan = pickle.loads(pickle.dumps(plan_copy(world.store, target, named("t"), now_ms=NOW)))
-    row = copy_entry(world.store, target, plan, plan.rows[1], epoch=1, chunk_bytes=512)
-    assert row.content_crc32c == plan.rows[1].row.content_crc32c
-    assert plan.cost.puts >= 2 * len(plan.rows) + 1
+    entry = copy_entry(world.store, target, plan, plan.entries[1], epoch=1, chunk_bytes=512)
+    assert entry.content_crc32c == plan.entries[1].entry.content_crc32c
+    assert plan.cost.puts >= 2 * len(plan.entries) + 1
     assert plan.cost.dollars > 0
 
 

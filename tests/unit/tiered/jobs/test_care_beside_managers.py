@@ -33,7 +33,7 @@ def _newest(reader) -> dict[bytes | None, bytes | None]:
     return {record.key: record.value for record in reader.records(NAME, start, end)}
 
 
-def _rows(world: World) -> int:
+def _entries(world: World) -> int:
     return MetadataLog(world.store, _name(world).prefix).refresh().segment_count
 
 
@@ -69,15 +69,15 @@ def test_retention_and_deletion_work_on_merged_segments() -> None:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         send(manager, 400)
         settle(manager)
-        before = _rows(world)
+        before = _entries(world)
         assert _merge(world) > 2
-        assert _rows(world) < before
+        assert _entries(world) < before
         manager.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + DAY)
         manifest = manager.partitions()[0].manifest()
         assert manifest is not None
-        assert manifest.unlinked == ()
+        assert manifest.pending_deletes == ()
         start, end = RemoteLog(world.store).reader().offsets(NAME)
         assert start == 150
         found = [record.offset for record in RemoteLog(world.store).reader().records(NAME, start)]
@@ -95,7 +95,7 @@ def test_rewrite_is_fenced_by_a_starting_manager_and_its_objects_become_orphans(
     with world.open() as manager:
         with pytest.raises(Fenced):
             commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
-        made = {row.data_key for each in done if each.replacement is not None for row in each.replacement.rows}
+        made = {entry.data_key for each in done if each.replacement is not None for entry in each.replacement.entries}
         later = NOW + 400 * DAY * 100
         listed = list_garbage(world.store, [_name(world)], now_ms=later)
         assert made <= {each.key for each in listed.entries}
@@ -137,20 +137,20 @@ def test_local_copies_open_the_directory_on_first_use_and_ignore_its_errors() ->
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-    rows = list(MetadataLog(world.store, _name(world).prefix).refresh().segments)
+    entries = list(MetadataLog(world.store, _name(world).prefix).refresh().segments)
 
     def open_manager() -> LogManager:
         opened.append(1)
         return world.open(read_only=True)
 
     def fails() -> LogManager:
-        raise NotFound("opening a directory, there is none")
+        raise NotFound("cannot open a directory, it does not exist")
 
     with LocalCopies(open_manager) as copies:
         assert opened == []
-        assert copies(_name(world), rows[0])
-        assert not copies(_name(world), replace(rows[0], data_crc32c=1))
-        assert not copies(replace(_name(world), topic_id="Z" * 22), rows[0])
+        assert copies(_name(world), entries[0])
+        assert not copies(_name(world), replace(entries[0], data_crc32c=1))
+        assert not copies(replace(_name(world), topic_id="Z" * 22), entries[0])
         assert opened == [1]
     with LocalCopies(fails) as copies:
-        assert not copies(_name(world), rows[0])
+        assert not copies(_name(world), entries[0])

@@ -70,14 +70,14 @@ NEWEST = [(at, b"v%d" % at) for at in range(ROWS * 20 - KEYS, ROWS * 20)]
 
 def test_compaction_plan_takes_a_limited_number_of_entries_and_is_marked_as_cut() -> None:
     topic = Topic()
-    rows = topic.manifest().segments
+    entries = topic.manifest().segments
     first = topic.plan(rows_max=2)
     assert first.is_cut
-    assert [row.ulid for group in first.groups for row in group.rows] == [row.ulid for row in rows[:2]]
-    assert first.upto_offset == rows[1].next_offset
+    assert [entry.ulid for group in first.groups for entry in group.entries] == [entry.ulid for entry in entries[:2]]
+    assert first.upto_offset == entries[1].next_offset
     rest = topic.plan(start_offset=first.upto_offset)
     assert not rest.is_cut
-    assert sum(len(group.rows) for group in rest.groups) == ROWS - 2
+    assert sum(len(group.entries) for group in rest.groups) == ROWS - 2
 
 
 @pytest.mark.parametrize("rows_max", [4, 5, 11])
@@ -87,7 +87,7 @@ def test_compaction_job_with_more_entries_than_a_plan_compares_all_of_them(rows_
     assert (done.is_cut, done.was_done) == (False, False)
     assert topic.records() == NEWEST
     manifest = topic.manifest()
-    assert {row.cleaned_through for row in manifest.segments} == {ROWS * 20}
+    assert {entry.cleaned_through for entry in manifest.segments} == {ROWS * 20}
     assert topic.compact(job_id="j", rows_max=ROWS).was_done
     assert_sound(topic.store)
 
@@ -130,7 +130,7 @@ def test_compaction_without_merges_cleans_each_entry_through_the_end_of_its_pass
     topic = Topic()
     done = topic.compact(rows_max=4, group_bytes=1)
     assert (done.is_cut, done.upto_offset) == (True, ROWS * 20)
-    assert [row.cleaned_through for row in topic.manifest().segments] == [80] * 4 + [160] * 4 + [240] * 4
+    assert [entry.cleaned_through for entry in topic.manifest().segments] == [80] * 4 + [160] * 4 + [240] * 4
     assert len(topic.records()) == 3 * KEYS
     assert_sound(topic.store)
 
@@ -141,7 +141,7 @@ def test_compaction_stops_when_too_many_pending_deletes_wait() -> None:
     topic = Topic()
     done = topic.compact(rows_max=1, group_bytes=1)
     manifest = topic.manifest()
-    assert (done.is_cut, len(manifest.unlinked)) == (True, 4 * 2)
+    assert (done.is_cut, len(manifest.pending_deletes)) == (True, 4 * 2)
     assert done.upto_offset == 4 * 20
     assert not topic.compact().is_cut
     assert topic.records() == NEWEST

@@ -39,7 +39,7 @@ def indexes(chunks: ChunkTable) -> tuple[bytes, dict[str, IndexRange]]:
     return encode_bundle(IndexBundle(offset=b"", time=b"", txn=b"", producers=b"", epochs=b"", chunks=chunks))
 
 
-def rows(count: int, *, step_ms: int = 0) -> Iterator[tuple[SegmentEntry, bytes]]:
+def entries(count: int, *, step_ms: int = 0) -> Iterator[tuple[SegmentEntry, bytes]]:
     rng, reached = random.Random(count), 0
     for at in range(count):
         ulid, base, reached = new_ulid(NOW + at), reached, reached + rng.randrange(9_000, 11_000)
@@ -47,7 +47,7 @@ def rows(count: int, *, step_ms: int = 0) -> Iterator[tuple[SegmentEntry, bytes]
         names = base, reached - 1, 1, ulid
         chunks = ChunkTable(lengths=(size_bytes,), crcs=(at * 2_654_435_761 % (1 << 32),))
         body, ranges = indexes(chunks)
-        row = SegmentEntry(
+        entry = SegmentEntry(
             ulid=ulid,
             base_offset=base,
             next_offset=reached,
@@ -63,7 +63,7 @@ def rows(count: int, *, step_ms: int = 0) -> Iterator[tuple[SegmentEntry, bytes]
             indexes_bytes=len(body),
             indexes=ranges,
         )
-        yield row, body
+        yield entry, body
 
 
 @cache
@@ -72,13 +72,13 @@ def _filled(count: int, step_ms: int) -> World:
     with world.open() as manager:
         manager.create_topic("t", 1, KEEPS, now_ms=NOW)
         held = manager.partitions()[0]
-        made = list(rows(count, step_ms=step_ms))
-        for row, body in made:
-            world.store.put(held.prefix + row.data_key, b"log")
-            world.store.put(held.prefix + row.indexes_key, body)
+        made = list(entries(count, step_ms=step_ms))
+        for entry, body in made:
+            world.store.put(held.prefix + entry.data_key, b"log")
+            world.store.put(held.prefix + entry.indexes_key, body)
         assert held.metadata is not None
         for at in range(0, count, 3000):
-            held.metadata.commit(add_segments([row for row, _ in made[at : at + 3000]]), NOW)
+            held.metadata.commit(add_segments([entry for entry, _ in made[at : at + 3000]]), NOW)
     return world
 
 
@@ -124,7 +124,7 @@ def run_to_the_end(world: World, manager: LogManager, now_ms: int, seen: set[str
 
 def _parts(body: bytes) -> str:
     manifest = decode_manifest(body)
-    return f"segments={len(manifest.segments)} unlinked={len(manifest.unlinked)} spills={len(manifest.pages)}"
+    return f"segments={len(manifest.segments)} unlinked={len(manifest.pending_deletes)} spills={len(manifest.pages)}"
 
 
 @pytest.mark.parametrize("how", ["time", "size", "delete-records"])
@@ -149,9 +149,9 @@ def test_manifest_stays_below_its_limit_while_thousands_of_entries_expire(how: s
                 break
         manifest = head_of(manager)
         assert list(manifest.parts) == kept
-        assert not manifest.unlinked
-        assert not manifest.unlinked_pages
-    assert others(world.store) == {key for row in kept for key in (row.data_key, row.indexes_key)}
+        assert not manifest.pending_deletes
+        assert not manifest.pending_page_deletes
+    assert others(world.store) == {key for entry in kept for key in (entry.data_key, entry.indexes_key)}
 
 
 def test_pinned_objects_are_kept_after_their_pages_are_unlinked() -> None:
@@ -164,11 +164,11 @@ def test_pinned_objects_are_kept_after_their_pages_are_unlinked() -> None:
         )
         manager.delete_records({NAME: -1}, now_ms=NOW)
         run_to_the_end(world, manager, NOW, set())
-        assert head_of(manager).unlinked_pages
+        assert head_of(manager).pending_page_deletes
         for hours in (1, 5, 8):
             run_to_the_end(world, manager, NOW + hours * HOUR, set())
-            for row in reader.index(pinned).rows():
-                assert world.store.head(held.prefix + row.data_key)
+            for entry in reader.index(pinned).entries():
+                assert world.store.head(held.prefix + entry.data_key)
         release(world.store, held.prefix, [pin])
         run_to_the_end(world, manager, NOW + 8 * HOUR, set())
         run_to_the_end(world, manager, NOW + 10 * HOUR, set())
@@ -181,26 +181,28 @@ def test_gradual_expiry_waits_for_room_in_the_manifest_and_is_visible_at_once() 
     seen: set[str] = set()
     with world.open() as manager:
         manager.alter_topic("t", {"remote.log.delete.grace.ms": "2d", "retention.ms": "1d"}, now_ms=NOW)
-        bases = [row.base_offset for row in _rows(manager)]
+        bases = [entry.base_offset for entry in _entries(manager)]
         for due in range(700, SOME_ROWS, 700):
             run_to_the_end(world, manager, NOW + 1000 * (due - 1), seen)
             assert manager.reader().offsets(NAME)[0] == bases[due]
             manifest = head_of(manager)
-            assert len(manifest.unlinked) <= UNLINKED_MAX + 64, (
+            assert len(manifest.pending_deletes) <= UNLINKED_MAX + 64, (
                 "pending deletes of entries and of opened pages must be limited"
             )
-            assert len(_rows(manager)) + len(manifest.unlinked) // 2 + _waiting_in_pages(manifest) >= SOME_ROWS
+            assert (
+                len(_entries(manager)) + len(manifest.pending_deletes) // 2 + _waiting_in_pages(manifest) >= SOME_ROWS
+            )
         run_to_the_end(world, manager, NOW + 1000 * SOME_ROWS, seen)
         for days in (3, 6, 9, 12):
             run_to_the_end(world, manager, NOW + days * DAY, seen)
         manifest = head_of(manager)
         assert not manifest.has_entries
-        assert not manifest.unlinked
-        assert not manifest.unlinked_pages
+        assert not manifest.pending_deletes
+        assert not manifest.pending_page_deletes
     assert others(world.store) == set()
 
 
-def _rows(manager: LogManager) -> list[SegmentEntry]:
+def _entries(manager: LogManager) -> list[SegmentEntry]:
     metadata = manager.partitions()[0].metadata
     assert metadata is not None
     manifest = head_of(manager)
@@ -208,7 +210,7 @@ def _rows(manager: LogManager) -> list[SegmentEntry]:
 
 
 def _waiting_in_pages(manifest: Manifest) -> int:
-    return sum(each.page.segment_count for each in manifest.unlinked_pages)
+    return sum(each.page.segment_count for each in manifest.pending_page_deletes)
 
 
 @cache
@@ -221,7 +223,7 @@ def _with_pages_to_delete() -> World:
         settle(manager)
         manager.delete_records({NAME: -1}, now_ms=NOW)
         settle(manager)
-        assert len(head_of(manager).unlinked_pages) > 1
+        assert len(head_of(manager).pending_page_deletes) > 1
     return world
 
 
@@ -245,7 +247,7 @@ def test_process_killed_at_any_call_of_a_page_deletion_leaves_no_object(
         world.disk.locks.clear()
         with world.open(now_ms=NOW + 2 * HOUR) as manager:
             settle(manager, NOW + 2 * HOUR)
-            assert not head_of(manager).unlinked_pages
+            assert not head_of(manager).pending_page_deletes
         assert others(world.store) == set(), f"call {at}"
 
 
@@ -266,9 +268,9 @@ def test_damaged_page_is_deleted_with_a_warning_and_its_objects_become_orphans(
     before = data_objects(world.store)
     with world.open(now_ms=later) as manager:
         settle(manager, later)
-        assert not head_of(manager).unlinked_pages
+        assert not head_of(manager).pending_page_deletes
         prefix = manager.partitions()[0].prefix
-    assert sum("a page that is deleted is damaged" in each.message for each in caplog.records) == len(hit)
+    assert sum("'tiered gc' finds the objects of its entries" in each.message for each in caplog.records) == len(hit)
     assert f"key={hit[0].removeprefix(prefix)} base_offset=" in caplog.text
     left = data_objects(world.store)
     assert 0 < left < before or (damaged == "all" and left == before)
@@ -290,13 +292,13 @@ def test_page_that_is_unavailable_for_a_moment_is_not_treated_as_damaged(monkeyp
 
     def get(key: str) -> bytes:
         if "/meta/spill/" in key:
-            raise Unavailable("reading an object")
+            raise Unavailable("cannot read an object")
         return real(key)
 
     monkeypatch.setattr(world.store, "get", get)
     with world.open(now_ms=later) as manager:
         manager.tick(later)
-        assert head_of(manager).unlinked_pages
+        assert head_of(manager).pending_page_deletes
         monkeypatch.setattr(world.store, "get", real)
         settle(manager, later)
     assert others(world.store) == set()

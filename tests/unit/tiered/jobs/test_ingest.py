@@ -32,7 +32,7 @@ from tiered.read.bucket_reader import RemoteLog
 SETTINGS = {"segment.bytes": "4096", "index.interval.bytes": "512", "append.batch.bytes": "512"}
 
 
-def rows(task: int, count: int, partition: int = 0) -> list[tuple[bytes, bytes, int]]:
+def entries(task: int, count: int, partition: int = 0) -> list[tuple[bytes, bytes, int]]:
     return [(b"k%d" % (at % 5), b"%d/%d/%d" % (task, partition, at), NOW + at) for at in range(count)]
 
 
@@ -43,7 +43,7 @@ def write(
     disk.make_directory("./task")
     work = IngestTask(store, plan, task, storage=disk, directory="./task", keys=keys)
     for partition, count in counts.items():
-        records = rows(task, count, partition)
+        records = entries(task, count, partition)
         for at in range(0, count, 40):
             part = records[at : at + 40]
             columns = {"key": [r[0] for r in part], "value": [r[1] for r in part], "timestamp": [r[2] for r in part]}
@@ -78,15 +78,15 @@ def test_ingest_commits_the_records_of_all_tasks_in_order_and_segment_size() -> 
     outcomes = commit_ingest(store, made, parts, now_ms=NOW)
     for partition, count in ((0, 500), (1, 3)):
         found = read(store, partition)
-        assert [value for _, value in found] == [r[1] for task in range(3) for r in rows(task, count, partition)]
+        assert [value for _, value in found] == [r[1] for task in range(3) for r in entries(task, count, partition)]
         offsets = [offset for offset, _ in found]
         assert offsets == sorted(set(offsets))
         assert outcomes[partition].record_count == 3 * count
     segments = manifest(store).segments
     assert len(segments) > 6
-    assert all(row.size_bytes <= 4096 for row in segments)
+    assert all(entry.size_bytes <= 4096 for entry in segments)
     assert all(one.next_offset == other.base_offset for one, other in pairwise(segments))
-    assert {row.made_by for row in segments} == {"job"}
+    assert {entry.made_by for entry in segments} == {"job"}
     (report, *_) = assert_sound(store)
     assert not [each for each in report.findings if each.severity.value == "warning"]
     assert manifest(store).properties == SETTINGS
@@ -167,7 +167,7 @@ def test_one_of_two_concurrent_runs_of_an_ingest_job_is_committed() -> None:
     commit_ingest(store, one, [parts[0]], now_ms=NOW)
     assert commit_ingest(store, other, [parts[1]], now_ms=NOW)[0].was_done
     assert len(read(store)) == 30
-    assert len(manifest(store).unlinked) == 2
+    assert len(manifest(store).pending_deletes) == 2
     assert_sound(store)
 
 
@@ -183,7 +183,7 @@ def test_another_ingest_job_fences_this_one() -> None:
     assert len(read(store)) == 7
     name = list_partitions(store)[0]
     found = find_orphans(store, name.prefix, MetadataLog(store, name.prefix), now_ms=NOW)
-    assert len(found) == 2 * len(part.rows[0])
+    assert len(found) == 2 * len(part.entries[0])
     assert_sound(store)
 
 
@@ -192,8 +192,8 @@ def test_aborted_ingest_unlinks_its_objects_and_can_never_be_committed() -> None
     made = plan(store)
     part = write(store, made, 0, {0: 30, 1: 5})
     abort_ingest(store, made, [part], now_ms=NOW)
-    keys = {key for row in part.rows[0] for key in (row.data_key, row.indexes_key)}
-    assert keys == {each.key for each in manifest(store).unlinked}
+    keys = {key for entry in part.entries[0] for key in (entry.data_key, entry.indexes_key)}
+    assert keys == {each.key for each in manifest(store).pending_deletes}
     with pytest.raises(Conflict, match="given up"):
         commit_ingest(store, made, [part], now_ms=NOW)
     commit_ingest(store, made, [write(store, made, 0, {0: 30, 1: 5})], now_ms=NOW)
@@ -208,7 +208,7 @@ def test_abort_of_an_ingest_that_is_committed_changes_nothing() -> None:
     part = write(store, made, 0, {0: 30})
     commit_ingest(store, made, [part], now_ms=NOW)
     abort_ingest(store, made, [part], now_ms=NOW)
-    assert manifest(store).unlinked == ()
+    assert manifest(store).pending_deletes == ()
     assert len(read(store)) == 30
 
 
@@ -244,7 +244,7 @@ def test_manager_continues_after_the_ingested_records() -> None:
     settle(manager, NOW + 2 * HOUR)
     found = [record.value for record in manager.reader().records(NAME, 0)]
     assert len(found) == 50 + 200 + 1
-    assert found[50:250] == [r[1] for task in range(2) for r in rows(task, 100)]
+    assert found[50:250] == [r[1] for task in range(2) for r in entries(task, 100)]
     manager.close()
     assert_sound(world.store)
 
@@ -273,18 +273,18 @@ def test_ingest_into_a_remote_tier_that_is_being_removed_is_refused() -> None:
         send(manager, 50)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        given_up = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-        manager.alter_topic("t", given_up, now_ms=NOW)
+        tier_disabled = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
+        manager.alter_topic("t", tier_disabled, now_ms=NOW)
         manager.tick(NOW)
         before = manifest(world.store)
-        assert before.given_up
+        assert before.tier_disabled
         with pytest.raises(InvalidRequest, match="given up"):
             plan(world.store, create_partitions=None, settings={})
         assert manifest(world.store) == before, "the writer must not be fenced either"
         with pytest.raises(InvalidRequest, match="given up"):
             append_entries([], start_offset=50, note=AppliedJob(job_id="job"))(before)
         settle(manager)
-        assert not manifest(world.store).given_up
+        assert not manifest(world.store).tier_disabled
     assert plan(world.store, create_partitions=None, settings={}).targets[0].start_offset == 50
 
 
@@ -322,14 +322,14 @@ def test_ingest_and_compaction_use_the_object_encoding_of_the_topic(object_encod
     name = list_partitions(store)[0]
     outcome = compact_partition(store, name, now_ms=NOW, storage=disk, directory="./job", keys=keys)
     assert (outcome.records_before, outcome.records_after) == (400, 5)
-    for row in (*before, *manifest(store).segments):
-        assert (row.key_id, row.codec) == (
+    for entry in (*before, *manifest(store).segments):
+        assert (entry.key_id, entry.codec) == (
             object_encoding.get("remote.encryption.key.id"),
             object_encoding.get("remote.compression", "none"),
         )
     log = RemoteLog(store, keys=keys)
     found = [record.value for record in log.reader().records(NAME, 0)]
-    assert found == [r[1] for r in rows(0, 400)[-5:]]
+    assert found == [r[1] for r in entries(0, 400)[-5:]]
     assert damage(check_bucket(store, keys=keys)) == []
 
 
@@ -343,7 +343,7 @@ def test_ingest_into_a_compacted_topic_needs_keys_and_is_not_yet_cleaned() -> No
     with pytest.raises(InvalidRequest):
         work.end()
     commit_ingest(store, made, [write(store, made, 0, {0: 10})], now_ms=NOW)
-    assert {row.cleaned_through for row in manifest(store).segments} == {None}
+    assert {entry.cleaned_through for entry in manifest(store).segments} == {None}
 
 
 def test_ingest_refuses_a_missing_or_ambiguous_topic_and_invalid_arguments() -> None:

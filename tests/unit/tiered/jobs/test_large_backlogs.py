@@ -101,10 +101,10 @@ def _manifest(manager: LogManager) -> Manifest:
 def _check(store: ObjectStore, topic: str = "t") -> None:
     """Asserts that the bucket has all records, in more segments and bytes than one commit holds."""
     (name,) = [each for each in list_partitions(store) if each.topic == topic]
-    rows = list(MetadataLog(store, name.prefix).index(MetadataLog(store, name.prefix).refresh()).rows())
-    assert len(rows) == SEGMENTS > COMMIT_SEGMENTS_MAX
-    assert sum(row.size_bytes for row in rows) > COMMIT_BYTES
-    assert all(one.next_offset == other.base_offset for one, other in pairwise(rows))
+    entries = list(MetadataLog(store, name.prefix).index(MetadataLog(store, name.prefix).refresh()).entries())
+    assert len(entries) == SEGMENTS > COMMIT_SEGMENTS_MAX
+    assert sum(entry.size_bytes for entry in entries) > COMMIT_BYTES
+    assert all(one.next_offset == other.base_offset for one, other in pairwise(entries))
     records = RemoteLog(store).reader().records(name.topic_partition, 0)
     assert [(each.offset, each.key) for each in records] == [(at, b"k%d" % at) for at in range(SEGMENTS)]
 

@@ -32,10 +32,10 @@ class Job:
     def __init__(self, topic: Topic) -> None:
         self.topic, self.disk = topic, ModelDisk()
         self.disk.make_directory("./job")
-        sizes = [row.size_bytes for row in topic.manifest().segments]
+        sizes = [entry.size_bytes for entry in topic.manifest().segments]
         size = max(sum(sizes[at : at + GROUP]) for at in range(0, ROWS, GROUP))
         self.plan: CompactionPlan = topic.plan(job_id="j", group_bytes=size)
-        assert {len(group.rows) for group in self.plan.groups} == {GROUP}
+        assert {len(group.entries) for group in self.plan.groups} == {GROUP}
         self.newest = newest_by_group(self.plan, (run for work in self.works() for run in work.newest_keys(Buffer())))
 
     @property
@@ -57,24 +57,26 @@ class Job:
 def expire(topic: Topic, count: int, *, deletes: bool = False) -> None:
     """Expires the oldest `count` segments. With `deletes`, their objects are deleted too."""
     log = CoWriterLog(topic.store, topic.name.prefix)
-    rows = log.join().segments[:count]
-    start = rows[-1].next_offset
-    manifest = log.commit(expire_segments([row.ulid for row in rows], now_ms=NOW_MS, log_start_offset=start), NOW_MS)
+    entries = log.join().segments[:count]
+    start = entries[-1].next_offset
+    manifest = log.commit(
+        expire_segments([entry.ulid for entry in entries], now_ms=NOW_MS, log_start_offset=start), NOW_MS
+    )
     if deletes:
-        topic.store.delete([topic.name.prefix + each.key for each in manifest.unlinked])
-        log.commit(remove_pending_deletes([each.key for each in manifest.unlinked]), NOW_MS)
+        topic.store.delete([topic.name.prefix + each.key for each in manifest.pending_deletes])
+        log.commit(remove_pending_deletes([each.key for each in manifest.pending_deletes]), NOW_MS)
 
 
 def merge_first_group(topic: Topic) -> None:
     """Merges the segments of the first group, as another job would."""
-    size = sum(row.size_bytes for row in topic.manifest().segments[:GROUP])
+    size = sum(entry.size_bytes for entry in topic.manifest().segments[:GROUP])
     plan = plan_merge(topic.store, topic.name, now_ms=NOW_MS, target_bytes=size)
     done = [rewrite_group(plan, plan.groups[0], topic.store)]
     assert commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS).rows_after == 1
 
 
-def unlinked(topic: Topic) -> set[str]:
-    return {each.key for each in topic.manifest().unlinked}
+def pending_deletes(topic: Topic) -> set[str]:
+    return {each.key for each in topic.manifest().pending_deletes}
 
 
 @pytest.mark.parametrize("count", range(1, ROWS + 1))
@@ -94,7 +96,7 @@ def test_compaction_commits_the_entries_that_have_not_expired(count: int, when: 
     assert manifest.log_start_offset == start
     left = [record for record in NEWEST if record[0] >= start]
     assert topic.records() == left
-    assert {row.cleaned_through for row in manifest.segments} <= {ROWS * 20}
+    assert {entry.cleaned_through for entry in manifest.segments} <= {ROWS * 20}
     assert (count == ROWS) == (not manifest.segments)
     assert job.commit(results).given_up == 0, "the repeated commit after a lost reply must report no lost group"
     assert topic.records() == left
@@ -137,8 +139,8 @@ def test_compaction_reports_a_replaced_group_and_stays_due() -> None:
     assert outcome.records_before == (ROWS - GROUP) * 20
     assert before - len(topic.records()) == outcome.records_before - outcome.records_after
     assert [note.job_id for note in topic.manifest().jobs if note.job_id == "j"] == []
-    made = [row for each in results[0].replaced for row in each.rows]
-    assert {row.data_key for row in made} <= unlinked(topic)
+    made = [entry for each in results[0].replaced for entry in each.entries]
+    assert {entry.data_key for entry in made} <= pending_deletes(topic)
     again = topic.compact(job_id="j")
     assert (again.was_done, again.given_up) == (False, 0)
     assert topic.records() == NEWEST
@@ -153,16 +155,16 @@ def test_compaction_stays_due_when_a_vouched_segment_was_replaced() -> None:
     fresh.topic, fresh.disk = topic, ModelDisk()
     fresh.disk.make_directory("./job")
     fresh.plan = topic.plan(job_id="j")
-    (row,) = topic.manifest().segments
-    result = GroupResult(number=0, vouched=(row.ulid,))
-    _replace_by_a_copy(topic, row)
+    (entry,) = topic.manifest().segments
+    result = GroupResult(number=0, vouched=(entry.ulid,))
+    _replace_by_a_copy(topic, entry)
     assert fresh.commit([result]).given_up == 1
     assert "j" not in {note.job_id for note in topic.manifest().jobs}
 
 
-def _replace_by_a_copy(topic: Topic, row: SegmentEntry) -> None:
+def _replace_by_a_copy(topic: Topic, entry: SegmentEntry) -> None:
     plan = rewriting.plan_recode(topic.store, topic.name, now_ms=NOW_MS, storage_class="STANDARD_IA")
-    assert [group.rows for group in plan.groups] == [(row,)]
+    assert [group.entries for group in plan.groups] == [(entry,)]
     assert run_rewrite(topic.store, plan, now_ms=lambda: NOW_MS).rows_after == 1
 
 
@@ -235,8 +237,8 @@ def test_entries_do_not_overlap_when_a_merge_is_committed_after_an_expiry() -> N
     done = [rewrite_group(plan, group, topic.store) for group in plan.groups]
     expire(topic, 2)
     commit_groups(topic.store, plan, done, turn=1, now_ms=NOW_MS)
-    rows = MetadataLog(topic.store, topic.name.prefix).refresh().segments
-    assert all(one.next_offset <= other.base_offset for one, other in pairwise(rows))
+    entries = MetadataLog(topic.store, topic.name.prefix).refresh().segments
+    assert all(one.next_offset <= other.base_offset for one, other in pairwise(entries))
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------
@@ -278,23 +280,23 @@ def test_compact_of_replaced_segments_exits_5_and_succeeds_when_resumed(node, mo
     _merge_at_commit(monkeypatch, compaction_passes, "commit_compaction", node)
     assert invoke([*node, "compact", "t", "--bucket", "--resume", "nightly", "-o", "json"]) == 5
     told = capfd.readouterr()
-    (row,) = json.loads(told.out)["partitions"]
-    assert (row["given_up"], row["is_done"]) == (1, False)
-    assert (row["records_before"], row["records_after"], row["segments_before"]) == (0, 0, 0)
+    (entry,) = json.loads(told.out)["partitions"]
+    assert (entry["given_up"], entry["is_done"]) == (1, False)
+    assert (entry["records_before"], entry["records_after"], entry["segments_before"]) == (0, 0, 0)
     assert "another writer or job replaced" in told.err
     assert "--resume nightly" in told.err
     assert invoke([*node, "compact", "t", "--bucket", "--resume", "nightly", "-o", "json"]) == 0
-    (row,) = json.loads(capfd.readouterr().out)["partitions"]
-    assert (row["was_done"], row["is_done"], row["records_after"]) == (False, True, 20)
+    (entry,) = json.loads(capfd.readouterr().out)["partitions"]
+    assert (entry["was_done"], entry["is_done"], entry["records_after"]) == (False, True, 20)
 
 
 def test_rewrite_of_replaced_segments_warns_and_exits_5(node, monkeypatch, capfd) -> None:
     _merge_at_commit(monkeypatch, rewriting, "commit_groups", node)
     assert invoke([*node, "rewrite", "recode", "t", "--codec", "zstd", "--yes", "-o", "json"]) == 5
     told = capfd.readouterr()
-    (row,) = json.loads(told.out)["partitions"]
-    assert row["given_up"] == row["groups"] > 1
-    assert (row["rows_before"], row["rows_after"]) == (0, 0)
+    (entry,) = json.loads(told.out)["partitions"]
+    assert entry["given_up"] == entry["groups"] > 1
+    assert (entry["rows_before"], entry["rows_after"]) == (0, 0)
     assert "run the same command again" in told.err
 
 
@@ -302,8 +304,8 @@ def test_rewrite_without_room_for_pending_deletes_warns_and_exits_3(node, monkey
     monkeypatch.setattr(rewriting, "has_room", lambda store, name: False)
     assert invoke([*node, "rewrite", "recode", "t", "--codec", "zstd", "--yes", "-o", "json"]) == 3
     told = capfd.readouterr()
-    (row,) = json.loads(told.out)["partitions"]
-    assert (row["is_complete"], row["groups"]) == (False, 0)
+    (entry,) = json.loads(told.out)["partitions"]
+    assert (entry["is_complete"], entry["groups"]) == (False, 0)
     assert "after the grace time" in told.err
 
 

@@ -108,11 +108,11 @@ def assert_sound_but_for_notes(world: CareWorld) -> None:
 
 
 def test_gc_never_lists_uploads_of_the_current_writer(world: CareWorld) -> None:
-    row = world.add("t", batches(6000, (4,))[0], 6010, commit=False)
+    entry = world.add("t", batches(6000, (4,))[0], 6010, commit=False)
     found = listed(world)
-    assert not {row.data_key, row.indexes_key} & {each.key for each in found.entries}
+    assert not {entry.data_key, entry.indexes_key} & {each.key for each in found.entries}
     delete_garbage(world.store, found, now_ms=LATER)
-    world.commit("t", add_segments([row]))
+    world.commit("t", add_segments([entry]))
     assert_sound(world.store)
 
 

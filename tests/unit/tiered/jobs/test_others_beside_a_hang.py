@@ -50,7 +50,7 @@ CASES = {
         deed=lambda manager: rotate_keys(manager, ["t"], now_ms=NOW),
         verb="put_if_absent",
         settings={KEY: "k1"},
-        is_done=lambda manager: {row.key_id for row in manager.partition(NAME).manifest().segments} == {"k2"},  # type: ignore[union-attr]
+        is_done=lambda manager: {entry.key_id for entry in manager.partition(NAME).manifest().segments} == {"k2"},  # type: ignore[union-attr]
     ),
     "records are deleted": Case(
         deed=lambda manager: manager.delete_records({NAME: 25}, now_ms=NOW),

@@ -87,7 +87,7 @@ def test_pipeline_skips_a_locked_node_and_a_partition_of_another_writer(world, t
         result = _run(world)
         assert _states(result.units, Stage.CLEAN_AND_TIER) == [State.LEFT_ALONE, State.DONE]
         (held,) = [unit for unit in result.units if unit.state is State.LEFT_ALONE]
-        assert "another manager has it open" in held.why
+        assert "another manager has the log directory open" in held.why
     store = open_store(world.url)
     prefix = next(iter(store.list_prefixes("")))
     assert prefix.startswith("events-0-")
@@ -113,7 +113,7 @@ def test_node_with_an_interrupted_swap_is_due(world):
     log.rename(f"{log}.swap")
     planned = plan_pipeline(world.fleet(), Here(), now_ms=NOW)
     assert [unit.state for unit in planned if unit.unit == world.nodes[0]] == [State.DUE]
-    assert "a swap is under way" in next(unit.why for unit in planned if unit.unit == world.nodes[0])
+    assert "a segment swap is in progress" in next(unit.why for unit in planned if unit.unit == world.nodes[0])
     assert not [unit for unit in _run(world).units if unit.state is State.FAILED]
     assert log.exists()
     world.check()
@@ -177,8 +177,13 @@ def test_pipeline_deletes_expired_ingested_segments_after_the_grace_period(tmp_p
     (tmp_path / "bucket").mkdir()
     url = f"file://{tmp_path}/bucket"
     store = open_store(url)
-    rows = {"segment.bytes": "4096", "append.batch.bytes": "512", "cleanup.policy": "delete", "retention.ms": str(DAY)}
-    made = plan_ingest(store, "t", now_ms=NOW, settings=rows, create_partitions=1, job_id="job")
+    entries = {
+        "segment.bytes": "4096",
+        "append.batch.bytes": "512",
+        "cleanup.policy": "delete",
+        "retention.ms": str(DAY),
+    }
+    made = plan_ingest(store, "t", now_ms=NOW, settings=entries, create_partitions=1, job_id="job")
     commit_ingest(store, made, [write(store, made, 0, {0: 300})], now_ms=NOW)
     fleet, prefix = Fleet(bucket=Bucket(url=url)), made.targets[0].name.prefix
 
@@ -243,13 +248,13 @@ def test_pipeline_retention_uses_only_known_settings(known, left):
     commit_retention(world.store, plan, now_ms=NOW)
     manifest = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
     if left is None:
-        assert sum(row.size_bytes for row in manifest.segments) >= 900
+        assert sum(entry.size_bytes for entry in manifest.segments) >= 900
         assert 0 < len(manifest.segments) < 6
     else:
         assert len(manifest.segments) == left
         assert manifest.log_start_offset == (6 - left) * 10
-    assert plan.rows == 6 - len(manifest.segments)
-    assert len(manifest.unlinked) == 2 * plan.rows, "the objects must be pending deletes of the writer"
+    assert plan.entries == 6 - len(manifest.segments)
+    assert len(manifest.pending_deletes) == 2 * plan.entries, "the objects must be pending deletes of the writer"
     assert_sound(world.store)
 
 
@@ -259,18 +264,18 @@ def test_retention_unlinks_whole_expired_pages_and_single_entries(kept):
     world = _aged(24, days=1, paged=True)
     manifest = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
     assert len(manifest.pages) > 3
-    known, rows, pages = {**POLICY, "retention.ms": str(kept * DAY)}, 0, 0
+    known, entries, pages = {**POLICY, "retention.ms": str(kept * DAY)}, 0, 0
     for _ in range(24):
         plan = plan_retention(world.store, named("t"), known, now_ms=NOW + 10)
         commit_retention(world.store, plan, now_ms=NOW)
-        rows, pages = rows + plan.rows, pages + sum(isinstance(each, ExpirePage) for each in plan.leaving)
+        entries, pages = entries + plan.entries, pages + sum(isinstance(each, ExpirePage) for each in plan.leaving)
         if not plan.log_start_offset:
             break
     log = MetadataLog(world.store, named("t").prefix)
     manifest = log.refresh(exact=True)
-    left = list(log.index(manifest).rows())
-    assert [row.base_offset for row in left] == [number * 10 for number in range(24 - kept, 24)]
-    assert (manifest.log_start_offset, rows) == ((24 - kept) * 10, 24 - kept)
+    left = list(log.index(manifest).entries())
+    assert [entry.base_offset for entry in left] == [number * 10 for number in range(24 - kept, 24)]
+    assert (manifest.log_start_offset, entries) == ((24 - kept) * 10, 24 - kept)
     assert (pages > 0) == (kept <= 20)
     assert_sound(world.store)
 
@@ -334,13 +339,15 @@ def test_retention_skips_an_entry_that_was_replaced_after_the_plan():
     commit_retention(world.store, plan, now_ms=NOW)
     manifest = MetadataLog(world.store, named("t").prefix).refresh(exact=True)
     assert manifest.log_start_offset == 30
-    assert [(row.base_offset, row.next_offset) for row in manifest.segments] == [(0, 60)]
+    assert [(entry.base_offset, entry.next_offset) for entry in manifest.segments] == [(0, 60)]
     assert_sound(world.store)
 
 
 def test_dirty_bytes_count_entries_not_yet_compared_with_older_ones():
-    def dirty(*rows):
-        found = [replace(sample, base_offset=base, next_offset=end, cleaned_through=clean) for base, end, clean in rows]
+    def dirty(*entries):
+        found = [
+            replace(sample, base_offset=base, next_offset=end, cleaned_through=clean) for base, end, clean in entries
+        ]
         return dirty_bytes(found) / sample.size_bytes
 
     sample = CareWorld.empty().add("t", batches(0, (3,))[0], 10)

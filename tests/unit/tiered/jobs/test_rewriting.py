@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from care_world import KEYS, MODES, NOW, CareWorld, batches, named
-from remote_samples import row
+from remote_samples import entry
 from rewrite_flows import records, small_segments
 
 from local.errors import AccessDenied, Corrupt, Fenced, InvalidRequest, NotFound
@@ -48,9 +48,9 @@ def _run(world: CareWorld, plan: RewritePlan, **more: object):
 # --- choice of entries -----------------------------------------------------------------------------------------------
 
 
-def _rows(*sizes: int, **changes: object) -> list[SegmentEntry]:
+def _entries(*sizes: int, **changes: object) -> list[SegmentEntry]:
     return [
-        row(f"U{number}", 10 * number, 10 * number + 10, size_bytes=size, **changes)
+        entry(f"U{number}", 10 * number, 10 * number + 10, size_bytes=size, **changes)
         for number, size in enumerate(sizes)
     ]
 
@@ -69,7 +69,7 @@ def _rows(*sizes: int, **changes: object) -> list[SegmentEntry]:
     ],
 )
 def test_adjacent_small_segments_are_merged_up_to_the_target_size(sizes: tuple[int, ...], runs: list[int]) -> None:
-    assert [len(run) for run in small_runs(_rows(*sizes), 100)] == runs
+    assert [len(run) for run in small_runs(_entries(*sizes), 100)] == runs
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_adjacent_small_segments_are_merged_up_to_the_target_size(sizes: tuple[i
     ],
 )
 def test_segments_with_a_gap_or_other_encoding_or_cleaning_are_not_merged(changes: dict[str, object]) -> None:
-    one, other = _rows(10, 10)
+    one, other = _entries(10, 10)
     assert len(list(small_runs([one, other], 100))) == 1
     assert list(small_runs([one, replace(other, **changes)], 100)) == []  # type: ignore[arg-type]
 
@@ -117,7 +117,7 @@ def test_merge_keeps_all_records_and_builds_every_index(mode: str, paged: bool) 
 
 def _rows_of(world: CareWorld):
     log = MetadataLog(world.store, named("t").prefix)
-    return log.index(log.refresh()).rows()
+    return log.index(log.refresh()).entries()
 
 
 def test_merge_of_many_tiny_segments_has_offset_index_entries() -> None:
@@ -192,7 +192,7 @@ def test_recode_uploads_no_segment_that_does_not_get_smaller() -> None:
 
 def test_rewrite_refuses_invalid_arguments() -> None:
     world = small_segments("raw", 2)
-    with pytest.raises(InvalidRequest, match="no such codec"):
+    with pytest.raises(InvalidRequest, match="cannot rewrite, unknown object encoding"):
         _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="lzma"))
     with pytest.raises(InvalidRequest, match="at the same time"):
         plan_recode(world.store, named("t"), now_ms=NOW, key_id="a", decrypts=True)
@@ -207,7 +207,7 @@ def test_group_whose_oldest_entry_expired_is_committed_without_it() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     done = [rewrite_group(plan, group, world.store, keys=KEYS) for group in plan.groups]
-    gone = plan.groups[0].rows[0]
+    gone = plan.groups[0].entries[0]
     world.commit("t", expire_segments([gone.ulid], now_ms=NOW, log_start_offset=gone.next_offset))
     before = records(world.store)
     outcome = commit_groups(world.store, plan, done, turn=1, now_ms=NOW)
@@ -216,29 +216,33 @@ def test_group_whose_oldest_entry_expired_is_committed_without_it() -> None:
     made = done[0].replacement
     assert made is not None
     first = _manifest(world).segments[0]
-    assert (first.data_key, _manifest(world).log_start_offset) == (made.rows[0].data_key, gone.next_offset)
+    assert (first.data_key, _manifest(world).log_start_offset) == (made.entries[0].data_key, gone.next_offset)
 
 
 def test_group_with_deleted_objects_is_rewritten_from_the_remaining_entries() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     whole, part = plan.groups
-    gone = (*whole.rows, part.rows[0])
-    world.commit("t", expire_segments([row.ulid for row in gone], now_ms=NOW, log_start_offset=gone[-1].next_offset))
-    world.store.delete([named("t").prefix + key for row in gone for key in (row.data_key, row.indexes_key)])
+    gone = (*whole.entries, part.entries[0])
+    world.commit(
+        "t", expire_segments([entry.ulid for entry in gone], now_ms=NOW, log_start_offset=gone[-1].next_offset)
+    )
+    world.store.delete([named("t").prefix + key for entry in gone for key in (entry.data_key, entry.indexes_key)])
     before = records(world.store)
     outcome = _run(world, plan)
     assert (outcome.groups, outcome.given_up, outcome.expired) == (2, 0, 1)
-    assert (outcome.rows_before, outcome.rows_after) == (len(part.rows) - 1, 1)
+    assert (outcome.rows_before, outcome.rows_after) == (len(part.entries) - 1, 1)
     assert records(world.store) == before
 
 
 def test_group_whose_entries_were_all_deleted_is_not_due_any_more() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
-    gone = plan.groups[0].rows
-    world.commit("t", expire_segments([row.ulid for row in gone], now_ms=NOW, log_start_offset=gone[-1].next_offset))
-    world.store.delete([named("t").prefix + key for row in gone for key in (row.data_key, row.indexes_key)])
+    gone = plan.groups[0].entries
+    world.commit(
+        "t", expire_segments([entry.ulid for entry in gone], now_ms=NOW, log_start_offset=gone[-1].next_offset)
+    )
+    world.store.delete([named("t").prefix + key for entry in gone for key in (entry.data_key, entry.indexes_key)])
     outcome = _run(world, plan)
     assert (outcome.groups, outcome.expired, outcome.given_up) == (len(plan.groups), 1, 0)
 
@@ -246,8 +250,8 @@ def test_group_whose_entries_were_all_deleted_is_not_due_any_more() -> None:
 def test_group_with_a_lost_object_raises_corrupt() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
-    world.store.delete([named("t").prefix + plan.groups[0].rows[0].data_key])
-    with pytest.raises(Corrupt, match="its object is missing"):
+    world.store.delete([named("t").prefix + plan.groups[0].entries[0].data_key])
+    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
         _run(world, plan)
 
 
@@ -318,13 +322,13 @@ def test_rewrite_of_a_damaged_segment_raises_corrupt_and_commits_nothing() -> No
 def test_rewrite_of_an_entry_that_contradicts_its_bytes_raises_corrupt() -> None:
     world = small_segments("raw", 4)
     plan = _merge_plan(world)
-    wrong = replace(plan.groups[0], rows=tuple(replace(each, record_count=3) for each in plan.groups[0].rows))
-    with pytest.raises(Corrupt, match="something else than its row"):
+    wrong = replace(plan.groups[0], entries=tuple(replace(each, record_count=3) for each in plan.groups[0].entries))
+    with pytest.raises(Corrupt, match="its bytes contradict its segment entry"):
         rewrite_group(plan, wrong, world.store, keys=KEYS)
 
 
 def test_rewritten_segment_with_other_bytes_raises_corrupt() -> None:
-    one, other = _rows(10, 20)
+    one, other = _entries(10, 20)
     with pytest.raises(Corrupt, match="other bytes"):
         check_same_bytes(replace(one, data_crc32c=5), [one, other])
 
@@ -354,18 +358,18 @@ def test_rewrite_plan_can_be_pickled_and_predicts_its_requests_and_bytes() -> No
 
 
 def test_rewrite_of_a_class_that_bills_reads_costs_more() -> None:
-    (one,) = _rows(1 << 30)
-    rows = [replace(one, stored_bytes=1 << 30, storage_class=name) for name in (None, "GLACIER_IR")]
+    (one,) = _entries(1 << 30)
+    entries = [replace(one, stored_bytes=1 << 30, storage_class=name) for name in (None, "GLACIER_IR")]
     from tiered.jobs.rewriting import Keeping
 
-    standard, archive = (cost_of([each], Keeping()).dollars for each in rows)
+    standard, archive = (cost_of([each], Keeping()).dollars for each in entries)
     assert archive > standard + 0.02
 
 
 def test_rewrite_cost_includes_the_early_deletion_fee() -> None:
     from tiered.jobs.rewriting import DAY_MS, Keeping
 
-    (one,) = _rows(1 << 30)
+    (one,) = _entries(1 << 30)
     row_ = replace(one, stored_bytes=1 << 30, storage_class="GLACIER_IR", committed_ms=NOW)
     young, old = (cost_of([row_], Keeping(), replaced_ms=NOW + days * DAY_MS).dollars for days in (10, 90))
     assert young > old + 0.005
@@ -379,5 +383,5 @@ def test_rewrite_stops_when_the_manifest_lists_the_maximum_of_pending_deletes(mo
     before = records(world.store)
     outcome = _run(world, plan_recode(world.store, named("t"), now_ms=NOW, codec="zstd"), groups_a_manifest=1)
     assert (outcome.groups, outcome.is_complete) == (2, False)
-    assert len(_manifest(world).unlinked) == 4
+    assert len(_manifest(world).pending_deletes) == 4
     assert records(world.store) == before

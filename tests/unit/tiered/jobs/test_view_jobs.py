@@ -106,7 +106,7 @@ def test_read_of_a_missing_view_names_the_command_that_builds_it(world):
         lambda: reader.offsets(NAME),
         lambda: reader.offset_for_timestamp(NAME, 0),
     ):
-        with pytest.raises(NotFound, match=r"there is none: build it with 'tiered view build t'"):
+        with pytest.raises(NotFound, match=r"build it with 'tiered view build t'"):
             verb()
     build(manager)
     with pytest.raises(NotFound, match="view=other"):
@@ -153,7 +153,7 @@ def test_view_can_become_empty_and_get_records_again(world):
     build(manager)
     add(manager, (b"a", None))
     build(manager)
-    assert view_of(manager).rows == ()
+    assert view_of(manager).entries == ()
     assert compacted(manager) == []
     add(manager, (b"a", b"2"))
     build(manager)
@@ -209,15 +209,17 @@ def test_view_build_keeps_parts_without_replaced_records(world):
     settle(manager)
     build(manager)
     before = view_of(manager)
-    assert len(before.rows) > 4
+    assert len(before.entries) > 4
     add(manager, (b"k399", b"new"))
     build(manager)
     after = view_of(manager)
-    assert after.rows[:4] == before.rows[:4]
-    assert {row.ulid for row in after.rows} != {row.ulid for row in before.rows}
+    assert after.entries[:4] == before.entries[:4]
+    assert {entry.ulid for entry in after.entries} != {entry.ulid for entry in before.entries}
     assert compacted(manager) == newest(manager.reader().records(NAME, 0), 401)
-    listed = {each.key for each in manager.partitions()[0].manifest().unlinked}
-    assert listed == {key for row in before.rows if row not in after.rows for key in (row.data_key, row.indexes_key)}
+    listed = {each.key for each in manager.partitions()[0].manifest().pending_deletes}
+    assert listed == {
+        key for entry in before.entries if entry not in after.entries for key in (entry.data_key, entry.indexes_key)
+    }
 
 
 def test_horizon_of_a_view_is_limited_by_the_copied_transaction_markers(world):
@@ -291,7 +293,7 @@ def test_cancelled_view_build_keeps_the_old_view_and_records_the_cancel(world):
     add(manager, (b"k1", b"new"))
     asked = iter([False] * 4)
     build_views(manager, plan_views(manager, "t", now_ms=NOW), should_stop=lambda: next(asked, True))
-    assert "asked to stop" in view_of(manager).failure.error
+    assert "the build of the view was stopped on request" in view_of(manager).failure.error
     assert [each for each in compacted(manager) if each.offset < 120] == before
 
 
@@ -333,12 +335,14 @@ def test_gap_between_view_and_log_is_an_error_until_the_loss_is_accepted(world):
     assert not status.is_healthy
     reader = manager.reader(read_compacted=True)
     for verb in (lambda: list(reader.records(NAME, 0)), lambda: reader.offset_for_timestamp(NAME, 0)):
-        with pytest.raises(InvalidRequest, match=r"the log no longer holds what follows it.*lost=\[120, 140\)"):
+        with pytest.raises(
+            InvalidRequest, match=r"the log no longer holds the records that follow it.*lost=\[120, 140\)"
+        ):
             verb()
     assert list(reader.records(NAME, 0, 120)) == known
     assert [each.offset for each in reader.records(NAME, 140)] == list(range(140, 150))
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
-    assert "the log no longer holds what follows it" in str(manager.problems[NAME])
+    assert "the log no longer holds the records that follow it" in str(manager.problems[NAME])
     assert view_status(manager, NOW)[0].state is ViewState.ERROR
     build(manager, accepts_loss=True)
     assert view_of(manager).lost == ((120, 140),)
@@ -367,7 +371,7 @@ def test_reader_finishes_the_replaced_view_within_the_grace_period(world):
 def gone(world, manager):
     """Deletes the objects of the old view: advances the time past their grace period."""
     settle(manager, NOW + DAY + HOUR)
-    assert manager.partitions()[0].manifest().unlinked == ()
+    assert manager.partitions()[0].manifest().pending_deletes == ()
 
 
 def test_reader_whose_view_was_deleted_before_its_first_batch_reads_the_newest(world):
@@ -412,7 +416,7 @@ def test_reader_with_a_collected_manifest_reads_the_newest_view(world, monkeypat
             add(manager, *((b"k%d" % at, b"new") for at in range(9)))
             build(manager)
         gone(world, manager)
-        assert manager.partitions()[0].metadata.void_upto > slept_at
+        assert manager.partitions()[0].metadata.gc_boundary > slept_at
         assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == compacted(manager)
 
 
@@ -420,8 +424,8 @@ def test_reader_with_a_collected_manifest_reads_the_newest_view(world, monkeypat
 def test_lost_object_of_a_view_is_corrupt_and_named(world):
     manager = ready(world)
     build(manager)
-    row = view_of(manager).rows[0]
-    world.store.delete([manager.partitions()[0].prefix + row.data_key])
+    entry = view_of(manager).entries[0]
+    world.store.delete([manager.partitions()[0].prefix + entry.data_key])
     with RemoteLog(world.store) as bucket, pytest.raises(Corrupt, match=r"an object of it is missing.*view/compacted/"):
         list(bucket.reader(read_compacted=True).records(NAME, 0))
 
@@ -475,8 +479,8 @@ def test_view_part_left_by_a_crash_is_deleted_at_the_next_start(world):
 def test_view_parts_have_the_object_encoding_of_the_topic(world):
     manager = ready(world, count=400, **{"remote.compression": "zstd"})
     build(manager)
-    (row,) = view_of(manager).rows
-    assert row.data_key.endswith(".log.zst") == manager.partitions()[0].manifest().segments[0].data_key.endswith(
+    (entry,) = view_of(manager).entries
+    assert entry.data_key.endswith(".log.zst") == manager.partitions()[0].manifest().segments[0].data_key.endswith(
         ".log.zst"
     )
     assert compacted(manager) == newest(manager.reader().records(NAME, 0), 400)
@@ -501,7 +505,7 @@ def test_view_with_too_many_parts_is_an_error_and_leaves_no_object(world, monkey
     manager.roll("t", now_ms=NOW)
     settle(manager)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
-    assert "more parts than a head may hold: raise segment.bytes" in view_of(manager).failure.error
+    assert "it would have more parts than a manifest may hold" in view_of(manager).failure.error
     assert not [each.key for each in world.store.list("") if "/view/" in each.key]
 
 

@@ -88,9 +88,9 @@ def test_records_after_a_deletion_reach_the_bucket(
     assert (found.tiered_upto or 0) > 400
     with pytest.raises(OffsetOutOfRange):
         next(iter(RemoteLog(side.store).reader().records(NAME, at - 1)))
-    for row in RemoteLog(side.store).manifest(NAME).segments:
-        told = LeaderEpochs(row.epochs)
-        assert all(told.epoch_at(n) == (3 if n < 150 else 5) for n in range(row.base_offset, row.next_offset))
+    for entry in RemoteLog(side.store).manifest(NAME).segments:
+        told = LeaderEpochs(entry.epochs)
+        assert all(told.epoch_at(n) == (3 if n < 150 else 5) for n in range(entry.base_offset, entry.next_offset))
 
 
 def test_repeated_deletions_are_mirrored_without_loss_of_later_records(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_bytes_at_risk_of_a_stopped_partition_are_in_status_metrics_and_output(t
     ]
     assert invoke(words) == 1
     out, err = capfd.readouterr()
-    (row,) = json.loads(out)["partitions"]
-    assert (row["at_risk_bytes"], row["lag_segments"]) == (found.at_risk_bytes, found.lag_segments)
+    (entry,) = json.loads(out)["partitions"]
+    assert (entry["at_risk_bytes"], entry["lag_segments"]) == (found.at_risk_bytes, found.lag_segments)
     assert "0 B only on this disk" not in err
 
 
@@ -266,5 +266,5 @@ def test_unknown_figures_are_none_and_never_zero(problem, tmp_path: Path, monkey
         out, err = capfd.readouterr()
         assert "unknown amount of 1 partition" in err
         if form == "json":
-            (row,) = json.loads(out)["partitions"]
-            assert (row["at_risk_bytes"], row["lag_bytes"], row["tiered_upto"]) == (None, None, None)
+            (entry,) = json.loads(out)["partitions"]
+            assert (entry["at_risk_bytes"], entry["lag_bytes"], entry["tiered_upto"]) == (None, None, None)

@@ -139,8 +139,8 @@ def test_objects_unlinked_by_the_source_are_kept_for_the_fork(goes: Callable[[Wo
     for name in source:
         manifest = MetadataLog(world.store, name.prefix).refresh(exact=True)
         assert not manifest.has_entries
-        assert not manifest.unlinked
-        assert not manifest.unlinked_pages
+        assert not manifest.pending_deletes
+        assert not manifest.pending_page_deletes
         assert find_orphans(world.store, name.prefix, MetadataLog(world.store, name.prefix), now_ms=LATER) == []
     assert list_garbage(world.store, source, now_ms=LATER + 90 * DAY).entries == []
     assert damage(check_bucket(world.store)) == []
@@ -193,12 +193,12 @@ def test_objects_unlinked_by_a_fork_are_kept_for_its_grace_period() -> None:
         manifest = manager.partition(FORK).manifest()
         assert manifest is not None
         assert not manifest.has_entries
-        assert manifest.unlinked
+        assert manifest.pending_deletes
     with world.open(now_ms=LATER + 2 * HOUR) as manager:
         settle(manager, LATER + 2 * HOUR)
         home = manager.partition(NAME).manifest()
         assert home is not None
-        assert not home.unlinked, "the objects must not be pending deletes of the source any more"
+        assert not home.pending_deletes, "the objects must not be pending deletes of the source any more"
     assert _data(world.store) == before
 
 
@@ -237,7 +237,9 @@ def test_fork_of_a_fork_is_readable_after_both_are_deleted() -> None:
 def test_fork_up_to_an_offset_ends_at_the_last_segment_below_it() -> None:
     world = _world()
     truth = _read(world.store, NAME)
-    ends = [row.next_offset for row in MetadataLog(world.store, _names(world.store, "t")[0].prefix).refresh().segments]
+    ends = [
+        entry.next_offset for entry in MetadataLog(world.store, _names(world.store, "t")[0].prefix).refresh().segments
+    ]
     _fork(world.store, upto=ends[1] + 3)
     assert _read(world.store, FORK) == truth[: ends[1]]
     cleaned = _world(settings=COMPACTED)

@@ -87,7 +87,7 @@ def test_import_has_the_records_of_its_source_and_is_sound(sample, key, layout, 
     assert plan.size_bytes == sum(len(files.log) for files in sample.segments)
     assert plan.cost.dollars > 0
     outcome = _run(source, theirs, target, plan, keys=RING)
-    assert (outcome.rows, outcome.next_offset) == (len(sample.segments), sample.end)
+    assert (outcome.entries, outcome.next_offset) == (len(sample.segments), sample.end)
     assert outcome.record_count == len(sample.records)
     assert outcome.is_complete
     with RemoteLog(target, keys=RING) as bucket:
@@ -95,9 +95,9 @@ def test_import_has_the_records_of_its_source_and_is_sound(sample, key, layout, 
         manifest = bucket.manifest(NAME)
     assert manifest.topic_id == TOPIC_ID
     assert manifest.properties == {"retention.ms": "1000"}
-    assert [row.record_count for row in manifest.segments] == _counts(sample)
-    assert {epoch for row in manifest.segments for epoch, _ in row.epochs} == {0, 2}
-    assert all((row.codec == "zstd") <= (keeping.codec == "zstd") for row in manifest.segments)
+    assert [entry.record_count for entry in manifest.segments] == _counts(sample)
+    assert {epoch for entry in manifest.segments for epoch, _ in entry.epochs} == {0, 2}
+    assert all((entry.codec == "zstd") <= (keeping.codec == "zstd") for entry in manifest.segments)
     assert_sound(target, keys=RING)
     assert {info.key: info.size_bytes for info in source.list("")} == before
 
@@ -113,12 +113,12 @@ def test_repeated_import_changes_nothing_and_later_takes_new_segments(sample, ke
         _run(source, theirs, target, _plan(source, theirs, target))
         before = {info.key: info.size_bytes for info in target.list("")}
         again = _plan(source, theirs, target)
-        assert again.rows == ()
+        assert again.entries == ()
         assert _run(source, theirs, target, again).is_complete
         assert {info.key: info.size_bytes for info in target.list("")} == before
         fuller, theirs = _source(layout, sample, key)
         rest = _plan(fuller, theirs, target)
-        assert len(rest.rows) == len(sample.segments) - 3
+        assert len(rest.entries) == len(sample.segments) - 3
         _run(fuller, theirs, target, rest)
         with RemoteLog(target) as bucket:
             assert_reads(bucket, sample)
@@ -186,7 +186,7 @@ def test_cancelled_import_keeps_the_imported_segments(sample, key) -> None:
     plan = _plan(source, theirs, target)
     outcome = _run(source, theirs, target, plan, progress=seen.append, should_stop=lambda: len(seen) == 2)
     assert not outcome.is_complete
-    assert (outcome.rows, outcome.next_offset) == (2, sample.segments[1].next)
+    assert (outcome.entries, outcome.next_offset) == (2, sample.segments[1].next)
     assert_sound(target)
 
 
@@ -266,7 +266,7 @@ def test_source_bytes_that_differ_from_imported_ones_are_refused(sample, key) ->
     first, second, third = (files.log for files in sample.segments[:3])
     source.delete([f"{NAME.directory}/{sample.segments[1].base:020d}.log"])
     source.put(f"{NAME.directory}/{0:020d}.log", first + second + third)
-    assert len(_plan(source, theirs, target).rows) == 1
+    assert len(_plan(source, theirs, target).entries) == 1
     before = dict(target._objects)
     other = bytearray(first)
     other[70] ^= 1

@@ -197,7 +197,7 @@ def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(
     world, disk = _world(kind), ModelDisk()
     before = _in_bucket(world.store)
     with world.open() as former:
-        rows = _manifest(world).segments
+        entries = _manifest(world).segments
         (done,) = _restore(world.store, disk, kept=kept, takes_over=True).partitions
         assert (done.size_bytes > 0) == (kept is Kept.ALL)
         held = former.partition(NAME)
@@ -215,7 +215,7 @@ def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(
         assert again == [b"value %d" % at for at in range(500, 540)][-len(again) :]
         assert len(again) == (40 if kind != "compacted" else len(again)) > 0
         if kind != "compacted":
-            assert _manifest(world).segments[: len(rows)] == rows  # no segment was copied again
+            assert _manifest(world).segments[: len(entries)] == entries  # no segment was copied again
 
 
 def test_restore_of_recent_segments_keeps_those_of_local_retention() -> None:
@@ -443,7 +443,7 @@ def test_restored_segments_that_were_never_cleaned_are_dirty(cleaned: bool) -> N
     world, disk = _world("compacted" if cleaned else "plain"), ModelDisk()
     plan = [replace(each, properties={**each.properties, "cleanup.policy": "compact"}) for each in _plan(world.store)]
     run_restore(world.store, plan, disk, ROOT, now_ms=lambda: NOW)
-    rows = plan[0].partitions[0].rows
-    expected = min(row.cleaned_through or 0 for row in rows)
+    entries = plan[0].partitions[0].entries
+    expected = min(entry.cleaned_through or 0 for entry in entries)
     assert (expected > 0) is cleaned
     assert f"t 0 {expected}\n" in disk.read(f"{ROOT}/cleaner-offset-checkpoint").decode()

@@ -250,7 +250,7 @@ class Refusing(NeitherWay):
 
     def __getattr__(self, verb: str) -> Callable[..., object]:
         def refuse(*args: object, **more: object) -> object:
-            raise AccessDenied("the store refuses", verb=verb)
+            raise AccessDenied("the store rejected the request", verb=verb)
 
         return refuse if self.is_down and verb in self.verbs else getattr(self.inner, verb)
 

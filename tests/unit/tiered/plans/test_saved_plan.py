@@ -15,7 +15,7 @@ from policies.decisions import CopySegment, DeletePending
 from remote.gc.pins import pin_newest
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.config.properties import PROPERTIES
 from tiered.config.property_table import Kind
 from tiered.migrate.fork import plan_fork, run_fork
@@ -68,7 +68,7 @@ def test_plan_of_a_read_only_open_is_applied_by_a_writer_after_its_takeover(worl
         assert [each.skipped for each in applied.values()] == [()]
         done = [each for each in applied[NAME].done if isinstance(each, CopySegment)]
         assert done == [each for each in saved.plan.decisions[NAME] if isinstance(each, CopySegment)]
-        assert manager.partition(NAME).head().segment_count == len(done) > 2
+        assert manager.partition(NAME).manifest().segment_count == len(done) > 2
 
 
 def test_records_appended_since_the_plan_do_not_invalidate_it(world):
@@ -262,7 +262,7 @@ def expired_of(world, later):
         settle(manager)
         manager.delete_records({NAME: 200}, now_ms=NOW)
         settle(manager)
-        due = {each.key for each in manager.partition(NAME).head().unlinked}
+        due = {each.key for each in manager.partition(NAME).manifest().pending_deletes}
         saved = saved_of(manager, later, later)
         assert due == {each.key for each in saved.plan.decisions[NAME] if isinstance(each, DeletePending)}
         return saved, due

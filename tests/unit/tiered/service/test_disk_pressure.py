@@ -7,7 +7,7 @@ import random
 import pytest
 from disk_model import ModelDisk
 from manager_world import HOUR, NAME, NOW, SwitchableStore, World, send, settle, values
-from policy_samples import KEEP, local, row
+from policy_samples import KEEP, entry, local
 from policy_samples import NOW as THEN
 
 from local.errors import DiskFailed
@@ -127,7 +127,7 @@ def snapshot(name: TopicPartition, rows: list[tuple[int, int]], ages: list[int])
         stable_offset=10 * len(ages),
         segments=tuple(local(10 * at, 10 * at + 10, age=age, active=at == last) for at, age in enumerate(ages)),
         is_tiered=True,
-        remote=tuple(row(*each) for each in rows),
+        remote=tuple(entry(*each) for each in rows),
     )
 
 

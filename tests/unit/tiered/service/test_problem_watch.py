@@ -15,7 +15,7 @@ from tiered.service.worker import Worker
 from tiered.status.status_report import status_report
 
 MINUTE = 60_000
-DOWN = Unavailable("reading an object", endpoint="http://s3:9000", cause="refused")
+DOWN = Unavailable("cannot read an object", endpoint="http://s3:9000", cause="refused")
 
 
 def names(count: int) -> list[TopicPartition]:
@@ -30,7 +30,7 @@ def test_200_partitions_with_one_cause_log_one_line_at_start_and_one_at_end(
         watch.note(dict.fromkeys(names(200), DOWN), None, NOW + at * MINUTE)
     watch.note(dict.fromkeys(names(50), DOWN), None, NOW + 5 * MINUTE)
     watch.note({}, None, NOW + 6 * MINUTE)
-    cause = "reading an object: endpoint=http://s3:9000 cause=refused"
+    cause = "cannot read an object: endpoint=http://s3:9000 cause=refused"
     assert caplog.messages == [
         f"problem: 200 partitions (t/0, t/1, t/2, ...): {cause}",
         f"problem over after 5m: 150 partitions (t/50, t/51, t/52, ...): {cause}",
@@ -71,7 +71,7 @@ def test_dead_store_logs_one_line_at_start_and_one_at_recovery(
         met = len(manager.problems)
         assert met == 20
         errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
-        assert len([each for each in errors if "partition in trouble" in each]) == 1
+        assert len([each for each in errors if "a partition has a problem" in each]) == 1
         assert len([each for each in errors if f"problem: {met} partitions" in each]) == 1
         assert len(worker.troubles()) == 1, "/health must have one line"
         (stuck_line,) = {each.next_step for each in status_report(manager, NOW, storage=world.disk).stuck}
@@ -101,7 +101,7 @@ def test_dead_store_logs_one_line_at_start_and_one_at_recovery(
         (DiskFailed("x", path="/var/log", cause="eio"), "docs/runbooks/log-dir-offline.md"),
         (DiskFailed("x", path="/var/log", cause="enospc"), "docs/runbooks/disk-full.md"),
         (Corrupt("x"), "docs/runbooks/corruption.md"),
-        (InvalidRequest("x", key="retention.ms"), "mend the setting"),
+        (InvalidRequest("x", key="retention.ms"), "correct the named setting"),
         (LogError("x"), "docs/runbooks/unopened.md"),
     ],
 )

@@ -59,8 +59,8 @@ def test_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -> N
 
 def test_older_state_of_the_bucket_is_lost_if_the_disk_dropped_newer_records(world: World) -> None:
     world.store._objects = {key: body for key, body in world.store._objects.items() if not key.endswith("2")}
-    heads = sorted(info.key for info in world.store.list("") if "/head/" in info.key)
-    for key in heads[1:]:
+    manifests = sorted(info.key for info in world.store.list("") if "/head/" in info.key)
+    for key in manifests[1:]:
         del world.store._objects[key]
     with world.open(read_only=True) as manager:
         assert isinstance(manager.problems[NAME], RemoteLost)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
-from policy_samples import LOCAL, REMOTE, local, row, snapshot
+from policy_samples import LOCAL, REMOTE, entry, local, snapshot
 
 from local.names import TopicPartition
 from policies.cost.prices import BUILT_IN, Prices, PriceTable
@@ -16,7 +16,7 @@ from policies.cost.storage_cost import GIB, monthly_storage
 from policies.cost.storage_usage import StorageUsage, storage_dollars, stored_of, together, usage_of
 from policies.decisions import CleanLog, CopySegment
 from policies.plan import plan
-from remote.manifest.manifest import Head, PageEntry, PendingDelete, PendingPageDelete
+from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
 from remote.segment_entry import SegmentState
 from tiered.config.price_file import price_rows
 from tiered.config.units import format_dollars
@@ -36,10 +36,10 @@ from tiered.web.pages.overview import overview
         (snapshot(*LOCAL), 300),
         (snapshot(*LOCAL, remote=REMOTE), 100),
         (snapshot(*LOCAL, remote=REMOTE, is_tiered=False), 100),
-        (snapshot(*LOCAL, remote=(row(0, 2, state=SegmentState.COPY_STARTED),)), 300),
+        (snapshot(*LOCAL, remote=(entry(0, 2, state=SegmentState.COPY_STARTED),)), 300),
         (snapshot(*LOCAL, remote=REMOTE[:1], copying=frozenset({2})), 200),
         (snapshot(*LOCAL, remote=REMOTE[1:]), 200),
-        (snapshot(*LOCAL, remote=(row(0, 1), row(2, 4))), 200),
+        (snapshot(*LOCAL, remote=(entry(0, 1), entry(2, 4))), 200),
         (snapshot(*LOCAL, start=2), 200),
         (snapshot(*LOCAL, start=3, remote=REMOTE[:1]), 200),
         (snapshot(*LOCAL, start=3, remote=REMOTE[1:]), 100),
@@ -68,10 +68,10 @@ def test_at_risk_bytes_are_the_retained_bytes_missing_in_the_bucket(taken, at_ri
 # -- billed bytes ----------------------------------------------------------------------------------------------------
 
 
-def head_of(*rows, spills=(), **more):
+def head_of(*rows, pages=(), **more):
     known = {"sequence": 9, "epoch": 1, "commit_id": "c", "parent_id": None, "writer_id": "w", "topic": "t"}
     known |= {"topic_id": "A" * 22, "partition": 0, "log_start_offset": 0, "committed_ms": NOW, "properties": {}}
-    return Head(**known, segments=rows, spills=spills, void_upto=7, **more)
+    return Manifest(**known, segments=rows, pages=pages, gc_boundary=7, **more)
 
 
 PAGE = PageEntry(
@@ -95,19 +95,19 @@ def sizes(lying):
 
 
 def test_stored_bytes_are_split_by_storage_class_indexes_and_pending_deletes():
-    cold = replace(row(2, 4), storage_class="GLACIER_IR", stored_bytes=40)
+    cold = replace(entry(2, 4), storage_class="GLACIER_IR", stored_bytes=40)
     gone = PendingDelete(key="data/x.log", size_bytes=33, unlinked_ms=NOW, epoch=1)
-    found = usage_of(head_of(row(0, 2), cold, unlinked=(gone,)), BUILT_IN, manifest_bytes=100)
+    found = usage_of(head_of(entry(0, 2), cold, pending_deletes=(gone,)), BUILT_IN, manifest_bytes=100)
     assert sizes(found) == {"STANDARD": 1, "GLACIER_IR": 40}
     assert (found.small_bytes, found.index_bytes, found.waiting_bytes) == (20, 2 * 100, 33)
     assert found.data["GLACIER_IR"].billed(128 << 10) == 128 << 10
 
 
 def test_bytes_of_a_manifest_page_are_split_by_class_as_the_manifest_says():
-    known = replace(row(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
+    known = replace(entry(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
     moved = (("GLACIER_IR", 2, 50), ("STANDARD_IA", 1, 5))
     page = replace(PAGE, segment_count=5, indexes_bytes=7, other_classes=moved)
-    found = usage_of(head_of(known, spills=(page, replace(page, other_classes=()))), BUILT_IN, manifest_bytes=100)
+    found = usage_of(head_of(known, pages=(page, replace(page, other_classes=()))), BUILT_IN, manifest_bytes=100)
     assert sizes(found) == {"STANDARD_IA": 45, "GLACIER_IR": 50, "STANDARD": 15 + 70}
     assert {name: each.objects for name, each in found.data.items()} == {
         "STANDARD_IA": 2,
@@ -115,15 +115,15 @@ def test_bytes_of_a_manifest_page_are_split_by_class_as_the_manifest_says():
         "STANDARD": 2 + 5,
     }
     assert (found.small_bytes, found.index_bytes) == (10 + 2 * 7, 2 * 100 + 2 * 9)
-    assert PendingPageDelete(spill=page, unlinked_ms=NOW, epoch=1).size_bytes == 70 + 7 + 9
+    assert PendingPageDelete(page=page, unlinked_ms=NOW, epoch=1).size_bytes == 70 + 7 + 9
 
 
 def test_page_without_classes_counts_in_the_class_of_the_newest_entry():
-    known = replace(row(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
-    found = usage_of(head_of(known, spills=(PAGE,)), BUILT_IN, manifest_bytes=100)
+    known = replace(entry(2, 4), storage_class="STANDARD_IA", stored_bytes=40)
+    found = usage_of(head_of(known, pages=(PAGE,)), BUILT_IN, manifest_bytes=100)
     assert sizes(found) == {"STANDARD_IA": 110}
     assert (found.small_bytes, found.index_bytes) == (10 + 20, 2 * 100 + 9)
-    read = usage_of(head_of(known, spills=(PAGE,)), BUILT_IN, manifest_bytes=100, rows=[row(0, 2), known])
+    read = usage_of(head_of(known, pages=(PAGE,)), BUILT_IN, manifest_bytes=100, entries=[entry(0, 2), known])
     assert (sizes(read), read.small_bytes) == ({"STANDARD": 1, "STANDARD_IA": 40}, 20)
 
 
@@ -182,8 +182,10 @@ def test_status_cost_metrics_and_pages_agree_with_the_bucket_listing(tmp_path):
     deployment(world, tmp_path)
     with world.open(read_only=True, cost_prices=dear(world, tmp_path)) as manager:
         report, bill = status_report(manager, NOW, storage=world.disk), cost_report(manager, NOW)
-        assert all(manager.partition(TopicPartition(each, 0)).head().waiting_bytes > 1000 for each in "tuw")
-        told = {row["topic"]: row["dollars_per_month"] for row in (topic_row(report, each) for each in report.topics)}
+        assert all(manager.partition(TopicPartition(each, 0)).manifest().waiting_bytes > 1000 for each in "tuw")
+        told = {
+            entry["topic"]: entry["dollars_per_month"] for entry in (topic_row(report, each) for each in report.topics)
+        }
         gauges = dict.fromkeys(told, 0.0)
         for each in Metrics(manager, Observations()).samples(NOW):
             if each.name == "tiered_cost_dollars_per_month":
@@ -208,8 +210,8 @@ def test_cost_of_a_topic_is_the_same_in_its_own_status_and_the_full_one(tmp_path
             status_report(manager, NOW, storage=world.disk),
             status_report(manager, NOW, ["u"], storage=world.disk),
         )
-        (row,) = (topic_row(one, each) for each in one.topics)
-        assert row == next(topic_row(whole, each) for each in whole.topics if each.name == "u")
+        (entry,) = (topic_row(one, each) for each in one.topics)
+        assert entry == next(topic_row(whole, each) for each in whole.topics if each.name == "u")
 
 
 def test_status_plan_and_metrics_price_a_compressed_topic_alike():
@@ -219,7 +221,7 @@ def test_status_plan_and_metrics_price_a_compressed_topic_alike():
         send(manager, 500)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        rows = manager.partition(NAME).head().segments
+        rows = manager.partition(NAME).manifest().segments
         stored = sum(each.stored_bytes + each.indexes_bytes for each in rows)
         assert sum(each.stored_bytes for each in rows) < sum(each.size_bytes for each in rows) / 2
         kept = status_report(manager, NOW, storage=world.disk).kept[NAME]

@@ -12,7 +12,7 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, 
 from local.errors import AccessDenied, DiskFailed, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.cli.node.status import deleted_lines
 from tiered.config.clock_guard import ClockSuspicion
@@ -100,9 +100,9 @@ def test_pending_deletes_past_their_grace_period_are_overdue(world: World, monke
         send(manager, 200)
         settle(manager)
         settle(manager, NOW + 3 * DAY)
-        head = manager.partition(NAME).head()
-        assert head is not None
-        assert bool(head.unlinked_pages) == in_pages
+        manifest = manager.partition(NAME).manifest()
+        assert manifest is not None
+        assert bool(manifest.pending_page_deletes) == in_pages
     assert looked(world, NOW + 4 * DAY - 1).partitions[NAME].overdue_bytes == 0
     report = looked(world, NOW + 4 * DAY + HOUR)
     assert report.partitions[NAME].overdue_bytes == report.partitions[NAME].unlinked_bytes > 0
@@ -349,7 +349,7 @@ def test_holder_of_the_directory_lock_counts_as_running_without_a_report(
     assert report.is_at_work is is_at_work
     assert (told is None) is (report.silent_holder is None)
     assert (told or "") in (report.silent_holder or "")
-    assert status_facts(report)["is_at_work"] is is_at_work
+    assert status_facts(report).is_at_work is is_at_work
 
 
 def test_maintenance_round_stopped_by_the_disk_is_reported_and_the_next_continues(world: World, monkeypatch) -> None:

@@ -15,8 +15,8 @@ from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settl
 from local.errors import NotFound
 from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
-from tiered.cli.node.status_sync import COLUMNS, sync_rows
-from tiered.cli.render import emit
+from tiered.cli.node.status_sync import sync_columns
+from tiered.cli.render import print_table
 from tiered.cli.schemas.schemas import SCHEMAS
 from tiered.manager.manager import LogManager
 from tiered.status.sync_status import SyncState, TierSync, tier_sync
@@ -62,7 +62,7 @@ def test_tiers_with_the_same_records_are_in_sync(world: World) -> None:
 def test_sync_shows_the_manifest_read_and_the_newest_manifest(world: World) -> None:
     fill(world)
     with world.open() as manager, world.open(read_only=True) as looker:
-        before = looker.partition(NAME).head()
+        before = looker.partition(NAME).manifest()
         assert before is not None
         send(manager, 30, start=70)
         manager.roll("t", now_ms=NOW)
@@ -108,7 +108,7 @@ def test_sync_names_the_node_that_took_over(world: World) -> None:
     other = world.other_disk()
     with world.open(disk=other) as manager:
         assert manager.partition(NAME).is_writer
-        name = manager.partition(NAME).head()
+        name = manager.partition(NAME).manifest()
         assert name is not None
         with world.open(read_only=True) as looker:
             found = only(looker, world)
@@ -161,7 +161,8 @@ def test_sync_of_a_large_topic_is_complete_on_every_terminal_width(
             return True
 
     one = TierSync(
-        partition=NAME,
+        topic=NAME.topic,
+        partition=NAME.partition,
         state=SyncState.BEHIND,
         local_start_offset=91_000_000,
         local_next_offset=91_204_118,
@@ -176,12 +177,13 @@ def test_sync_of_a_large_topic_is_complete_on_every_terminal_width(
         committed_ms=NOW - 90_000,
         lag_offsets=104_118,
         has_new_settings=True,
+        problem=None,
     )
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
     for name, value in {"COLUMNS": str(width), "LINES": "20", "NO_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    emit("sync", sync_rows([one], NOW), COLUMNS, "table")
+    print_table([one], sync_columns(NOW))
     lines = re.sub(r"\x1b\[\d*m", "", terminal.getvalue()).splitlines()
     assert all(len(line.rstrip()) <= width for line in lines)
     assert lines[0].startswith("TOPIC  PART") == is_table
@@ -211,7 +213,7 @@ def test_sync_section_has_its_own_rows_alone_and_with_other_sections(
     for words, schema in ((["status"], "status"), (["status", "-p"], "status-partitions")):
         assert invoke([*words, "--section", "sync", "-o", "json"]) == 0
         told = msgspec.json.decode(capfd.readouterr().out, type=SCHEMAS[schema])
-        assert [each.state for each in told.sync] == ["in sync", "behind"]  # type: ignore[attr-defined]
+        assert [each.state.value for each in told.sync] == ["in sync", "behind"]  # type: ignore[attr-defined]
         assert invoke([*words, "-o", "json"]) == 0
         assert json.loads(capfd.readouterr().out)["sync"] is None
     assert invoke(["status", "--section", "sync", "-o", "jsonl"]) == 0

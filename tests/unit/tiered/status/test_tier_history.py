@@ -185,7 +185,7 @@ def test_disk_that_refuses_a_note_is_logged_once_and_retried(
 
     def refusing(*given: object) -> None:
         if refuses[0]:
-            raise DiskFailed("writing to a file", cause="enospc")
+            raise DiskFailed("cannot write to a file", cause="enospc")
         replace_file(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr("tiered.status.tier_journal.replace_file", refusing)
@@ -231,7 +231,7 @@ def test_unreadable_notes_are_not_overwritten(
 
         def refuse(path: str, *rest: int) -> bytes:
             if path.endswith(FILE):
-                raise error("reading a file", path=path)
+                raise error("cannot read a file", path=path)
             return read(path, *rest)
 
         journal = TierJournal(manager)

@@ -47,7 +47,7 @@ def dead(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     """The store does not answer any more."""
 
     def refuse(*args: object, **more: object) -> None:
-        raise Unavailable("reading an object", endpoint="http://127.0.0.1:9", cause="connection refused")
+        raise Unavailable("cannot read an object", endpoint="http://127.0.0.1:9", cause="connection refused")
 
     monkeypatch.setattr("remote.manifest.commit_protocol.MetadataLog.load", refuse)
     capfd.readouterr()
@@ -200,7 +200,7 @@ def test_web_tiles_without_the_store_show_unknown_instead_of_zero(world: World) 
         assert (facts["now_dollars_per_month"], facts["then_disk_bytes"]) == (None, None)
         assert facts["missing"][0]["partitions"] == ["t/0"]
         assert "<dd>not known yet</dd>" in page(found, "/plan")
-        assert "could not be read" in page(found, "/cost", HTTPStatus.OK)
+        assert "cannot be read" in page(found, "/cost", HTTPStatus.OK)
 
 
 # -- one line for one cause
@@ -209,12 +209,12 @@ def test_web_tiles_without_the_store_show_unknown_instead_of_zero(world: World) 
 def test_problems_that_differ_only_in_partition_are_one_line_with_a_count() -> None:
     def error(number: int) -> Unavailable:
         key = f"t/{number}/head"
-        return Unavailable("reading an object", key=key, endpoint="http://s3:9000", cause="refused")
+        return Unavailable("cannot read an object", key=key, endpoint="http://s3:9000", cause="refused")
 
     errors: dict[TopicPartition, LogError] = {TopicPartition("t", at): error(at) for at in range(200)}
-    errors[TopicPartition("u", 0)] = Corrupt("reading an object", key="u/0/head", cause="refused")
+    errors[TopicPartition("u", 0)] = Corrupt("cannot read an object", key="u/0/head", cause="refused")
     first, second = group_problems(problems_of(errors))
     assert first.line == (
-        "200 partitions (t/0, t/1, t/2, ...): reading an object: endpoint=http://s3:9000 cause=refused"
+        "200 partitions (t/0, t/1, t/2, ...): cannot read an object: endpoint=http://s3:9000 cause=refused"
     )
-    assert second.line == "u/0: reading an object: key=u/0/head cause=refused"
+    assert second.line == "u/0: cannot read an object: key=u/0/head cause=refused"

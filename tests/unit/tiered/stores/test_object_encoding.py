@@ -466,7 +466,7 @@ def test_scrub_finds_plaintext_segments_of_an_encrypted_topic(deep: bool, by: st
     assert place.run(*words) == 3
     (found,) = _told_of_plaintext(capfd)
     assert found["severity"] == "warning"
-    assert "plaintext segments where the topic has remote.encryption.key.id=one" in found["what"]
+    assert "plaintext segments although the topic has remote.encryption.key.id=one" in found["what"]
     assert "tiered rewrite recode t --key-id one" in found["what"]
     assert (found["base_offset"], found["next_offset"]) == (0, place.entries()[-1][1].next_offset)
     assert place.run("rewrite", "recode", "t", "--key-id", "one", "--yes") == 0

@@ -60,9 +60,11 @@ def test_a_topic_works_through_its_whole_life_in_a_locked_bucket(settings: dict[
             if settings is TIERED and turn % 3 == 2:
                 manager.delete_records({NAME: turn * 100}, now_ms=now)
             settle(manager, now + DAY + 1)
-        head = manager.partition(NAME).head()
-        assert head is not None
-        assert not head.pending_deletes  # removed from the list after their grace period, because the list is bounded
+        manifest = manager.partition(NAME).manifest()
+        assert manifest is not None
+        assert (
+            not manifest.pending_deletes
+        )  # removed from the list after their grace period, because the list is bounded
     assert world.store.spared > 0  # type: ignore[attr-defined]
     assert damage(check_bucket(inner)) == []
     with world.open(now_ms=NOW + 40 * DAY) as again:
@@ -86,9 +88,9 @@ def test_a_deleted_topic_and_a_fork_request_no_deletion() -> None:
         manager.delete_topic("t", now_ms=NOW)
         for at in range(5):
             settle(manager, NOW + at * 2 * DAY)
-    head = MetadataLog(inner, names[0].prefix).refresh()
-    assert head.deleted_ms is not None
-    assert not head.has_entries
+    manifest = MetadataLog(inner, names[0].prefix).refresh()
+    assert manifest.deleted_ms is not None
+    assert not manifest.has_entries
 
 
 def test_the_store_probe_needs_no_deletion() -> None:
@@ -114,7 +116,7 @@ def test_a_pin_is_renewed_under_another_name_that_all_its_holders_share() -> Non
         settle(manager)
         prefix = manager.partition(NAME).prefix
         log = MetadataLog(world.store, prefix)
-        pin, head = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 4 * HOUR, holder="job")
+        pin, manifest = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 4 * HOUR, holder="job")
         manager.delete_records({NAME: -1}, now_ms=NOW)
         ends = set()
         for hours in range(2, 30):
@@ -127,7 +129,7 @@ def test_a_pin_is_renewed_under_another_name_that_all_its_holders_share() -> Non
                 ends.add(later.key)
             settle(manager, now)
         assert 8 <= len(ends) <= 16, "expected one pin for every few hours, for any number of holders"
-    mine = {row.data_key for row in head.segments}
+    mine = {row.data_key for row in manifest.segments}
     for now, kept in ((NOW + 30 * HOUR, mine), (NOW + 60 * HOUR, set())):
         with world.open(now_ms=now) as manager:  # a new epoch: unnamed objects of the older epoch are orphans
             settle(manager, now)
@@ -204,13 +206,13 @@ def test_a_tier_that_is_paused_and_resumed_has_no_gap() -> None:
         send(manager, 200)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        copied = manager.partition(NAME).head().next_offset
+        copied = manager.partition(NAME).manifest().next_offset
         paused = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
         manager.alter_topic("t", paused, now_ms=NOW)
         send(manager, 200, start=200)
         manager.roll("t", now_ms=NOW)
         settle(manager, NOW + DAY)
-        assert manager.partition(NAME).head().next_offset == copied
+        assert manager.partition(NAME).manifest().next_offset == copied
     with world.open(now_ms=NOW + DAY) as manager:
         send(manager, 200, start=400)
         settle(manager, NOW + 2 * DAY)
@@ -218,7 +220,7 @@ def test_a_tier_that_is_paused_and_resumed_has_no_gap() -> None:
         manager.alter_topic("t", going_on, now_ms=NOW + 2 * DAY)
         manager.roll("t", now_ms=NOW + 2 * DAY)
         settle(manager, NOW + 2 * DAY)
-        rows = manager.partition(NAME).head().segments
+        rows = manager.partition(NAME).manifest().segments
         assert [row.base_offset for row in rows[1:]] == [row.next_offset for row in rows[:-1]]
         assert rows[-1].next_offset == 600
         assert values(manager.reader()) == [(at, b"value %d" % at) for at in range(600)]

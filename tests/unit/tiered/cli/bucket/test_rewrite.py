@@ -82,7 +82,7 @@ def test_rewrite_recode_changes_codec_and_key(at: list[str], tmp_path: Path, cap
         (["recode", "t", "--yes"], "nothing to change"),
         (["recode", "t", "--key-id", "unreferenced_objects", "--yes"], "not in the key ring"),
         (["merge", "t", "--target", "much"], "reading --target"),
-        (["recode", "t", "--storage-class", "GLACIER_IR", "--yes"], "are S3's"),
+        (["recode", "t", "--storage-class", "GLACIER_IR", "--yes"], "storage class and encryption are settings of S3"),
     ],
 )
 def test_rewrite_refuses_invalid_options(at: list[str], capfd, words: list[str], said: str) -> None:

@@ -128,7 +128,7 @@ def _interrupt(*args: object, **more: object) -> None:
     ("settings", "told"),
     [
         ("remote.storage.enable=false", "remote.storage.enable"),
-        ("cleanup.policy=compact", "say local"),
+        ("cleanup.policy=compact", "use acks local"),
         ("remote.log.copy.disable=true", "not copied"),
     ],
 )

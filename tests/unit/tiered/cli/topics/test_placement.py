@@ -44,7 +44,7 @@ def test_placement_with_the_printed_start_and_shift_repeats_the_assignment(capfd
     ("words", "said"),
     [
         (["--brokers", "0,1", "-r", "3"], "fewer brokers than replicas"),
-        (["--brokers", "0:a,1", "-r", "1"], "some brokers have none"),
+        (["--brokers", "0:a,1", "-r", "1"], "some brokers have no rack"),
         (["--brokers", "a", "-r", "1"], "expected=an id"),
         (["--brokers", "1:", "-r", "1"], "expected=an id"),
         (["--brokers", "", "-r", "1"], "there is none"),

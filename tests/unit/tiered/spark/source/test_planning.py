@@ -16,7 +16,7 @@ from local.records.isolation import Isolation
 from remote.gc.pins import list_pins, release, renew
 from remote.keys import PAGES
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.source import pinned_snapshots, pinning, task
@@ -159,7 +159,7 @@ def test_read_of_a_view_and_its_log_equals_the_plain_reader(world):
         assert read(world, plan(world, readCompacted="true", splitBytes=split_bytes)) == want
     late = {"startingTimestamp": str(NOW - DAY + 130)}
     assert read(world, plan(world, readCompacted="true", **late)) == [each for each in want if each[0] >= 130]
-    with pytest.raises(NotFound, match="reading a compacted view, there is none"):
+    with pytest.raises(NotFound, match="the topic has no compacted view"):
         plan(world, readCompacted="true", view="other")
 
 
@@ -263,7 +263,7 @@ def test_read_only_bucket_is_read_without_a_pin_unless_one_is_required(world, mo
     filled(world)
 
     def refuse(key, body):
-        raise AccessDenied("writing an object", key=key)
+        raise AccessDenied("the bucket is immutable", key=key)
 
     monkeypatch.setattr(world.store, "put", refuse)
     splits = plan(world)
@@ -284,17 +284,17 @@ def test_manifests_pinned_by_options_are_read_after_later_changes(world):
         assert read(world, plan(world, NOW + 2 * DAY, pins=pins)) == want
     assert [pin.sequence for pin in pins_of(world)] == [opened.pin.sequence], "the read must not create its own pin"
     for lapsed in (replace(opened.pin, sequence=999), replace(opened.pin, commit_id="another's")):
-        with pytest.raises(NotFound, match="reading a pinned head, it is gone"):
+        with pytest.raises(NotFound, match="the pin has expired"):
             plan(world, NOW + 3 * DAY, pins=json.dumps({opened.name.prefix: asdict(lapsed)}))
 
 
 def test_pinned_block_holds_its_manifests_until_it_ends(world, monkeypatch):
     filled(world)
     monkeypatch.setattr(pinned_snapshots, "open_store", lambda url, options: world.store)
-    with pinned_snapshots.pinned("memory://b", subscribe="t") as heads:
+    with pinned_snapshots.pinned("memory://b", subscribe="t") as manifests:
         (pin,) = pins_of(world)
-        assert json.loads(heads.options["pins"]).popitem()[1]["sequence"] == pin.sequence
-        assert read(world, plan(world, **heads.options)) == told(world)
+        assert json.loads(manifests.options["pins"]).popitem()[1]["sequence"] == pin.sequence
+        assert read(world, plan(world, **manifests.options)) == told(world)
         assert pins_of(world) == [pin]
     assert pins_of(world) == []
     with pytest.raises(RuntimeError, match="in between"), pinned_snapshots.pinned("memory://b", subscribe="t"):
@@ -322,7 +322,7 @@ def test_fail_on_data_loss_false_skips_expired_records_and_reads_the_rest(world)
     with pytest.raises(NotFound, match="has left the bucket"):
         read(world, splits)
     found = left(world, splits)
-    first = next(row.base_offset for row in manager.partitions()[0].head().segments)
+    first = next(row.base_offset for row in manager.partitions()[0].manifest().segments)
     assert 0 < first <= 137
     assert found == [each for each in before if each[0] >= first]
 
@@ -346,7 +346,7 @@ def test_missing_object_named_by_the_newest_manifest_is_corrupt(world):
     filled(world)
     splits = plan(world, pin="none")
     world.store.delete([splits[0].prefix + splits[0].pieces[2].segment.data_key])
-    with pytest.raises(Corrupt, match="its object is missing"):
+    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
         left(world, splits)
 
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from remote_samples import row
+from remote_samples import entry
 
 from tiered.spark.source.splits import PartitionRange, plan_splits, trimmed, wanted_segments
 
@@ -26,7 +26,9 @@ def make_range(segments, start_offset=0, next_offset=10**9):
 
 
 def segments_of(*sizes, each=100):
-    return [row(f"U{number}", number * each, (number + 1) * each, size_bytes=size) for number, size in enumerate(sizes)]
+    return [
+        entry(f"U{number}", number * each, (number + 1) * each, size_bytes=size) for number, size in enumerate(sizes)
+    ]
 
 
 def no_index(each, segment):
@@ -48,7 +50,7 @@ def test_partitions_are_never_packed_together():
 
 
 def test_empty_segments_and_segments_outside_the_range_are_left_out():
-    segments = [*segments_of(10, 10, 10, 10), row("E", 400, 500, size_bytes=0)]
+    segments = [*segments_of(10, 10, 10, 10), entry("E", 400, 500, size_bytes=0)]
     assert [each.ulid for each in wanted_segments(make_range(segments, 100, 300))] == ["U1", "U2"]
     assert [each.ulid for each in wanted_segments(make_range(segments, 99, 301))] == ["U0", "U1", "U2", "U3"]
     assert wanted_segments(make_range(segments, 250, 250)) == ()
@@ -91,7 +93,7 @@ def logs(draw):
         batches.append((base, last, position, size))
         offset, position = last + 1, position + size
     indexed = draw(st.sets(st.sampled_from(batches)))
-    segment = row("U", 100, offset + draw(st.integers(0, 5)), size_bytes=position)
+    segment = entry("U", 100, offset + draw(st.integers(0, 5)), size_bytes=position)
     start = draw(st.integers(90, offset + 10))
     return (
         segment,
@@ -127,5 +129,5 @@ def test_cutting_neither_loses_nor_repeats_a_batch(log, split_bytes):
 
 @pytest.mark.parametrize("next_offset", [0, 1])
 def test_an_index_without_entries_reads_the_whole_segment(next_offset):
-    piece = trimmed([], row("U", 0, 10, size_bytes=77), 0, next_offset)
+    piece = trimmed([], entry("U", 0, 10, size_bytes=77), 0, next_offset)
     assert (piece.position, piece.end_position) == (0, 77)

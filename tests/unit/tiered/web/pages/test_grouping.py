@@ -32,7 +32,7 @@ def stuck(number: int, what: str, kind: str = "Unavailable", since_ms: int | Non
         ("the store is down: partition=t/1", "the store is down: partition=t/2", True),
         ("putting an object: key=a/b.log cause=slow down", "putting an object: key=c/d.log cause=slow down", True),
         ("putting an object: key=a/b.log cause=slow down", "putting an object: key=a/b.log cause=forbidden", False),
-        ("putting an object: key=a", "reading an object: key=a", False),
+        ("putting an object: key=a", "cannot read an object: key=a", False),
         ("t/1 has lost its head", "t/2 has lost its head", True),
         ("putting an object: cause=http 503", "putting an object: cause=http 403", False),
         ("status=503", "status=404", False),

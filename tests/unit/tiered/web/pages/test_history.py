@@ -208,7 +208,7 @@ def test_unreadable_notes_do_not_prevent_a_page(monkeypatch: pytest.MonkeyPatch)
         assert "No note of this time" in page(site(world, manager), "/")
 
         def refused(*given: object) -> TierSeries:
-            raise DiskFailed("reading a file")
+            raise DiskFailed("cannot read a file")
 
         monkeypatch.setattr("tiered.web.pages.site.read_series", refused)
         for path in ("/", "/topics/t"):

@@ -19,7 +19,7 @@ from policies.cost.simulation import Workload
 from policies.cost.storage_cost import DAY_MS
 from policies.rules import PartitionRules
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.config.units import format_dollars
 from tiered.cost.cost_history import Measured
 from tiered.cost.cost_lab import ALONG, STEPS, CostLab, cost_lab, read_scenario
@@ -58,8 +58,8 @@ def test_lab_equals_the_simulation() -> None:
     assert dict(found.curve_today)[14 * DAY_MS] == replace(found.today, variant=Scenario(retention_ms=14 * DAY_MS))
     assert dict(found.by_class["STANDARD_IA"])[0.0].total == pytest.approx(found.chosen.total)
     assert [len(found.largest_sensitivities), found.largest_sensitivities[0][1]] == [2, found.sensitivities[0][1]]
-    kept = next(each for each in found.break_evens if each.what == "STANDARD_IA: days that data is kept")
-    assert (kept.value, kept.verdict) == (30, "kept long enough"), (
+    kept = next(each for each in found.break_evens if each.what == "STANDARD_IA: days that data is stored")
+    assert (kept.value, kept.verdict) == (30, "stored long enough"), (
         "the break-even lines must be those of the chosen scenario"
     )
 

@@ -14,7 +14,7 @@ from local.cleaner.cleaner_history import CleaningRun
 from local.names import TopicPartition
 from policies.decisions import CopySegment
 from remote.manifest import commit_protocol
-from remote.manifest.page_spill import PageRule
+from remote.manifest.page_out import PageRule
 from tiered.config.units import counted
 from tiered.manager.manager import LogManager
 from tiered.plans.planning import priced_plan
