@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle
 from policy_samples import KEEP, entry, local, snapshot

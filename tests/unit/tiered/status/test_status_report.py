@@ -85,7 +85,7 @@ def test_overdue_upload_is_a_problem_that_names_the_missing_process(world: World
         assert told(NOW + 29 * MINUTE).is_healthy
         (stuck,) = told(NOW + 30 * MINUTE).stuck
         assert (stuck.kind, stuck.since_ms, stuck.partition) == ("upload", NOW, NAME)
-        assert "no process is at work" in stuck.next_step
+        assert "no manager runs on this directory" in stuck.next_step
         assert told(NOW + 30 * MINUTE, stuck_after_ms=HOUR).is_healthy
 
 
@@ -158,7 +158,7 @@ def test_remote_figures_are_null_while_the_bucket_does_not_answer(world: World) 
     with world.open(read_only=True, store=SwitchableStore(world.store)) as manager:
         report = status_report(manager, NOW, storage=world.disk)
         row, here = (topic_row(report, manager.topic(name)) for name in ("t", "here"))
-    of_bucket = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes", "lag")
+    of_bucket = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes", "lag_since_ms")
     assert [row[name] for name in (*of_bucket, "dollars_per_month")] == [None] * 7
     assert before["local_bytes"] == row["local_bytes"] == row["at_risk_bytes"]
     assert int(str(before["at_risk_bytes"])) < int(str(row["at_risk_bytes"])), "the figure must be an upper bound"
@@ -331,9 +331,9 @@ WORKED = WorkReport(pid=4711, started_ms=NOW, round_ms=NOW, interval_ms=30_000)
         (WORKED, None, HOUR, False, None),
         (WORKED, 4711, HOUR, True, "its report is 1h old"),
         (WORKED, 4712, HOUR, True, "process 4712 is at work here, and has left no report"),
-        (msgspec.structs.replace(WORKED, is_ended=True), 4712, HOUR, True, "left no report"),
+        (msgspec.structs.replace(WORKED, is_ended=True), 4712, HOUR, True, "and has written no report of its maintenance"),
         (msgspec.structs.replace(WORKED, is_ended=True), None, MINUTE, False, None),
-        (None, 4712, 0, True, "left no report"),
+        (None, 4712, 0, True, "and has written no report of its maintenance"),
         (None, None, 0, False, None),
     ],
 )
