@@ -12,7 +12,7 @@ import os
 import sys
 from uuid import uuid4
 
-import left_over
+import leftover_processes
 import printed_json
 import pytest
 from fetched import Missing
@@ -66,8 +66,8 @@ def pytest_configure(config):
     os.environ.setdefault(
         "SPARK_DAEMON_JAVA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     )  # Spark's master, worker
-    if is_first and left_over.MARK not in os.environ:
-        left_over.end_with_run(uuid4().hex)
+    if is_first and leftover_processes.MARK not in os.environ:
+        leftover_processes.end_with_run(uuid4().hex)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -86,7 +86,7 @@ class Measured:
     def table(self) -> dict[str, str]:
         pages = [info.size_bytes for info in self.inner.list(PREFIX + PAGES)]
         told = f"{len(pages)} of {sum(pages) // len(pages) // 1000} kB" if pages else "none"
-        self.cells |= {"head": f"{len(encode_manifest(self.manifest)) // 1000} kB", "pages of rows": told}
+        self.cells |= {"head": f"{len(encode_manifest(self.manifest)) // 1000} kB", "manifest pages": told}
         self.cold()
         self.warm()
         self.writing()

@@ -102,6 +102,6 @@ def test_plan_form_is_usable_with_the_keyboard_only(chromium: Chromium, scenes) 
         tab.js("document.activeElement.select()")
         tab.type("no time")
         tab.press("Enter")
-        tab.wait("document.querySelector('h1')?.textContent === 'Not understood'")
+        tab.wait("document.querySelector('h1')?.textContent === 'Invalid request'")
         assert "retention.ms" in tab.text(".trouble")
         assert [each for each in tab.said if "400" not in each] == []

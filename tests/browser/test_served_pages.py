@@ -91,7 +91,7 @@ def test_web_command_on_another_address_asks_once_for_a_token(chromium: Chromium
                 assert tab.go(address) == 401
                 assert "orders" not in tab.text()
             assert problems(tab) == []
-            for given, words in [("not the token at all", "That is not the token."), (token, "1 topic")]:
+            for given, words in [("not the token at all", "Wrong token."), (token, "1 topic")]:
                 assert keyboard_problems(tab) == []
                 tab.js("document.getElementById('token').focus()")
                 tab.type(given)

@@ -113,7 +113,7 @@ def busy() -> Scene:
     scene.settle()
     send(manager, 60, topic="orders", start=400)
     manager.problems = {
-        TopicPartition("orders", 2): Corrupt("reading a batch, checksum differs", segment="00000000000000000000")
+        TopicPartition("orders", 2): Corrupt("cannot read a batch, checksum differs", segment="00000000000000000000")
     }
     scene.now_ms = NOW + 10_000
     return scene

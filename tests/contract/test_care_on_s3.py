@@ -68,7 +68,7 @@ def test_scrub_gc_storage_class_change_and_copy_work_on_an_s3_server(s3_endpoint
 
     other = open_store(f"s3://{s3_bucket}/other", options)
     copied = run_copy(store, other, plan_copy(store, other, named("t"), now_ms=NOW), now_ms=lambda: NOW, keys=KEYS)
-    assert (copied.differences, copied.rows) == ((), 4)
+    assert (copied.differences, copied.entries) == ((), 4)
     assert _scrub(other).of("corrupt") == []
     for each in (store, target, other):
         each.close()

@@ -250,14 +250,14 @@ def test_without_the_hdfs_client_the_error_names_the_install_command(monkeypatch
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (FileNotFoundError("/secret"), NotFound, "there is none"),
+        (FileNotFoundError("/secret"), NotFound, "the topic has no compacted view"),
         (FileExistsError("/secret"), AlreadyExists, "taken"),
         (
             "org.apache.hadoop.security.AccessControlException:Permission denied: user=x",
             AccessDenied,
             "access was denied",
         ),
-        ("org.apache.hadoop.security.AccessControlException:/a (is not a directory)", NotFound, "there is none"),
+        ("org.apache.hadoop.security.AccessControlException:/a (is not a directory)", NotFound, "the topic has no compacted view"),
         ("org.apache.hadoop.security.token.SecretManager$InvalidToken:x", AccessDenied, "cause=InvalidToken"),
         ("org.apache.hadoop.fs.InvalidPathException:/a:b", InvalidRequest, "cause=InvalidPathException"),
         ("org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException:x", InvalidRequest, "TooLong"),

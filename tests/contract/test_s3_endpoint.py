@@ -52,7 +52,7 @@ def test_two_servers_run_at_the_same_time_with_separate_buckets(s3_endpoint):
 
 @pytest.mark.server
 def test_an_invalid_bucket_name_is_refused_and_named(s3_endpoint):
-    with pytest.raises(InvalidRequest, match=r"creating a bucket, refused: bucket=x "):
+    with pytest.raises(InvalidRequest, match=r"cannot create a bucket, the request was refused: bucket=x "):
         s3_endpoint.create_bucket("x")
 
 

@@ -136,7 +136,7 @@ def test_a_store_that_always_returns_another_range_is_unavailable_with_that_caus
 def test_a_short_answer_is_corrupt_because_the_object_ends_too_early(served, client):
     store = served("GET", lambda status, body, headers: (status, body[:-3], headers), 100).store(client, PATIENT)
     store.put("a", BODY)
-    with pytest.raises(Corrupt, match="it ends before"):
+    with pytest.raises(Corrupt, match="the object ends before the range"):
         store.get_range("a", 10, 20)
     store.close()
 

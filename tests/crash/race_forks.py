@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import partial
 
 from disk_model import ModelDisk
+from race_jobs import free, merge
 from race_managers import Machine, config, manage
-from race_others import free, merge
 from race_readers import hold, read
 from race_stage import Actor, GatedStore, Life, ProcessDied, Race
 from race_truth import Truth

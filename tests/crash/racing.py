@@ -12,8 +12,8 @@ its disk or with a fresh disk.
 |---|---|
 | two or three managers: append, copy, compact, replace entries, build and drop views, delete | `race_managers` |
 | a reader of log and view by manifests that may be old; a reader that pins a manifest for hours | `race_readers` |
-| a co-writer job that merges entries; a process that lists and deletes orphans | `race_others` |
-| housekeeping with a conditional takeover, to delete due objects | `race_others` |
+| a co-writer job that merges entries; a process that lists and deletes orphans | `race_jobs` |
+| housekeeping with a conditional takeover, to delete due objects | `race_jobs` |
 | a process that forks the topic; then managers, readers and a job of the fork too | `race_forks` |
 
 `race_scenes` draws the topic, the size of manifest pages and the number of manifests that are retained. The bucket is
@@ -45,8 +45,8 @@ from functools import partial
 
 from bucket_truth import assert_sound
 from race_forks import make_fork
+from race_jobs import collect, collect_all, free, merge
 from race_managers import Machine, append, manage, new_machines, open_manager
-from race_others import collect, collect_all, free, merge
 from race_readers import hold, read
 from race_scenes import SceneOfRace, scene_of
 from race_stage import HOUR, Actor, GatedStore, Life, Race

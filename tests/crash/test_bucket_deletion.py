@@ -166,7 +166,7 @@ def test_a_second_deletion_of_a_partition_without_a_writer_waits_for_no_other_gr
         ("restore-01234567", True, NOW, None),
         ("deletion-01ARZ3NDEKTSV4RRFFQ69G5FAV", True, NOW, None),
         ("ingest-other", True, NOW, "not committed"),
-        ("ingest-job", True, RETAINED + QUIET_MS - 1, "may be a stream"),
+        ("ingest-job", True, RETAINED + QUIET_MS - 1, "may be a running stream"),
     ],
 )
 def test_a_partition_that_may_have_a_writer_is_skipped_unless_takeover_is_requested(

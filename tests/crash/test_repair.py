@@ -184,7 +184,7 @@ def test_other_valid_bytes_under_the_name_are_not_a_good_copy() -> None:
     world.store.delete([prefix + entries[0].indexes_key])
     plan = plan_repair(world.store, rot.scrubbed(world.store, "t"))
     assert plan.segments == ()
-    assert ["damaged too" in each.why for each in plan.hopeless] == [True]
+    assert ["its data is also damaged" in each.why for each in plan.hopeless] == [True]
     assert plan.hopeless[0].offsets == (0, 10)
 
 
@@ -270,4 +270,6 @@ def test_a_fork_is_repaired_like_its_source(mode: str) -> None:
         assert plan.segments == plan.hopeless == ()
     else:
         assert {each.name.topic for each in plan.hopeless} == {mode, "f"}
-        assert not any("its row says" in each.why for each in plan.hopeless)
+        assert not any(
+            "its entry has other offsets than the names of its objects" in each.why for each in plan.hopeless
+        )

@@ -74,6 +74,6 @@ def test_search_for_leftover_processes_finds_one(tmp_path: Path) -> None:
 
 def test_demo_refuses_a_directory_with_other_files_and_leaves_it_unchanged(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
-    with pytest.raises(InvalidRequest, match="holds something else"), workshop(str(tmp_path)):
+    with pytest.raises(InvalidRequest, match="choose another folder with --dir"), workshop(str(tmp_path)):
         raise AssertionError("the demo must refuse the directory")
     assert [entry.name for entry in tmp_path.iterdir()] == ["precious"]

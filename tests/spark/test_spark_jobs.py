@@ -179,11 +179,11 @@ def test_interrupted_export_continues_and_exports_each_record_once(spark, file_b
 
 def test_invalid_export_is_refused_with_a_reason(spark, file_bucket, target):
     fill(file_bucket)
-    with pytest.raises(InvalidRequest, match="not a codec"):
+    with pytest.raises(InvalidRequest, match="the codec is unknown"):
         export(spark, file_bucket.url, f"file://{target}", subscribe="t", codec="rar")
-    with pytest.raises(InvalidRequest, match="not a job id"):
+    with pytest.raises(InvalidRequest, match="cannot export with Spark, invalid job id"):
         export(spark, file_bucket.url, f"file://{target}", subscribe="t", job_id="a/b")
-    with pytest.raises(NotFound, match="no such topic"):
+    with pytest.raises(NotFound, match="not in the bucket"):
         export(spark, file_bucket.url, f"file://{target}", subscribe="nope")
     export(spark, file_bucket.url, f"file://{target}", subscribe="t", job_id="one")
     plan = target / "_tiered" / "one" / "plan.json"
@@ -225,7 +225,7 @@ def test_backfill_command_exports_the_selected_records(file_bucket, target):
         (["t", "t/1"], "topics and partitions do not mix"),
         (["t", "--from", "-5"], "--from"),
         (["t", "--from", "end"], "nothing would be exported"),
-        (["nope"], "there is none"),
+        (["nope"], "the topic has no compacted view"),
         (["t", "--conf", "a=b"], "spark.NAME=VALUE"),
     ],
 )
@@ -281,5 +281,5 @@ def test_deep_scrub_continues_after_a_stop(spark, file_bucket, tmp_path):
     assert report is not None
     assert report.started_ms == 1
     assert len(told) == 8
-    with pytest.raises(NotFound, match="no such topic"):
+    with pytest.raises(NotFound, match="not in the bucket"):
         scrub(spark, file_bucket.url, ["nope"])

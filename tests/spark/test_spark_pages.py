@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from documented_pages import ELSEWHERE, NEEDS_A_CLUSTER
-from foreign_samples import new_key, put_aiven, put_log, write_log
+from external_samples import new_key, put_aiven, put_log, write_log
 from page_runner import ROOT, blocks_of, lines_of
 
 from local.format.record import Record
@@ -211,7 +211,7 @@ def test_every_spark_page_runs_to_its_end(
     name: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
-    monkeypatch.setattr("foreign_samples.NAME", TopicPartition("orders", 0))
+    monkeypatch.setattr("external_samples.NAME", TopicPartition("orders", 0))
     monkeypatch.chdir(tmp_path)
     page, follower = PAGES[name], Follower(tmp_path, spark)
     for number, (language, body) in enumerate(blocks_of(ROOT / "docs" / "how-to" / f"{name}.md")):

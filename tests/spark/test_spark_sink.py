@@ -109,12 +109,12 @@ def test_rows_without_a_partition_use_the_partitioner_of_kafka(spark, file_bucke
 @pytest.mark.parametrize(
     ("options", "change", "wrong"),
     [
-        ({}, "value", "no such topic"),
-        ({"createPartitions": "2"}, "value", "no such partition"),
+        ({}, "value", "not in the bucket"),
+        ({"createPartitions": "2"}, "value", "the partition does not exist"),
         ({"createPartitions": "3", "retention.mss": "1"}, "value", "unknown option"),
         ({"createPartitions": "3", "segment.bytes": "1"}, "value", "segment.bytes"),
         ({"createPartitions": "3"}, "1 as offset", "no such column"),
-        ({"createPartitions": "3"}, "key", "value is needed"),
+        ({"createPartitions": "3"}, "key", "the column value is required"),
         ({"createPartitions": "3"}, "'u' as topic, value", "another topic"),
         ({"createPartitions": "3", "cleanup.policy": "compact"}, "value, cast(null as string) as key", "key"),
     ],
@@ -125,7 +125,7 @@ def test_invalid_write_is_refused_with_a_reason_and_writes_nothing(spark, file_b
     with pytest.raises(Exception, match=wrong):
         write(frame, file_bucket, **options)
     spark.sparkContext.setLogLevel("ERROR")
-    there = list(file_bucket.store.list("")) if wrong != "no such topic" else []
+    there = list(file_bucket.store.list("")) if wrong != "not in the bucket" else []
     assert not any(key.key.endswith(".log") for key in there)
 
 

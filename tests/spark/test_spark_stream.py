@@ -78,5 +78,5 @@ def test_running_stream_reads_new_records_and_reports_the_end_of_the_log(spark, 
 
 def test_invalid_option_of_a_stream_is_named(query, file_bucket):
     add(file_bucket, 0, 10)
-    with pytest.raises(Exception, match="an option that a stream has not: option=endingOffsets"):
+    with pytest.raises(Exception, match="streams do not support this option: option=endingOffsets"):
         query(endingOffsets="latest")

@@ -137,7 +137,7 @@ def test_spark_submit_runs_the_command_on_a_standalone_cluster(cluster, file_buc
     assert_sound(file_bucket.store)
     wrong = cluster.submit("rewrite", "merge", "nothing", "--remote", file_bucket.url, "--yes")
     assert wrong.returncode == 1, "the exit code must be that of the command"
-    assert "there is none" in wrong.stdout, "spark-submit must join stderr to stdout"
+    assert "the topic has no compacted view" in wrong.stdout, "spark-submit must join stderr to stdout"
 
 
 def test_session_settings_depend_on_the_master(monkeypatch):
@@ -149,7 +149,7 @@ def test_session_settings_depend_on_the_master(monkeypatch):
         assert not any(name.startswith(("spark.driver.", "spark.ui.enabled")) for name in there)
     assert "spark.master" not in launching.settings_for(None, {})
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(InvalidRequest, match="spark-submit has the master"):
+    with pytest.raises(InvalidRequest, match="spark-submit sets the master"):
         launching.launched_session("x", "local[2]")
 
 

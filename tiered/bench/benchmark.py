@@ -70,7 +70,11 @@ class BenchOptions:
     def check(self) -> None:
         """Raises InvalidRequest for a size that is too small to measure or fills the disk."""
         if not SIZE_BYTES_LEAST <= self.size_bytes <= SIZE_BYTES_MOST:
-            raise InvalidRequest("measuring, a size out of range", size_bytes=self.size_bytes, expected="1MiB to 1TiB")
+            raise InvalidRequest(
+                "cannot run the benchmark, the size is out of range",
+                size_bytes=self.size_bytes,
+                expected="1MiB to 1TiB",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +206,7 @@ def run_benchmark(
         measured=tuple(bench.measured),
         machine=machine(),
         directory=directory,
-        bucket=store.url if store is not None else "a folder beside the log",
+        bucket=store.url if store is not None else "a folder on the disk of the log",
         is_complete=is_complete,
         requests=metered.counts() if metered is not None else None,
     )
@@ -276,7 +280,9 @@ def _place(directory: str) -> Iterator[str]:
         root = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
     except OSError as error:
         cause = (error.strerror or "failed").lower()
-        raise InvalidRequest("measuring, no directory can be made", directory=directory, cause=cause) from None
+        raise InvalidRequest(
+            "cannot run the benchmark, no directory can be created", directory=directory, cause=cause
+        ) from None
     try:
         yield root
     finally:

@@ -74,7 +74,7 @@ def _fsync(bench: Bench) -> None:
         Measured(
             name="fsync",
             what="write 4 KiB and fsync, one after another",
-            reference="none: this is the disk's own",
+            reference="none: this is the figure of the disk",
             count=len(took),
             size_bytes=len(took) * FSYNC_BYTES,
             seconds=sum(took),
@@ -92,7 +92,7 @@ def _append_each(bench: Bench, manager: LogManager) -> None:
     bench.give(
         Measured(
             name="append, fsync each",
-            what="a batch of 16 KiB appended and synced before the answer",
+            what="a batch of 16 KiB appended and synced before the reply",
             reference="write and fsync of the same bytes",
             count=len(batches),
             size_bytes=sum(map(len, pieces)),
@@ -118,7 +118,7 @@ def _append_group(bench: Bench, manager: LogManager) -> None:
     bench.give(
         Measured(
             name="append, shared fsync",
-            what=f"the same by {WRITERS} writers at a time, who share fsyncs",
+            what=f"the same by {WRITERS} concurrent writers that share fsyncs",
             reference="write and fsync of the same batches, one after another",
             count=len(batches),
             size_bytes=sum(map(len, pieces)),
@@ -140,7 +140,7 @@ def _append_bulk(bench: Bench, manager: LogManager) -> None:
     bench.give(
         Measured(
             name="append in bulk",
-            what="records encoded, checked and appended, one fsync in the end",
+            what="records encoded, checked and appended, one fsync at the end",
             reference="the same bytes copied to a file, one fsync",
             count=len(given),
             size_bytes=size,
@@ -157,7 +157,7 @@ def _read(bench: Bench, manager: LogManager) -> None:
     bench.give(
         Measured(
             name="read in order",
-            what="every batch of the log, its checksum looked at",
+            what="every batch of the log, with its checksum verified",
             reference="the same files read",
             count=len(found),
             size_bytes=sum(found),
@@ -186,8 +186,8 @@ def _look_up(bench: Bench, manager: LogManager) -> None:
     bench.give(
         Measured(
             name="index lookup",
-            what="a batch by an offset drawn by chance, through the offset index",
-            reference="pread of as many bytes somewhere in the file",
+            what="a batch at a random offset, through the offset index",
+            reference="pread of the same number of bytes at a random position of the file",
             count=len(took),
             size_bytes=sum(sizes),
             seconds=sum(took),
@@ -210,7 +210,7 @@ def _compact(bench: Bench, manager: LogManager) -> None:
     bench.give(
         Measured(
             name="compaction",
-            what=f"a log of {KEYS_SHARE} records to a key cleaned, two passes",
+            what=f"a log of {KEYS_SHARE} records per key cleaned, two passes",
             reference="the same bytes copied to a file, one fsync",
             count=len(given),
             size_bytes=size,

@@ -66,7 +66,7 @@ def _upload(bench: Bench, store: ObjectStore) -> None:
         Measured(
             name="upload",
             what="segments copied, verified and committed",
-            reference="the same files put, nothing looked at",
+            reference="the same files put, without verification",
             count=len(paths),
             size_bytes=sum(map(os.path.getsize, paths)),
             seconds=seconds,
@@ -102,7 +102,7 @@ def _read(bench: Bench, store: ObjectStore) -> None:
     bench.give(
         Measured(
             name="ranged reads",
-            what="every batch out of the bucket, chunks and batches checked, read ahead",
+            what="every batch from the bucket, chunks and batches verified, with read-ahead",
             reference=f"ranges of {RANGE_BYTES >> 20} MiB of the same objects, {THREADS} at a time",
             count=len(sizes),
             size_bytes=sum(sizes),
@@ -144,8 +144,8 @@ def _read_cold(bench: Bench, store: ObjectStore) -> None:
     bench.give(
         Measured(
             name="cold random read",
-            what="a batch by offset, nothing known or cached before",
-            reference=f"one range of {CHUNK_BYTES >> 10} KiB somewhere",
+            what="a batch by offset, without cached data",
+            reference=f"one range of {CHUNK_BYTES >> 10} KiB at a random position",
             count=len(took),
             size_bytes=sum(sizes),
             seconds=sum(took),

@@ -35,6 +35,17 @@ msgspec.json.Decoder(Prices)
 _OF_CLASS = tuple(each.name for each in fields(Prices) if each.name not in ("as_of", "region", "storage_class"))
 
 
+class PricesUsed(msgspec.Struct, forbid_unknown_fields=True):
+    """The price table of printed dollars."""
+
+    as_of: str
+    region: str
+
+    @classmethod
+    def of(cls, table: PriceTable) -> PricesUsed:
+        return cls(table.as_of, table.region)
+
+
 def configured_prices(config: Config) -> PriceTable:
     """The table of `cost.prices`, a path relative to tiered.toml; the built-in table without a path.
 

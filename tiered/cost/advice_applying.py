@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.partition.partition import Partition
 
-CHANGED = "applying saved advice, the state has changed since it was made: run 'tiered cost advise --out' again"
+CHANGED = "cannot apply the saved advice, the state has changed since: run 'tiered cost advise --out' again"
 NAMED_MAX = 5
 
 

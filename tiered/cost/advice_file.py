@@ -20,8 +20,8 @@ from tiered.config.user_files import write_given
 
 SCHEMA_VERSION = 1
 KIND = "tiered-advice"
-WRITING = "writing the advice"
-READING = "reading saved advice"
+WRITING = "cannot write the advice"
+READING = "cannot read the saved advice"
 
 
 class AlterStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="step", tag="alter"):
@@ -152,15 +152,16 @@ def decode_advice(body: bytes) -> SavedAdvice:
         saved = _FILE.decode(body)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(
-            f"{READING}, it is none or was damaged; make it with 'tiered cost advise --out FILE'", cause=error
+            (f"{READING}, the file is not advice or is damaged; make it with 'tiered cost advise --out FILE'"),
+            cause=error,
         ) from None
     if (saved.kind, saved.schema_version) != (KIND, SCHEMA_VERSION):
-        raise InvalidRequest(f"{READING}, of another kind", kind=saved.kind, version=saved.schema_version)
+        raise InvalidRequest(f"{READING}, it is of another kind", kind=saved.kind, version=saved.schema_version)
     for step in saved.steps:
         if isinstance(step, AlterStep) and step.key not in SETTINGS:
-            raise InvalidRequest(f"{READING}, a setting that is never advised", setting=step.key)
+            raise InvalidRequest(f"{READING}, it contains a setting that is never advised", setting=step.key)
     if saved.fingerprint != _fingerprint(saved.steps, saved.basis):
-        raise InvalidRequest(f"{READING}, its fingerprint is not that of its steps: it was changed by hand")
+        raise InvalidRequest(f"{READING}, its fingerprint contradicts its steps: the file was edited")
     return saved
 
 

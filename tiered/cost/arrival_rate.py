@@ -53,10 +53,11 @@ class Arrival:
         """
         if self.seen_ms is None or self.seen_ms >= HISTORY_LEAST_MS:
             return None
-        seen = f"only {format_ms(self.seen_ms)} of records" if self.seen_ms else "no span of time between records"
+        seen = f"only {format_ms(self.seen_ms)} of records" if self.seen_ms else "the records cover no time span"
         return (
-            f"{topic}: no figures: {seen} to measure the arrival rate on, less than the {format_ms(HISTORY_LEAST_MS)} "
-            f"that a month is foretold from; next: give the rate, as --rate {topic}=20GiB/d"
+            f"{topic}: no figures: {seen} to measure the arrival rate, less than the "
+            f"{format_ms(HISTORY_LEAST_MS)} that a monthly forecast needs; next: state the rate, as "
+            f"--rate {topic}=20GiB/d"
         )
 
 
@@ -77,7 +78,7 @@ def arrival(
         return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(span)} in the bucket", seen_ms=span)
     known = [(size, span) for size, span in map(_span, samples) if span > 0]
     if not known:
-        return Arrival(bytes_per_ms=0.0, said="no arrival rate: all records have one time", seen_ms=0)
+        return Arrival(bytes_per_ms=0.0, said="no arrival rate: all records have the same time", seen_ms=0)
     seen = sum(span for _, span in known)
     rate = sum(size for size, _ in known) / seen
     longest = max(span for _, span in known)
@@ -119,7 +120,7 @@ def first_mark(beginning: Body) -> Mark | None:
 
 def given_arrival(bytes_per_day: float, partitions: int) -> Arrival:
     """Return the rate that a user gave for the whole topic."""
-    said = f"arrival rate as given, {format_bytes(round(bytes_per_day))} a day"
+    said = f"arrival rate as stated, {format_bytes(round(bytes_per_day))} a day"
     return Arrival(bytes_per_ms=bytes_per_day / DAY_MS / partitions, said=said, seen_ms=None)
 
 
@@ -147,10 +148,10 @@ def read_rates(texts: Sequence[str]) -> dict[str | None, float]:
         size, _, unit = rate.partition("/")
         of = parse_bytes(size.strip())
         if of is None or of <= 0 or unit.strip() not in _UNITS_MS or (named and not topic.strip()):
-            raise InvalidRequest("reading --rate, not bytes by time as 20GiB/d or orders=10MiB/s", text=repr(text))
+            raise InvalidRequest("invalid --rate, write bytes by time as 20GiB/d or orders=10MiB/s", text=repr(text))
         name = topic.strip() if named else None
         if name in found:
-            raise InvalidRequest("reading --rate, given twice", topic=name)
+            raise InvalidRequest("invalid --rate, a topic is repeated", topic=name)
         found[name] = of * DAY_MS / _UNITS_MS[unit.strip()]
     return found
 
@@ -161,12 +162,12 @@ def rates_of(rates: Mapping[str | None, float], topics: Sequence[str]) -> dict[s
     Raises InvalidRequest for a rate without a name if there are several topics, and for a rate of another topic.
     """
     if None in rates and (len(topics) != 1 or len(rates) > 1):
-        raise InvalidRequest("giving a rate, for which topic is not said: as TOPIC=20GiB/d", topics=",".join(topics))
+        raise InvalidRequest(
+            "invalid --rate, several topics are simulated: write TOPIC=20GiB/d", topics=",".join(topics)
+        )
     strange = sorted(str(name) for name in rates if name is not None and name not in topics)
     if strange:
-        raise InvalidRequest(
-            "giving a rate, of a topic that is not simulated", topic=strange[0], topics=",".join(topics)
-        )
+        raise InvalidRequest("invalid --rate, the topic is not simulated", topic=strange[0], topics=",".join(topics))
     return {topics[0] if name is None else name: rate for name, rate in rates.items()}
 
 

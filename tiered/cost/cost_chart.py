@@ -74,8 +74,10 @@ def cost_page(simulation: CostSimulation) -> str:
     parts = [
         _MANIFEST,
         f"<h1>What {escape(topics)} would cost</h1>",
-        f"<p>Dollars a month. {escape(table.region)}, prices of {escape(table.as_of)}; "
-        "from the topics' own segments and requests, simulated.</p>",
+        (
+            f"<p>Dollars a month. {escape(table.region)}, prices of {escape(table.as_of)}; simulated "
+            "from the segments and requests of the topics.</p>"
+        ),
         *(
             f"<p><strong>{escape(each.warning)}</strong></p>"
             for each in simulation.measured

@@ -95,8 +95,8 @@ def measured_streams(
 
 
 def _unread(topic: str, error: LogError) -> Measured:
-    warning = f"{topic}: left out, a tier of it could not be read: {flat(error)}"
-    return Measured(topic=topic, stream=None, basis=("a tier could not be read",), warning=warning, is_unread=True)
+    warning = f"{topic}: omitted, its remote tier is unreadable: {flat(error)}"
+    return Measured(topic=topic, stream=None, basis=("a remote tier is unreadable",), warning=warning, is_unread=True)
 
 
 def measured(
@@ -116,7 +116,7 @@ def measured(
               for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
     samples = list(_samples(held))
     if not held or not (pieces or samples):
-        return Measured(topic=topic, stream=None, basis=("nothing was stored yet",))
+        return Measured(topic=topic, stream=None, basis=("no records are stored yet",))
     shares = _shares(rows, held[0])
     settings = held[0].log.settings
     beginnings: list[tuple[TopicPartition, Body]]
@@ -167,7 +167,7 @@ def measured(
     basis += _caveats(held, pieces, now_ms)
     older = 0 if may_ask else sum(page.segment_count for manifest in _manifests(held) for page in manifest.pages)
     if older:
-        basis = (*basis, f"{older} older ones not asked for")
+        basis = (*basis, f"{older} older segments are not counted")
     return Measured(topic=topic, stream=stream, basis=basis)
 
 
@@ -196,8 +196,12 @@ def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) ->
     ]
     idle_ms, limits = now_ms - max(ends, default=now_ms), held[0].rules.log_limits
     return (
-        *([f"nothing came for {format_ms(idle_ms)}, shown as if it went on"] if idle_ms > DAY_MS else []),
-        *(["kept without a limit, shown as after a year"] if limits.ms is limits.bytes is None else []),
+        *(
+            [f"no records arrived for {format_ms(idle_ms)}, simulated with the earlier rate"]
+            if idle_ms > DAY_MS
+            else []
+        ),
+        *(["retained without limit, shown after a year"] if limits.ms is limits.bytes is None else []),
     )
 
 

@@ -116,7 +116,7 @@ def cost_lab(measured: Sequence[Measured], asked: Scenario, prices: PriceTable, 
     check_axes({name: [value] for name, value in asked.changes.items()}, prices)
     if along not in ALONG:
         raise InvalidRequest(
-            "simulating costs, no such setting to draw along", along=repr(along), known=",".join(ALONG)
+            "cannot simulate costs, the setting to draw along is unknown", along=repr(along), known=",".join(ALONG)
         )
     axes = default_axes(streams, prices)
 
@@ -190,7 +190,7 @@ def _read(name: str, text: str) -> int | float | str:
     low, high = _BOUNDS[field.rpartition("_")[2]]
     is_for_ever = name == "retention" and value == FOR_EVER_MS
     if value is None or not (is_for_ever or low <= value <= high):
-        raise InvalidRequest(f"reading {name}, not a value that can be simulated", text=repr(text))
+        raise InvalidRequest(f"cannot simulate costs, {name} has a value that cannot be simulated", text=repr(text))
     return value
 
 

@@ -124,10 +124,10 @@ def nothing_to_simulate(measured: Sequence[Measured]) -> LogError:
     topics = ",".join(each.topic for each in measured) or None
     warning = next((each.warning for each in measured if each.warning is not None), None)
     if any(each.is_unread for each in measured):
-        return Unavailable(f"simulating costs, {warning}", topics=topics)
+        return Unavailable(f"cannot simulate costs, {warning}", topics=topics)
     if warning is not None:
-        return InvalidRequest(f"simulating costs, {warning}", topics=topics)
-    return InvalidRequest("simulating costs, no tiered topic has stored anything yet", topics=topics)
+        return InvalidRequest(f"cannot simulate costs, {warning}", topics=topics)
+    return InvalidRequest("cannot simulate costs, no tiered topic has stored records yet", topics=topics)
 
 
 def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[int | float | str]]:
@@ -165,7 +165,7 @@ def shown(variant: Scenario, *, is_short: bool = False) -> str:
             words.append(f"{key}={format_bytes(int(value))}".replace(" ", ""))
         else:
             words.append(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}")
-    return " ".join(words) or "as it is"
+    return " ".join(words) or "current"
 
 
 _KEYS = {
@@ -217,27 +217,35 @@ def check_axes(axes: Axes, prices: PriceTable) -> None:
     count = 1
     for name, values in axes.items():
         if name not in _KEYS:
-            raise InvalidRequest("simulating costs, no such setting to ask about", setting=name, known=",".join(_KEYS))
+            raise InvalidRequest("cannot simulate costs, the setting is unknown", setting=name, known=",".join(_KEYS))
         count *= len(values)
         for value in values:
             _check_value(name, value, prices)
     if not 0 < count <= VARIANTS_MAX:
-        raise InvalidRequest("simulating costs, too many combinations", combinations=count, at_most=VARIANTS_MAX)
+        raise InvalidRequest(
+            "cannot simulate costs, there are too many combinations", combinations=count, at_most=VARIANTS_MAX
+        )
 
 
 def _check_value(name: str, value: int | float | str, prices: PriceTable) -> None:
     if name == "storage_class" and value not in offered_classes(prices):
-        why = "a class that has to be restored before a read" if value in prices.classes else "no such class"
+        why = (
+            "objects of this storage class must be restored before a read"
+            if value in prices.classes
+            else "the storage class is unknown"
+        )
         known = ",".join(offered_classes(prices))
-        raise InvalidRequest(f"simulating costs, {why}", storage_class=value, known=known)
+        raise InvalidRequest(f"cannot simulate costs, {why}", storage_class=value, known=known)
     if name == "compression" and value not in ("none", "zstd"):
-        raise InvalidRequest("simulating costs, no such compression", compression=value, known="none,zstd")
+        raise InvalidRequest("cannot simulate costs, the compression is unknown", compression=value, known="none,zstd")
     if name.endswith("_bytes") and not (isinstance(value, int) and value > 0):
-        raise InvalidRequest("simulating costs, a size has to be above 0", setting=name, value=value)
+        raise InvalidRequest("cannot simulate costs, a size must be above 0", setting=name, value=value)
     if name == "part_bytes" and isinstance(value, int) and value < PART_BYTES_LEAST:
-        raise InvalidRequest("simulating costs, no store takes parts below 5 MiB", setting=name, value=value)
+        raise InvalidRequest("cannot simulate costs, stores refuse parts below 5 MiB", setting=name, value=value)
     if name == "read_share" and not (isinstance(value, (int, float)) and 0 <= value <= READ_SHARE_MOST):
-        raise InvalidRequest("simulating costs, a share of reads is 0 or more", value=value, at_most=READ_SHARE_MOST)
+        raise InvalidRequest(
+            "cannot simulate costs, a share of reads must be 0 or more", value=value, at_most=READ_SHARE_MOST
+        )
     if name in _LEAST_MS and not (isinstance(value, int) and value >= _LEAST_MS[name]):
         facts = {"setting": _KEYS[name], "value": value, "least": _LEAST_MS[name]}
-        raise InvalidRequest("simulating costs, no such retention: -1 is no limit", **facts)
+        raise InvalidRequest("cannot simulate costs, invalid retention: -1 is no limit", **facts)

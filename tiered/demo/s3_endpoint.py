@@ -37,7 +37,9 @@ class S3Endpoint:
     def __init__(self) -> None:
         for library in ("moto", "flask"):
             if importlib.util.find_spec(library) is None:
-                raise InvalidRequest("starting an s3 server, a library is missing", library=library, install=_INSTALL)
+                raise InvalidRequest(
+                    "cannot start an S3 server, a library is missing", library=library, install=_INSTALL
+                )
         self._child: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -70,11 +72,13 @@ class S3Endpoint:
             connection.request("PUT", f"/{name}")
             status = connection.getresponse().status
         except OSError as error:
-            raise Unavailable("creating a bucket, no answer", bucket=name, endpoint=self.url) from error
+            raise Unavailable("cannot create a bucket, there is no reply", bucket=name, endpoint=self.url) from error
         finally:
             connection.close()
         if status not in (200, 409):
-            raise InvalidRequest("creating a bucket, refused", bucket=name, endpoint=self.url, status=status)
+            raise InvalidRequest(
+                "cannot create a bucket, the request was refused", bucket=name, endpoint=self.url, status=status
+            )
 
     def start(self) -> None:
         """Start the server and wait for its port. Raises Unavailable if it does not start."""
@@ -93,7 +97,7 @@ class S3Endpoint:
                 self.stop()
                 words.seek(0)
                 last = words.read().decode(errors="replace").strip().rpartition("\n")[2]
-                raise Unavailable("starting an s3 server, it does not come up", cause=last or "timeout")
+                raise Unavailable("cannot start an S3 server, it does not respond", cause=last or "timeout")
         self._port = int(json.loads(line)["port"])
 
     def stop(self) -> None:

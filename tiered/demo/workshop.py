@@ -26,16 +26,16 @@ def workshop(directory: str) -> Iterator[Path]:
     root = Path(directory).absolute()
     marker = root / MARKER
     if root.exists() and not root.is_dir():
-        raise InvalidRequest("running the demo, not a folder", directory=directory)
+        raise InvalidRequest("cannot run the demo, the path is not a folder", directory=directory)
     if root.exists() and any(root.iterdir()) and not marker.exists():
         raise InvalidRequest(
-            "running the demo, the folder holds something else; choose another with --dir", directory=directory
+            "cannot run the demo, the folder holds other files; choose another folder with --dir", directory=directory
         )
     root.mkdir(parents=True, exist_ok=True)
     try:
         held = DiskStorage().lock(str(marker))
     except Conflict:
-        raise Conflict("running the demo, another one is using the folder", directory=directory) from None
+        raise Conflict("cannot run the demo, another demo uses the folder", directory=directory) from None
     try:
         for entry in root.iterdir():
             if entry.name != MARKER:

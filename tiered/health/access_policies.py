@@ -51,7 +51,7 @@ def iam_policy(
     Raises InvalidRequest for role GC in an immutable bucket.
     """
     if role is Role.GC and is_immutable:
-        raise InvalidRequest('cannot write a policy, an immutable bucket deletes nothing', role=role.value)
+        raise InvalidRequest("cannot write a policy, an immutable bucket deletes nothing", role=role.value)
     root = f"arn:aws:s3:::{bucket}/{_root(prefix)}"
     spared = {"s3:DeleteObject"} if is_immutable else set()
     actions = [action for action in _OBJECT_ACTIONS[role] if action not in spared]

@@ -38,7 +38,7 @@ _LINE = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTAL
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _NUMBER = re.compile(r"-?[0-9]+")
-_READING = 'cannot read the properties of the broker'
+_READING = "cannot read the properties of the broker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,10 @@ def _value(entry: Entry, name: str) -> str:
     if PROPERTIES[name].kind in (Kind.MS, Kind.BYTES) and not _NUMBER.fullmatch(text):
         expected = f"a bare number of {entry.name.rpartition('.')[2] if unit else PROPERTIES[name].kind.name.lower()}"
         raise InvalidRequest(
-            'cannot read the properties, a value is not in the form of Kafka', key=entry.name, value=text, expected=expected
+            "cannot read the properties, a value is not in the form of Kafka",
+            key=entry.name,
+            value=text,
+            expected=expected,
         )
     value = str(int(text) * unit) if unit and int(text) > 0 else text
     try:
@@ -218,12 +221,18 @@ def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[LintFindi
     except InvalidRequest as error:
         expected = str(error.facts.get("expected", "")).strip("'")
         yield _finding(
-            Severity.ERROR, where, entry.name, f"{entry.name}={entry.value} is invalid, expected {expected}", 'correct it'
+            Severity.ERROR,
+            where,
+            entry.name,
+            f"{entry.name}={entry.value} is invalid, expected {expected}",
+            "correct it",
         )
     if is_broker and entry.name in PROPERTIES and PROPERTIES[entry.name].is_per_topic and entry.name not in _SAME:
         meant = next((known for known, ours in BROKER_NAMES.items() if ours == name and _rank(known) == 0), None)
         step = f"write {meant}" if meant else "set it on the topics"
-        what = f"{entry.name} is a setting of topics: a broker ignores it" + (f"; did you mean {meant}?" if meant else "")
+        what = f"{entry.name} is a setting of topics: a broker ignores it" + (
+            f"; did you mean {meant}?" if meant else ""
+        )
         yield _finding(Severity.ERROR, where, entry.name, what, step)
 
 
@@ -242,7 +251,7 @@ def _unknown(where: str, name: str) -> Iterator[LintFinding]:
         if meant is None:
             return
     told = f"unknown key: {name}" + (f"; did you mean {meant}?" if meant else "")
-    yield _finding(Severity.ERROR, where, name, told, f"write {meant}" if meant else 'remove it')
+    yield _finding(Severity.ERROR, where, name, told, f"write {meant}" if meant else "remove it")
 
 
 def _twice(path: str, entries: Sequence[Entry]) -> Iterator[LintFinding]:
@@ -253,7 +262,7 @@ def _twice(path: str, entries: Sequence[Entry]) -> Iterator[LintFinding]:
         if name is not None and meant[name] is not each:
             counts = meant[name]
             what = f"{each.name} has no effect: {counts.name} in line {counts.line} overrides it"
-            yield _finding(Severity.WARNING, f"{path}:{each.line}", each.name, what, 'remove one of them')
+            yield _finding(Severity.WARNING, f"{path}:{each.line}", each.name, what, "remove one of them")
 
 
 def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[LintFinding]:
@@ -266,8 +275,7 @@ def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, S
         what = f"{_SYSTEM}=true without {manager}: the broker does not start"
         yield _finding(Severity.ERROR, where, _SYSTEM, what, f"set {manager}")
     if "compact" in effective["cleanup.policy"].value:
-        what = ('Kafka brokers refuse remote.storage.enable=true on compacted topics, and this is their '
-'default')
+        what = "Kafka brokers refuse remote.storage.enable=true on compacted topics, and this is their default"
         step = "tier compacted topics with tiered adopt, which cleans them in a copy"
         yield _finding(Severity.WARNING, effective["cleanup.policy"].origin, "cleanup.policy", what, step)
 

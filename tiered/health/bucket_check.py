@@ -82,7 +82,12 @@ def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[F
     table = run.table
     first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
     if first < entry.base_offset or last >= entry.next_offset:
-        yield _wrong(path, entry, f"a batch is outside the offsets of its segment entry: first={first} last={last}", at=run.position)
+        yield _wrong(
+            path,
+            entry,
+            f"a batch is outside the offsets of its segment entry: first={first} last={last}",
+            at=run.position,
+        )
     epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
     for offset, epoch in epochs.items():
         told = [each for each, start in entry.epochs if start <= offset]
@@ -124,7 +129,9 @@ def _of_transactions(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: 
     for producer, offset in sorted(seen.aborted - known):
         yield _wrong(path, entry, f"the index lacks an aborted transaction: producer_id={producer} marker_at={offset}")
     for producer, offset in sorted(known - seen.ends):
-        yield _wrong(path, entry, f"the log has no aborted transaction for this entry: producer_id={producer} marker_at={offset}")
+        yield _wrong(
+            path, entry, f"the log has no aborted transaction for this entry: producer_id={producer} marker_at={offset}"
+        )
 
 
 def _of_row(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
@@ -136,7 +143,9 @@ def _of_row(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
     }
     for name, (says, found) in facts.items():
         if says != found:
-            yield _wrong(path, entry, f"the segment entry contradicts the bytes of the segment: {name}={says} found={found}")
+            yield _wrong(
+                path, entry, f"the segment entry contradicts the bytes of the segment: {name}={says} found={found}"
+            )
 
 
 def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:

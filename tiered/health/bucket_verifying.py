@@ -37,7 +37,7 @@ class Sample:
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:  # NaN is neither
             raise InvalidRequest(
-                'invalid sample of segments, the share must be above 0% and at most 100%', share=self.share
+                "invalid sample of segments, the share must be above 0% and at most 100%", share=self.share
             )
 
     def of(self, jobs: Sequence[SegmentJob]) -> tuple[SegmentJob, ...]:

@@ -94,7 +94,7 @@ def examine(config: Config, *, may_write: bool = True, around: Surroundings | No
     except (LogError, ImportError) as error:
         yield failed("store", error)
         return
-    assert store is not None, 'a store is configured'
+    assert store is not None, "a store is configured"
     patient = replace(patient, store=store.as_store, is_away=lambda: store.is_away)
     try:
         yield from run_checks(patient, STORE_CHECKS)
@@ -114,7 +114,7 @@ def run_checks(patient: Patient, checks: Iterable[tuple[str, Check]]) -> Iterato
 
 def failed(check: str, error: BaseException) -> Finding:
     """Convert an error to a finding."""
-    step = 'run the named command, and read the cause'
+    step = "run the named command, and read the cause"
     if isinstance(error, ImportError):
         step = f"pip install {error.name or 'the package'}"
     elif isinstance(error, LogError):

@@ -31,7 +31,7 @@ _PACKAGES = (
     ("boto3", "unfinished uploads of S3", (1, 42)),
     ("hdfs-native", "hdfs://", (0, 14)),
     ("cryptography", "encryption", (42,)),
-    ("pyarrow", 'manifest pages, Spark', (18,)),
+    ("pyarrow", "manifest pages, Spark", (18,)),
     ("pyspark", "Spark", (4, 0)),
 )
 
@@ -66,7 +66,7 @@ def kernels(patient: Patient) -> Iterator[Finding]:
         yield Finding(check="kernels", state=State.OK, what="compiled")
         return
     step = "install a C compiler and reinstall tiered; unset TIERED_PURE_KERNELS"
-    yield Finding(check="kernels", state=State.WARNING, what='pure Python kernels: many times slower', next_step=step)
+    yield Finding(check="kernels", state=State.WARNING, what="pure Python kernels: many times slower", next_step=step)
 
 
 def settings(patient: Patient) -> Iterator[Finding]:
@@ -94,10 +94,12 @@ def log_directories(patient: Patient) -> Iterator[Finding]:
     for status in describe_log_dirs(config, storage=patient.around.storage):
         root = status.facts.path
         if status.error is not None:
-            yield _bad("log-dirs", f"{root}: {' '.join(str(status.error).split())}", 'mount it, or correct its owner')
+            yield _bad("log-dirs", f"{root}: {' '.join(str(status.error).split())}", "mount it, or correct its owner")
             continue
         if not patient.around.storage.is_directory(root):
-            yield Finding(check="log-dirs", state=State.OK, what=f"{root}: does not exist yet; the first topic creates it")
+            yield Finding(
+                check="log-dirs", state=State.OK, what=f"{root}: does not exist yet; the first topic creates it"
+            )
             continue
         yield from _access(root)
         yield from _lock(patient, root)
@@ -125,7 +127,9 @@ def _lock(patient: Patient, root: str) -> Iterator[Finding]:
 def _space(status: LogDirStatus, bytes_min: int, share_min: float) -> Iterator[Finding]:
     facts = status.facts
     if facts.free_bytes is None or not facts.total_bytes:
-        yield Finding(check="space", state=State.SKIPPED, what=f"{facts.path}: the file system does not report its free space")
+        yield Finding(
+            check="space", state=State.SKIPPED, what=f"{facts.path}: the file system does not report its free space"
+        )
         return
     share = facts.free_bytes / facts.total_bytes
     what = f"{facts.path}: {format_bytes(facts.free_bytes)} free of {format_bytes(facts.total_bytes)} ({share:.0%})"
@@ -154,7 +158,7 @@ def _fsync(patient: Patient, root: str) -> Iterator[Finding]:
     median = sorted(took)[2]
     what = f"{root}: an fsync takes {median:.1f} ms"
     if median > FSYNC_SLOW_MS:
-        step = 'durable appends wait that long; use a local disk, or larger batches'
+        step = "durable appends wait that long; use a local disk, or larger batches"
         yield Finding(check="fsync", state=State.WARNING, what=what, next_step=step)
     else:
         yield Finding(check="fsync", state=State.OK, what=what)
@@ -183,24 +187,25 @@ def work(patient: Patient) -> Iterator[Finding]:
     now_ms = patient.around.clock_ms()
     holder = directory_holder(patient.config.data_dirs, patient.around.lock_holder)
     if report is None:
-        what = 'no manager has written a report yet' if holder is None else holder_line(holder, None, now_ms)
+        what = "no manager has written a report yet" if holder is None else holder_line(holder, None, now_ms)
         yield Finding(check="work", state=State.OK, what=what)
         return
     age = format_ms(max(0, now_ms - report.seen_ms) // 1000 * 1000)
     if report.seen_ms > now_ms + 60_000:
-        yield _bad("work", 'the last maintenance round is in the future: this clock was set back', "set the clock by NTP")
+        yield _bad(
+            "work", "the last maintenance round is in the future: this clock was set back", "set the clock by NTP"
+        )
     if report.is_at_work(now_ms):
         yield Finding(check="work", state=State.OK, what=f"process {report.pid} finished a maintenance round {age} ago")
     elif holder is not None:
         is_same = holder == report.pid and not report.is_ended
-        state, step = (State.WARNING, 'check its log, and the free space of the disk') if is_same else (State.OK, "")
+        state, step = (State.WARNING, "check its log, and the free space of the disk") if is_same else (State.OK, "")
         yield Finding(check="work", state=state, what=holder_line(holder, report, now_ms), next_step=step)
     elif report.is_ended:
         yield Finding(check="work", state=State.OK, what=f"no manager runs; the last one ended cleanly {age} ago")
     else:
-        what = (f"process {report.pid} finished its last maintenance round {age} ago and did not end "
-'cleanly')
-        yield Finding(check="work", state=State.WARNING, what=what, next_step='check its log; tiered run')
+        what = f"process {report.pid} finished its last maintenance round {age} ago and did not end cleanly"
+        yield Finding(check="work", state=State.WARNING, what=what, next_step="check its log; tiered run")
     for each in report.troubles:
         lasted = format_ms(max(0, report.round_ms - each.since_ms) // 1000 * 1000)
         where = each.name if each.name is not None else "the whole node"

@@ -41,7 +41,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
         return
     yield Finding(check="store", state=State.OK, what=f"{store.url} replies to a listing in {clock() - begun} ms")
     if not patient.may_write:
-        yield Finding(check="permissions", state=State.SKIPPED, what='creating and deleting were not tried')
+        yield Finding(check="permissions", state=State.SKIPPED, what="creating and deleting were not tried")
         return
     key, body = f"{PROBES}{new_ulid(begun)}", b"tiered doctor\n"
     done: list[str] = []
@@ -51,7 +51,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
         after = clock()
         done.append("create")
         if store.get(key) != body:
-            yield _bad("permissions", 'the store returned other bytes than were written', "do not use this store")
+            yield _bad("permissions", "the store returned other bytes than were written", "do not use this store")
         done.append("read")
         modified_ms = store.head(key).modified_ms
         done.append("look")
@@ -87,30 +87,39 @@ def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
     skew_ms = max(late, early, 0)
     if skew_ms < SKEW_WARNING_MS:
         return Finding(
-            check="clock", state=State.OK, what=f"the clocks of the store and this machine differ by {format_ms(skew_ms)} at most"
+            check="clock",
+            state=State.OK,
+            what=f"the clocks of the store and this machine differ by {format_ms(skew_ms)} at most",
         )
-    what = (f"the clock of this machine is {format_ms(skew_ms)} {('behind' if late > early else 'ahead of')} "
-'the clock of the store')
+    what = (
+        f"the clock of this machine is {format_ms(skew_ms)} {('behind' if late > early else 'ahead of')} "
+        "the clock of the store"
+    )
     state = State.ERROR if skew_ms >= SKEW_ERROR_MS else State.WARNING
-    step = 'set the clock by NTP: retention, grace periods and S3 signatures depend on it'
+    step = "set the clock by NTP: retention, grace periods and S3 signatures depend on it"
     return Finding(check="clock", state=state, what=what, next_step=step)
 
 
 def guarantees(patient: Patient) -> Iterator[Finding]:
     """Check that the store creates an object only if absent, also in concurrent calls."""
     if not patient.may_write:
-        yield Finding(check="guarantees", state=State.SKIPPED, what='not tried')
+        yield Finding(check="guarantees", state=State.SKIPPED, what="not tried")
         return
     found = probe_store(_store(patient), now_ms=patient.around.clock_ms(), is_racing=True)
     if found.allows_writers:
-        yield Finding(check="guarantees", state=State.OK, what='the store supports create-if-absent; one of several concurrent creates succeeds')
+        yield Finding(
+            check="guarantees",
+            state=State.OK,
+            what="the store supports create-if-absent; one of several concurrent creates succeeds",
+        )
     elif patient.config.is_single_writer:
-        what = ('the store overwrites existing objects; remote.single.writer=true states that no other '
-'process writes')
-        yield Finding(check="guarantees", state=State.WARNING, what=what, next_step='move to a store with create-if-absent')
+        what = "the store overwrites existing objects; remote.single.writer=true states that no other process writes"
+        yield Finding(
+            check="guarantees", state=State.WARNING, what=what, next_step="move to a store with create-if-absent"
+        )
     else:
-        what = 'the store overwrites existing objects: two managers would lose records'
-        yield _bad("guarantees", what, 'use another store, or set remote.single.writer=true if no other process writes')
+        what = "the store overwrites existing objects: two managers would lose records"
+        yield _bad("guarantees", what, "use another store, or set remote.single.writer=true if no other process writes")
 
 
 def unfinished(patient: Patient) -> Iterator[Finding]:
@@ -122,7 +131,7 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
     if not url.startswith("s3://"):
         return
     if patient.is_away():  # a separate client with its own timeouts lists them
-        yield Finding(check="uploads", state=State.SKIPPED, what='the store did not reply')
+        yield Finding(check="uploads", state=State.SKIPPED, what="the store did not reply")
         return
     options = store_options(patient.config)
     options.pop("client", None)
@@ -133,7 +142,7 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
         return
     since = format_ms((now_ms - min(each.begun_ms for each in old)) // 3_600_000 * 3_600_000)
     what = f"{len(old)} uploads were never finished, the oldest began {since} ago"
-    step = 'tiered gc; add a lifecycle rule that aborts incomplete uploads'
+    step = "tiered gc; add a lifecycle rule that aborts incomplete uploads"
     yield Finding(check="uploads", state=State.WARNING, what=what, next_step=step)
 
 
@@ -149,7 +158,7 @@ def partitions(patient: Patient) -> Iterator[Finding]:
         held = manager.partitions()
         count = sum(topic.partition_count for topic in manager.topics())
         whole = sum(each.name not in manager.problems for each in held)
-        rest = "" if whole == count else '; the others are listed above'
+        rest = "" if whole == count else "; the others are listed above"
         # A partition with a problem does not count, although its log opens: a start refuses it.
         state = State.OK if whole == count else State.SKIPPED
         yield Finding(check="partitions", state=state, what=f"{whole} of {count} can be decrypted{rest}")
@@ -165,8 +174,7 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
     if manifest is None:
         return
     if lacks_seal(manifest):
-        what = (f"{held.name}: encrypted, and its manifests are not sealed: forgeries and rollbacks are "
-'not detected')
+        what = f"{held.name}: encrypted, and its manifests are not sealed: forgeries and rollbacks are not detected"
         step = f"upgrade all readers, then: tiered rotate-keys {manifest.topic}"
         yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
     if held.stopped is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
@@ -175,7 +183,7 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
     if size_bytes > MANIFEST_BYTES_LARGE:
         waits = f"{counted(len(manifest.pending_deletes), 'pending delete')}"
         what = f"{held.name}: its manifest has {format_bytes(size_bytes)}, {waits}"
-        yield Finding(check="index", state=State.WARNING, what=what, next_step='check that a manager runs: tiered run')
+        yield Finding(check="index", state=State.WARNING, what=what, next_step="check that a manager runs: tiered run")
 
 
 def _behind(held: Partition, manifest: Manifest) -> Finding:
@@ -191,8 +199,9 @@ def _behind(held: Partition, manifest: Manifest) -> Finding:
         finding = failed("partitions", error)
         return _bad("partitions", f"{held.name}: {finding.what}", finding.next_step)
     what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {manifest.allocated_end_offset}"
-    step = ('another machine wrote, or this disk lost the end of the log; the next start continues '
-'at the end of the bucket')
+    step = (
+        "another machine wrote, or this disk lost the end of the log; the next start continues at the end of the bucket"
+    )
     return Finding(check="index", state=State.WARNING, what=what, next_step=step)
 
 
@@ -214,12 +223,14 @@ def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[
             count += 1
             if left_ms > PIN_MS_LONG:
                 what = f"{each.name}: pinned by {pin.holder} for another {format_ms(left_ms // 1000 * 1000)}"
-                step = (f"no object that it names is deleted until then; delete {each.prefix}{pin.key} if its "
-'reader has ended')
+                step = (
+                    f"no object that it names is deleted until then; delete {each.prefix}{pin.key} if its "
+                    "reader has ended"
+                )
                 yield Finding(check="pins", state=State.WARNING, what=what, next_step=step)
             elif left_ms < -PIN_MS_LONG:
                 what = f"{each.name}: the pin of {pin.holder} expired {format_ms(-left_ms // 1000 * 1000)} ago"
-                step = 'it has no effect; the next garbage collection of manifests deletes it'
+                step = "it has no effect; the next garbage collection of manifests deletes it"
                 yield Finding(check="pins", state=State.WARNING, what=what, next_step=step)
     more = f", of the first {PARTITIONS_LOOKED_AT} partitions" if len(looked_at) > PARTITIONS_LOOKED_AT else ""
     forked = f", {counted(forks, 'fork')} of partitions" if forks else ""
@@ -227,7 +238,7 @@ def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[
 
 
 def _store(patient: Patient) -> ObjectStore:
-    assert patient.store is not None, 'these checks need a store'
+    assert patient.store is not None, "these checks need a store"
     return patient.store
 
 

@@ -130,9 +130,9 @@ class TomlLines:
             with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
         except FileNotFoundError:
-            raise NotFound('the configuration file does not exist', file=path) from None
+            raise NotFound("the configuration file does not exist", file=path) from None
         except (OSError, UnicodeDecodeError) as error:
-            what = 'it is not text' if isinstance(error, UnicodeDecodeError) else (error.strerror or "failed").lower()
+            what = "it is not text" if isinstance(error, UnicodeDecodeError) else (error.strerror or "failed").lower()
             return cls._unreadable(path, path, f"the file is unreadable: {what}")
         try:
             return cls(path, dict(_places(text)), tomllib.loads(text))
@@ -144,7 +144,7 @@ class TomlLines:
     @classmethod
     def _unreadable(cls, path: str, where: str, what: str) -> TomlLines:
         found = cls(path, {})
-        step = 'correct the line; names with dots need quotes'
+        step = "correct the line; names with dots need quotes"
         found.trouble = (LintFinding(severity=Severity.ERROR, where=where, key="", what=what, next_step=step),)
         return found
 
@@ -218,7 +218,7 @@ def _settings_of(
         where = lines.where(section, name) or lines.path
         if isinstance(value, dict):
             dotted = f"{name}.{next(iter(value), '')}"
-            what = 'TOML reads a name with dots and without quotes as a table'
+            what = "TOML reads a name with dots and without quotes as a table"
             yield _error(lines.where(section, dotted) or where, dotted, what, f'write it as "{dotted}" = ...')
         else:
             yield from _checked(name, str(value), where, per_topic=per_topic)
@@ -257,7 +257,7 @@ def _mistake(name: str, text: str, error: InvalidRequest) -> tuple[str, str]:
         return f"{name}={text} is invalid, expected {expected}", f"tiered config explain {name}"
     if error.code is ErrorCode.SETTING_OF_MANAGER:
         return f"{name} belongs to the manager and not to a topic", "move it to [defaults] of tiered.toml"
-    return f"unknown key: {name}", 'remove it'
+    return f"unknown key: {name}", "remove it"
 
 
 def _of_manager(config: Config, lines: TomlLines) -> Iterator[LintFinding]:
@@ -297,7 +297,7 @@ def _globs(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterato
         if topics and not any(fnmatchcase(name, glob) for name in names):
             what = f'[topics."{glob}"] of tiered.toml matches no topic: {", ".join(names[:5])}'
             where = lines.where(f"topics.{glob}", "") or config.path or ""
-            yield LintFinding(severity=Severity.WARNING, where=where, key=glob, what=what, next_step='correct the name')
+            yield LintFinding(severity=Severity.WARNING, where=where, key=glob, what=what, next_step="correct the name")
 
 
 def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterator[LintFinding]:
@@ -362,13 +362,13 @@ def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: To
 
 
 def _refused(error: LogError, where: str, key: str, topic: str = "") -> LintFinding:
-    step = f"tiered topic alter {topic}, or correct tiered.toml" if topic else 'correct tiered.toml'
+    step = f"tiered topic alter {topic}, or correct tiered.toml" if topic else "correct tiered.toml"
     return _error(where, key, " ".join(str(error).split()), step)
 
 
 def _unknown(where: str, name: str, kind: str, meant: str | None) -> LintFinding:
     told = f"unknown {kind}: {name}" + (f"; did you mean {meant}?" if meant else "")
-    return _error(where, name, told, f"write {meant}" if meant else 'remove it')
+    return _error(where, name, told, f"write {meant}" if meant else "remove it")
 
 
 def _error(where: str, key: str, what: str, step: str) -> LintFinding:

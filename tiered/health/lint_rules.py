@@ -87,8 +87,10 @@ def _slow_roll(of: Subject) -> Iterator[Hint]:
     if of.is_tiered and kept is not None and of.rules.segment_ms > kept:
         yield Hint(
             keys=("segment.ms", "retention.ms"),
-            what=(f"segment.ms={format_ms(of.rules.segment_ms)} is longer than "
-f"retention.ms={format_ms(kept)}: a slow topic retains records for the sum of both"),
+            what=(
+                f"segment.ms={format_ms(of.rules.segment_ms)} is longer than "
+                f"retention.ms={format_ms(kept)}: a slow topic retains records for the sum of both"
+            ),
             step="-X segment.ms=<a part of retention.ms>",
         )
 
@@ -102,8 +104,10 @@ def _less_than_a_segment(of: Subject) -> Iterator[Hint]:
         if limit is not None and limit < size:
             yield Hint(
                 keys=("segment.bytes", key),
-                what=(f"{key}={format_bytes(limit)} is less than one segment, {format_bytes(size)}: the active "
-'segment always stays'),
+                what=(
+                    f"{key}={format_bytes(limit)} is less than one segment, {format_bytes(size)}: the active "
+                    "segment always stays"
+                ),
                 step="-X segment.bytes=<less>",
             )
 
@@ -168,9 +172,11 @@ def _binds_nothing(of: Subject) -> Iterator[Hint]:
         if of.is_set(key) and not of.rules.cleanup_delete:
             yield Hint(
                 keys=(key, "cleanup.policy"),
-                what=(f"{key}={of.text(key)} has no effect: cleanup.policy={of.text('cleanup.policy')} expires "
-'nothing by age or size'),
-                step='-X cleanup.policy=compact,delete, or remove the setting',
+                what=(
+                    f"{key}={of.text(key)} has no effect: cleanup.policy={of.text('cleanup.policy')} expires "
+                    "nothing by age or size"
+                ),
+                step="-X cleanup.policy=compact,delete, or remove the setting",
             )
     if of.is_tiered:
         return
@@ -182,7 +188,7 @@ def _binds_nothing(of: Subject) -> Iterator[Hint]:
             yield Hint(
                 keys=(key, "remote.storage.enable"),
                 what=f"{key}={of.text(key)} has no effect: the topic is not tiered, remote.storage.enable=false",
-                step='-X remote.storage.enable=true, or remove the setting',
+                step="-X remote.storage.enable=true, or remove the setting",
             )
 
 
@@ -192,7 +198,7 @@ def _never_cleaned(of: Subject) -> Iterator[Hint]:
     if not rules.cleanup_compact:
         return
     if rules.min_cleanable_dirty_ratio >= 1 and rules.max_compaction_lag_ms is None:
-        then = ', so no segment is copied to the bucket' if of.is_tiered else ""
+        then = ", so no segment is copied to the bucket" if of.is_tiered else ""
         yield Hint(
             keys=("min.cleanable.dirty.ratio", "max.compaction.lag.ms"),
             what=f"min.cleanable.dirty.ratio={of.text('min.cleanable.dirty.ratio')} without max.compaction.lag.ms: "
@@ -203,8 +209,10 @@ def _never_cleaned(of: Subject) -> Iterator[Hint]:
     if rules.cleanup_delete and kept is not None and rules.min_compaction_lag_ms >= kept > 0:
         yield Hint(
             keys=("min.compaction.lag.ms", "retention.ms"),
-            what=(f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} is not less than "
-f"retention.ms={format_ms(kept)}: records expire before they may be compacted"),
+            what=(
+                f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} is not less than "
+                f"retention.ms={format_ms(kept)}: records expire before they may be compacted"
+            ),
             step="-X min.compaction.lag.ms=<a part of retention.ms>",
         )
 
@@ -217,10 +225,12 @@ def _waits_for_the_cleaner(of: Subject) -> Iterator[Hint]:
     if rules.min_compaction_lag_ms > local:
         yield Hint(
             keys=("min.compaction.lag.ms", "local.retention.ms"),
-            what=(f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} is longer than "
-f"local.retention.ms={format_ms(local)}: only clean segments are copied to the bucket, so "
-'the disk retains more'),
-            step='-X min.compaction.lag.ms=<less>, or a longer local.retention.ms',
+            what=(
+                f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} is longer than "
+                f"local.retention.ms={format_ms(local)}: only clean segments are copied to the bucket, so "
+                "the disk retains more"
+            ),
+            step="-X min.compaction.lag.ms=<less>, or a longer local.retention.ms",
         )
 
 
@@ -235,9 +245,11 @@ def _tombstones(of: Subject) -> Iterator[Hint]:
     if rules.delete_retention_ms < rules.copy_lag_ms:
         yield Hint(
             keys=("delete.retention.ms", "remote.copy.lag.ms"),
-            what=(f"delete.retention.ms={format_ms(rules.delete_retention_ms)} is shorter than the copy lag "
-f"of segments, {format_ms(rules.copy_lag_ms)}: tombstones are removed before the bucket "
-'has them'),
+            what=(
+                f"delete.retention.ms={format_ms(rules.delete_retention_ms)} is shorter than the copy lag "
+                f"of segments, {format_ms(rules.copy_lag_ms)}: tombstones are removed before the bucket "
+                "has them"
+            ),
             step="-X delete.retention.ms=<more than remote.copy.lag.ms>",
         )
 
@@ -248,8 +260,10 @@ def _rewritten_early(of: Subject) -> Iterator[Hint]:
     if of.is_tiered and of.rules.cleanup_compact and prices.min_days and of.rules.recompaction_min_reduction < 1:
         yield Hint(
             keys=("remote.storage.class", "cleanup.policy"),
-            what=(f"remote.storage.class={_class(of)} bills {prices.min_days:g} days at least, and "
-'compaction replaces segments earlier'),
+            what=(
+                f"remote.storage.class={_class(of)} bills {prices.min_days:g} days at least, and "
+                "compaction replaces segments earlier"
+            ),
             step="-X remote.recompaction.min.reduction.ratio=1, or remote.storage.class=STANDARD; tiered cost advise",
         )
 
@@ -259,8 +273,10 @@ def _too_large_a_batch(of: Subject) -> Iterator[Hint]:
     if of.is_set("max.message.bytes") and largest > size:
         yield Hint(
             keys=("max.message.bytes", "segment.bytes"),
-            what=(f"max.message.bytes={format_bytes(largest)} is more than "
-f"segment.bytes={format_bytes(size)}: no batch of that size fits in a segment"),
+            what=(
+                f"max.message.bytes={format_bytes(largest)} is more than "
+                f"segment.bytes={format_bytes(size)}: no batch of that size fits in a segment"
+            ),
             step="-X segment.bytes=<more>",
         )
 
@@ -270,8 +286,9 @@ def _compressed_twice(of: Subject) -> Iterator[Hint]:
     if of.is_tiered and of.text("remote.compression") == "zstd" and codec in ("zstd", "gzip"):
         yield Hint(
             keys=("remote.compression", "compression.type"),
-            what=(f"remote.compression=zstd over compression.type={codec}: records are compressed twice for "
-'a few percent'),
+            what=(
+                f"remote.compression=zstd over compression.type={codec}: records are compressed twice for a few percent"
+            ),
             step="-X remote.compression=none",
         )
 
@@ -281,9 +298,11 @@ def _relief_after_refusal(of: Subject) -> Iterator[Hint]:
     if not of.name and 0 < relief <= least:
         yield Hint(
             keys=(RELIEF_FREE_MIN, APPEND_FREE_MIN),
-            what=(f"{RELIEF_FREE_MIN}={format_bytes(relief)} is not more than "
-f"{APPEND_FREE_MIN}={format_bytes(least)}: appends are refused before segments are "
-'dropped early'),
+            what=(
+                f"{RELIEF_FREE_MIN}={format_bytes(relief)} is not more than "
+                f"{APPEND_FREE_MIN}={format_bytes(least)}: appends are refused before segments are "
+                "dropped early"
+            ),
             step=f"-X {RELIEF_FREE_MIN}=<several times {APPEND_FREE_MIN}>",
         )
 

@@ -152,7 +152,7 @@ def plan_repair(
     for found in (*report.of("corrupt"), *unreadable):
         by_name.setdefault(RemotePartitionName(found.topic, found.topic_id, found.partition), []).append(found)
     for name, ulid in sorted(_shared(relatives, by_name)):
-        found = Found(severity="corrupt", **_facts(name), object="", what='of a topic with shared objects', ulid=ulid)
+        found = Found(severity="corrupt", **_facts(name), object="", what="of a topic with shared objects", ulid=ulid)
         by_name.setdefault(name, []).append(found)
     for name in sorted(by_name):
         plan = _plus(plan, _of_partition(store, name, by_name[name], keys, copies, relatives))
@@ -212,7 +212,7 @@ def _of_partition(
     segments = []
     for entry in _entries(store, name, manifest, pages, {each.ulid for each in found if each.ulid is not None}):
         if not _is_damaged(store, name, entry, keys):
-            needless.append(Untouched(name=name, object=entry.data_key, why='already undamaged'))
+            needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
             continue
         try:
             segments.append(_source(store, name, entry, manifest, keys, copies, relatives))
@@ -227,14 +227,13 @@ def _of_manifests(name: RemotePartitionName, manifest: Manifest, found: Sequence
     for key in sorted({each.object for each in found if each.object.startswith(MANIFESTS)}):
         sequence = parse_manifest_key(key)
         if sequence is None or sequence != manifest.sequence:
-            why = ('only the newest manifest counts and is undamaged; older manifests are deleted by '
-'garbage collection')
+            why = "only the newest manifest counts and is undamaged; older manifests are deleted by garbage collection"
             yield Untouched(name=name, object=key, why=why)
 
 
 def _of_views(name: RemotePartitionName, found: Sequence[Found]) -> Iterator[Untouched]:
     for key in sorted({each.object for each in found if each.object.startswith(VIEWS)}):
-        yield Untouched(name=name, object=key, why='a view is derived from its log: drop it and build it again')
+        yield Untouched(name=name, object=key, why="a view is derived from its log: drop it and build it again")
 
 
 def _damaged_pages(
@@ -353,7 +352,9 @@ def _repair_segment(
     log = CoWriterLog(store, repair.name.prefix)
     manifest, old = log.join(), repair.entry
     if not log.ask(manifest, lambda index: index.holds(old)):
-        raise NotFound('cannot repair a segment, its entry was removed: it expired or was replaced', object=old.data_key)
+        raise NotFound(
+            "cannot repair a segment, its entry was removed: it expired or was replaced", object=old.data_key
+        )
     source = _to_copy(store, repair, manifest, keys, copies)
     object_encoding = kept_as(old, settings(repair.name.topic, manifest.properties)).object_encoding(keys)
     place = repair.name.prefix
@@ -409,7 +410,7 @@ def _to_copy(
         holder = repair.relative or repair.name
         log = copies.log(holder) if copies is not None else None
         if log is None or copies is None or not copies(holder, entry):
-            raise NotFound('cannot repair a segment, the disk no longer holds its records', object=entry.data_key)
+            raise NotFound("cannot repair a segment, the disk no longer holds its records", object=entry.data_key)
         return segment_to_copy(log, _info(log, entry), cleaned_through=entry.cleaned_through)
     is_last = entry.next_offset >= manifest.entries_end_offset
     if repair.relative is not None and repair.other is not None:
@@ -441,7 +442,7 @@ def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
     log = CoWriterLog(store, prefix)
     manifest = log.join()
     if page not in manifest.pages:
-        raise NotFound('cannot repair a manifest page, the manifest no longer names it', page=page.key)
+        raise NotFound("cannot repair a manifest page, the manifest no longer names it", page=page.key)
     log.certify_page(page, repair.entries)
     note = AppliedJob(job_id=f"repair-{new_ulid(now_ms)}")
     change = replace_tiled([], cleaned_through=0, bound=None, note=note)

@@ -60,7 +60,7 @@ class LocalCopies:
             try:
                 self._opened = self._open_manager()
             except LogError as error:
-                _log.warning('the disk is not searched for good copies: error=%s', error)
+                _log.warning("the disk is not searched for good copies: error=%s", error)
         return self._opened
 
 

@@ -109,7 +109,7 @@ def with_own_names(entry: SegmentEntry) -> SegmentEntry:
             data = data_key(*names, is_zstd=is_zstd, is_encrypted=is_encrypted)
             data = key if key == entry.data_key else home + data
             return replace(entry, ulid=says.ulid, data_key=data, indexes_key=home + indexes_key(*names))
-    raise Corrupt('cannot repair a segment, its entry has other offsets than the names of its objects', ulid=entry.ulid)
+    raise Corrupt("cannot repair a segment, its entry has other offsets than the names of its objects", ulid=entry.ulid)
 
 
 def _indexed(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing) -> _Bytes | None:
@@ -146,15 +146,15 @@ def _raw(store: ObjectStore, prefix: str, entry: SegmentEntry) -> _Bytes:
     """Read a plain object, checked by the entry's size and checksum."""
     key = full_key(prefix, entry.data_key)
     if entry.codec != "none" or entry.key_id is not None:
-        raise Corrupt('cannot repair a segment, its chunks cannot be separated without its indexes', object=key)
+        raise Corrupt("cannot repair a segment, its chunks cannot be separated without its indexes", object=key)
     checksum = 0
     try:
         for at in range(0, entry.size_bytes, RANGE_BYTES):
             checksum = crc32c(store.get_range(key, at, min(RANGE_BYTES, entry.size_bytes - at)), checksum)
     except NotFound as error:
-        raise Corrupt('cannot repair a segment, its object does not exist', object=key) from error
+        raise Corrupt("cannot repair a segment, its object does not exist", object=key) from error
     if checksum != entry.data_crc32c:
-        raise Corrupt('cannot repair a segment, its data is also damaged', object=key)
+        raise Corrupt("cannot repair a segment, its data is also damaged", object=key)
     return _Bytes(read=partial(store.get_range, key), size_bytes=entry.size_bytes, bundle=None)
 
 
@@ -200,9 +200,9 @@ def _side_files(
     if bundle is not None:
         return bytes(bundle.txn), bytes(bundle.producers), bytes(bundle.epochs)
     if entry.aborted_bytes:
-        raise Corrupt('cannot repair a segment, only its indexes have its aborted transactions', ulid=entry.ulid)
+        raise Corrupt("cannot repair a segment, only its indexes have its aborted transactions", ulid=entry.ulid)
     if is_last and any((table.producer_ids >= 0).any() for table in tables):
-        raise Corrupt('cannot repair the last segment, only its indexes have its producers', ulid=entry.ulid)
+        raise Corrupt("cannot repair the last segment, only its indexes have its producers", ulid=entry.ulid)
     return b"", b"", b""
 
 
@@ -218,7 +218,7 @@ def entries_of_page(store: ObjectStore, prefix: str, manifest: Manifest, page: P
         return entries, "older head"
     entries = _from_objects(store, prefix, manifest, page)
     if (wrong := _unlike(page, entries)) is not None:
-        raise Corrupt('cannot repair a manifest page, its objects contradict the manifest', page=page.key, found=wrong)
+        raise Corrupt("cannot repair a manifest page, its objects contradict the manifest", page=page.key, found=wrong)
     return entries, "objects"
 
 
@@ -254,7 +254,7 @@ def _touch(part: PageEntry | SegmentEntry, page: PageEntry) -> bool:
 def _from_objects(store: ObjectStore, prefix: str, manifest: Manifest, page: PageEntry) -> Rows:
     """Build an entry for each pair of objects in the page's range that is not a pending delete."""
     if page.seal_key_id is not None:
-        raise Corrupt('cannot repair a manifest page, it was sealed, and unsealed objects may be forged', page=page.key)
+        raise Corrupt("cannot repair a manifest page, it was sealed, and unsealed objects may be forged", page=page.key)
     gone = set(waiting_keys(manifest, Pages(store, prefix).entries))
     entries: list[SegmentEntry] = []
     for info in store.list(prefix + DATA):
@@ -266,9 +266,9 @@ def _from_objects(store: ObjectStore, prefix: str, manifest: Manifest, page: Pag
             entries.append(_row_of(store, prefix, key, page, info.modified_ms or 0))
     entries.sort(key=lambda entry: entry.base_offset)
     if any(one.next_offset > other.base_offset for one, other in pairwise(entries)):
-        raise Corrupt('cannot repair a manifest page, several objects have the same offsets', page=page.key)
+        raise Corrupt("cannot repair a manifest page, several objects have the same offsets", page=page.key)
     if not entries:
-        raise Corrupt('cannot repair a manifest page, the objects of its entries do not exist', page=page.key)
+        raise Corrupt("cannot repair a manifest page, the objects of its entries do not exist", page=page.key)
     return tuple(entries)
 
 
@@ -276,12 +276,14 @@ def _row_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modified
     says = parse_data_key(key)
     assert says is not None
     if says.suffix.endswith(".enc"):
-        raise Corrupt('cannot repair a manifest page, only the page had the data keys of its segments', page=page.key, object=key)
+        raise Corrupt(
+            "cannot repair a manifest page, only the page had the data keys of its segments", page=page.key, object=key
+        )
     beside = key.removesuffix(says.suffix) + ".indexes"
     try:
         body = store.get(prefix + beside)
     except NotFound as error:
-        raise Corrupt('cannot repair a manifest page, a segment has no indexes', page=page.key, object=key) from error
+        raise Corrupt("cannot repair a manifest page, a segment has no indexes", page=page.key, object=key) from error
     bundle = decode_bundle(body)
     bare = SegmentEntry(
         ulid=says.ulid,
@@ -326,7 +328,7 @@ def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
     """Return the positions of the sections, as `encode_bundle` places them."""
     body, ranges = encode_bundle(bundle)
     if len(body) != body_bytes:
-        raise Corrupt('cannot repair a manifest page, an index bundle has another format', size_bytes=body_bytes)
+        raise Corrupt("cannot repair a manifest page, an index bundle has another format", size_bytes=body_bytes)
     return ranges
 
 

@@ -238,8 +238,9 @@ def _told(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None,
 
 
 def _without_manifest(name: RemotePartitionName) -> BucketReport:
-    what = ('the partition has no manifest and no other object, and its topic has other partitions: '
-'its records may be lost')
+    what = (
+        "the partition has no manifest and no other object, and its topic has other partitions: its records may be lost"
+    )
     found = Finding(severity=Severity.WARNING, path=name.prefix, what=what, is_unread=True)
     return BucketReport(prefix=name.prefix, findings=[found], is_unread=True)
 
@@ -251,8 +252,7 @@ def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: Settin
     if not key or not entries:
         return []
     size = sum(entry.stored_bytes for entry in entries)
-    what = (f"plaintext segments although the topic has {KEY_ID}={key}: segments={len(entries)} "
-f"bytes={size}")
+    what = f"plaintext segments although the topic has {KEY_ID}={key}: segments={len(entries)} bytes={size}"
     what += f" (encrypt them: tiered rewrite recode {name.topic} --key-id {key})"
     between = entries[0].base_offset, max(entry.next_offset for entry in entries)
     return [Finding(severity=Severity.WARNING, path=name.prefix, what=what, offsets=between)]

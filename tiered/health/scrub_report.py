@@ -93,8 +93,10 @@ def decode_report(data: bytes, path: str) -> ScrubReport:
         report = _REPORT.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         hint = "run 'tiered scrub --report FILE'"
-        raise InvalidRequest(f"cannot read the scrub report, the file has another format: {hint}", path=path, cause=str(error)) from error
+        raise InvalidRequest(
+            f"cannot read the scrub report, the file has another format: {hint}", path=path, cause=str(error)
+        ) from error
     if report.schema_version != SCHEMA_VERSION:
         facts = {"version": report.schema_version, "known": SCHEMA_VERSION}
-        raise InvalidRequest('cannot read the scrub report, it is of another version', path=path, **facts)
+        raise InvalidRequest("cannot read the scrub report, it is of another version", path=path, **facts)
     return report

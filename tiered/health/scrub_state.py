@@ -109,7 +109,7 @@ class ScrubState:
             return False
         if first.store != store_url:
             facts = {"path": self._path, "store": store_url, "found": first.store}
-            raise InvalidRequest('cannot resume the scrub, the state belongs to another store', **facts)
+            raise InvalidRequest("cannot resume the scrub, the state belongs to another store", **facts)
         self.started_ms = first.started_ms
         for text in lines[1:]:
             try:

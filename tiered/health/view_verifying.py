@@ -71,9 +71,9 @@ def _findings(storage: Storage, directory: str) -> Iterator[Finding]:
     waiting = {each.key for each in catalog.pending_deletes}
     for key in there:
         if key in waiting:
-            yield told(Severity.INFO, join(directory, key), 'the file waits for its deletion')
+            yield told(Severity.INFO, join(directory, key), "the file waits for its deletion")
         elif key not in catalog.named_keys:
-            what = 'no view names it: leftover of an interrupted run; the next start deletes it'
+            what = "no view names it: leftover of an interrupted run; the next start deletes it"
             yield told(Severity.INFO, join(directory, key), what)
 
 
@@ -91,7 +91,7 @@ def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[
         path = join(directory, entry.indexes_key)
         decode_bundle(storage.read(path))
     except NotFound:
-        yield told(Severity.CORRUPT, path, 'a view names a file that does not exist: drop the view and build it again')
+        yield told(Severity.CORRUPT, path, "a view names a file that does not exist: drop the view and build it again")
     except Corrupt as error:
         yield damaged(error, path)
     except (DiskFailed, AccessDenied) as error:

@@ -73,4 +73,6 @@ def encode(text: str, encoding: str) -> bytes:
             return base64.b64decode(text, validate=True)
         return text.encode("utf-8", "surrogateescape")
     except (ValueError, binascii.Error):
-        raise InvalidRequest("reading a key, not of this encoding", text=repr(text), encoding=encoding) from None
+        raise InvalidRequest(
+            "cannot decode the key, it is not in this encoding", text=repr(text), encoding=encoding
+        ) from None

@@ -134,12 +134,12 @@ def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
     """
     kind, path = source.kind, source.place
     if kind is None:
-        raise InvalidRequest("dumping a file, not a file of a log", path=path)
+        raise InvalidRequest("cannot dump the file, it is not a file of a log", path=path)
     data = source.read_all()
     if kind in WITH_BASE:
         base = source.base_offset
         if base is None:
-            raise InvalidRequest("dumping an index, the name does not begin with 20 digits", path=path)
+            raise InvalidRequest("cannot dump the index, its name does not begin with 20 digits", path=path)
         return [WITH_BASE[kind](data, base)]
     match kind:
         case Kind.TXN_INDEX:
@@ -159,7 +159,7 @@ def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
         case Kind.CLEAN_SHUTDOWN:
             return [_clean_shutdown(data, path)]
         case _:
-            raise InvalidRequest("dumping a file, not a file of a log", path=path)
+            raise InvalidRequest("cannot dump the file, it is not a file of a log", path=path)
 
 
 def check_sanity(source: FileSource) -> None:
@@ -175,7 +175,7 @@ def check_sanity(source: FileSource) -> None:
         case Kind.PRODUCER_SNAPSHOT:
             producer_snapshot.decode(data, path=path)
         case _:
-            raise InvalidRequest("checking an index, not an index file", path=path)
+            raise InvalidRequest("cannot check the index, it is not an index file", path=path)
 
 
 def compare_with_log(source: FileSource) -> list[Finding] | None:
@@ -327,14 +327,14 @@ def _checkpoint(data: bytes, path: str, *, is_epochs: bool) -> Sheet:
             else:
                 rows.append(CheckpointEntry(words[0], int(words[1]), int(words[2])))
         except ValueError:
-            raise Corrupt("reading a checkpoint, not an entry", path=path, line=line) from None
+            raise Corrupt("cannot read a checkpoint, a line is not an entry", path=path, line=line) from None
     return Sheet.of("entries", EpochEntry if is_epochs else CheckpointEntry, rows)
 
 
 def _pairs(data: bytes, separator: str, path: str) -> Sheet:
     lines = [line for line in data.decode("utf-8", "replace").split("\n") if line.strip() and not line.startswith("#")]
     if any(separator not in line for line in lines):
-        raise Corrupt("reading names and values, a line without both", path=path)
+        raise Corrupt("cannot read names and values, a line lacks one of them", path=path)
     return Sheet.of("fields", Pair, (Pair(*line.rstrip("\r").partition(separator)[::2]) for line in lines))
 
 
@@ -343,7 +343,7 @@ def _clean_shutdown(data: bytes, path: str) -> Sheet:
     try:
         body = msgspec.json.decode(data, type=dict[str, object]) if data else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt("reading a clean-shutdown marker, not json", path=path) from error
+        raise Corrupt("cannot read the clean-shutdown marker, it is not JSON", path=path) from error
     return Sheet.of("fields", Pair, (Pair(name, value) for name, value in body.items()))
 
 

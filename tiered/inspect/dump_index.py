@@ -36,7 +36,7 @@ def index_of_segment(target: str) -> IndexPlace:
         return IndexPlace(target=target, section=SECTION)
     if target.endswith(OFFSET_INDEX):
         return IndexPlace(target=target)
-    raise InvalidRequest("looking for an index, this is no segment", path=target)
+    raise InvalidRequest("cannot find an index, the file is not a segment", path=target)
 
 
 def index_of_offset(source: PartitionSource, url: str | None, offset: int | None) -> IndexPlace:
@@ -55,7 +55,7 @@ def index_of_offset(source: PartitionSource, url: str | None, offset: int | None
         return IndexPlace(target=join(source.log.directory, segment_file(base, OFFSET_INDEX)))
     row, _ = source.row_at(wanted)
     if row is None or source.remote is None or url is None or not row.indexes_key.endswith(INDEXES_SUFFIX):
-        raise InvalidRequest("looking for an index, the bucket has none of its own", partition=source.partition)
+        raise InvalidRequest("cannot find an index, the bucket has no separate index file", partition=source.partition)
     prefix = "" if row.indexes_key.startswith("/") else source.remote.prefix
     key = f"{prefix}{row.indexes_key.removeprefix('/')}"
     return IndexPlace(target=f"{url.rstrip('/')}/{key}", section=SECTION)

@@ -38,7 +38,7 @@ class Kind(Enum):
     """Content type of a file."""
 
     LOG = names.LOG
-    STORED_LOG = "a segment as the bucket keeps it"
+    STORED_LOG = "a segment as it is stored in the bucket"
     OFFSET_INDEX = names.OFFSET_INDEX
     TIME_INDEX = names.TIME_INDEX
     TXN_INDEX = names.TXN_INDEX
@@ -170,7 +170,7 @@ def open_file(path: str, storage: Storage | None = None) -> FileSource:
     """Open a file on disk; the caller closes it. Raises NotFound."""
     disk = storage or DiskStorage()
     if disk.is_directory(path) or not disk.exists(path):
-        raise NotFound("dumping a file, no such file", path=path)
+        raise NotFound("the file to dump does not exist", path=path)
     file = disk.open_reader(path)
     return FileSource(path, file.size(), None, "", file, disk)
 

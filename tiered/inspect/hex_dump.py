@@ -79,7 +79,7 @@ class _Cursor:
     def bytes(self, name: str, size: int, depth: int, value: str | None = None) -> HexField:
         """Read the next `size` bytes. Raises Corrupt if there are fewer, or `size` is below zero."""
         if not 0 <= size <= self.left:
-            raise Corrupt(f"reading a batch, {name} goes beyond its end", at=self._shift + self.at, bytes=size)
+            raise Corrupt(f"cannot read a batch, {name} exceeds its end", at=self._shift + self.at, bytes=size)
         data = bytes(self._data[self.at : self.at + size])
         field = HexField(
             self._shift + self.at, data, name, text_of(data) if value is None else value, depth, self._is_inflated
@@ -111,7 +111,7 @@ def _record_section(batch: memoryview, header: dict[str, int], position: int) ->
         name = Codec(codec).name.lower() if codec <= Codec.ZSTD else f"unknown codec {codec}"
         yield cursor.bytes("records", len(section), 0, f"{name}, {len(section)} bytes")
         if codec > Codec.ZSTD:
-            raise Corrupt("reading a batch, no such codec", at=position, codec=codec)
+            raise Corrupt("cannot read a batch, the codec is unknown", at=position, codec=codec)
         inflated = decompress(Codec(codec), section, INFLATED_BYTES_MAX)
         cursor = _Cursor(inflated, 0, len(inflated), 0, is_inflated=True)
     yield from _to_its_end(cursor, (field for _ in range(header["recordsCount"]) for field in _record(cursor, header)))
@@ -125,7 +125,7 @@ def _to_its_end(cursor: _Cursor, fields: Iterator[HexField]) -> Iterator[HexFiel
     try:
         yield from fields
         if cursor.left:
-            raise Corrupt("reading a batch, bytes after its last field", bytes=cursor.left)
+            raise Corrupt("cannot read a batch, bytes follow its last field", bytes=cursor.left)
     except Corrupt:
         if cursor.left:
             yield cursor.rest()
@@ -137,7 +137,7 @@ def _record(cursor: _Cursor, header: dict[str, int]) -> Iterator[HexField]:
     field, length = cursor.varint("length", 1)
     yield field
     if not 0 <= length <= cursor.left:
-        raise Corrupt("reading a record, its length goes beyond its batch", at=field.at, length=length)
+        raise Corrupt("cannot read a record, its length exceeds its batch", at=field.at, length=length)
     end = cursor.at + length
     yield cursor.take("attributes", 1, depth=1)
     yield cursor.varint("timestampDelta", 1, lambda delta: f"{delta}: {_time(base_ms + delta)}", is_long=True)[0]
@@ -147,12 +147,14 @@ def _record(cursor: _Cursor, header: dict[str, int]) -> Iterator[HexField]:
     field, count = cursor.varint("headersCount", 1)
     yield field
     if count < 0:
-        raise Corrupt("reading a record, fewer headers than none", at=field.at, count=count)
+        raise Corrupt("cannot read a record, its header count is negative", at=field.at, count=count)
     for _ in range(count):
         yield from _sized(cursor, "headerKeyLength", "headerKey", 2)
         yield from _sized(cursor, "headerValueLength", "headerValue", 2)
     if cursor.at != end:
-        raise Corrupt("reading a record, it does not end where its length says", at=field.at, bytes=end - cursor.at)
+        raise Corrupt(
+            "cannot read a record, it does not end at its declared length", at=field.at, bytes=end - cursor.at
+        )
 
 
 def _sized(cursor: _Cursor, length_name: str, name: str, depth: int) -> Iterator[HexField]:
@@ -217,7 +219,7 @@ def _crc(batch: memoryview, found: int) -> str:
 
 def _checked(found: int, computed: int) -> str:
     says = found & 0xFFFFFFFF
-    return f"{says}: valid" if says == computed else f"{says}: wrong, its bytes make {computed}"
+    return f"{says}: valid" if says == computed else f"{says}: wrong, computed {computed}"
 
 
 _HEADER: tuple[tuple[str, int, Callable[..., str]], ...] = (

@@ -81,19 +81,23 @@ def plan_move(config: Config, partition: TopicPartition, target: str, *, storage
         None,
     )
     if found is None or found[1].is_deleted:
-        raise NotFound("moving a partition, no log directory has it", partition=partition)
+        raise NotFound("cannot move the partition, no log directory has it", partition=partition)
     source, replica = found
     goal = next((each for each in dirs if each.facts.path == target), None)
     if goal is None or goal is source:
-        what = "no such log directory" if goal is None else "it is there already"
+        what = (
+            "the log directory is not configured" if goal is None else "the partition is already in this log directory"
+        )
         known = ",".join(each.facts.path for each in dirs)
-        raise InvalidRequest(f"moving a partition, {what}", partition=partition, to=target, known=known)
+        raise InvalidRequest(f"cannot move the partition, {what}", partition=partition, to=target, known=known)
     if goal.error is not None:
         raise goal.error
     free = goal.facts.free_bytes
     if free is not None and free < replica.size_bytes:
         facts = {"size_bytes": replica.size_bytes, "free_bytes": free}
-        raise DiskFailed("moving a partition, no room for it", to=target, **facts)
+        raise DiskFailed(
+            "cannot move the partition, the target directory has too little free space", to=target, **facts
+        )
     return PlannedMove(
         partition=partition, source=source.facts.path, target=target, size_bytes=replica.size_bytes, free_bytes=free
     )

@@ -235,7 +235,7 @@ def _page(page: PageEntry, name: RemotePartitionName, options: TableOptions) -> 
 
 
 def _waiting(each: PendingDelete, manifest: Manifest, name: RemotePartitionName, options: TableOptions) -> Row:
-    assert manifest.sequence >= each.unlinked_sequence, "a head lists what an earlier one let go of"
+    assert manifest.sequence >= each.unlinked_sequence, "a manifest lists an object that an earlier manifest unlinked"
     return {
         "kind": "waiting",
         "state": SegmentState.DELETE_STARTED.name,

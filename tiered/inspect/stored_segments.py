@@ -83,7 +83,7 @@ class StoredSegment:
         try:
             stored = self._source.read(chunk.stored_start, chunk.stored_length)
             if len(stored) != chunk.stored_length:
-                raise Corrupt("it ends before", found_bytes=len(stored))
+                raise Corrupt("the object ends before the range", found_bytes=len(stored))
             return chunk.open(stored)
         except Corrupt as error:
             self._note(error, chunk.stored_start, chunk.stored_length)
@@ -93,7 +93,7 @@ class StoredSegment:
         if self.damage is None:
             facts = {"object": self._source.place, "start": start, "length": length, "from_offset": self._next_offset}
             more = {name: value for name, value in error.facts.items() if name not in facts}
-            self.damage = Corrupt(f"dumping a stored segment, {error.attempt}", **facts, **more)
+            self.damage = Corrupt(f"cannot dump a stored segment: {error.attempt}", **facts, **more)
 
     def _advance(self, body: bytes) -> None:
         with suppress(Corrupt):
@@ -116,16 +116,18 @@ def open_stored(source: FileSource, keys: KeyRing) -> StoredSegment:
     name = stem_of(source.place) + INDEXES_SUFFIX
     body = source.beside(name)
     if body is None and cipher is not None:
-        raise NotFound("dumping an encrypted segment, its indexes are not beside it", object=source.place)
+        raise NotFound(
+            "cannot dump an encrypted segment, its index bundle is not in the same directory", object=source.place
+        )
     if body is None:
         return StoredSegment(source, _by_frames(source))
     try:
         table = decode_bundle(body if cipher is None else cipher.open_indexes(body)).chunks
     except Corrupt as error:
         place = source.place.rpartition("/")[0] + "/" + name
-        raise Corrupt(f"dumping a stored segment, {error.attempt}", object=place, **error.facts) from error
+        raise Corrupt(f"cannot dump a stored segment: {error.attempt}", object=place, **error.facts) from error
     if table.is_as_it_is:
-        raise Corrupt("dumping a stored segment, its indexes are of one that is stored as it is", object=source.place)
+        raise Corrupt("cannot dump a stored segment, its index bundle belongs to a plain segment", object=source.place)
     return StoredSegment(source, _by_table(table, cipher))
 
 
@@ -135,7 +137,7 @@ def _by_table(table: ChunkTable, cipher: ObjectCipher | None) -> Iterator[_Chunk
 
         def opened(stored: bytes, number: int = number) -> bytes:
             if (found := crc32c(stored)) != (expected := table.stored_crc(number)):
-                raise Corrupt("a chunk's checksum differs", expected=f"{expected:08x}", found=f"{found:08x}")
+                raise Corrupt("the checksum of a chunk differs", expected=f"{expected:08x}", found=f"{found:08x}")
             return open_chunk(table, number, stored, cipher)
 
         yield _Chunk(start, length, table.chunk_range(number)[0], opened)
@@ -145,13 +147,15 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
     start = 0
     for frame in frames(source.read, source.size_bytes):
         if frame.content_bytes > FRAME_BYTES_MAX:
-            raise Corrupt("a zstd frame claims too much", content_bytes=frame.content_bytes, limit=FRAME_BYTES_MAX)
+            raise Corrupt(
+                "a zstd frame declares too large a size", content_bytes=frame.content_bytes, limit=FRAME_BYTES_MAX
+            )
 
         def opened(stored: bytes, content_bytes: int = frame.content_bytes) -> bytes:
             out = np.empty(content_bytes, np.uint8).data
             size = decompress_into(Codec.ZSTD, memoryview(stored), out)
             if size != content_bytes:
-                raise Corrupt("a zstd frame holds less than it says", expected_bytes=content_bytes, found_bytes=size)
+                raise Corrupt("a zstd frame is shorter than declared", expected_bytes=content_bytes, found_bytes=size)
             return bytes(out)
 
         yield _Chunk(frame.start, frame.length, start, opened)
@@ -161,15 +165,15 @@ def _by_frames(source: FileSource) -> Iterator[_Chunk]:
 def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
     prefix, row = _row_of(source, keys)
     if row.key_id is None:
-        raise Corrupt("dumping an encrypted segment, its row names no key", object=source.place)
+        raise Corrupt("cannot dump an encrypted segment, its entry has no key", object=source.place)
     return open_ring(row, prefix, keys)
 
 
 def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, SegmentEntry]:
     """Return the partition's prefix, and the entry that names the object."""
     if source.store is None or (found := _OBJECT.match(source.key)) is None:
-        hint = "its key lies in a head: name the object by its url, or the file in a copy of the bucket"
-        raise InvalidRequest(f"dumping an encrypted segment, {hint}", path=source.place)
+        hint = "its key is in a manifest: name the object by its url, or the file in a copy of the bucket"
+        raise InvalidRequest(f"cannot dump an encrypted segment, {hint}", path=source.place)
     prefix, key = found[0], source.key[found.end() :]
     store = keyed(source.store, keys)
     for manifest in _manifests(store, prefix):
@@ -177,7 +181,7 @@ def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, SegmentEntry]:
             row = _named(store, prefix, manifest, key)
             if row is not None:
                 return prefix, row
-    raise NotFound("dumping an encrypted segment, no head names it, so its key is lost", object=source.place)
+    raise NotFound("cannot dump an encrypted segment, no manifest names it, so its key is lost", object=source.place)
 
 
 def _manifests(store: ObjectStore, prefix: str) -> Iterator[Manifest]:

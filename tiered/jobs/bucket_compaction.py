@@ -217,7 +217,9 @@ def plan_compaction(
     rules = resolve_rules(values)
     if not rules.cleanup_compact:
         facts = {"topic": name.topic, "cleanup.policy": values["cleanup.policy"]}
-        raise InvalidRequest('cannot compact the topic in the bucket, its cleanup.policy does not include compact', **facts)
+        raise InvalidRequest(
+            "cannot compact the topic in the bucket, its cleanup.policy does not include compact", **facts
+        )
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, read_ahead_chunks=0, keys=keys)
     source = PartitionSource(name.topic_partition, None, remote, log)

@@ -118,7 +118,7 @@ def plan_copy(
     another writer writes to the target, or the target holds other ranges than the source.
     """
     if source.url == target.url:
-        raise InvalidRequest('cannot copy to another bucket, source and target are the same', store=source.url)
+        raise InvalidRequest("cannot copy to another bucket, source and target are the same", store=source.url)
     manifest, entries = _entries(source, name)
     reached = _reached(source, target, name, entries)
     known = settings(name.topic, manifest.properties)
@@ -284,7 +284,7 @@ def _entries(store: ObjectStore, name: RemotePartitionName) -> tuple[Manifest, l
     log = MetadataLog(store, name.prefix)
     manifest = log.refresh(exact=True)
     if manifest.deleted_ms is not None:
-        raise NotFound('cannot copy the topic, it was deleted', topic=name.topic, deleted_ms=manifest.deleted_ms)
+        raise NotFound("cannot copy the topic, it was deleted", topic=name.topic, deleted_ms=manifest.deleted_ms)
     return manifest, log.ask(manifest, lambda index: list(index.entries()))
 
 
@@ -299,15 +299,17 @@ def _reached(
     reached = manifest.entries_end_offset
     if any(entry.base_offset < reached < entry.next_offset for entry in entries):
         facts = {"topic": name.topic, "partition": name.partition, "reached": reached}
-        raise Conflict(('cannot resume the copy, the source has other segments for offsets that were copied: '
-'copy to a new place'), **facts)
+        raise Conflict(
+            ("cannot resume the copy, the source has other segments for offsets that were copied: copy to a new place"),
+            **facts,
+        )
     return reached
 
 
 def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, manifest: Manifest | None) -> None:
     if manifest is not None and manifest.writer_id != _writer(source):
         facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": manifest.writer_id}
-        raise Conflict('cannot copy to another bucket, another writer writes to the target', **facts)
+        raise Conflict("cannot copy to another bucket, another writer writes to the target", **facts)
 
 
 def _writer(source: ObjectStore) -> str:

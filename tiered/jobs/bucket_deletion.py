@@ -119,7 +119,9 @@ def plan_deletion(
         manifests=max(0, upto - log.gc_boundary),
     )
     if not plan.is_due:
-        return replace(bare, left_alone=f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion")
+        return replace(
+            bare, left_alone=f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion"
+        )
     if not is_ingests and _GRACE not in known:
         return replace(bare, left_alone=f"its {_GRACE} is unknown")
     return replace(plan, left_alone=None if takes_over else at_work(manifest, now_ms))
@@ -171,8 +173,7 @@ def at_work(manifest: Manifest, now_ms: int) -> str | None:
         return f"the ingest {job} has begun it and not committed: it may be running"
     silent_ms = now_ms - manifest.committed_ms
     if silent_ms < QUIET_MS:
-        told = (f"last commit {format_ms(max(0, silent_ms))} ago, considered inactive after "
-f"{format_ms(QUIET_MS)}")
+        told = f"last commit {format_ms(max(0, silent_ms))} ago, considered inactive after {format_ms(QUIET_MS)}"
         return f"the ingest {job} may be a running stream: {told}"
     return None
 
@@ -181,7 +182,9 @@ def _judge(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], None]:
     def judge(manifest: Manifest) -> None:
         facts = {"partition": plan.name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
         if manifest.epoch != plan.epoch:
-            raise Conflict('cannot delete objects of the partition, another writer took over', planned=plan.epoch, **facts)
+            raise Conflict(
+                "cannot delete objects of the partition, another writer took over", planned=plan.epoch, **facts
+            )
         why = None if plan.takes_over else at_work(manifest, now_ms)
         if why:
             raise Conflict(f"cannot delete objects of the partition, {why}", **facts)

@@ -70,7 +70,7 @@ def plan_retention(
     manifest = log.join()
     bare = RetentionPlan(name=name, epoch=manifest.epoch)
     if manifest.tier_disabled:
-        return replace(bare, left_alone='its remote tier is being disabled')
+        return replace(bare, left_alone="its remote tier is being disabled")
     if _POLICY not in known:
         return replace(bare, left_alone=f"its {_POLICY} is unknown")
     if manifest.views and _VIEWS not in known:

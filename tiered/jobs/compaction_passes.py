@@ -232,7 +232,9 @@ class GroupWork:
         size = self._written(path, survivors(together, self._storage, self._pace, entries, horizon_ms, out))
         if size > POSITION_MAX:
             facts = {"base_offset": base, "size_bytes": size, "limit": POSITION_MAX}
-            raise InvalidRequest('cannot compact segments, the remaining records are larger than the maximum segment size', **facts)
+            raise InvalidRequest(
+                "cannot compact segments, the remaining records are larger than the maximum segment size", **facts
+            )
         indexes = entries.indexes(base, log_settings(plan.settings).index_interval_bytes)
         both = bytes(indexes.offset), bytes(indexes.time)
         aborted = sorted((each for one in together for each in one.aborted), key=lambda each: each.last_offset)

@@ -150,7 +150,7 @@ def plan_ingest(
     False.
     """
     if span is not None and span < 1:
-        raise InvalidRequest('cannot ingest, the offset span is below 1', span=span)
+        raise InvalidRequest("cannot ingest, the offset span is below 1", span=span)
     log_settings({**DEFAULTS, **(settings or {})})  # rejects unknown and contradicting settings
     job_id = job_id or f"job-{new_ulid(now_ms)}"
     names = _partitions(store, topic, topic_id, create_partitions)
@@ -222,7 +222,9 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
             log.join(epoch=target.epoch)
             log.commit(unlink_uploads(entries), now_ms)
         except LogError as error:
-            _log.warning('cannot delete the objects of an ingest: partition=%s cause=%s', target.name.topic_partition, error)
+            _log.warning(
+                "cannot delete the objects of an ingest: partition=%s cause=%s", target.name.topic_partition, error
+            )
 
 
 def end_of(manifest: Manifest) -> int:
@@ -239,13 +241,19 @@ def _partitions(
     there = [name for name in there if name.topic_id not in deleted]
     ids = sorted({name.topic_id for name in there})
     if len(ids) > 1:
-        raise InvalidRequest('cannot ingest, the bucket has several topics of this name', topic=topic, ids=",".join(ids))
+        raise InvalidRequest(
+            "cannot ingest, the bucket has several topics of this name", topic=topic, ids=",".join(ids)
+        )
     if not there and create_partitions is None:
-        raise NotFound('cannot ingest, the topic is not in the bucket; the option createPartitions creates it', topic=topic)
+        raise NotFound(
+            "cannot ingest, the topic is not in the bucket; the option createPartitions creates it", topic=topic
+        )
     count = create_partitions if create_partitions is not None else 1 + max(name.partition for name in there)
     if count < 1 or any(name.partition >= count for name in there):
         found = 1 + max((name.partition for name in there), default=-1)
-        raise InvalidRequest('cannot ingest, the topic has another number of partitions', topic=topic, asked=count, there_are=found)
+        raise InvalidRequest(
+            "cannot ingest, the topic has another number of partitions", topic=topic, asked=count, there_are=found
+        )
     identity = ids[0] if ids else topic_id or new_topic_id()
     return [RemotePartitionName(topic, identity, number) for number in range(count)]
 
@@ -256,14 +264,14 @@ def _check_free(
     """Raise Conflict or InvalidRequest for a partition that must not be taken over."""
     if manifest.tier_disabled:
         facts = {"partition": name.topic_partition, "writer": manifest.writer_id}
-        raise InvalidRequest('cannot ingest, the remote tier of the topic is being disabled', **facts)
+        raise InvalidRequest("cannot ingest, the remote tier of the topic is being disabled", **facts)
     if not takes_leadership and not manifest.writer_id.startswith(INGEST):
         facts = {"partition": name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
-        raise Conflict('cannot ingest, another writer owns the partition (takeLeadership=false)', **facts)
+        raise Conflict("cannot ingest, another writer owns the partition (takeLeadership=false)", **facts)
     begun = producers_in_bucket(_source(store, name, keys)).first_unstable_offset
     if begun is not None:
         facts = {"partition": name.topic_partition, "offset": begun}
-        raise InvalidRequest('cannot ingest, a transaction is open at the end of the partition', **facts)
+        raise InvalidRequest("cannot ingest, a transaction is open at the end of the partition", **facts)
 
 
 def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapping[str, str], now_ms: int) -> Manifest:
@@ -328,7 +336,7 @@ def _committed(
     if not was_done:
         if len(starts) > 1:
             facts = {"partition": target.name.topic_partition, "ends": ",".join(map(str, sorted(starts)))}
-            raise Conflict('cannot ingest, the log end offset of the partition changed during the job', **facts)
+            raise Conflict("cannot ingest, the log end offset of the partition changed during the job", **facts)
         start = starts.pop() if starts else end_of(manifest)
         manifest = log.commit(append_entries(entries, start_offset=start, note=note), now_ms)
         was_done = bool(entries) and not log.index(manifest).holds(entries[0])
@@ -346,9 +354,9 @@ def _collect_manifests(store: ObjectStore, plan: IngestPlan, target: IngestTarge
         log.resume(epoch=target.epoch, writer_id=INGEST + plan.job_id)
         collected = collect_manifests(store, name.prefix, log, upto, now_ms=now_ms)
     except LogError as error:
-        _log.warning('cannot collect old manifests: partition=%s cause=%s', name.topic_partition, error)
+        _log.warning("cannot collect old manifests: partition=%s cause=%s", name.topic_partition, error)
         return
-    _log.info('collected old manifests: partition=%s heads=%d', name.topic_partition, collected.manifests)
+    _log.info("collected old manifests: partition=%s heads=%d", name.topic_partition, collected.manifests)
 
 
 def _outcome(
@@ -375,8 +383,10 @@ def _in_order(entries: Iterable[SegmentEntry], name: RemotePartitionName) -> lis
     for at, (one, other) in enumerate(pairwise(found)):
         if one.next_offset > other.base_offset:
             facts = {"partition": name.topic_partition, "offset": other.base_offset}
-            needed = ('cannot ingest without gaps, two tasks have records of one partition: repartition the '
-'data by partition first')
+            needed = (
+                "cannot ingest without gaps, two tasks have records of one partition: repartition the "
+                "data by partition first"
+            )
             raise Conflict(needed, **facts)
         found[at] = replace(one, next_offset=other.base_offset)
     return found

@@ -95,7 +95,9 @@ class IngestTask:
         `discard`.
         """
         if partition not in self._targets:
-            raise InvalidRequest('cannot ingest, the partition does not exist', topic=self._plan.topic, partition=partition)
+            raise InvalidRequest(
+                "cannot ingest, the partition does not exist", topic=self._plan.topic, partition=partition
+            )
         if self._targets[partition].is_done or not len(columns):
             return
         known = self._partitions.get(partition) or self._begun(partition)
@@ -141,7 +143,7 @@ class IngestTask:
         limit = _OFFSET_MAX if span is None else first + span
         if limit > _OFFSET_MAX:
             facts = {"partition": target.name.topic_partition, "task": self._task, "span": span}
-            raise InvalidRequest('cannot ingest, the offsets of the task exceed 63 bits', **facts)
+            raise InvalidRequest("cannot ingest, the offsets of the task exceed 63 bits", **facts)
         self._partitions[partition] = _Partition(target, start, first, limit)
         return self._partitions[partition]
 
@@ -160,7 +162,7 @@ class IngestTask:
         assert header is not None, "just encoded"
         if known.next_offset + header.record_count > known.limit_offset:
             facts = {"partition": known.target.name.topic_partition, "task": self._task, "span": self._plan.span}
-            raise InvalidRequest('cannot ingest, a task has more records of a partition than its offset span', **facts)
+            raise InvalidRequest("cannot ingest, a task has more records of a partition than its offset span", **facts)
         last = known.next_offset + header.record_count - 1
         is_full = known.size_bytes + len(batch) > self._settings.segment_bytes
         if known.file is not None and (is_full or last - known.base_offset > RELATIVE_OFFSET_MAX):

@@ -82,7 +82,7 @@ def check_same_bytes(entry: SegmentEntry, entries: Sequence[SegmentEntry]) -> No
     expected = combine([each.content_crc32c for each in entries], [each.size_bytes for each in entries])
     if entry.content_crc32c != expected:
         facts = {"expected": f"{expected:08x}", "found": f"{entry.content_crc32c:08x}", "object": entry.data_key}
-        raise Corrupt('cannot rewrite segments, the bytes of the copy differ', base_offset=entry.base_offset, **facts)
+        raise Corrupt("cannot rewrite segments, the bytes of the copy differ", base_offset=entry.base_offset, **facts)
 
 
 def _epochs(entries: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
@@ -108,7 +108,7 @@ def _offset_entries(
 def _first_batch_end(remote: RemotePartition, entry: SegmentEntry) -> int:
     header = read_header(remote.read(entry, 0, HEADER_BYTES))
     if header is None:
-        raise Corrupt('cannot merge segments, a segment does not begin with a batch', object=entry.data_key)
+        raise Corrupt("cannot merge segments, a segment does not begin with a batch", object=entry.data_key)
     return header.last_offset
 
 

@@ -172,7 +172,7 @@ def _decoded(string: bytes) -> KeyRun:
     count, smallest, width = _manifest(string)
     digests = memoryview(string)[_MANIFEST.size : _MANIFEST.size + 16 * count]
     if len(digests) != 16 * count:
-        raise Corrupt('cannot read key digests, their end is missing', records=count, bytes=len(string))
+        raise Corrupt("cannot read key digests, their end is missing", records=count, bytes=len(string))
     low, high = np.frombuffer(digests, np.int64).reshape(2, count)
     return KeyRun(low, high, _unpacked(memoryview(string)[_MANIFEST.size + 16 * count :], count, width) + smallest)
 
@@ -185,7 +185,7 @@ def _packed(numbers: Numbers) -> tuple[int, bytes]:
 
 def _unpacked(data: memoryview, count: int, width: int) -> Numbers:
     if width > 8 or len(data) != count * width:
-        raise Corrupt('cannot read offsets, the number of bytes is wrong', offsets=count, width=width, bytes=len(data))
+        raise Corrupt("cannot read offsets, the number of bytes is wrong", offsets=count, width=width, bytes=len(data))
     numbers = np.zeros((count, 8), np.uint8)
     numbers[:, :width] = np.frombuffer(data, np.uint8).reshape(count, width)
     return numbers.view(np.int64).reshape(count)
@@ -193,6 +193,6 @@ def _unpacked(data: memoryview, count: int, width: int) -> Numbers:
 
 def _manifest(string: bytes) -> tuple[int, int, int]:
     if len(string) < _MANIFEST.size:
-        raise Corrupt('cannot read the keys of a compaction, their beginning is missing', bytes=len(string))
+        raise Corrupt("cannot read the keys of a compaction, their beginning is missing", bytes=len(string))
     count, smallest, width = _MANIFEST.unpack_from(string)
     return count, smallest, width

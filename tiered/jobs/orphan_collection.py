@@ -172,7 +172,9 @@ def delete_garbage(
     Raises InvalidRequest for the list of another store.
     """
     if listed.store != store.url:
-        raise InvalidRequest('cannot delete orphans, the list belongs to another store', store=store.url, found=listed.store)
+        raise InvalidRequest(
+            "cannot delete orphans, the list belongs to another store", store=store.url, found=listed.store
+        )
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
     names = sorted({each.name for each in listed.entries})
     unjudged: dict[str, LogError] = {}
@@ -204,10 +206,12 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
     try:
         listed = _LIST.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt('cannot read the list of orphans, the file has another format', path=path, cause=str(error)) from error
+        raise Corrupt(
+            "cannot read the list of orphans, the file has another format", path=path, cause=str(error)
+        ) from error
     if listed.schema_version != SCHEMA_VERSION:
         facts = {"version": listed.schema_version, "known": SCHEMA_VERSION}
-        raise InvalidRequest('cannot read the list of orphans, it is of another version', path=path, **facts)
+        raise InvalidRequest("cannot read the list of orphans, it is of another version", path=path, **facts)
     return listed
 
 

@@ -181,7 +181,7 @@ def _deletion_unit(plan: DeletionPlan, state: State) -> Unit:
 
 
 def _gone(objects: int, manifests: int) -> str:
-    counted = ((objects, "objects"), (manifests, 'old manifests'))
+    counted = ((objects, "objects"), (manifests, "old manifests"))
     return ", ".join(f"{count} {what}" for count, what in counted if count) or "nothing"
 
 
@@ -205,8 +205,7 @@ def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
     if plan.leaving:
         why = f"{counted(plan.entries, 'segment')} expired; the newest: {plan.leaving[-1].reason}"
     else:
-        why = (f"log start offset rises to {plan.log_start_offset}; too many pending deletes to unlink "
-'more')
+        why = f"log start offset rises to {plan.log_start_offset}; too many pending deletes to unlink more"
     return _of(Stage.RETENTION, plan.name, state, why=why, **figures)
 
 

@@ -136,7 +136,7 @@ def plan_pipeline(
         return found
 
     progress(0, everything)
-    looks = runner.waves('reading nodes', fleet.nodes, lambda node: [look_at_node(fleet, node, now_ms=now_ms)])
+    looks = runner.waves("reading nodes", fleet.nodes, lambda node: [look_at_node(fleet, node, now_ms=now_ms)])
     found = heard(looks, (1 for _ in fleet.nodes))
     packs = packs_of(names)
 
@@ -144,7 +144,7 @@ def plan_pipeline(
         with fleet.bucket.opened() as store:
             return [unit for name in pack for unit in look_at_partition(fleet, store, name, now_ms=now_ms)]
 
-    return found + heard(runner.waves('reading partitions', packs, look), map(len, packs))
+    return found + heard(runner.waves("reading partitions", packs, look), map(len, packs))
 
 
 def run_pipeline(
@@ -195,7 +195,7 @@ class _Job:
         """Clean and tier nodes, the largest work first, one task each: a node has one manager."""
         fleet, now_ms = self._fleet, self._now_ms()
         nodes = self._left(Stage.CLEAN_AND_TIER, fleet.nodes, str)
-        looks = self._all('reading nodes', nodes, lambda node: look_at_node(fleet, node, now_ms=now_ms))
+        looks = self._all("reading nodes", nodes, lambda node: look_at_node(fleet, node, now_ms=now_ms))
         due = self._due(looks)
         self._work(
             Stage.CLEAN_AND_TIER,
@@ -238,7 +238,7 @@ class _Job:
 
         looks = [
             each
-            for of_task in self._all('finding dirty partitions', self._packs(Stage.COMPACTION), look)
+            for of_task in self._all("finding dirty partitions", self._packs(Stage.COMPACTION), look)
             for each in of_task
         ]
         of = {unit.unit: name for name, unit in looks}
@@ -268,7 +268,7 @@ class _Job:
 
         packs = self._packs(Stage.MERGE)
         everything, done = sum(map(len, packs)), 0
-        for wave in self._runner.waves('finding small segments', packs, plan):
+        for wave in self._runner.waves("finding small segments", packs, plan):
             found = [each for of_task in wave for each in of_task]
             self._over([each for each in found if isinstance(each, Unit)])
             plans = [each for each in found if not isinstance(each, Unit) and each.groups]

@@ -93,7 +93,7 @@ class PipelineState:
             return
         if first.store != store_url:
             facts = {"path": self._path, "store": store_url, "found": first.store}
-            raise InvalidRequest('cannot resume the pipeline, the job belongs to another store', **facts)
+            raise InvalidRequest("cannot resume the pipeline, the job belongs to another store", **facts)
         self.run_id = first.run_id
         for text in lines[1:]:
             try:

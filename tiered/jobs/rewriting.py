@@ -215,7 +215,7 @@ def plan_recode(
     execution. Raises as `plan_merge`.
     """
     if decrypts and key_id is not None:
-        raise InvalidRequest('cannot rewrite, a key and no encryption exclude each other', key_id=key_id)
+        raise InvalidRequest("cannot rewrite, a key and no encryption exclude each other", key_id=key_id)
     log, entries, own = _joined_rows(store, name)
     known = settings(name.topic, own)
     groups: list[RewriteGroup] = []

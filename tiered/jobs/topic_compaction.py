@@ -116,7 +116,7 @@ def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
     """Raise NotFound for an unknown topic, InvalidRequest for a topic without the compact policy."""
     manager.topic(topic)
     if any(not each.rules.cleanup_compact for each in manager.snapshots(now_ms, [topic])):
-        raise InvalidRequest('cannot compact the topic, its cleanup.policy does not include compact', topic=topic)
+        raise InvalidRequest("cannot compact the topic, its cleanup.policy does not include compact", topic=topic)
 
 
 def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:

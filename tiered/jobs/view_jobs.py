@@ -60,7 +60,7 @@ def plan_views(
                     from_offset=backlog.from_offset,
                     upto_offset=backlog.upto_offset,
                     size_bytes=backlog.size_bytes,
-                    reason='requested',
+                    reason="requested",
                     accepts_loss=accepts_loss,
                 )
             ]
@@ -132,7 +132,7 @@ def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, 
 
 
 def _no_view(topic: str, name: str) -> NotFound:
-    return NotFound('cannot drop the view, the topic has no view of this name', topic=topic, view=name)
+    return NotFound("cannot drop the view, the topic has no view of this name", topic=topic, view=name)
 
 
 def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[TopicPartition]:

@@ -119,7 +119,7 @@ class _SidecarLog(MetadataLog):
     ) -> Manifest:
         is_free = base is None or base.writer_id.startswith((ADOPT, COPY, DELETION))
         if self._state is LogState.READER and base is not None and not is_free:
-            wrong = 'cannot adopt the partition, another writer owns it in the bucket'
+            wrong = "cannot adopt the partition, another writer owns it in the bucket"
             raise Conflict(wrong, topic=base.topic, partition=base.partition, writer=base.writer_id)
         return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
 
@@ -241,7 +241,7 @@ class Adopter:
         directory = join(self._root, partition.directory)
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
-            raise NotFound('cannot adopt the partition, it has no topic id yet', partition=partition)
+            raise NotFound("cannot adopt the partition, it has no topic id yet", partition=partition)
         encoding_of(self._effective(partition.topic), self._keys)
         manifest = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
         reached = manifest.allocated_end_offset if manifest is not None else 0
@@ -297,7 +297,7 @@ class Adopter:
         directory = join(self._root, partition.directory)
         topic_id = checkpoints.read_topic_id(self._storage, directory)
         if topic_id is None:
-            raise NotFound('cannot adopt the partition, it has no topic id yet', partition=partition)
+            raise NotFound("cannot adopt the partition, it has no topic id yet", partition=partition)
         encoding_of(self._effective(partition.topic), self._keys)  # refuses settings before any write
         epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
@@ -584,8 +584,10 @@ def _check_lineage(partition: TopicPartition, manifest: Manifest, epochs: Leader
         if held.holds(offset, offset + 1) and theirs.epoch_at(offset) != epochs.epoch_at(offset):
             facts = {"bucket": theirs.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
             raise Conflict(
-                ('cannot adopt the partition, the broker rewrote its log below the end of the bucket '
-'(unclean leader election): the bucket retains the lost branch'),
+                (
+                    "cannot adopt the partition, the broker rewrote its log below the end of the bucket "
+                    "(unclean leader election): the bucket retains the lost branch"
+                ),
                 partition=partition,
                 **facts,
                 bucket_next_offset=manifest.entries_end_offset,

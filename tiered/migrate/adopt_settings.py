@@ -18,7 +18,7 @@ from tiered.config.topic_settings import check_combination, resolve_rules
 from tiered.migrate.broker_topics import BrokerTopics
 
 REFUSED = {  # settings that a sidecar cannot honour, with the alternative for the operator
-    "remote.log.copy.disable": 'exclude the topic: name the topics to adopt',
+    "remote.log.copy.disable": "exclude the topic: name the topics to adopt",
     "remote.copy.lag.ms": "a sidecar copies each closed segment at once",
     "remote.copy.lag.bytes": "a sidecar copies each closed segment at once",
 }
@@ -26,9 +26,9 @@ REFUSED = {  # settings that a sidecar cannot honour, with the alternative for t
 
 POLICY = "cleanup.policy"
 UNKNOWN = (
-    ('name the log directory with __cluster_metadata-0 of the broker by --metadata, or state '
-'the policy, -X TOPIC:cleanup.policy=compact for a topic or -X cleanup.policy=delete for '
-'all')
+    "name the log directory with __cluster_metadata-0 of the broker by --metadata, or state "
+    "the policy, -X TOPIC:cleanup.policy=compact for a topic or -X cleanup.policy=delete for "
+    "all"
 )
 
 
@@ -51,7 +51,7 @@ class AdoptSettings:
             entry = PROPERTIES.get(name)
             if entry is None or not entry.is_per_topic:
                 near = nearest(name, PROPERTIES)
-                raise InvalidRequest('cannot adopt, this is not a setting of topics', setting=name, did_you_mean=near)
+                raise InvalidRequest("cannot adopt, this is not a setting of topics", setting=name, did_you_mean=near)
             parse(name, value)
             (self._one.setdefault(topic, {}) if colon else self._all)[name] = value
         self._broker = BrokerTopics(storage, metadata)

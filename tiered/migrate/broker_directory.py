@@ -76,7 +76,7 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
     Raises InvalidRequest if it has neither a partition nor the ``meta.properties`` of a new broker. Raises NotFound if
     the directory does not exist, or if it lacks one of the named topics.
     """
-    hint = 'name the log.dirs of a broker that contain its TOPIC-PARTITION directories'
+    hint = "name the log.dirs of a broker that contain its TOPIC-PARTITION directories"
     if not storage.is_directory(root):
         kind = InvalidRequest if storage.exists(root) else NotFound
         raise kind(f"cannot adopt, the directory does not exist: {hint}", directory=root)
@@ -88,7 +88,12 @@ def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ())
     for topic in topics:
         if topic not in known:
             told = {"there_are": ", ".join(known[:10]) or "none", "did_you_mean": nearest(topic, known)}
-            raise NotFound('cannot adopt the topic, the broker has no partition of it in this directory', topic=topic, directory=root, **told)
+            raise NotFound(
+                "cannot adopt the topic, the broker has no partition of it in this directory",
+                topic=topic,
+                directory=root,
+                **told,
+            )
 
 
 def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:

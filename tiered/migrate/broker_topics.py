@@ -174,11 +174,11 @@ class _Fields:
         try:
             return self.take(length - 1).decode()
         except UnicodeDecodeError:
-            raise Corrupt('cannot read the metadata of the broker, a string is invalid', path=self._path) from None
+            raise Corrupt("cannot read the metadata of the broker, a string is invalid", path=self._path) from None
 
     def take(self, count: int) -> bytes:
         found = self._value[self._at : self._at + count]
         if len(found) < count:
-            raise Corrupt('cannot read the metadata of the broker, a record is truncated', path=self._path)
+            raise Corrupt("cannot read the metadata of the broker, a record is truncated", path=self._path)
         self._at += count
         return found

@@ -96,13 +96,15 @@ def plan_fork(
     check_topic(topic)
     names = without_deleted(store, names)
     if len(sources := {topic_directory(name.topic, name.topic_id) for name in names}) != 1:
-        raise InvalidRequest('cannot fork, the name matches several topics: choose one by its id', topics=",".join(sorted(sources)))
+        raise InvalidRequest(
+            "cannot fork, the name matches several topics: choose one by its id", topics=",".join(sorted(sources))
+        )
     manifests = {name: manifest for name in known if (manifest := _manifest(store, name)) is not None}
     dead = {name.topic_id for name, manifest in manifests.items() if manifest.deleted_ms is not None}
     living = {name: manifest for name, manifest in manifests.items() if name.topic_id not in dead}
     ids = {name.topic_id for name in living}
     if len(ids) > 1 or any(manifest.writer_id != _writer(names[0]) for manifest in living.values()):
-        raise InvalidRequest('cannot fork, the bucket has another topic of that name', topic=topic)
+        raise InvalidRequest("cannot fork, the bucket has another topic of that name", topic=topic)
     topic_id = ids.pop() if ids else new_topic_id()
     parts = []
     for name in names:
@@ -168,8 +170,11 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
         for part in plan.partitions:
             _remove(store, part.fork, now_ms)
         raise Conflict(
-            ('cannot fork the partition, objects may have been deleted before the fork was complete: '
-'run the command again'), source=manifest.topic
+            (
+                "cannot fork the partition, objects may have been deleted before the fork was complete: "
+                "run the command again"
+            ),
+            source=manifest.topic,
         )
     _check_still_ours(log, manifest)
     return replace(each, manifest=manifest, entries=tuple(entries), is_there=True)
@@ -246,7 +251,9 @@ def _mark_removed(log: MetadataLog, manifest: Manifest, now_ms: int) -> None:
     try:
         log.commit(delete_partition(now_ms=now_ms), now_ms)
     except Fenced as error:
-        raise Conflict('cannot fork the partition, another run is forking it: run the command again', source=manifest.topic) from error
+        raise Conflict(
+            "cannot fork the partition, another run is forking it: run the command again", source=manifest.topic
+        ) from error
 
 
 def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
@@ -273,7 +280,9 @@ def _check_still_ours(log: MetadataLog, manifest: Manifest) -> None:
         log.refresh(exact=True)
         log.check_not_fenced()
     except Fenced as error:
-        raise Conflict('cannot fork the partition, another run is forking it: run the command again', source=manifest.topic) from error
+        raise Conflict(
+            "cannot fork the partition, another run is forking it: run the command again", source=manifest.topic
+        ) from error
 
 
 def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
@@ -298,7 +307,7 @@ def _entries(
 def _chosen(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
     facts = {"topic": manifest.topic, "partition": manifest.partition}
     if manifest.deleted_ms is not None or manifest.tier_disabled:
-        raise NotFound('cannot fork the topic, it was deleted or its remote tier was disabled', **facts)
+        raise NotFound("cannot fork the topic, it was deleted or its remote tier was disabled", **facts)
     entries = log.ask(
         manifest, lambda index: [entry for entry in index.entries() if entry.next_offset > manifest.log_start_offset]
     )
@@ -307,8 +316,7 @@ def _chosen(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[Man
     below = [entry for entry in entries if upto is None or entry.base_offset < upto]
     reach = max((entry.cleaned_through or 0 for entry in below), default=0)
     if reach > (manifest.next_offset if upto is None else end):
-        hint = ('the topic was compacted: keys whose older records were replaced by newer ones above '
-'would be missing')
+        hint = "the topic was compacted: keys whose older records were replaced by newer ones above would be missing"
         raise InvalidRequest(f"cannot fork a part of the topic, {hint}", ends_at=end, exact_from=reach, **facts)
     return manifest, tuple(kept)
 

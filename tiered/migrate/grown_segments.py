@@ -61,6 +61,7 @@ def grown(entries: Sequence[SegmentEntry], log: MetadataLog, manifest: Manifest,
 
 
 def _other(entry: SegmentEntry) -> Conflict:
-    wrong = ('cannot resume the import, the source has other segments for offsets that were imported: '
-'import to a new topic')
+    wrong = (
+        "cannot resume the import, the source has other segments for offsets that were imported: import to a new topic"
+    )
     return Conflict(wrong, object=entry.data_key, base_offset=entry.base_offset)

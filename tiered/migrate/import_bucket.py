@@ -136,7 +136,7 @@ def plan_import(
     target or the target has other offsets than the source. Errors of listing the source pass through.
     """
     if source.url == target.url:
-        raise InvalidRequest('cannot import the bucket, source and target are the same', store=source.url)
+        raise InvalidRequest("cannot import the bucket, source and target are the same", store=source.url)
     ours = RemotePartitionName(name.topic, topic_id, name.partition)
     found: dict[str, Finding] = {}
     entries = list_rows(source, layout, name, findings=found)
@@ -188,7 +188,7 @@ def topic_id_for(
             others.add(name.topic_id)
     if others:
         facts = {"topic": topic, "topic_ids": ",".join(sorted(others)), "store": target.url}
-        raise Conflict('cannot import the topic, the target has a topic of this name', **facts)
+        raise Conflict("cannot import the topic, the target has a topic of this name", **facts)
     return asked or source_id or new_topic_id()
 
 
@@ -313,7 +313,7 @@ class _Import:
             seen = at + table.valid_bytes
         if seen != entry.size_bytes:
             facts = {"object": entry.data_key, "at": seen, "size_bytes": entry.size_bytes}
-            raise Corrupt('cannot import a segment, it is not whole batches', **facts)
+            raise Corrupt("cannot import a segment, it is not whole batches", **facts)
         if is_told(entry) and entry.size_bytes == parts.chunks.size_bytes:
             aborted = txn_index.entries(parts.txn or b"", path=entry.data_key)
             if parts.producers:
@@ -401,7 +401,7 @@ def _fetch(body: ExternalObject, size_bytes: int, file: BinaryIO) -> None:
     while at < size_bytes:
         piece = body.read(at, min(PIECE_BYTES, size_bytes - at))
         if not piece:
-            raise Corrupt('cannot import a segment, its object is too short', object=body.key, at=at)
+            raise Corrupt("cannot import a segment, its object is too short", object=body.key, at=at)
         file.write(piece)
         at += len(piece)
     file.flush()
@@ -428,7 +428,7 @@ def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionN
     if manifest is None or (manifest.writer_id == _writer(source) and manifest.deleted_ms is None):
         return
     facts = {"store": target.url, "topic": name.topic, "partition": name.partition, "writer": manifest.writer_id}
-    raise Conflict('cannot import the bucket, another writer writes to the target, or the topic was deleted', **facts)
+    raise Conflict("cannot import the bucket, another writer writes to the target, or the topic was deleted", **facts)
 
 
 def _writer(source: ObjectStore) -> str:

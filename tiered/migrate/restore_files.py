@@ -139,7 +139,7 @@ def _write_row(storage: Storage, directory: str, remote: RemotePartition, entry:
             file.append(piece)
         if found != entry.content_crc32c:
             facts = {"expected": f"{entry.content_crc32c:08x}", "found": f"{found:08x}", "object": entry.data_key}
-            raise Corrupt('cannot restore a segment, its checksum differs', base_offset=entry.base_offset, **facts)
+            raise Corrupt("cannot restore a segment, its checksum differs", base_offset=entry.base_offset, **facts)
         file.sync()
     finally:
         file.close()

@@ -42,7 +42,7 @@ def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -
     the check under the directory's lock.
     """
     if storage.exists(root) and not storage.is_directory(root):
-        raise InvalidRequest('cannot restore, the target is a file: name a directory', directory=root)
+        raise InvalidRequest("cannot restore, the target is a file: name a directory", directory=root)
     registry = TopicRegistry([(storage, root)])
     for topic in topics:
         _check_free(storage, root, registry, topic)
@@ -70,7 +70,9 @@ def topic_id_for(storage: Storage, root: str, partition: TopicPartition, topic_i
 
 def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: TopicRestore) -> None:
     if topic.topic in {each.name for each in registry.all()}:
-        raise InvalidRequest('cannot restore the topic, the directory already has it', topic=topic.topic, directory=root)
+        raise InvalidRequest(
+            "cannot restore the topic, the directory already has it", topic=topic.topic, directory=root
+        )
     ids = set()
     for each in topic.partitions:
         partition = each.name.topic_partition
@@ -82,11 +84,15 @@ def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: Top
         if not any(_logs(storage, place).values()):
             if topic.wish.takes_over and topic_id != topic.topic_id:
                 facts = {"partition": partition, "topic_id": topic_id, "in_the_bucket": topic.topic_id}
-                raise Conflict('cannot take over the topic, the directory has an empty partition with another topic id', **facts)
+                raise Conflict(
+                    "cannot take over the topic, the directory has an empty partition with another topic id", **facts
+                )
         elif not _may_give_way(storage, root, each, topic, topic_id):
-            raise Conflict('cannot restore the partition, its directory contains other files', partition=partition, directory=place)
+            raise Conflict(
+                "cannot restore the partition, its directory contains other files", partition=partition, directory=place
+            )
     if len(ids) > 1:
-        raise Conflict('cannot restore the topic, its partitions in the directory have several ids', topic=topic.topic)
+        raise Conflict("cannot restore the topic, its partitions in the directory have several ids", topic=topic.topic)
 
 
 def _may_give_way(

@@ -68,11 +68,11 @@ class RestoreWish:
         """Raises InvalidRequest if the wishes contradict each other."""
         is_cut = self.to_offset is not None or self.to_time_ms is not None
         if self.to_offset is not None and self.to_time_ms is not None:
-            raise InvalidRequest('cannot restore, an end offset and an end time exclude each other')
+            raise InvalidRequest("cannot restore, an end offset and an end time exclude each other")
         if is_cut and self.takes_over:
-            raise InvalidRequest('cannot restore a part and take over, the bucket holds more records: fork the topic')
+            raise InvalidRequest("cannot restore a part and take over, the bucket holds more records: fork the topic")
         if self.kept is not Kept.ALL and not self.takes_over:
-            hint = 'without local files a writer must serve the tier: take over, or restore all'
+            hint = "without local files a writer must serve the tier: take over, or restore all"
             raise InvalidRequest(f"restoring, {hint}", kept=self.kept.value)
 
 
@@ -189,7 +189,7 @@ def plan_restore(
             _check_whole(store, topic, topic_id, {each.name for each in found})
     if len({topic for topic, _ in topics}) < len(topics):
         twice = sorted(f"{topic}-{topic_id}" for topic, topic_id in topics)
-        raise InvalidRequest('cannot restore, two topics have this name: choose one by its id', topics=",".join(twice))
+        raise InvalidRequest("cannot restore, two topics have this name: choose one by its id", topics=",".join(twice))
     return [
         TopicRestore(
             topic=topic,
@@ -206,8 +206,7 @@ def _missing(
     store: ObjectStore, missing: Sequence[RemotePartitionName], living: Sequence[RemotePartitionName]
 ) -> list[LeftOut]:
     ids = {name.topic_id for name in living}
-    attempt = ('cannot restore the topic, the bucket has no manifest of this partition: its records may '
-'be lost')
+    attempt = "cannot restore the topic, the bucket has no manifest of this partition: its records may be lost"
     return [
         LeftOut(name=name, error=NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url))
         for name in missing
@@ -223,8 +222,7 @@ def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collectio
     """
     missing = [name.partition for name in partitions_of(store, topic, topic_id) if name not in taken]
     if missing:
-        wrong = ('cannot take over a part of a topic, a writer owns all of its partitions: name the topic '
-'alone')
+        wrong = "cannot take over a part of a topic, a writer owns all of its partitions: name the topic alone"
         raise InvalidRequest(wrong, topic=topic, left_out=",".join(map(str, missing)))
 
 
@@ -241,17 +239,21 @@ def plan_partition(
     manifest = log.cached or log.refresh(exact=True)
     facts = {"topic": name.topic, "partition": name.partition}
     if manifest.deleted_ms is not None:
-        raise NotFound('cannot restore the topic, it was deleted', deleted_ms=manifest.deleted_ms, **facts)
+        raise NotFound("cannot restore the topic, it was deleted", deleted_ms=manifest.deleted_ms, **facts)
     if manifest.tier_disabled:
-        raise NotFound('cannot restore the topic, its remote tier was disabled: only its disk has its records', **facts)
+        raise NotFound("cannot restore the topic, its remote tier was disabled: only its disk has its records", **facts)
     all_rows = log.ask(manifest, lambda index: list(index.entries(manifest.min_readable_offset)))
     end = _end(store, name, manifest, wish, keys)
     entries = [entry for entry in all_rows if entry.base_offset < end and entry.next_offset > manifest.log_start_offset]
     reach = max((entry.cleaned_through or 0 for entry in entries), default=0)
     if reach > end and not wish.accepts_missing_keys:
-        hint = ('the topic was compacted: keys whose older records were replaced by newer ones above the '
-'end would be missing')
-        raise InvalidRequest(f"cannot restore a part, {hint}; accept that, or choose a later end", cut=end, exact_from=reach, **facts)
+        hint = (
+            "the topic was compacted: keys whose older records were replaced by newer ones above the "
+            "end would be missing"
+        )
+        raise InvalidRequest(
+            f"cannot restore a part, {hint}; accept that, or choose a later end", cut=end, exact_from=reach, **facts
+        )
     on_disk = _on_disk(entries, wish, manifest, now_ms)
     return PartitionRestore(
         name=name,

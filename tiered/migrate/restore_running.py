@@ -234,7 +234,7 @@ class _TopicWork:
         )
         if log.next_offset != planned.next_offset:
             facts = {"expected": planned.next_offset, "found": log.next_offset}
-            raise Corrupt('cannot restore the partition, its log ends at another offset', partition=partition, **facts)
+            raise Corrupt("cannot restore the partition, its log ends at another offset", partition=partition, **facts)
         return RestoredPartition(
             partition=partition,
             log_start_offset=log.log_start_offset,

@@ -267,7 +267,7 @@ def _prices(manager: LogManager) -> PriceTable | None:
     try:
         return configured_prices(manager.config)
     except LogError as error:
-        _log.warning('dollars are not shown: error=%s', error)
+        _log.warning("dollars are not shown: error=%s", error)
         return None
 
 

@@ -17,9 +17,9 @@ from tiered.config.properties import DEFAULTS, parse
 from tiered.config.property_table import Value
 from tiered.manager.manager import LogManager
 
-_APPENDS = 'it applies to appends, and the state contains their records'
-_THROTTLE = 'it changes the speed only'
-_ROOM = 'free space is checked when the plan is applied'
+_APPENDS = "it applies to appends, and the state contains their records"
+_THROTTLE = "it changes the speed only"
+_ROOM = "free space is checked when the plan is applied"
 WITHOUT_EFFECT: Mapping[str, str] = {
     "max.message.bytes": _APPENDS,
     "message.timestamp.type": _APPENDS,
@@ -43,15 +43,15 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "remote.log.manager.copier.thread.pool.size": _THROTTLE,
     "remote.log.manager.expiration.thread.pool.size": _THROTTLE,
     "remote.s3.client": "both clients send the same requests",
-    "remote.fetch.cache.bytes": 'it applies to readers',
-    "remote.fetch.cache.dir": 'it applies to readers',
-    "remote.fetch.cache.dir.max.bytes": 'it applies to readers',
+    "remote.fetch.cache.bytes": "it applies to readers",
+    "remote.fetch.cache.dir": "it applies to readers",
+    "remote.fetch.cache.dir.max.bytes": "it applies to readers",
     "log.dir.free.bytes.min": _ROOM,
     "log.dir.free.share.min": _ROOM,
     "log.dir.append.free.bytes.min": _ROOM,
     "log.dir.relief.free.bytes.min": _ROOM,
-    "clock.jump.hold.ms": 'the clock is checked when the plan is applied',
-    "cost.prices": 'the prices are compared, not their file',
+    "clock.jump.hold.ms": "the clock is checked when the plan is applied",
+    "cost.prices": "the prices are compared, not their file",
 }
 
 
@@ -76,7 +76,7 @@ def basis_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
     """Return ``orders retention.ms 86400000 -> 3600000`` for each fact that differs."""
     found = []
     for name in sorted({*before, *now}):
-        was, has = (each.get(name, 'built in') for each in (before, now))
+        was, has = (each.get(name, "built in") for each in (before, now))
         if was != has:
             found.append(f"{name} {was} -> {has}")
     return found
@@ -94,6 +94,6 @@ def _spelled(value: Value) -> str:
 def _told(prices: PriceTable | None) -> str:
     """Return date, region and a digest of all prices."""
     if prices is None:
-        return 'unknown'
+        return "unknown"
     digits = hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()
     return f"{prices.as_of} {prices.region} {digits}"

@@ -124,7 +124,7 @@ def _of_unknown(
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in snapshots:
         if each.partition not in seen:
-            why = " ".join(problems.get(each.partition, 'the contents of its remote tier are unknown').split())
+            why = " ".join(problems.get(each.partition, "the contents of its remote tier are unknown").split())
             found[each.partition] = remote_unknown_deferrals(each, why)
     return {name: some for name, some in found.items() if some}
 

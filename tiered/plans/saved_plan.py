@@ -123,7 +123,7 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
     Raises InvalidRequest for a plan for a later time.
     """
     if saved.is_for_later:
-        raise InvalidRequest('cannot apply the saved plan, it was made for a later time', at_ms=saved.plan.now_ms)
+        raise InvalidRequest("cannot apply the saved plan, it was made for a later time", at_ms=saved.plan.now_ms)
     topics = {name.topic for name in saved.plan.decisions}
     facts: dict[str, object] = {}
     others = basis_changes(saved.basis, plan_basis(manager, manager.config, topics, prices_or_none(manager.config)))
@@ -190,15 +190,20 @@ def decode_plan(body: bytes) -> SavedPlan:
     try:
         file = _FILE.decode(body)
         if (file.kind, file.schema_version) != (KIND, SCHEMA_VERSION):
-            raise InvalidRequest('cannot read the saved plan, it is of another kind', kind=file.kind, version=file.schema_version)
+            raise InvalidRequest(
+                "cannot read the saved plan, it is of another kind", kind=file.kind, version=file.schema_version
+            )
         decided = {
             TopicPartition(each.topic, each.partition): [_decision(one) for one in each.decisions]
             for each in file.partitions
         }
     except msgspec.MsgspecError as error:
         raise InvalidRequest(
-            ("cannot read the saved plan, the file is not a plan or is damaged; make one with 'tiered "
-"plan --out FILE'"), cause=error
+            (
+                "cannot read the saved plan, the file is not a plan or is damaged; make one with 'tiered "
+                "plan --out FILE'"
+            ),
+            cause=error,
         ) from None
     found: dict[TopicPartition, Sequence[Decision]] = dict(decided)
     saved = SavedPlan(
@@ -209,19 +214,19 @@ def decode_plan(body: bytes) -> SavedPlan:
         basis=file.basis,
     )
     if saved.fingerprint != file.fingerprint:
-        raise InvalidRequest('cannot read the saved plan, its fingerprints contradict each other')
+        raise InvalidRequest("cannot read the saved plan, its fingerprints contradict each other")
     return saved
 
 
 def _decision(fields: Mapping[str, object]) -> Decision:
     name = str(fields.get("decision"))
     if name not in _KINDS:
-        raise InvalidRequest('cannot read the saved plan, a decision is unknown', decision=name)
+        raise InvalidRequest("cannot read the saved plan, a decision is unknown", decision=name)
     given = {key: value for key, value in fields.items() if key != "decision"}
     return msgspec.convert(given, _KINDS[name])
 
 
-WRITING = 'cannot write the plan'
+WRITING = "cannot write the plan"
 
 
 def write_plan(saved: SavedPlan, path: str) -> None:
@@ -239,7 +244,7 @@ def read_plan(path: str) -> SavedPlan:
 
 def read_body(path: str) -> bytes:
     """Return the content of the file. Raises NotFound."""
-    return read_given(path, 'cannot read the saved plan', "make one with 'tiered plan --out FILE'")
+    return read_given(path, "cannot read the saved plan", "make one with 'tiered plan --out FILE'")
 
 
 def plan_of(body: bytes, path: str) -> SavedPlan:

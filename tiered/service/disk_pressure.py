@@ -52,7 +52,7 @@ class DiskRelief:
         for facts in directories:
             if not facts.is_offline and facts.free_bytes is not None and facts.free_bytes < least:
                 self.trouble = DiskFailed(
-                    'cannot append, the disk is full: appends are refused until it has space',
+                    "cannot append, the disk is full: appends are refused until it has space",
                     directory=facts.path,
                     free_bytes=facts.free_bytes,
                     least_bytes=least,
@@ -62,7 +62,7 @@ class DiskRelief:
                     _log.error("the disk is full: error=%s", self.trouble)
                 return
         if before is not None:
-            _log.warning('the disk has space again')
+            _log.warning("the disk has space again")
 
     def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
         inside = self._manager.partitions_in(root)
@@ -78,7 +78,9 @@ class DiskRelief:
             self._leaving.append((now_ms, delays[name], root, size))
             dropped += size
         _log.warning(
-            ('the disk is nearly full, copied segments are dropped early: directory=%s wanted=%d '
-'dropped=%d'), root, wanted, dropped
+            ("the disk is nearly full, copied segments are dropped early: directory=%s wanted=%d dropped=%d"),
+            root,
+            wanted,
+            dropped,
         )
         return dropped

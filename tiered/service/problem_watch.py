@@ -61,7 +61,7 @@ class ProblemWatch:
         since = {each.problem.where: each.since_ms for each in over}
         for group in group_problems(each.problem for each in over):
             lasted = format_ms(max(0, now_ms - min(since[where] for where in group.places)) // 1000 * 1000)
-            _log.warning('problem ended after %s: %s', lasted, group.line)
+            _log.warning("problem ended after %s: %s", lasted, group.line)
 
 
 def _problem(name: TopicPartition | None, error: LogError) -> Problem:

@@ -54,7 +54,7 @@ class ServiceManager:
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        self.tell("STOPPING=1", 'STATUS=finishing the current step')
+        self.tell("STOPPING=1", "STATUS=finishing the current step")
 
     def alive(self) -> None:
         self.tell("WATCHDOG=1")
@@ -69,7 +69,7 @@ class ServiceManager:
                 to.connect(self._address)
                 to.send(body)
         except OSError as error:
-            _log.warning('cannot notify the service manager: cause=%s', error.strerror)
+            _log.warning("cannot notify the service manager: cause=%s", error.strerror)
 
 
 class Heartbeat:
@@ -111,4 +111,4 @@ class Heartbeat:
         assert self._service.watchdog_s is not None, "started with one"
         while not self._end.wait(self._service.watchdog_s / 2):
             if not self.beat():
-                _log.error('maintenance has shown no progress for a long time: seconds=%.0f', self._silence_s)
+                _log.error("maintenance has shown no progress for a long time: seconds=%.0f", self._silence_s)

@@ -112,7 +112,7 @@ class Worker:
             self.trouble = error
             self.failures += 1
             if str(error) != str(before):
-                _log.error('maintenance round aborted: error=%s', error)
+                _log.error("maintenance round aborted: error=%s", error)
         self.rounds += 1
         self._ended_at = self._counted()
         self._note(now_ms, wall_ms)
@@ -133,9 +133,9 @@ class Worker:
             self._store_clock.ask(self.keeper.tell, wait_s=0.0 if self.rounds else WAIT_S)
             now_ms = self.keeper.now_ms(wall_ms)
         if self.keeper.trouble is not None and self.keeper.trouble is not before:
-            _log.error('the system clock has jumped: error=%s', self.keeper.trouble)
+            _log.error("the system clock has jumped: error=%s", self.keeper.trouble)
         elif self.keeper.trouble is None and before is not None:
-            _log.warning('the system clock is trusted again: now_ms=%d', now_ms)
+            _log.warning("the system clock is trusted again: now_ms=%d", now_ms)
         return now_ms
 
     def _note(self, now_ms: int, wall_ms: int, *, is_ended: bool = False) -> None:
@@ -148,7 +148,7 @@ class Worker:
             )
         except LogError as error:
             if str(error) != self._told:  # a full disk would repeat it in every run
-                _log.warning('cannot write the report of maintenance: cause=%s', error)
+                _log.warning("cannot write the report of maintenance: cause=%s", error)
             self._told = str(error)
         else:
             self._told = None

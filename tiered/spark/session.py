@@ -99,15 +99,17 @@ def check_interpreter(program: str) -> None:
     found = shutil.which(program)
     if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
         return
-    fix = f"set PYSPARK_PYTHON={sys.executable} before the session is made, or install the package there"
+    fix = f"set PYSPARK_PYTHON={sys.executable} before the session is created, or install the package there"
     facts = {"interpreter": found or program, "registered_by": sys.executable, "fix": fix}
     if found is None:
-        raise InvalidRequest("registering the sources with Spark, its workers' interpreter is not there", **facts)
+        raise InvalidRequest(
+            "cannot register the sources with Spark, the interpreter of its workers does not exist", **facts
+        )
     words = [found, "-c", "import tiered.spark.source.source"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - Spark runs it as well
     if done.returncode != 0:
         missing = (done.stderr.strip().splitlines() or ["unknown"])[-1]
-        attempt = "registering the sources with Spark, its workers' interpreter lacks the package"
+        attempt = "cannot register the sources with Spark, the interpreter of its workers lacks the package"
         raise InvalidRequest(attempt, missing=missing, **facts)
 
 
@@ -118,4 +120,4 @@ def ensure_pyspark() -> None:
         from pyspark.sql import datasource  # noqa: F401
     except ImportError as error:
         fix = "pip install 'tiered[spark]'"
-        raise InvalidRequest("starting Spark, a package is missing", missing=error.name, fix=fix) from error
+        raise InvalidRequest("cannot start Spark, a package is missing", missing=error.name, fix=fix) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tiered.node.problem_groups import cause_of, group_line, shared_message
 from tiered.status.status_report import Stuck
 
-_WHATS = {"upload": "upload waits", "deletion": 'deletion waits past the grace period'}
+_WHATS = {"upload": "upload waits", "deletion": "deletion waits past the grace period"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 STUCK_AFTER_MS = 30 * 60_000
 
-_BEGIN_WORK = 'start tiered run: no manager runs on this directory'
-_SET_CLOCK = ('set the clock; if the new time is right, restart the manager with -X '
-'clock.jump.hold.ms=0')
+_BEGIN_WORK = "start tiered run: no manager runs on this directory"
+_SET_CLOCK = "set the clock; if the new time is right, restart the manager with -X clock.jump.hold.ms=0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +188,11 @@ def _put_off(
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in waiting:
         if not each.head_sequence:
-            why = _flat(problems[each.partition]) if each.partition in problems else 'the state of its remote tier is unknown'
+            why = (
+                _flat(problems[each.partition])
+                if each.partition in problems
+                else "the state of its remote tier is unknown"
+            )
             found[each.partition] = remote_unknown_deferrals(each, why)
             continue
         try:
@@ -221,8 +224,10 @@ def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
     if work is None or work.is_ended or work.pid != holder:
         return f"{begin}, and has written no report of its maintenance"
     age = format_ms(max(0, now_ms - work.seen_ms) // 1000 * 1000)
-    return (f"{begin}; its report is {age} old: a maintenance round takes that long, or the disk has "
-'no space for the next report')
+    return (
+        f"{begin}; its report is {age} old: a maintenance round takes that long, or the disk has "
+        "no space for the next report"
+    )
 
 
 def _offline(manager: LogManager) -> Iterable[Stuck]:
@@ -292,7 +297,7 @@ def _uncleanable(name: TopicPartition, left: Uncleanable) -> Stuck:
 
 def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:
     """Yield uploads and deletions that were due before `before_ms`."""
-    go_on = 'the running manager is behind or fails: docs/runbooks/copy-lag-grows.md' if is_at_work else _BEGIN_WORK
+    go_on = "the running manager is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
         # A paused upload is no problem; the status reports it next to the figures.
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
@@ -300,7 +305,7 @@ def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool)
             yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
         if each.overdue_since_ms is not None and each.overdue_since_ms <= before_ms:
             what = f"deletion waits: {format_bytes(each.overdue_bytes)} past the grace period"
-            step = 'the pin of a reader may delay it: docs/runbooks/delete-lag.md' if is_at_work else go_on
+            step = "the pin of a reader may delay it: docs/runbooks/delete-lag.md" if is_at_work else go_on
             yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
 
 

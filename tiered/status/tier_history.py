@@ -72,7 +72,7 @@ def tier_history(
     found = read_series([(disk, root) for root in config.data_dirs])
     for name in topics:
         if name not in found.topics:
-            raise NotFound('cannot read the history of a topic', topic=name)
+            raise NotFound("cannot read the history of a topic", topic=name)
     if not topics:
         return [history_of(found, None, now_ms, span_ms)]
     return [history_of(found, name, now_ms, span_ms) for name in topics]

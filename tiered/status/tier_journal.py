@@ -51,7 +51,7 @@ class TierJournal:
             self._keep(now_ms, is_last=is_last)
         except LogError as error:
             if str(error) != self._complaint:
-                _log.warning('cannot write the history of the tiers: cause=%s', error)
+                _log.warning("cannot write the history of the tiers: cause=%s", error)
             self._complaint = str(error)
         else:
             self._noted, self._complaint = at, ""
@@ -81,7 +81,7 @@ class TierJournal:
             return read_series(self._manager.directory_places(), is_writer=True)
         except InvalidRequest as error:
             self._is_off = True
-            _log.warning('the history of the tiers is disabled: error=%s', error)
+            _log.warning("the history of the tiers is disabled: error=%s", error)
             return None
 
 
@@ -132,7 +132,7 @@ def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = Fals
             if is_writer:
                 raise
         except LogError as error:
-            _log.warning('the history file is unreadable, a new one begins: file=%s cause=%s', join(root, FILE), error)
+            _log.warning("the history file is unreadable, a new one begins: file=%s cause=%s", join(root, FILE), error)
     return found
 
 
@@ -141,7 +141,7 @@ def _dollars(manager: LogManager) -> dict[str, float] | None:
     try:
         prices = configured_prices(manager.config)
     except LogError as error:
-        _log.warning('dollars are not recorded: error=%s', error)
+        _log.warning("dollars are not recorded: error=%s", error)
         return None
     found: dict[str, float] = {}
     for name, kept in storage_costs(manager, prices).items():

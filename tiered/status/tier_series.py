@@ -190,11 +190,11 @@ class TierSeries:
             if not unpacker.eof:
                 raise ValueError("it goes on or breaks off")
             if found.version > VERSION:
-                raise InvalidRequest('cannot read the history, it is of a newer version', version=found.version)
+                raise InvalidRequest("cannot read the history, it is of a newer version", version=found.version)
             made = cls()
             made.topics = {name: Series.of_columns(found.steps, each) for name, each in found.series.items()}
         except (zlib.error, msgspec.MsgspecError, ValueError, OverflowError) as error:
-            raise Corrupt('cannot read the history', cause=" ".join(str(error).split())) from error
+            raise Corrupt("cannot read the history", cause=" ".join(str(error).split())) from error
         made.total = made.topics.pop(TOTAL, Series())
         return made
 
@@ -275,9 +275,9 @@ def _differences(column: array[int]) -> list[int]:
 
 def _checked(rung: tuple[array[int], ...]) -> tuple[array[int], ...]:
     if len(rung) != _COLUMNS or len({len(column) for column in rung}) != 1:
-        raise ValueError('its columns differ in length')
+        raise ValueError("its columns differ in length")
     if any(after <= before for before, after in pairwise(rung[_TIME])):
-        raise ValueError('its times do not ascend')
+        raise ValueError("its times do not ascend")
     if any(min(column, default=0) < UNKNOWN for column in rung):
-        raise ValueError('a figure is negative')
+        raise ValueError("a figure is negative")
     return rung

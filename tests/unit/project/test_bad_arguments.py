@@ -111,7 +111,7 @@ def test_invalid_values_are_refused_in_one_line_and_change_nothing(
 
 # Broken places: the hint that the answers must contain, and the change of the configuration. None: no change.
 _PLACES = {
-    "no such directory": ("tiered init", None),
+    "the directory does not exist": ("tiered init", None),
     "the bucket is gone": ("mend the url", ("/bucket", "/gone")),
     "the log directory is a file": ("a file stands where a directory should be", ('"data"', '"lines"')),
     "another manager is at work": ("stop that manager, or wait", None),
@@ -138,7 +138,7 @@ def test_every_command_in_a_broken_place_fails_in_one_line_and_changes_nothing(
             toml.write_text(toml.read_text().replace(*change))
         if what == "another manager is at work":
             stack.enter_context(LogManager.open(Config.load(str(toml)), now_ms=0))
-        place = ("-C", "nowhere") if what == "no such directory" else ()
+        place = ("-C", "nowhere") if what == "the directory does not exist" else ()
         told()
         found = {}
         for name, _, right in right_words(port, bucket):

@@ -51,7 +51,7 @@ def change_world(name: str, home: Path, patch: pytest.MonkeyPatch, stack: ExitSt
     texts = {
         "misspelt": "[defaults]\n'retenton.ms' = 1\n",
         "section": "[remot]\nurl = 's3://b'\n",
-        "no toml": "[local]\ndir = data\n",
+        "invalid TOML": "[local]\ndir = data\n",
         "not a directory": "[local]\ndir = 'lines'\n",
         "json": '{"local": {"dir": "data"}}\n',
         "no url": "[remote]\nurl = ''\n",

@@ -150,7 +150,7 @@ SETTINGS = (
     _entry(
         "a section misspelt in tiered.toml", "status", 2, "tiered.toml", hint="did_you_mean=remote", world="section"
     ),
-    _entry("a tiered.toml that is no TOML", "status", 2, "tiered.toml", "line 2", world="no toml"),
+    _entry("a tiered.toml that is no TOML", "status", 2, "tiered.toml", "line 2", world="invalid TOML"),
     _entry(
         "a tiered.toml that is JSON", "status", 2, "tiered.toml", "the file is JSON", hint="write TOML", world="json"
     ),
@@ -258,7 +258,11 @@ PLACES = (
         world="port taken",
     ),
     _entry(
-        "a certificate that is not there", "web --listen :0 --tls-cert no.pem", 2, "certificate=no.pem", "no such file"
+        "a certificate that is not there",
+        "web --listen :0 --tls-cert no.pem",
+        2,
+        "certificate=no.pem",
+        "does not exist",
     ),
     _entry(
         "a key without its certificate", "web --listen :0 --tls-key k.pem", 2, "--tls-key", hint="give --tls-cert, too"
@@ -350,7 +354,7 @@ RECORDS = (
     ),
     _entry("a record without key for a compacted topic", "append latest lines", 2, "partition=latest/0", "has no key"),
     _entry("a separator that the line has not", "append orders lines -K #", 2, "line=1", "separator='#'"),
-    _entry("lines that are no JSON", "append orders lines --jsonl", 2, "not json", "line=1"),
+    _entry("lines that are no JSON", "append orders lines --jsonl", 2, "it is not JSON", "line=1"),
     _entry("a topic compacted that only deletes", "compact orders", 2, "topic=orders", hint="cleanup.policy"),
     _entry("a saved plan that is not there", "apply plan.jsn --yes", 1, "file=plan.jsn"),
     _entry("a saved plan that is damaged", "apply broken.json --yes", 2, "file=broken.json", hint="tiered plan --out"),
@@ -418,7 +422,7 @@ RECORDS = (
         "said=0 asked=1",
         hint="leave it out of the lines",
     ),
-    _entry("offsets in a file that is none", "delete-records --file lines --yes", 2, "file=lines", "not json"),
+    _entry("offsets in a file that is none", "delete-records --file lines --yes", 2, "file=lines", "it is not JSON"),
     _entry("a directory given as brokers", "placement data -p 1 -r 1", 2, "file=data", "directory"),
     _entry("a directory given as a token", "web --token-file data", 2, "file=data", "directory"),
     _entry("an empty file given as a token", "web --token-file nothing", 2, "file=nothing", hint="letters_at_least=16"),

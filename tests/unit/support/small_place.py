@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from foreign_samples import NAME, put_log, write_log
+from external_samples import NAME, put_log, write_log
 
 from local.format.record import Record
 from local.log.producer_state import Producer

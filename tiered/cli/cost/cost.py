@@ -3,20 +3,84 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from tiered.cli.arguments import Number
 from tiered.cli.cost.cost_simulate import rate_option, report_estimates, simulate
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.render import Column, emit, output_option
+from tiered.cli.render import Result, Struct, columns_of, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
+from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars
+from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
-    from policies.cost.prices import PriceTable
     from tiered.cost.topic_cost import CostReport
+
+
+class TopicCost(Struct):
+    """A topic's bill: dollars a month by kind, and the figures behind it. Null: a tier could not be read."""
+
+    topic: Annotated[str, text("TOPIC")]
+    remote_bytes: Annotated[int | None, number("STORED", format_bytes)]
+    storage_dollars: Annotated[float | None, number("STORAGE", format_dollars)]
+    index_dollars: float | None
+    waiting_dollars: Annotated[float | None, number("WAITING", format_dollars)]
+    requests_dollars: Annotated[float, number("REQUESTS", format_dollars)]
+    retrieval_dollars: float | None
+    disk_dollars: Annotated[float | None, number("DISK", format_dollars)]
+    dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
+    double_storage_dollars: Annotated[float | None, number("DOUBLE", format_dollars)]
+    idle_dollars: Annotated[float | None, number("IDLE", format_dollars)]
+    segments: int | None
+    local_bytes: int | None
+    double_bytes: int | None
+    shared_bytes: int | None
+    puts_per_month: int
+    gets_per_month: int
+    lists_per_month: int
+    bytes_in_per_month: int
+    bytes_out_per_month: int
+    data_puts_per_month: int
+    data_gets_per_month: int
+    data_bytes_in_per_month: int
+    data_bytes_out_per_month: int
+    metered_months: float
+
+
+class CostShow(Result):
+    """``tiered cost show``."""
+
+    prices: PricesUsed
+    dollars_per_month: float | None
+    metered_since_ms: int | None
+    rate_since_ms: int | None
+    unread: list[UnreadPartitions]
+    topics: list[TopicCost]
+
+
+class Advice(Struct):
+    """One piece of advice; `segments` 0 for a setting."""
+
+    topic: Annotated[str, text("TOPIC")]
+    change: Annotated[str, text("CHANGE")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    saved_dollars: Annotated[float, number("SAVES/MONTH", format_dollars)]
+    once_dollars: Annotated[float, number("ONCE", format_dollars)]
+    payback_months: Annotated[float | None, number("MONTHS", "{:.1f}".format)]
+    reason: Annotated[str, text("WHY")]
+    segments: int
+    command: str
+
+
+class CostAdvise(Result):
+    """``tiered cost advise``."""
+
+    prices: PricesUsed
+    unread: list[UnreadPartitions]
+    advice: list[Advice]
 
 
 @click.group("cost")
@@ -35,14 +99,21 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
     A figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10.
     """
     from tiered.cost.topic_cost import cost_report
+    from tiered.status.unknown_figures import unread_rows
 
     with session.manager(read_only=True, is_brief=True) as manager:
         report = cost_report(manager, now_ms(), topics or None)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
-    rows = report.rows()
+    rows = [TopicCost.of_fields(each) for each in report.rows()]
     if output == "table" and len(rows) > 1:
         rows = [*rows, _sum(rows)]
-    emit("topics", rows, _COLUMNS, output, **report_facts(report))
+    print_result(
+        CostShow(
+            PricesUsed.of(report.prices), report.total, report.since_ms, report.rate_since_ms,
+            unread_rows(report.all_unread), rows,
+        ),
+        output,
+    )
     session.report_problems({**problems, **report.all_unread})
     for each in report.bills:
         if each.shared_bytes:
@@ -96,8 +167,8 @@ def advise(
 
             write_advice(save_advice(manager, found, at_ms, has_classes=_has_classes(session)), out)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
-    facts = {"prices": price_facts(found.prices), "unread": unread_rows(found.unread)}
-    emit("advice", found.rows(), _ADVICE_COLUMNS, output, **facts)
+    advice = [Advice.of_fields(each) for each in found.rows()]
+    print_result(CostAdvise(PricesUsed.of(found.prices), unread_rows(found.unread), advice), output)
     session.report_problems(problems)
     report_estimates(found.measured)
     for of in found.measured:
@@ -120,32 +191,11 @@ def _has_classes(session: Session) -> bool:
 cost.add_command(simulate)
 
 
-def price_facts(table: PriceTable) -> dict[str, object]:
-    """The JSON fields about prices next to the figures."""
-    return {"as_of": table.as_of, "region": table.region}
-
-
-def report_facts(report: CostReport) -> dict[str, object]:
-    """The JSON fields next to the rows."""
-    from tiered.status.unknown_figures import unread_rows
-
-    return {
-        "prices": price_facts(report.prices),
-        "dollars_per_month": report.total,
-        "metered_since_ms": report.since_ms,
-        "rate_since_ms": report.rate_since_ms,
-        "unread": unread_rows(report.all_unread),
-    }
-
-
-def _sum(rows: list[dict[str, object]]) -> dict[str, object]:
-    names = [column.name for column in _COLUMNS if column.title is not None and column.name != "topic"]
-    return {"topic": "total", **{name: _total([row[name] for row in rows]) for name in names}}
-
-
-def _total(values: list[object]) -> float | None:
-    """The sum; None if a value is unknown."""
-    return None if None in values else sum(float(str(value)) for value in values)
+def _sum(rows: list[TopicCost]) -> TopicCost:
+    """Return the row of sums; None if a value is unknown."""
+    values = {each.name: [getattr(row, each.name) for row in rows] for each in columns_of(TopicCost)[1:]}
+    sums = {name: None if None in some else sum(some) for name, some in values.items()}
+    return TopicCost.of(None, topic="total", **sums)
 
 
 def _words(report: CostReport) -> str:
@@ -156,52 +206,3 @@ def _words(report: CostReport) -> str:
         days = max(0, report.upto_ms - report.rate_since_ms) / 86_400_000
         when = f"requests metered since {day} ({days:.1f} days), a month of 30 days"
     return f"dollars a month; {table.region}, prices of {table.as_of}; {when}"
-
-
-def _dollars(value: object) -> str:
-    return format_dollars(float(str(value)))
-
-
-def _bytes(value: object) -> str:
-    return format_bytes(round(float(str(value))))
-
-
-def _months(value: object) -> str:
-    return f"{float(str(value)):.1f}"
-
-
-_ADVICE_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("change", "CHANGE"),
-    Column("size_bytes", "BYTES", _bytes, is_number=True),
-    Column("saved_dollars", "SAVES/MONTH", _dollars, is_number=True),
-    Column("once_dollars", "ONCE", _dollars, is_number=True),
-    Column("payback_months", "MONTHS", _months, is_number=True),
-    Column("reason", "WHY"),
-    Column("segments"),
-    Column("command"),
-)
-_COLUMNS = (
-    Column("topic", "TOPIC"),
-    Column("remote_bytes", "STORED", _bytes, is_number=True),
-    Column("storage_dollars", "STORAGE", _dollars, is_number=True),
-    Column("index_dollars"),
-    Column("waiting_dollars", "WAITING", _dollars, is_number=True),
-    Column("requests_dollars", "REQUESTS", _dollars, is_number=True),
-    Column("retrieval_dollars"),
-    Column("disk_dollars", "DISK", _dollars, is_number=True),
-    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
-    Column("double_storage_dollars", "DOUBLE", _dollars, is_number=True),
-    Column("idle_dollars", "IDLE", _dollars, is_number=True),
-    Column("segments"),
-    Column("local_bytes"),
-    Column("double_bytes"),
-    Column("shared_bytes"),
-    *(
-        Column(f"{name}_per_month")
-        for name in ("puts", "gets", "lists", "bytes_in", "bytes_out", "data_puts", "data_gets")
-    ),
-    Column("data_bytes_in_per_month"),
-    Column("data_bytes_out_per_month"),
-    Column("metered_months"),
-)

@@ -11,7 +11,7 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.errors import unread_code
-from tiered.cli.render import Column, emit, output_option, write_lines
+from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result, write_lines
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes, format_dollars, parse_bytes, parse_duration
 
@@ -34,6 +34,81 @@ def report_estimates(measured: Iterable[Measured]) -> None:
     for each in measured:
         if each.warning is not None and not each.is_unread:  # the problem lines report it
             click.echo(f"warning: {each.warning}", err=True)
+
+
+class Lever(Struct):
+    """A single change and the dollars that it saves a month."""
+
+    changes: str
+    saved_dollars: float
+
+
+class BreakEvenLine(Struct):
+    """A break-even; `value` null is without end."""
+
+    what: str
+    value: float | None
+    limit: float | None
+    unit: str
+    verdict: str
+
+
+class Basis(Struct):
+    """The basis of a topic's figures; `warning` if it is too little for a forecast of a month."""
+
+    topic: str
+    basis: list[str]
+    warning: str | None
+
+
+class CostVariant(Struct):
+    """Dollars and requests a month under some settings; null is as it is."""
+
+    changes: str
+    stored_bytes: Annotated[int, number("STORED", format_bytes)]
+    storage_dollars: Annotated[float, number("STORAGE", format_dollars)]
+    requests_dollars: Annotated[float, number("REQUESTS", format_dollars)]
+    retrieval_dollars: float
+    early_deletion_dollars: float
+    disk_dollars: float
+    dollars_per_month: Annotated[float, number("$/MONTH", format_dollars)]
+    saved_dollars: Annotated[float, number("SAVED", format_dollars)]
+    retention_ms: int | None
+    local_retention_ms: int | None
+    segment_bytes: int | None
+    part_bytes: int | None
+    compression: str | None
+    storage_class: str | None
+    read_share: float | None
+    index_dollars: float
+    waiting_dollars: float
+    double_storage_dollars: float
+    idle_dollars: float
+    local_bytes: int
+    objects: int
+    puts_per_month: int
+    posts_per_month: int
+    gets_per_month: int
+    heads_per_month: int
+    lists_per_month: int
+    deletes_per_month: int
+    bytes_in_per_month: int
+    bytes_out_per_month: int
+
+
+class CostSimulate(Result):
+    """``tiered cost simulate``; the first variant is the settings as they are, in their steady state.
+
+    `outside` lists the costs that no simulation counts.
+    """
+
+    prices: PricesUsed
+    levers: list[Lever]
+    break_evens: list[BreakEvenLine]
+    measured: list[Basis]
+    outside: list[str]
+    unread: list[UnreadPartitions]
+    variants: list[CostVariant]
 
 
 @click.command("simulate")
@@ -83,7 +158,8 @@ def simulate(
 
         write_lines(chart_lines(simulation, _width()))
     else:
-        emit("variants", _rows(simulation), _COLUMNS, output, **_facts(simulation), unread=unread_rows(unread))
+        columns = (_change(simulation), *columns_of(CostVariant))
+        print_result(_result(simulation, unread_rows(unread)), output, columns=columns)
     session.report_problems(problems)
     report_estimates(simulation.measured)
     session.say("\n".join(_words(simulation)))
@@ -140,12 +216,13 @@ def _share(text: str) -> float | None:
         return None
 
 
-def _rows(simulation: CostSimulation) -> list[dict[str, object]]:
+def _change(simulation: CostSimulation) -> Column:
+    """Return the first column of the table: the changes of a variant in short."""
     from tiered.cost.cost_simulation import shown
 
     costs = (simulation.today, *simulation.found)
-    short = (shown(each.variant, is_short=True) for each in costs)
-    return [{**row, "short": text} for row, text in zip(simulation.rows(), short, strict=True)]
+    short = {shown(each.variant): shown(each.variant, is_short=True) for each in costs}
+    return Column("", "CHANGE", of=lambda row: short.get(row.changes, row.changes))
 
 
 def _width() -> int:
@@ -192,72 +269,17 @@ def _line(each: object) -> str:
     return f"{each.what} {number(each.limit, each.unit)}, here {number(each.value, each.unit)}: {each.verdict}"
 
 
-def _facts(simulation: CostSimulation) -> dict[str, object]:
+def _result(simulation: CostSimulation, unread: list[UnreadPartitions]) -> CostSimulate:
     from policies.cost.workload import OUTSIDE
-    from tiered.cli.cost.cost import price_facts
     from tiered.cost.cost_simulation import shown
 
-    return {
-        "prices": price_facts(simulation.prices),
-        "sensitivities": [
-            {"changes": shown(each), "saved_dollars": dollars} for each, dollars in simulation.sensitivities
-        ],
-        "break_evens": [
-            {
-                "what": each.what,
-                "value": None if each.value == float("inf") else each.value,
-                "limit": each.limit,
-                "unit": each.unit,
-                "verdict": each.verdict,
-            }
-            for each in simulation.break_evens
-        ],
-        "measured": [
-            {"topic": each.topic, "basis": list(each.basis), "warning": each.warning} for each in simulation.measured
-        ],
-        "outside": list(OUTSIDE),
-    }
-
-
-def _dollars(value: object) -> str:
-    return format_dollars(float(str(value)))
-
-
-def _bytes(value: object) -> str:
-    return format_bytes(round(float(str(value))))
-
-
-_COLUMNS = (
-    Column("short", "CHANGE", only_table=True),
-    Column("changes"),
-    Column("stored_bytes", "STORED", _bytes, is_number=True),
-    Column("storage_dollars", "STORAGE", _dollars, is_number=True),
-    Column("requests_dollars", "REQUESTS", _dollars, is_number=True),
-    Column("retrieval_dollars"),
-    Column("early_deletion_dollars"),
-    Column("disk_dollars"),
-    Column("dollars_per_month", "$/MONTH", _dollars, is_number=True),
-    Column("saved_dollars", "SAVED", _dollars, is_number=True),
-    *(
-        Column(name)
-        for name in (
-            "retention_ms",
-            "local_retention_ms",
-            "segment_bytes",
-            "part_bytes",
-            "compression",
-            "storage_class",
-            "read_share",
-            "index_dollars",
-            "waiting_dollars",
-            "double_storage_dollars",
-            "idle_dollars",
-            "local_bytes",
-            "objects",
-        )
-    ),
-    *(
-        Column(f"{name}_per_month")
-        for name in ("puts", "posts", "gets", "heads", "lists", "deletes", "bytes_in", "bytes_out")
-    ),
-)
+    breaks = simulation.break_evens
+    return CostSimulate(
+        prices=PricesUsed.of(simulation.prices),
+        levers=[Lever(shown(each), dollars) for each, dollars in simulation.sensitivities],
+        break_evens=[BreakEvenLine.of(each, value=None if each.value == inf else each.value) for each in breaks],
+        measured=[Basis.of(each, basis=list(each.basis)) for each in simulation.measured],
+        outside=list(OUTSIDE),
+        unread=unread,
+        variants=[CostVariant.of_fields(each) for each in simulation.rows()],
+    )

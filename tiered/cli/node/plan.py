@@ -11,19 +11,13 @@ from tiered.cli.arguments import parse_moment
 from tiered.cli.errors import unread_code
 from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, settings_option
+from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_ms
 from tiered.status.deferral_rows import DeferredSegment
 from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.plans.planning import PricedPlan
-
-
-class PricesUsed(Struct):
-    """The price table of the dollars."""
-
-    as_of: str
-    region: str
 
 
 class PlannedDecision(Struct):
@@ -170,7 +164,7 @@ def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
 
     prices = priced.prices
     return {
-        "prices": PricesUsed(prices.as_of, prices.region) if prices is not None else None,
+        "prices": PricesUsed.of(prices) if prices is not None else None,
         **priced.totals(),
         "at_ms": priced.plan.now_ms if is_later else None,
         "unread": unread_rows(priced.missing),

@@ -146,7 +146,7 @@ def _chosen(
     if missing:
         known = sorted({topic for topic, _ in list_topics(store)})
         facts = {"missing": missing[0], "there_are": ",".join(known[:10]) or "none"}
-        raise NotFound("compacting with spark, no such topic or partition in the bucket", **facts)
+        raise NotFound("cannot compact with Spark, the bucket has no such topic or partition", **facts)
     return found
 
 

@@ -185,7 +185,7 @@ def _pass_two(bucket: Bucket) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
                 strings.setdefault(slot, []).append(offsets)
             else:
                 plans[slot] = tp, plan
-        assert strings.keys() <= plans.keys(), "offsets of a group that nobody planned"
+        assert strings.keys() <= plans.keys(), "offsets of an unplanned group"
         rows = (
             (tp, pickle.dumps(_rewrite(bucket, pickle.loads(plan), strings.pop(slot, []))))  # noqa: S301 - our own
             for slot, (tp, plan) in sorted(plans.items())

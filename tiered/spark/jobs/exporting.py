@@ -127,9 +127,9 @@ def export(
     Raises the errors of planning a read, and InvalidRequest for an invalid codec or job id, or a job of another bucket.
     """
     if codec not in CODECS:
-        raise InvalidRequest("exporting with spark, not a codec", codec=codec, choices=",".join(CODECS))
+        raise InvalidRequest("cannot export with Spark, the codec is unknown", codec=codec, choices=",".join(CODECS))
     if job_id is not None and not _JOB.fullmatch(job_id):
-        raise InvalidRequest("exporting with spark, not a job id: letters, digits, _", job=repr(job_id))
+        raise InvalidRequest("cannot export with Spark, invalid job id: use letters, digits and _", job=repr(job_id))
     asked = parse_options({"path": url, **options, "includeHeaders": "true"})
     target = Bucket(url=to, options=to_options or {}, work_directory=work_directory)
     with target.opened() as store:
@@ -251,7 +251,7 @@ class _Job:
         self.ranges = [_Range(**each) for each in plan["ranges"]] if plan is not None else []
         if plan is not None and plan["source"] != source:
             facts = {"job": job_id, "source": plan["source"], "asked": source}
-            raise InvalidRequest("going on with an export, the job is another bucket's", **facts)
+            raise InvalidRequest("cannot resume the export, the job belongs to another bucket", **facts)
         while (wave := self._read(f"wave-{len(self.waves):06d}.json")) is not None:
             self.waves.append(tuple(ExportedFile(**each) for each in wave["files"]))
             self._reached.update({(topic, partition): reached for topic, partition, reached in wave["reached"]})
@@ -270,7 +270,9 @@ class _Job:
             self._store.put_if_absent(self._key("plan.json"), json.dumps(plan).encode())
         except AlreadyExists as error:  # or this job's own plan, from an attempt in doubt
             if self._read("plan.json") != plan:
-                raise InvalidRequest("exporting with spark, another driver runs this job", job=self.job_id) from error
+                raise InvalidRequest(
+                    "cannot export with Spark, another driver runs this job", job=self.job_id
+                ) from error
 
     def left(self) -> list[_Range]:
         """The ranges that no wave has reached."""
@@ -329,7 +331,7 @@ class _Job:
         try:
             return json.loads(body)
         except ValueError as error:
-            raise Corrupt("reading the record of an export, not JSON", object=self._key(name)) from error
+            raise Corrupt("cannot read the record of an export, it is not JSON", object=self._key(name)) from error
 
 
 def _writing(target: Bucket, asked: ReadOptions, codec: Codec) -> Callable[[_Task], list[ExportedFile]]:

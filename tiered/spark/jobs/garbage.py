@@ -65,7 +65,7 @@ def list_garbage(
 
     def lists() -> Iterator[GarbageList]:
         nonlocal done
-        told = f"looking for orphans of {len(names)} partitions"
+        told = f"finding orphans of {len(names)} partitions"
         for wave in in_task_batches(
             spark, told, packs, search, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop
         ):

@@ -51,7 +51,7 @@ def scrub(
     with bucket.opened() as store:
         names = chosen_partitions(store, [(topic, None) for topic in topics])
     if missing := sorted(set(topics) - {name.topic for name in names}):
-        raise NotFound("scrubbing with spark, no such topic in the bucket", topic=missing[0])
+        raise NotFound("cannot scrub with Spark, the topic is not in the bucket", topic=missing[0])
     return scrub_partitions(
         spark,
         bucket,

@@ -39,7 +39,9 @@ class Router:
         others = set(batch["topic"].unique().to_pylist()) - {None, self._plan.topic} if "topic" in names else set()
         if others:
             other, expected = others.pop(), self._plan.topic
-            raise InvalidRequest("writing with spark, a row of another topic", topic=other, expected=expected)
+            raise InvalidRequest(
+                "cannot write with Spark, a row belongs to another topic", topic=other, expected=expected
+            )
         columns: dict[str, Any] = {name: batch[name] for name in ("key", "value", "headers") if name in names}
         if "timestamp" in names:
             columns["timestamp"] = _in_ms(batch["timestamp"]).fill_null(self._plan.now_ms)

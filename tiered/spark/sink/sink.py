@@ -136,7 +136,9 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
     """
     options = parse_write_options(given)
     if overwrite:
-        raise InvalidRequest("writing with spark, a log is appended to", mode="overwrite", fix='mode("append")')
+        raise InvalidRequest(
+            "cannot write with Spark, the save mode must be append", mode="overwrite", fix='mode("append")'
+        )
     return BatchWriter(options, _planned(options, schema))
 
 
@@ -147,7 +149,9 @@ def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
     """
     options = parse_write_options(given)
     if options.job_id is None:
-        raise InvalidRequest("writing a stream, the option jobId is needed: it names the stream over restarts")
+        raise InvalidRequest(
+            "cannot write a stream, the option jobId is required: it identifies the stream across restarts"
+        )
     return StreamWriter(options, _planned(options, schema, is_stream=True))
 
 
@@ -175,9 +179,11 @@ def _check_columns(schema: StructType) -> None:
     for field in schema.fields:
         if field.dataType.simpleString() not in COLUMNS.get(field.name, ()):
             asked = f"{field.name} {field.dataType.simpleString()}"
-            raise InvalidRequest("writing with spark, no such column", asked=asked, has=has)
+            raise InvalidRequest("cannot write with Spark, unknown column", asked=asked, has=has)
     if "value" not in schema.fieldNames():
-        raise InvalidRequest("writing with spark, the column value is needed", has=", ".join(schema.fieldNames()))
+        raise InvalidRequest(
+            "cannot write with Spark, the column value is required", has=", ".join(schema.fieldNames())
+        )
 
 
 def _parts(messages: list[WriterCommitMessage | None]) -> list[Ingested]:

@@ -56,9 +56,11 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     options, settings = _known(given)
     urls = [options[name] for name in ("path", "url") if name in options]
     if len(urls) != 1 or not urls[0]:
-        raise InvalidRequest("writing with spark, exactly one of the options path and url is needed", given=len(urls))
+        raise InvalidRequest(
+            "cannot write with Spark, exactly one of the options path and url is required", given=len(urls)
+        )
     if "topic" not in options:
-        raise InvalidRequest("writing with spark, the option topic is needed")
+        raise InvalidRequest("cannot write with Spark, the option topic is required")
     count = options.get("createpartitions")
     return WriteOptions(
         bucket=Bucket(
@@ -93,20 +95,20 @@ def _known(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             options[low] = value
         elif low in PROPERTIES:
             if not PROPERTIES[low].is_per_topic and low not in STORE_SETTINGS:
-                raise InvalidRequest("writing with spark, a setting of a node, which a job cannot honour", option=name)
+                raise InvalidRequest("cannot write with Spark, a job does not support settings of a node", option=name)
             parse(low, value, {"option": name})
             settings[low] = canonical(low, value)
         else:
             near = get_close_matches(low, [*real, *PROPERTIES], n=1)
             hint = real.get(near[0], near[0]) if near else None
-            raise InvalidRequest("writing with spark, unknown option", option=name, did_you_mean=hint)
+            raise InvalidRequest("cannot write with Spark, unknown option", option=name, did_you_mean=hint)
     return options, settings
 
 
 def _span(options: Mapping[str, str]) -> int | None:
     if _word(options, "offsets", ("ranges", "dense")) == "dense":
         if "offsetspertask" in options:
-            raise InvalidRequest("writing with spark, offsetsPerTask is for offsets=ranges")
+            raise InvalidRequest("cannot write with Spark, offsetsPerTask requires offsets=ranges")
         return None
     return _number("offsetsPerTask", options.get("offsetspertask", str(SPAN)))
 
@@ -118,7 +120,9 @@ def _object(text: str) -> dict[str, object]:
         value = None
     if not isinstance(value, dict):
         # The text may hold a password, and so may the decoder's message, which quotes it.
-        raise InvalidRequest("writing with spark, a wrong option, not a JSON object", option="storeOptions") from None
+        raise InvalidRequest(
+            "cannot write with Spark, invalid option, it is not a JSON object", option="storeOptions"
+        ) from None
     return value
 
 
@@ -126,11 +130,15 @@ def _word(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
     value = options.get(name.lower(), words[0]).strip().lower()
     if value not in words:
         allowed = ", ".join(words)
-        raise InvalidRequest(f"writing with spark, a wrong option, not one of {allowed}", option=name, value=value)
+        raise InvalidRequest(
+            f"cannot write with Spark, invalid option, it is not one of {allowed}", option=name, value=value
+        )
     return value
 
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise InvalidRequest("writing with spark, a wrong option, not a number above zero", option=name, value=text)
+        raise InvalidRequest(
+            "cannot write with Spark, invalid option, it is not a number above zero", option=name, value=text
+        )
     return int(text)

@@ -49,9 +49,9 @@ def read_arrow(
     asked = parse_options({"path": url, **options})
     names = tuple(columns if columns is not None else (name for name in TYPES if name != "headers"))
     if unknown := [name for name in names if name not in TYPES]:
-        raise InvalidRequest("reading with spark, no such column", asked=unknown[0], has=", ".join(TYPES))
+        raise InvalidRequest("cannot read with Spark, unknown column", asked=unknown[0], has=", ".join(TYPES))
     if (function is None) != (schema is None):
-        raise InvalidRequest("reading with spark, a function and the schema of what it gives go together")
+        raise InvalidRequest("cannot read with Spark, a function and the schema of its result require each other")
     store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
     try:
         splits = [pickle.dumps(split) for split in plan_read(store, asked)]

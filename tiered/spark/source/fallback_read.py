@@ -41,9 +41,11 @@ def fallback_reads(
     start, end = max(segment.base_offset, from_offset), segment.next_offset
     rows = _rows(store, split, start, end)
     if any(row.ulid == segment.ulid for row in rows):
-        raise Corrupt("reading a segment, its object is missing", partition=name, object=segment.data_key)
+        raise Corrupt("cannot read a segment, its object is missing", partition=name, object=segment.data_key)
     has = sum(min(row.next_offset, end) - max(row.base_offset, start) for row in rows)
-    _log.warning("a segment is gone: partition=%s object=%s offsets_left=%d", name, segment.data_key, has)
+    _log.warning(
+        "an object of a segment does not exist: partition=%s object=%s offsets_left=%d", name, segment.data_key, has
+    )
     for row in rows:
         offset = max(start, row.base_offset)
         for data in row_runs(remote, row, offset, remote.position_of_offset(row, offset)):

@@ -168,12 +168,15 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     options = _known(given)
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pins", "readCompacted"):
         if name.lower() in options:
-            raise InvalidRequest("reading with spark, an option that a stream has not", option=name)
+            raise InvalidRequest("cannot read with Spark, streams do not support this option", option=name)
     if "layout" in options:
         # External software may upload in any order: a late segment would already have been skipped as a gap.
-        attempt = "reading a stream, a bucket that others fill does not say what is still to come between its segments"
+        attempt = (
+            "cannot read a stream from an external bucket, it does not state whether earlier "
+            "segments are still to be copied"
+        )
         raise InvalidRequest(
-            attempt, option="layout", fix="batch reads of ranges, or tiered import and a stream of that"
+            attempt, option="layout", fix="use batch reads of ranges, or tiered import and a stream of the result"
         )
     delay = options.get("maxtriggerdelay", str(TRIGGER_DELAY_MS))
     return StreamOptions(
@@ -189,7 +192,9 @@ def _read_options(options: Mapping[str, str], *, is_stream: bool) -> ReadOptions
     topics, pattern, partitions = _chosen_topics(options)
     urls = [options[name] for name in ("path", "url") if name in options]
     if len(urls) != 1 or not urls[0]:
-        raise InvalidRequest("reading with spark, exactly one of the options path and url is needed", given=len(urls))
+        raise InvalidRequest(
+            "cannot read with Spark, exactly one of the options path and url is required", given=len(urls)
+        )
     return ReadOptions(
         url=urls[0],
         store_options=_object("storeOptions", options.get("storeoptions", "{}"), secret=True),
@@ -223,9 +228,9 @@ def check_no_table(given: Mapping[str, str]) -> None:
     """
     if not given or "provider" in {name.lower() for name in given}:
         fix = "CREATE TEMPORARY VIEW name USING tiered OPTIONS (path '...', subscribe '...')"
-        attempt = "a table of Spark's catalog keeps no options of a Python source, make a temporary view"
-        attempt = attempt if given else f"no option is given, path and subscribe are needed; {attempt}"
-        raise InvalidRequest(f"reading with spark, {attempt}", fix=fix)
+        attempt = "a table of the Spark catalog stores no options of a Python source, create a temporary view"
+        attempt = attempt if given else f"no option is set, path and subscribe are required; {attempt}"
+        raise InvalidRequest(f"cannot read with Spark, {attempt}", fix=fix)
 
 
 def includes_headers(given: Mapping[str, str]) -> bool:
@@ -254,7 +259,7 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
         elif low not in ignored and not low.startswith("kafka."):
             near = get_close_matches(low, real, n=1)
             hint = real[near[0]] if near else None
-            raise InvalidRequest("reading with spark, unknown option", option=name, did_you_mean=hint)
+            raise InvalidRequest("cannot read with Spark, unknown option", option=name, did_you_mean=hint)
     return options
 
 
@@ -264,14 +269,14 @@ def _chosen_topics(
     """(topics, pattern, partitions), of which one is not None."""
     ways = [name for name in ("subscribe", "subscribepattern", "assign") if name in options]
     if len(ways) != 1:
-        needed = "reading with spark, exactly one of subscribe, subscribePattern and assign is needed"
+        needed = "cannot read with Spark, exactly one of subscribe, subscribePattern and assign is required"
         raise InvalidRequest(needed, given=",".join(ways) or "none")
     value = options[ways[0]]
     match ways[0]:
         case "subscribe":
             names = [name.strip() for name in value.split(",")]
             if not any(names):
-                raise _wrong("subscribe", value, "no topic is named")
+                raise _wrong("subscribe", value, "it names no topic")
             return tuple(dict.fromkeys(check_topic(name) for name in names if name)), None, None
         case "subscribepattern":
             if not value.strip():
@@ -284,10 +289,10 @@ def _chosen_topics(
     found = []
     for topic, numbers in _object("assign", value).items():
         if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
-            raise _wrong("assign", value, 'not of the form {"topic":[0,1]}')
+            raise _wrong("assign", value, 'it is not of the form {"topic":[0,1]}')
         found += [TopicPartition(topic, number) for number in numbers]
     if not found:
-        raise _wrong("assign", value, "no partition is named")
+        raise _wrong("assign", value, "it names no partition")
     return None, None, tuple(dict.fromkeys(found))
 
 
@@ -305,11 +310,11 @@ def _bound(options: Mapping[str, str], side: str, default: int, *, is_stream: bo
     if text.lower() in ("", word):
         return Bound(everywhere=default)
     if text.lower() in ("earliest", "latest"):
-        raise _wrong(f"{side}Offsets", text, f"a batch read can only take {word} or JSON")
+        raise _wrong(f"{side}Offsets", text, f"a batch read takes only {word} or JSON")
     by_topic = _by_topic(f"{side}Offsets", text)
     by_partition = _by_partition(f"{side}Offsets", text, lowest=EARLIEST, passed_over=by_topic)
     if not is_stream and -3 - default in {*by_partition.values(), *by_topic.values()}:  # the other one of -2 and -1
-        raise _wrong(f"{side}Offsets", text, f"{-3 - default} makes an empty read of a batch, {default} is {word}")
+        raise _wrong(f"{side}Offsets", text, f"{-3 - default} makes a batch read empty, {default} is {word}")
     return Bound(by_topic=by_topic, by_partition=by_partition)
 
 
@@ -318,7 +323,7 @@ def _by_topic(name: str, text: str) -> dict[str, int]:
     words = {"earliest": EARLIEST, "latest": LATEST}
     found = {topic: value for topic, value in _object(name, text).items() if isinstance(value, str)}
     if not all(value.lower() in words for value in found.values()):
-        raise _wrong(name, text, 'of a whole topic only "earliest" and "latest" can be said')
+        raise _wrong(name, text, 'for a whole topic only "earliest" and "latest" are allowed')
     return {topic: words[value.lower()] for topic, value in found.items()}
 
 
@@ -328,10 +333,10 @@ def _by_partition(name: str, text: str, *, lowest: int, passed_over: Collection[
         if topic in passed_over:
             continue
         if not isinstance(values, dict):
-            raise _wrong(name, text, 'not of the form {"topic":{"0":23}}')
+            raise _wrong(name, text, 'it is not of the form {"topic":{"0":23}}')
         for number, value in values.items():
             if not (number.isascii() and number.isdigit()) or type(value) is not int or value < lowest:
-                raise _wrong(name, text, 'not of the form {"topic":{"0":23}}')
+                raise _wrong(name, text, 'it is not of the form {"topic":{"0":23}}')
             found[TopicPartition(topic, int(number))] = value
     return found
 
@@ -341,9 +346,9 @@ def _object(name: str, text: str, *, secret: bool = False) -> dict[str, object]:
         value = json.loads(text)
     except ValueError as error:
         # The text of storeOptions may hold a password; so may the decoder's message, which quotes it.
-        raise _wrong(name, None if secret else text, "not JSON") from (None if secret else error)
+        raise _wrong(name, None if secret else text, "it is not JSON") from (None if secret else error)
     if not isinstance(value, dict):
-        raise _wrong(name, None if secret else text, "not a JSON object")
+        raise _wrong(name, None if secret else text, "it is not a JSON object")
     return value
 
 
@@ -351,14 +356,14 @@ def _word(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
     """The option's value in lower case; by default the first of `words`."""
     value = options.get(name.lower(), words[0]).strip().lower()
     if value not in words:
-        raise _wrong(name, value, "not one of " + ", ".join(words))
+        raise _wrong(name, value, "it is not one of " + ", ".join(words))
     return value
 
 
 def _layout(options: Mapping[str, str]) -> LayoutOptions:
     files = _object("layoutKeys", options.get("layoutkeys", "{}"))
     if not all(isinstance(path, str) for path in files.values()):
-        raise _wrong("layoutKeys", options.get("layoutkeys"), 'not of the form {"id":"/file"}')
+        raise _wrong("layoutKeys", options.get("layoutkeys"), 'it is not of the form {"id":"/file"}')
     return LayoutOptions(
         layout=_word(options, "layout", (OURS.layout, *(word for word in WORDS if word != OURS.layout))),
         prefixes=tuple(options.get("layoutprefixes", "").split(",")),
@@ -388,7 +393,7 @@ def _pins(text: str) -> dict[str, Mapping[str, object]]:
     found: dict[str, Mapping[str, object]] = {}
     for prefix, pin in _object("pins", text).items():
         if not isinstance(pin, dict):
-            raise _wrong("pins", text, "not what tiered.spark.source.pinned_snapshots.pinned gave")
+            raise _wrong("pins", text, "it is not a result of tiered.spark.source.pinned_snapshots.pinned")
         found[prefix] = pin
     return found
 
@@ -402,7 +407,7 @@ def _integer(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise _wrong(name, text, "not a whole number of milliseconds") from error
+        raise _wrong(name, text, "it is not a whole number of milliseconds") from error
 
 
 def _count(name: str, text: str, parse: Callable[[str], int | None]) -> int:
@@ -411,9 +416,9 @@ def _count(name: str, text: str, parse: Callable[[str], int | None]) -> int:
     except ValueError:
         value = None
     if value is None or value < 1:
-        raise _wrong(name, text, "not a number above zero")
+        raise _wrong(name, text, "it is not a number above zero")
     return value
 
 
 def _wrong(name: str, value: str | None, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"reading with spark, a wrong option, {problem}", option=name, value=value)
+    return InvalidRequest(f"cannot read with Spark, invalid option, {problem}", option=name, value=value)

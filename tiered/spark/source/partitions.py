@@ -76,7 +76,7 @@ class OpenPartition:
             return None
         view = find_view(self.manifest.views, options.view)
         if view is None or not view.is_built:
-            attempt = f"reading a compacted view, there is none: build it with 'tiered view build {self.name.topic}'"
+            attempt = f"the topic has no compacted view: build it with 'tiered view build {self.name.topic}'"
             raise NotFound(attempt, partition=self.name.topic_partition, view=options.view)
         return view
 
@@ -96,7 +96,7 @@ class OpenPartition:
         end = self.offset_of(options.end, options, (first, after), is_end=True)
         if start > end and options.fail_on_data_loss and options.start.kind is options.end.kind:
             raise OffsetOutOfRange(
-                "reading with spark, the start lies above the end (failOnDataLoss=false reads nothing there)",
+                ("cannot read with Spark, the start is above the end (failOnDataLoss=false reads nothing there)"),
                 partition=self.name.topic_partition,
                 start=start,
                 end=end,
@@ -137,7 +137,7 @@ class OpenPartition:
         if options.fail_on_data_loss and not first <= offset <= after:
             facts = {"offset": offset, "log_start_offset": first, "next_offset": after}
             raise OffsetOutOfRange(
-                "reading with spark, offset outside the log", partition=self.name.topic_partition, **facts
+                "cannot read with Spark, the offset is outside the log", partition=self.name.topic_partition, **facts
             )
         return min(max(offset, first), after)
 
@@ -174,14 +174,14 @@ class OpenPartition:
         lost = [(first, after) for first, after in log.gaps if first < end and after > start]
         if lost:
             told = " ".join(f"[{first}, {after})" for first, after in lost[:5])
-            attempt = "reading with spark, the bucket lacks segments (failOnDataLoss=false reads what is left)"
+            attempt = "cannot read with Spark, the bucket lacks segments (failOnDataLoss=false reads the others)"
             raise OffsetOutOfRange(attempt, partition=self.name.topic_partition, lost=told)
 
     def _check_gap(self, view: CompactedView, start: int, end: int) -> None:
         assert self.manifest is not None, "a view lies in a head"
         gap = view.gap(self.manifest.log_start_offset)
         if gap is not None and start < gap[1] and end > gap[0]:
-            attempt = "reading a compacted view, the log no longer holds what follows it"
+            attempt = "cannot read the compacted view, the log no longer holds the records that follow it"
             raise OffsetOutOfRange(
                 attempt, partition=self.name.topic_partition, view=view.name, lost=f"[{gap[0]}, {gap[1]})"
             )
@@ -204,7 +204,7 @@ class OpenPartition:
         if found is None and strict:
             fix = "startingOffsetsByTimestampStrategy=latest reads nothing there"
             raise InvalidRequest(
-                "reading with spark, no record at or after the starting timestamp",
+                "cannot read with Spark, there is no record at or after the starting timestamp",
                 partition=self.name.topic_partition,
                 timestamp_ms=timestamp_ms,
                 fix=fix,

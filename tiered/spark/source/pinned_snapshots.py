@@ -44,7 +44,7 @@ def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
     """
     asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
     if asked.pin_ms is None:
-        raise InvalidRequest("pinning heads for spark, pin=none pins nothing")
+        raise InvalidRequest("cannot pin manifests for Spark, pin=none pins nothing")
     store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
     try:
         opened = open_partitions(store, asked, wall_ms())

@@ -57,7 +57,7 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
     except AccessDenied as error:
         if options.must_pin:
             raise
-        _log.warning("a head cannot be pinned, the grace time has to do: prefix=%s cause=%s", prefix, error)
+        _log.warning("cannot pin a manifest, the job relies on the grace period: prefix=%s cause=%s", prefix, error)
         return metadata, None
     return metadata, pin
 
@@ -75,7 +75,7 @@ def release_or_warn(store: ObjectStore, prefix: str, pin: Pin) -> None:
     try:
         release(store, prefix, [pin])
     except LogError as error:
-        _log.warning("a pin stays until it expires: prefix=%s key=%s cause=%s", prefix, pin.key, error)
+        _log.warning("cannot delete a pin, it expires later: prefix=%s key=%s cause=%s", prefix, pin.key, error)
 
 
 class PinKeeper:
@@ -110,10 +110,10 @@ class PinKeeper:
         try:
             later = renew(self._store, self._prefix, self._pin, clock=self._clock, expires_ms=now_ms + self._pin_ms)
         except LogError as error:
-            _log.warning("a pin is not renewed: prefix=%s key=%s cause=%s", self._prefix, self._pin.key, error)
+            _log.warning("cannot renew a pin: prefix=%s key=%s cause=%s", self._prefix, self._pin.key, error)
             return
         if later is None:
-            _log.warning("a pin has lapsed, or was let go of: prefix=%s key=%s", self._prefix, self._pin.key)
+            _log.warning("a pin has expired, or was released: prefix=%s key=%s", self._prefix, self._pin.key)
             self._pin = None
             return
         _known_ends[name] = later.expires_ms  # by the first pin's name, although the renewed pin has another one
@@ -134,4 +134,4 @@ def _pin_of(given: Mapping[str, object]) -> Pin:
             "holder": str(holder),
         }:
             return Pin(key=key, sequence=sequence, commit_id=commit_id, expires_ms=expires_ms, holder=holder)
-    raise InvalidRequest("reading with spark, a wrong option, no pin", option="pins", value=dict(given))
+    raise InvalidRequest("cannot read with Spark, invalid option, there is no pin", option="pins", value=dict(given))

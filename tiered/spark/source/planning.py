@@ -145,11 +145,11 @@ def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> 
         wanted = set(options.topics or ()) | {each.topic for each in options.partitions or ()}
     if missing := sorted(wanted - topics):
         there_are = ",".join(sorted(topics)[:10]) or "none"
-        raise NotFound("reading with spark, no such topic in the bucket", topic=missing[0], there_are=there_are)
+        raise NotFound("cannot read with Spark, the topic is not in the bucket", topic=missing[0], there_are=there_are)
     found = [name for name in there if name.topic in wanted and options.topic_id in (None, name.topic_id)]
     for topic in sorted(wanted):
         if all(name.topic != topic for name in found):
-            raise NotFound("reading with spark, no topic of this id", topic=topic, topic_id=options.topic_id)
+            raise NotFound("cannot read with Spark, no topic has this id", topic=topic, topic_id=options.topic_id)
     asked = None if options.partitions is None else set(options.partitions)
     return [name for name in found if asked is None or name.topic_partition in asked]
 
@@ -164,16 +164,18 @@ def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> 
     for topic in sorted({each.name.topic for each in opened}):
         ids = sorted({each.name.topic_id for each in living if each.name.topic == topic})
         if not ids and options.pattern is None:
-            raise NotFound("reading with spark, the topic was deleted", topic=topic)
+            raise NotFound("cannot read with Spark, the topic was deleted", topic=topic)
         if len(ids) > 1:
-            needed = "reading with spark, the bucket holds several topics of one name, option topicId is needed"
+            needed = (
+                "cannot read with Spark, the bucket has several topics of this name, the option topicId is required"
+            )
             raise InvalidRequest(needed, topic=topic, topic_ids=",".join(ids))
     if options.partitions is None:
         return living
     by_name = {each.name.topic_partition: each for each in living}
     for partition in options.partitions:
         if partition not in by_name:
-            raise NotFound("reading with spark, no such partition in the bucket", partition=partition)
+            raise NotFound("cannot read with Spark, the partition is not in the bucket", partition=partition)
     return [by_name[partition] for partition in options.partitions]
 
 
@@ -189,11 +191,15 @@ def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
         return
     for partition in sorted(known):
         if bound.value_of(partition) is None:
-            raise InvalidRequest(f"reading with spark, {side} values must name every partition read", missing=partition)
+            raise InvalidRequest(
+                f"cannot read with Spark, {side} values must name every partition that is read", missing=partition
+            )
     for topic in sorted(bound.by_topic.keys() - {partition.topic for partition in known}):
-        raise InvalidRequest(f"reading with spark, {side} values name a topic not read", topic=topic)
+        raise InvalidRequest(f"cannot read with Spark, {side} values name a topic that is not read", topic=topic)
     for partition in sorted(bound.by_partition.keys() - known):
-        raise InvalidRequest(f"reading with spark, {side} values name a partition not read", partition=partition)
+        raise InvalidRequest(
+            f"cannot read with Spark, {side} values name a partition that is not read", partition=partition
+        )
 
 
 def _let_go(store: ObjectStore, opened: Iterable[OpenPartition], options: ReadOptions) -> None:

@@ -103,7 +103,7 @@ def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.in
     if len(strange):
         at = int(strange[0])
         raise InvalidRequest(
-            "reading with spark, a timestamp that does not fit its column; leave it out by .schema(...)",
+            ("cannot read with Spark, a timestamp does not fit in its column; leave the column out by .schema(...)"),
             partition=TopicPartition(topic, partition),
             offset=int(columns.offsets[at]),
             timestamp_ms=int(columns.timestamps[at]),

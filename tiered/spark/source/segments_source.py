@@ -53,7 +53,9 @@ def parse_segments_options(given: Mapping[str, str]) -> SegmentsOptions:
     options = {name.lower(): value for name, value in given.items()}
     for name in options:
         if name not in _NAMES:
-            raise InvalidRequest("reading segments with spark, unknown option", option=name, there_are=",".join(_NAMES))
+            raise InvalidRequest(
+                "cannot read segments with Spark, unknown option", option=name, there_are=",".join(_NAMES)
+            )
     prices = options.pop("prices", None)
     if not any(name in options for name in _WAYS):
         options["subscribepattern"] = ".*"

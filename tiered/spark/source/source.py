@@ -63,7 +63,9 @@ class TieredSource(DataSource):
         try:
             from tiered.spark.source.stream import BucketStreamReader
         except ImportError as error:
-            raise InvalidRequest("reading a stream with spark, Spark 4.2 or later is needed", cause=error) from error
+            raise InvalidRequest(
+                "cannot read a stream with Spark, Spark 4.2 or later is required", cause=error
+            ) from error
         return BucketStreamReader(parse_stream_options(self.options), chosen_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -113,5 +115,5 @@ def chosen_columns(schema: StructType, columns: Mapping[str, str] = COLUMNS) -> 
         if columns.get(field.name) != field.dataType.simpleString():
             asked = f"{field.name} {field.dataType.simpleString()}"
             has = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-            raise InvalidRequest("reading with spark, no such column", asked=asked, has=has)
+            raise InvalidRequest("cannot read with Spark, unknown column", asked=asked, has=has)
     return tuple(field.name for field in schema.fields)

@@ -169,10 +169,10 @@ class StreamPlanner:
             each = seen.get(name)
             known_id = position.topic_ids.get(name.topic)
             if each is None:
-                self._lost(NotFound("reading a stream, a partition that it reads is gone", partition=name))
+                self._lost(NotFound("cannot read the stream, one of its partitions no longer exists", partition=name))
             elif known_id not in (None, each.name.topic_id):
                 facts = {"partition": name, "topic_id": each.name.topic_id, "before": known_id}
-                self._lost(NotFound("reading a stream, the topic was deleted and created again", **facts))
+                self._lost(NotFound("cannot read the stream, the topic was deleted and created again", **facts))
         return seen
 
     def _start_of(self, start: StreamPosition, each: OpenPartition) -> int:
@@ -186,7 +186,7 @@ class StreamPlanner:
 
     def _lost(self, error: NotFound | OffsetOutOfRange) -> None:
         if self._options.fail_on_data_loss:
-            raise error.restated(f"{error.attempt}: data was lost; failOnDataLoss=false goes on", **error.facts)
+            raise error.restated(f"{error.attempt}; data was lost, failOnDataLoss=false continues", **error.facts)
 
     # --- admission by bytes ------------------------------------------------------------------------------------------
 

@@ -54,7 +54,9 @@ class StreamPosition:
                 is_initial=given.get(_INITIAL) is True,
             )
         except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidRequest("reading a stream's checkpoint, not an offset of this source", offset=given) from error
+            raise InvalidRequest(
+                "cannot read the checkpoint of a stream, it is not an offset of this source", offset=given
+            ) from error
 
 
 def batch_start(start: StreamPosition, end: StreamPosition, partition: TopicPartition) -> int:
@@ -91,7 +93,7 @@ def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 def _flat(nested: object) -> dict[TopicPartition, int]:
     if not isinstance(nested, dict):
-        raise TypeError("not an object")
+        raise TypeError("it is not an object")
     return {
         TopicPartition(topic, int(number)): int(offset)
         for topic, partitions in nested.items()
@@ -101,5 +103,5 @@ def _flat(nested: object) -> dict[TopicPartition, int]:
 
 def _words(given: object) -> dict[str, str]:
     if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
-        raise TypeError("not an object of strings")
+        raise TypeError("it is not an object of strings")
     return given

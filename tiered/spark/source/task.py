@@ -120,7 +120,9 @@ def _wanted(columns: Columns, split: Split) -> Columns:
 def _gone(split: Split, error: NotFound) -> NotFound:
     where = {"topic": split.topic, "partition": split.partition, "head": split.head_sequence}
     return NotFound(
-        "reading a segment that has left the bucket since this was planned; load() again", **where, **error.facts
+        ("cannot read a segment, it was removed from the bucket after the read was planned; call load() again"),
+        **where,
+        **error.facts,
     )
 
 
@@ -186,7 +188,7 @@ def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece |
             yield columns
             del columns
         if whole == 0 and reached >= size_bytes:
-            raise Corrupt("reading a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
+            raise Corrupt("cannot read a segment, it ends inside a batch", object=piece.segment.data_key, at=position)
         # Doubled for a batch larger than the window.
         position, want = position + whole, WINDOW_BYTES if whole else want * 2
         if reached >= end and end < size_bytes:

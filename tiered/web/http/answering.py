@@ -38,7 +38,7 @@ class Answering:
                 self._begin(make, made, loop)
                 return await made
         except TimeoutError:
-            why = "not done in time" if made is not None else "too many other answers are being made"
+            why = "it was not finished in time" if made is not None else "too many other replies are in progress"
             raise Unavailable(f"answering, {why}", waited_s=self._limit_s) from None
 
     def _begin(
@@ -48,7 +48,7 @@ class Answering:
             threading.Thread(target=self._run, args=(make, made, loop), name="tiered-answer", daemon=True).start()
         except RuntimeError as error:
             self._places.release()
-            raise Unavailable("answering, there is no thread for it now", cause=str(error)) from None
+            raise Unavailable("cannot reply, there is no free thread", cause=str(error)) from None
 
     def _run(
         self, make: Callable[[], Answered], made: asyncio.Future[Answered], loop: asyncio.AbstractEventLoop

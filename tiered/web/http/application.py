@@ -64,10 +64,10 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
         status, kind, text = await answering.of(make)
     except Unavailable as error:
         words = " ".join(str(error).split())
-        return page(HTTPStatus.SERVICE_UNAVAILABLE, "Not to be had now", [tag("p", words, class_="trouble")])
+        return page(HTTPStatus.SERVICE_UNAVAILABLE, "Not available now", [tag("p", words, class_="trouble")])
     except Exception as error:  # noqa: BLE001 - the others' answers go on
         path = target_of(request.scope).partition("?")[0]
-        _log.error("an answer failed: path=%s %s", path[:200], _place(error), exc_info=_log.isEnabledFor(logging.DEBUG))
+        _log.error("a reply failed: path=%s %s", path[:200], _place(error), exc_info=_log.isEnabledFor(logging.DEBUG))
         return await _failed(request, error)
     body = text.encode()
     if status != HTTPStatus.OK or not kind.startswith(_KEPT_TYPES):
@@ -97,14 +97,14 @@ async def _refused(request: Request, error: Exception) -> Response:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         found = page(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", [tag("p", "These pages change nothing.")])
     else:
-        found = page(HTTPStatus(error.status_code), HTTPStatus(error.status_code).phrase, [tag("p", "Not here.")])
+        found = page(HTTPStatus(error.status_code), HTTPStatus(error.status_code).phrase, [tag("p", "Page not found.")])
     found.headers.update(error.headers or {})
     return found
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer an unexpected exception (500)."""
-    return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", [tag("p", "The log of this process says why.")])
+    return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", [tag("p", "See the log of this process.")])
 
 
 def _place(error: Exception) -> str:
@@ -140,5 +140,5 @@ def _manifest_bytes(scope: Scope) -> int:
 
 
 _TOO_LONG = Response(
-    "the request's head is too long", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, {"Connection": "close"}
+    "the request header is too long", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, {"Connection": "close"}
 )

@@ -33,7 +33,7 @@ def check_token(token: str, **facts: object) -> str:
     """Return the token. Raises InvalidRequest, with these facts, if it is easy to guess."""
     if len(token) < TOKEN_LETTERS_MIN or not token.isascii() or not token.isprintable():
         told = {**facts, "letters_at_least": TOKEN_LETTERS_MIN}
-        raise InvalidRequest("reading the token, too short or not plain letters", **told)
+        raise InvalidRequest("invalid token, it is too short or has other characters than plain letters", **told)
     return token
 
 

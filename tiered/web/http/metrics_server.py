@@ -25,7 +25,7 @@ from tiered.web.http.serving import ServerInThread, Tls
 from tiered.web.pages.data_loader import Gathering
 
 LOOPBACK = "127.0.0.1"
-_NOT_HERE = "This name is none of this server's. --host NAME makes it one.\n"
+_NOT_HERE = "This server does not serve this host name. Add it with --host NAME.\n"
 FIGURES_S = ANSWER_S - 1  # Prometheus waits ten seconds for a scrape by default
 TEXT_TYPE = "text/plain; charset=utf-8"
 
@@ -71,7 +71,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
     if not colon or not is_number or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise InvalidRequest("reading an address", text=repr(text), expected="[HOST]:PORT, such as :9464")
+        raise InvalidRequest("invalid address", text=repr(text), expected="[HOST]:PORT, such as :9464")
     return host.strip("[]") or LOOPBACK, int(port)
 
 
@@ -113,7 +113,7 @@ class _Desk:
     def _figures(self, path: str, answer: Answer, accept: str) -> Answered:
         told = self._gathering.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
         if told.late_since_ms is not None:
-            raise Unavailable("gathering figures, not there yet: the disk does not answer, or this machine is busy")
+            raise Unavailable("metrics are not available yet: the disk does not reply, or this machine is busy")
         return told.value
 
 

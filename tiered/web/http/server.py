@@ -62,8 +62,8 @@ class _Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._gate.is_host(request.headers.get("Host", "")):
-            words = "This name is none of this server's. --host NAME makes it one."
-            return page(HTTPStatus.MISDIRECTED_REQUEST, "Not here", [tag("p", words)])
+            words = "This server does not serve this host name. Add it with --host NAME."
+            return page(HTTPStatus.MISDIRECTED_REQUEST, "Not found", [tag("p", words)])
         if request.method == "POST" or target_of(request.scope) in OPEN:
             return None  # a POST shows no data
         if self._gate.may_see(request.headers):
@@ -89,13 +89,13 @@ class _Desk:
         if not self._gate.wants_token:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         if not self._gate.is_own(request.headers):
-            return page(HTTPStatus.FORBIDDEN, "Refused", [tag("p", "The form was sent from elsewhere.")])
+            return page(HTTPStatus.FORBIDDEN, "Refused", [tag("p", "The form was sent from another site.")])
         body = await _form(request)
         if body is None:
-            return page(HTTPStatus.BAD_REQUEST, "Not understood", [tag("p", "That is no token.")])
+            return page(HTTPStatus.BAD_REQUEST, "Invalid request", [tag("p", "This is not a token.")])
         if not self._gate.is_token(self._gate.token_of(body)):
             self._guesses.tell(request)
-            return _question("That is not the token.")
+            return _question("Wrong token.")
         headers = {"Location": "/", "Set-Cookie": self._gate.cookie(is_encrypted=request.url.scheme == "https")}
         return Response(None, HTTPStatus.SEE_OTHER, headers=headers)
 
@@ -110,7 +110,7 @@ class _Guesses:
         self._count += 1
         if str(self._count).strip("0") == "1":
             client = request.client.host if request.client is not None else None
-            _log.warning("a wrong token was given: times=%s client=%s", self._count, client)
+            _log.warning("a wrong token was sent: times=%s client=%s", self._count, client)
 
 
 async def _form(request: Request) -> bytes | None:
@@ -132,11 +132,11 @@ def _question(trouble: str | None) -> Response:
         "form",
         tag("label", "Token", for_="token"),
         tag("input", type="password", id="token", name="token", autocomplete="current-password"),
-        tag("button", "Show the pages"),
+        tag("button", "Open the pages"),
         method="post",
         action="/login",
     )
-    where = tag("p", "It stands where the pages were started, or in the file that --token-file names.")
+    where = tag("p", "The token was printed when the server started, or is in the file of --token-file.")
     wrong = [tag("div", trouble, class_="trouble", role="alert")] if trouble is not None else []
     answer = page(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where])
     answer.headers["WWW-Authenticate"] = "Bearer"  # for programs; no browser prompts for this scheme

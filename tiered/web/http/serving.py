@@ -158,7 +158,7 @@ def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | 
         assert tls is not None
         why = getattr(error, "strerror", None) or getattr(error, "reason", None) or str(error)
         raise InvalidRequest(
-            "reading a certificate and its key",
+            "cannot read the certificate and its key",
             certificate=tls.certificate,
             key=tls.key or tls.certificate,
             cause=str(why).replace("_", " ").lower(),
@@ -176,5 +176,5 @@ def _listening(host: str, port: int, option: str) -> Listener:
         listener.close()
         why = getattr(error, "strerror", None) or str(error)
         facts = {"host": host, "port": port, "option": option, "cause": why.lower()}
-        raise InvalidRequest("listening for requests", **facts) from None
+        raise InvalidRequest("cannot listen for requests", **facts) from None
     return listener

@@ -47,7 +47,7 @@ _LOGS = (
     Heading("Dirty and clean"),
     Heading("Clean", is_number=True),
     Heading("Cleanable", is_number=True),
-    Heading("Not yet", is_number=True),
+    Heading("Not cleanable yet", is_number=True),
     Heading("Late", is_number=True),
     Heading("Last pass", is_number=True),
     Heading("Gained", is_number=True),
@@ -61,7 +61,7 @@ _RUNS = (
     Heading("Records", is_number=True),
     Heading("Took", is_number=True),
     Heading("Buffer", is_number=True),
-    Heading("What came of it"),
+    Heading("Result"),
 )
 
 
@@ -90,7 +90,7 @@ def look_at_compaction(manager: LogManager, now_ms: int) -> Compaction:
 
 def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = None) -> str:
     if not found.logs:
-        words = "No topic is compacted. One with cleanup.policy=compact keeps the newest record of each key:"
+        words = "No topic is compacted. A topic with cleanup.policy=compact retains the newest record of each key:"
         first = commands("tiered topic create profiles -p 2 -X cleanup.policy=compact")
         return frame("Compaction", HERE, found.now_ms, note, tag("p", words), first)
     page = min(page_count(len(found.logs)), asked_page(query))
@@ -113,9 +113,11 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
         _passes(found),
         tag(
             "p",
-            "Dirty is the share of bytes that no pass has seen yet, of those that a pass may touch; a pass is due "
-            "beyond min.cleanable.dirty.ratio, or when max.compaction.lag.ms is over. Not yet: the active segment, "
-            "min.compaction.lag.ms, open transactions.",
+            (
+                "Dirty is the share of bytes above the cleaner checkpoint, of all bytes that a pass may "
+                "clean. A pass is due above min.cleanable.dirty.ratio, or after max.compaction.lag.ms. "
+                "Not cleanable yet: the active segment, min.compaction.lag.ms, open transactions."
+            ),
             class_="faint",
         ),
     )
@@ -171,7 +173,7 @@ def _figures(found: Compaction) -> Html:
 def _advice(advice: Sequence[Advice]) -> list[Html]:
     heading = tag("h2", "Advice", id="advice")
     if not advice:
-        return [heading, tag("p", "None: cleaning keeps up as far as its history tells.")]
+        return [heading, tag("p", "None: cleaning keeps up, according to its history.")]
     items = [tag("li", _advised(each)) for each in advice[:ADVICE_SHOWN]]
     rest = len(advice) - ADVICE_SHOWN
     more = tag("p", f"{rest:,} more: ", tag("code", "tiered compaction advise")) if rest > 0 else None
@@ -208,7 +210,7 @@ def _passes(found: Compaction) -> Html:
     if not found.runs:
         return tag("p", "None yet.")
     some = list(reversed(found.runs[-RUNS_SHOWN:]))
-    caption = f"Passes that are remembered, {len(some):,} of {len(found.runs):,}, the newest first"
+    caption = f"Recorded passes, {len(some):,} of {len(found.runs):,}, the newest first"
     return table(caption, _RUNS, (_pass(each) for each in some))
 
 

@@ -87,8 +87,12 @@ class Gathering:
         since = look.since_ms if look is not None else now
         if known is not None:
             return Told(known.value, known.at_ms, since)
-        why = "too many others go on" if look is None else "the disk does not answer, or this machine is busy"
-        raise Unavailable(f"looking at the logs, not there yet and tried on: {why}", waited_ms=self._now_ms() - since)
+        why = (
+            "too many other requests are in progress"
+            if look is None
+            else "the disk does not reply, or this machine is busy"
+        )
+        raise Unavailable(f"the logs are not read yet, the read continues: {why}", waited_ms=self._now_ms() - since)
 
     def _begin(self, key: str, make: Callable[[], object], now_ms: int) -> _Look | None:
         if len(self._running) >= THREADS_MAX:

@@ -24,7 +24,7 @@ def worst_problems(report: StatusReport, stuck: Sequence[Stuck], topic: str = ""
     found = group_stuck(stuck, report.now_ms)
     rest = sum(len(each.members) for each in found[SHOWN:])
     query = {"topic": topic}
-    to_all = tag("p", tag("a", counted(rest, "more trouble"), href=link("/troubles", query)))
+    to_all = tag("p", tag("a", counted(rest, "more problems"), href=link("/troubles", query)))
     return [*boxes(report, found[:SHOWN], query), *([to_all] if rest else [])]
 
 
@@ -45,7 +45,7 @@ def _box(report: StatusReport, group: StuckGroup, query: Mapping[str, str]) -> H
         tag("div", "Next: ", first.next_step),
         tag(
             "details",
-            tag("summary", "Which, and since when"),
+            tag("summary", "Partitions and start times"),
             tag("ul", some),
             rest,
             data_kept=f"{first.kind} {cause_key(first)}",

@@ -35,8 +35,8 @@ _HEADINGS = (
     Heading("Time (UTC)", is_short=True),
     Heading("On the disk", is_number=True),
     Heading("In the bucket", is_number=True),
-    Heading("Waited, at most", is_number=True),
-    Heading("At risk, at most", is_number=True),
+    Heading("Longest upload delay", is_number=True),
+    Heading("Most bytes at risk", is_number=True),
     Heading("$ a month", is_number=True),
 )
 _NOT_OPEN = Heading("Not open", is_number=True)
@@ -91,7 +91,7 @@ def _tiers(found: TierHistory, still: Run) -> TimeChart:
         _line(found, "disk", "t-local", "local_bytes"),
         TimeLine(name="", style="t-still", runs=[still] if still else []),
     ]
-    begun = [(found.begun_ms, "first note")] if still and found.begun_ms is not None else []
+    begun = [(found.begun_ms, "first point")] if still and found.begun_ms is not None else []
     bucket = _said(found, "In the bucket", "remote_bytes", format_bytes)
     words = f"{bucket} {_said(found, 'On the disk', 'local_bytes', format_bytes)}"
     return _chart(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, binary=True, rules=begun)
@@ -102,9 +102,9 @@ def _waiting(found: TierHistory) -> TimeChart:
         _line(found, "waits", "t-lag", "lag_bytes"),
         _line(found, "at risk", "t-risk", "at_risk_bytes"),
     ]
-    waits = _said(found, "Waits for its upload", "lag_bytes", format_bytes)
+    waits = _said(found, "Waiting for upload", "lag_bytes", format_bytes)
     words = f"{waits} {_said(found, 'On this disk alone', 'at_risk_bytes', format_bytes)}"
-    return _chart(found, "history-risk", "Waits for its upload, and at risk", words, lines, bytes_label, binary=True)
+    return _chart(found, "history-risk", "Waiting for upload, and at risk", words, lines, bytes_label, binary=True)
 
 
 def _dollars(found: TierHistory) -> TimeChart:
@@ -173,7 +173,7 @@ def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
 def _said(found: TierHistory, name: str, field: str, show: Callable[[float], str] | Callable[[int], str]) -> str:
     values = [value for point in found.points if (value := getattr(point, field)) is not None]
     if not values:
-        return f"{name}: not known."
+        return f"{name}: unknown."
     last, least, most = (show(each) for each in (values[-1], min(values), max(values)))
     return f"{name}: {last} last, {least} at least, {most} at most."
 
@@ -181,17 +181,19 @@ def _said(found: TierHistory, name: str, field: str, show: Callable[[float], str
 def _words(found: TierHistory, *, has_still: bool) -> str:
     said = []
     if not found.points:
-        begun = "" if found.begun_ms is None else f" The first one is of {stamp(found.begun_ms)}."
-        said.append(f"No note of this time: the manager at work (tiered run) takes one every five minutes.{begun}")
+        begun = "" if found.begun_ms is None else f" The first point is of {stamp(found.begun_ms)}."
+        said.append(
+            f"No history of this time: a running manager (tiered run) records a point every five minutes.{begun}"
+        )
     else:
         newest = stamp(found.points[-1].at_ms)
-        said.append(f"{counted(len(found.points), 'note')} of managers at work, the last one of {newest}.")
+        said.append(f"{counted(len(found.points), 'point')} of running managers, the last of {newest}.")
         if len(list(stretches(found.points, found.step_ms))) > 1 or any(e.remote_bytes is None for e in found.points):
-            said.append("Where a line is broken nobody was at work, or the bucket had not been seen yet.")
+            said.append("A line is broken where no manager ran, or the bucket was not read yet.")
         if any(each.missing_partitions for each in found.points):
-            said.append("Partitions that were not open are left out.")
+            said.append("Partitions that were not open are not included.")
     if has_still:
-        said.append("Dotted, before the first note: of what is in the bucket today, so much was there at the least.")
+        said.append("Dotted, before the first point: the part of the data in the bucket today that already existed.")
     return " ".join(said)
 
 
@@ -205,8 +207,8 @@ def _table(found: TierHistory, span: str) -> Html:
     has_missing = any(each.missing_partitions for each in found.points)
     headings = (*_HEADINGS, _NOT_OPEN) if has_missing else _HEADINGS
     rows = [_cells(key, points, has_missing=has_missing) for key, points in reversed(periods.items())]
-    caption = f"How it stood at the end of each {name}, the newest first"
-    more = tag("p", "All notes, for scripts: ", tag("code", _command(found)))
+    caption = f"State at the end of each {name}, the newest first"
+    more = tag("p", "All points, for scripts: ", tag("code", _command(found)))
     return tag("details", tag("summary", "The figures of these charts"), table(caption, headings, rows), more)
 
 
@@ -225,10 +227,10 @@ def _cells(key: str, points: Sequence[TierPoint], *, has_missing: bool) -> list[
         _bytes(last.remote_bytes),
         _bytes(max((each.lag_bytes for each in points if each.lag_bytes is not None), default=None)),
         _bytes(max((each.at_risk_bytes for each in points if each.at_risk_bytes is not None), default=None)),
-        "not known" if last.dollars_per_month is None else format_dollars(last.dollars_per_month),
+        "unknown" if last.dollars_per_month is None else format_dollars(last.dollars_per_month),
     ]
     return [*shown, str(max(each.missing_partitions for each in points))] if has_missing else [*shown]
 
 
 def _bytes(value: int | None) -> str:
-    return "not known" if value is None else format_bytes(value)
+    return "unknown" if value is None else format_bytes(value)

@@ -23,8 +23,8 @@ TOPICS_MAX = 3  # topics simulated at a time unless one is named
 def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int = 0, note: Child = None) -> str:
     """The page; `left_out` is the number of tiered topics that are not simulated."""
     topics = ", ".join(each.topic for each in lab.measured if each.stream is not None)
-    words = f"What {topics} would cost a month under other settings, simulated from their own segments and requests."
-    rest = f" Smaller ones ({left_out:,}) are left out; name one to see it." if left_out else ""
+    words = f"The monthly cost of {topics} under other settings, simulated from their segments and requests."
+    rest = f" Smaller topics ({left_out:,}) are not included; name one to see it." if left_out else ""
     return frame(
         "Cost lab",
         HERE,
@@ -43,7 +43,7 @@ def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note
     if why:
         asked = tag(
             "form", _asked_of(query), tag("div", button("Simulate"), class_="do"), method="get", action=HERE,
-            id="lab", aria_label="Settings to ask about", class_="fields",
+            id="lab", aria_label='Settings to try', class_="fields",
         )  # fmt: skip
         lines = tag("ul", [tag("li", each) for each in why], id="nothing")
         return frame("Cost lab", HERE, now_ms, note, tag("p", "Nothing to simulate:"), lines, asked)
@@ -52,8 +52,8 @@ def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note
         "tiered append orders events.txt",
         "tiered run --once",
     )
-    how = "The lab measures what tiered topics have stored; to begin:"
-    words = "Nothing to simulate: no tiered topic has stored anything yet."
+    how = "The lab measures the data that tiered topics have stored. To begin:"
+    words = "Nothing to simulate: no tiered topic has stored records yet."
     return frame("Cost lab", HERE, now_ms, note, tag("p", words, id="nothing"), how, steps)
 
 
@@ -109,9 +109,9 @@ def lab_facts(lab: CostLab) -> dict[str, object]:
 def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
     sliders = [_slider(lab, field_, query) for field_ in LABELS]
     asked_class = lab.chosen.variant.storage_class
-    today = f"as it is ({class_word(str(lab.value_today('storage_class')))})"
-    codec = {"": f"as it is ({lab.value_today('compression')})", "none": "none", "zstd": "zstd"}
-    again = tag("a", "As it is", href=link(HERE, {name: query.get(name, "") for name in ("topic", "rate")}))
+    today = f"current ({class_word(str(lab.value_today('storage_class')))})"
+    codec = {"": f"current ({lab.value_today('compression')})", "none": "none", "zstd": "zstd"}
+    again = tag("a", "Current", href=link(HERE, {name: query.get(name, "") for name in ("topic", "rate")}))
     along = {NAME_OF[each]: LABELS[each] for each in ALONG}
     return tag(
         "form",
@@ -130,7 +130,7 @@ def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
         method="get",
         action=HERE,
         id="lab",
-        aria_label="Settings to ask about",
+        aria_label="Settings to try",
         class_="fields",
     )
 
@@ -154,11 +154,11 @@ def _slider(lab: CostLab, field_: str, query: Mapping[str, str]) -> Html:
     is_told = False
     for rank in sorted(values):
         if not is_told and now <= rank:
-            options[""], is_told = f"{shown_value(field_, today)} (as it is)", True
+            options[""], is_told = f"{shown_value(field_, today)} (current)", True
         if rank != now or asked is not None:
             options[value_words(field_, values[rank])] = shown_value(field_, values[rank])
     if not is_told:
-        options[""] = f"{shown_value(field_, today)} (as it is)"
+        options[""] = f"{shown_value(field_, today)} (current)"
     chosen = "" if asked is None else value_words(field_, asked)
     return choice(NAME_OF[field_], LABELS[field_], options, chosen, class_="slider")
 

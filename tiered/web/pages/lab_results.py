@@ -34,14 +34,14 @@ def results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
         _figures(lab),
         tag("h2", "The largest sensitivities", id="sensitivities"),
         _levers(lab, query),
-        tag("h2", "Where the money goes"),
+        tag("h2", "Cost by kind"),
         _kinds(lab),
         tag("div", _curve(lab), _classes(lab), class_="charts"),
         tag("h2", "Break-even lines"),
         _break_evens(lab),
-        tag("h2", "What it rests on"),
+        tag("h2", "Assumptions"),
         tag("ul", [tag("li", each.warning or f"{each.topic}: {'; '.join(each.basis)}") for each in lab.measured]),
-        tag("p", "The same in a terminal, and as one page to keep:"),
+        tag("p", "The same in a terminal, and as one page:"),
         commands(*_commands(lab, query)),
         tag(
             "p",
@@ -59,7 +59,7 @@ def _figures(lab: CostLab) -> Html:
     return figures(
         {
             "$ a month now": tag("span", format_dollars(now.total), id="dollars-now"),
-            "$ a month as chosen": tag("span", format_dollars(then.total), share, id="dollars-chosen"),
+            "$ a month with the changes": tag("span", format_dollars(then.total), share, id="dollars-chosen"),
             "Saved" if saved >= 0 else "More": tag("span", format_dollars(abs(saved)), id="dollars-saved"),
             "In both tiers, $": tag("span", format_dollars(then.double), id="dollars-double"),
             "When idle, $": tag("span", format_dollars(then.idle), id="dollars-idle"),
@@ -74,7 +74,7 @@ def _figures(lab: CostLab) -> Html:
 def _levers(lab: CostLab, query: Mapping[str, str]) -> Html:
     found = lab.largest_sensitivities
     if not found:
-        return tag("p", "None of the single changes that were tried saves anything.")
+        return tag("p", "None of the single changes saves money.")
     items = []
     for variant, dollars in found:
         asked = {name: value for name, value in query.items() if name in ("topic", "along", "rate")}
@@ -106,7 +106,9 @@ def _kinds(lab: CostLab) -> Html:
         for kind in _used(lab)
     ]
     named = tuple(Heading("Settings") if not each.title else each for each in headings)
-    return tag("div", table("Dollars a month by kind, now and as chosen", named, rows), tag("p", key), id="kinds")
+    return tag(
+        "div", table("Dollars a month by kind, now and with the changes", named, rows), tag("p", key), id="kinds"
+    )
 
 
 def _used(lab: CostLab) -> list[str]:
@@ -116,14 +118,16 @@ def _used(lab: CostLab) -> list[str]:
 def _curve(lab: CostLab) -> Html:
     """The cost of each step of one setting."""
     name = LABELS[lab.along]
-    lines = [Line(name="as chosen", points=[(_at(value), cost.total) for value, cost in lab.curve])]
+    lines = [Line(name="with the changes", points=[(_at(value), cost.total) for value, cost in lab.curve])]
     is_other = any(field_ != lab.along for field_ in lab.chosen.variant.changes)
     if is_other:
-        lines.append(Line(name="others as now", points=[(_at(value), cost.total) for value, cost in lab.curve_today]))
+        lines.append(
+            Line(name="others unchanged", points=[(_at(value), cost.total) for value, cost in lab.curve_today])
+        )
     marks = []
     chosen = lab.chosen_at
     if chosen is not None and chosen != FOR_EVER_MS:
-        marks.append(Mark(words="as chosen", x=_at(chosen), y=lab.chosen.total))
+        marks.append(Mark(words="with the changes", x=_at(chosen), y=lab.chosen.total))
     by_cost = sorted(lab.curve, key=lambda each: each[1].total)
     least, most = (
         f"{format_dollars(cost.total)} at {shown_value(lab.along, value)}"
@@ -140,9 +144,9 @@ def _curve(lab: CostLab) -> Html:
         y_name="$ a month",
         marks=marks,
     )
-    headings = [Heading(name), Heading("$ as chosen", is_number=True)]
+    headings = [Heading(name), Heading("$ with the changes", is_number=True)]
     if is_other:
-        headings.append(Heading("$ others as now", is_number=True))
+        headings.append(Heading("$ others unchanged", is_number=True))
     rows: list[list[Child]] = [
         [shown_value(lab.along, value), format_dollars(cost.total), *([format_dollars(now.total)] if is_other else [])]
         for (value, cost), (_, now) in zip(lab.curve, lab.curve_today, strict=True)
@@ -183,7 +187,7 @@ def _classes(lab: CostLab) -> Html:
     )
     chart = line_chart(
         "classes",
-        "Storage classes by how much is read",
+        "Storage classes by share of the data read",
         words,
         lines,
         [(s, f"{s:.0%}") for s, _ in lab.by_class[names[0]]],
@@ -197,7 +201,7 @@ def _classes(lab: CostLab) -> Html:
         [name, *(format_dollars(cost.total) for _, cost in costs)] for name, costs in lab.by_class.items()
     ]
     figures_ = tag("details", tag("summary", "The figures of this chart"), table(words, headings, rows))
-    upright = "Upright lines: where reading eats up what a class saves."
+    upright = "Vertical lines: the read share at which reads cost as much as a class saves."
     return tag("div", tag("h2", "Storage classes"), _drawing(chart), tag("p", upright, class_="faint"), figures_)
 
 
@@ -222,7 +226,7 @@ def _break_evens(lab: CostLab) -> Html:
         for each in lab.break_evens
     ]
     return tag(
-        "div", table("Where classes and sizes begin to pay, with the settings as chosen", headings, rows), id="lines"
+        "div", table("Break-even points of storage classes and sizes, with the changes", headings, rows), id="lines"
     )
 
 

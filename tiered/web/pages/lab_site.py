@@ -102,5 +102,5 @@ def _along(query: Mapping[str, str]) -> str:
     if not text:
         return ALONG[0]
     if text not in FIELD_OF:
-        raise InvalidRequest("reading what to draw along", along=repr(text), known=",".join(FIELD_OF))
+        raise InvalidRequest("invalid setting to draw along", along=repr(text), known=",".join(FIELD_OF))
     return FIELD_OF[text]

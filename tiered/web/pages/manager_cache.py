@@ -109,12 +109,12 @@ class ManagerCache:
         if held is None or not held.is_ours:
             return None
         if held.is_alone:
-            waits = f"since {(now - since) // 1000} s" if since is not None else "when it was asked"
-            return held.at_ms, f"of the disk alone: the store has not answered {waits}"
+            waits = f"since {(now - since) // 1000} s" if since is not None else "at the time of the request"
+            return held.at_ms, f"local tier only: the store has not replied {waits}"
         if since is not None and now - since >= STALE_MS:
-            return held.at_ms, f"looking again since {(now - since) // 1000} s without an end"
+            return held.at_ms, f"refreshing for {(now - since) // 1000} s"
         if error is not None:
-            return held.at_ms, f"looking again failed: {' '.join(str(error).split())}"
+            return held.at_ms, f"refresh failed: {' '.join(str(error).split())}"
         return None
 
     def close(self) -> None:
@@ -145,14 +145,14 @@ class ManagerCache:
                 raise self._error
             since = self._opening_since_ms
         waited = self._now_ms() - since if since is not None else 0
-        raise Unavailable("opening the logs, the disk or the store has not answered yet", waited_ms=waited)
+        raise Unavailable("cannot open the logs yet, the disk or the store has not replied", waited_ms=waited)
 
     def _begin(self, now_ms: int) -> None:
         """Start a new open. The caller holds the lock."""
         try:
             threading.Thread(target=self._reopen, args=(now_ms,), name="tiered-look", daemon=True).start()
         except RuntimeError as error:
-            self._error = Unavailable("looking again, there is no thread for it now", cause=str(error))
+            self._error = Unavailable("cannot refresh, there is no free thread", cause=str(error))
             self._is_there.set()
         else:
             self._opening_since_ms = now_ms
@@ -169,7 +169,7 @@ class ManagerCache:
         try:
             new = _Held(self._open(), now_ms)
         except Exception as found:  # noqa: BLE001 - it belongs to whoever asks next
-            _log.warning("looking again failed: error=%s", found)
+            _log.warning("refresh failed: error=%s", found)
             error = found
         with self._lock:
             before = self._held if new is not None else None
@@ -191,7 +191,7 @@ class ManagerCache:
         try:
             new = _Held(self._open_alone(), now_ms, is_alone=True)
         except LogError as error:
-            _log.warning("looking at the disk failed: error=%s", error)
+            _log.warning("cannot read the disk: error=%s", error)
             return  # the full open fails with the same error
         finally:
             self._is_alone = False

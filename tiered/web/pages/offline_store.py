@@ -23,6 +23,6 @@ class _Silent:
 
     def __getattr__(self, verb: str) -> Callable[..., NoReturn]:
         def refuse(*args: object, **more: object) -> NoReturn:
-            raise Unavailable("the store has not answered yet", store=self.url, verb=verb)
+            raise Unavailable("the store has not replied yet", store=self.url, verb=verb)
 
         return refuse

@@ -42,7 +42,7 @@ _HEADINGS = (
     Heading("$ a month", is_number=True, sort="dollars_per_month"),
     Heading("State"),
 )
-NOT_READ = "not known yet"
+NOT_READ = "unknown"
 SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
 
 
@@ -114,9 +114,9 @@ def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = 
     stuck = group_of(stuck, alike) if alike else stuck
     parts = [("of", topic), ("like that of", alike)]
     told = " ".join(f"{words} {name}" for words, name in parts if name)
-    of_some = tag("p", f"Those {told} alone. ", tag("a", "Show all", href=here)) if told else None
+    of_some = tag("p", f"Only those {told}. ", tag("a", "Show all", href=here)) if told else None
     if not stuck:
-        return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "Nothing is stuck."))
+        return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
     groups = [StuckGroup((each,)) for each in stuck] if alike else group_stuck(stuck, now)
     page = min(page_count(len(groups)), asked_page(query))
     some = groups[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
@@ -238,38 +238,44 @@ def _work(report: StatusReport) -> Html:
     if silent is not None:
         return tag("p", f"{silent[0].upper()}{silent[1:]}.")
     if work is None:
-        return tag("p", "No round of work was done here yet.")
+        return tag("p", "No maintenance round has run here yet.")
     age = lasted(report.now_ms - work.seen_ms)
     ago = "just now" if report.now_ms - work.seen_ms < 1000 else f"{age} ago"
-    words = f"The manager at work did a round {ago}." if report.is_at_work else f"Nobody is at work, since {age}."
+    words = (
+        f"The running manager finished a maintenance round {ago}."
+        if report.is_at_work
+        else f"No manager runs, since {age}."
+    )
     return tag("p", words, f" Last round at {stamp(work.seen_ms)}.")
 
 
 def _begin(has_remote: bool) -> list[Html]:
     """The first steps for an empty directory."""
-    words = "There is no topic yet. Make one and append to it in another terminal, in the same directory:"
+    words = "There is no topic yet. Create one and append to it in another terminal, in the same directory:"
     tiering = " -X remote.storage.enable=true" if has_remote else ""
     steps = commands(
         f"tiered topic create orders -p 2{tiering}",
         "tiered append orders events.txt",
         "tiered status",
     )
-    bucket = "Segments of topics with remote.storage.enable go to the bucket by themselves."
-    no_bucket = "No bucket is configured, so all stays on this disk: set remote.url in tiered.toml to tier topics."
-    return [tag("h2", "What to do first"), tag("p", words), steps, tag("p", bucket if has_remote else no_bucket)]
+    bucket = "Segments of topics with remote.storage.enable are copied to the bucket automatically."
+    no_bucket = (
+        "No bucket is configured, so all data stays on this disk: set url in [remote] of tiered.toml to tier topics."
+    )
+    return [tag("h2", "First steps"), tag("p", words), steps, tag("p", bucket if has_remote else no_bucket)]
 
 
 def _fine_print(report: StatusReport) -> Html:
     prices = report.prices
     if prices is None:
-        dollars_of = "Dollars are not told, for the file of prices (cost.prices) cannot be read: tiered doctor."
+        dollars_of = "Dollars are not shown, because the price file (cost.prices) is unreadable: tiered doctor."
     else:
         dollars_of = (
-            "Dollars are of keeping what lies in the bucket (what waits for its deletion too), "
-            f"{prices.region}, prices of {prices.as_of}."
+            f"Dollars are for storage in the bucket, including pending deletes; {prices.region}, "
+            f"prices of {prices.as_of}."
         )
-    words = "At risk is what only this disk has. Offsets count gaps, too. "
+    words = "At risk: bytes that exist on this disk only. Offset counts include gaps. "
     if report.deleted:
         gone = counted(len(report.deleted), "deleted topic")
-        words += f"What the bucket still has of {gone} is paid for, and is not in these figures: tiered cost show. "
+        words += f"Objects of {gone} in the bucket still cost money and are not in these figures: tiered cost show. "
     return tag("p", words, dollars_of, class_="faint")

@@ -32,7 +32,7 @@ from tiered.web.pages.parts import (
 )
 from tiered.web.pages.segment_map import Window, records_left, remote_kind, segment_map
 
-_REMOTE_STATES = {"expired": "expired, leaves", "compacted": "readable, compacted", "remote": "readable"}
+_REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, compacted", "remote": "readable"}
 _HEADINGS = (
     Heading("From offset", is_number=True),
     Heading("To", is_number=True),

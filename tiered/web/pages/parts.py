@@ -139,7 +139,7 @@ def place(stuck: Stuck) -> Child:
 def since(stuck: Stuck, now_ms: int) -> str:
     """``since 2026-01-01 10:00:00 UTC, for 11m, 22 rounds``."""
     if stuck.since_ms is None:
-        return "seen now, nobody knows since when"
+        return "seen now, start time unknown"
     tries = f", {stuck.count} rounds" if stuck.count > 1 else ""
     return f"since {stamp(stuck.since_ms)}, for {lasted(now_ms - stuck.since_ms)}{tries}"
 

@@ -18,7 +18,7 @@ def pauses(report: StatusReport, rows: Sequence[Row]) -> list[Html]:
     paused = [row for row in rows if row.get("is_paused")]
     found = [_line(report, row) for row in paused[:SHOWN]]
     return (
-        [*found, tag("p", f"Uploads are paused of {counted(len(paused) - SHOWN, 'more topic')}.")]
+        [*found, tag("p", f"Uploads of {counted(len(paused) - SHOWN, 'more topic')} are paused.")]
         if paused[SHOWN:]
         else found
     )
@@ -34,7 +34,7 @@ def _line(report: StatusReport, row: Row) -> Html:
     words += f" since {stamp(since)}, for {lasted(report.now_ms - since)}" if isinstance(since, int) else ""
     words += f" ({reason})" if reason else ""
     waiting = row.get("lag_bytes")
-    waits = format_bytes(waiting) if isinstance(waiting, int) else "Nobody knows yet how many bytes"
+    waits = format_bytes(waiting) if isinstance(waiting, int) else "An unknown number of bytes"
     risk = _bytes(row.get("at_risk_bytes"))
     go_on = tag("code", "tiered resume")
-    return tag("p", f"{words}. {waits} wait, {risk} exist on this disk only. To go on: ", go_on, class_="bad")
+    return tag("p", f"{words}. {waits} wait, {risk} exist on this disk only. To resume: ", go_on, class_="bad")

@@ -38,7 +38,7 @@ from tiered.web.pages.parts import (
 HERE = "/plan"
 MOMENTS = {"": "now", "1d": "in a day", "7d": "in a week", "30d": "in 30 days"}
 SETTINGS = ("retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes")
-_SIGNS = {"+": "makes", "-": "takes away", "~": "changes"}
+_SIGNS = {"+": "makes", "-": "saves", "~": "changes"}
 _HEADINGS = (
     Heading("What", is_short=True),
     Heading("Partition"),
@@ -88,7 +88,7 @@ class Asked:
             settings=settings,
         )
         if found.after_ms is None:
-            raise InvalidRequest("reading how much later, not a duration such as 7d", after=repr(found.after))
+            raise InvalidRequest("invalid delay, it is not a duration such as 7d", after=repr(found.after))
         return found
 
     @property
@@ -119,17 +119,17 @@ def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms
     some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     found: list[Child] = [note, _left_out(priced), _form(asked), _sums(priced)]
     if priced.plan.is_empty:
-        words = "Nothing to do for the others." if priced.missing else "Nothing to do."
+        words = "Nothing to do for the other partitions." if priced.missing else "Nothing to do."
         found.append(tag("p", words, id="nothing"))
     else:
         found += [
             tag("h2", "By kind"),
-            table("What a round would do", _TOTALS, (_total(row, asked) for row in total_rows(priced.cost.lines))),
+            table("Next maintenance round", _TOTALS, (_total(row, asked) for row in total_rows(priced.cost.lines))),
             tag("h2", "Decisions"),
             table(_caption(len(lines), asked), _HEADINGS, (_cells(decision_row(each)) for each in some)),
             pager(HERE, asked.query, page, len(lines)),
-            tag("h2", "To do it"),
-            tag("p", "This page does nothing. The manager at work does what is due now; by hand:"),
+            tag("h2", "Commands"),
+            tag("p", "This page changes nothing. The running manager applies due decisions; by command:"),
             commands(*_commands(asked)),
         ]
     found += _put_off(priced)
@@ -173,7 +173,7 @@ def _put_off(priced: PricedPlan) -> list[Child]:
         ]
         for each in told
     )
-    return [tag("h2", "Not yet"), table("What is put off, and why", _PUT_OFF, rows)]
+    return [tag("h2", "Not cleanable yet"), table("Deferrals, with their reasons", _PUT_OFF, rows)]
 
 
 def _plain(row: Row) -> Row:
@@ -188,7 +188,7 @@ def _form(asked: Asked) -> Html:
         for name in SETTINGS
     ]
     kept = tag("input", type="hidden", name="kind", value=asked.kind) if asked.kind else None
-    again = tag("a", "Start again", href=HERE) if any(asked.query.values()) else None
+    again = tag("a", "Reset", href=HERE) if any(asked.query.values()) else None
     moments = MOMENTS if asked.after in MOMENTS else {**MOMENTS, asked.after: f"in {asked.after}"}
     return tag(
         "form",
@@ -199,7 +199,7 @@ def _form(asked: Asked) -> Html:
         tag("div", button("Plan"), again, class_="do"),
         method="get",
         action=HERE,
-        aria_label="What the plan is asked for",
+        aria_label="Options of the plan",
         class_="fields",
     )
 
@@ -237,13 +237,14 @@ def _left_out(priced: PricedPlan) -> list[Html]:
     found = []
     if priced.problems:
         some = ", ".join(map(str, sorted(priced.problems)[:3]))
-        words = f"{counted(len(priced.problems), 'partition')} in trouble ({some}): what is planned may not be done. "
+        words = f"{counted(len(priced.problems), 'partition')} with problems ({some}): planned decisions may fail. "
         found.append(tag("div", words, tag("a", "Troubles", href="/troubles"), class_="trouble"))
     if priced.unread:
         some = ", ".join(map(str, priced.unread[:3]))
         words = (
-            f"Of {counted(len(priced.unread), 'partition')} ({some}) old rows lie in pages of the bucket, which this "
-            "page does not ask for: more may expire than is shown. The command tiered plan asks."
+            f"Old segment entries of {counted(len(priced.unread), 'partition')} ({some}) are in "
+            "manifest pages that this page does not read: more may expire than is shown. The command "
+            "tiered plan reads them."
         )
         found.append(tag("p", words, id="unread"))
     return found
@@ -310,8 +311,8 @@ def _signed(value: object) -> str:
 
 def _fine_print(priced: PricedPlan) -> str:
     signs = ", ".join(f"{sign} {word}" for sign, word in _SIGNS.items())
-    prices, dollars = priced.prices, "Dollars are not told, for the file of prices (cost.prices) cannot be read."
+    prices, dollars = priced.prices, "Dollars are not shown, because the price file (cost.prices) is unreadable."
     if prices is not None:
         dollars = f"Dollars a month are of storage in the bucket; {prices.region}, prices of {prices.as_of}."
-    moment = f"As planned for {stamp(priced.plan.now_ms)}, if nothing came and nothing was done until then."
+    moment = f"Planned for {stamp(priced.plan.now_ms)}, if nothing is appended or changed until then."
     return f"{moment} {signs}. {dollars}"

@@ -38,12 +38,12 @@ COMPACTED_LEAST = 10  # the height of a segment with almost no records left
 KINDS = ("local", "both", "remote", "compacted", "expired", "hole")
 _WEIGHTS = {"local": 4, "expired": 3, "compacted": 2, "both": 1, "remote": 1, "hole": 0}
 _MEANINGS = {
-    "local": "on this disk alone",
-    "both": "on the disk, the bucket has it too",
+    "local": "on this disk only",
+    "both": "on the disk and in the bucket",
     "remote": "in the bucket",
-    "compacted": "in the bucket, compacted: the lower, the fewer records are left",
-    "expired": "below the log start, leaves",
-    "hole": "no segment there: nothing was left",
+    "compacted": "in the bucket, compacted: a lower bar has fewer records",
+    "expired": "below the log start, unlinked next",
+    "hole": "no segment: no records were left",
 }
 Row: TypeAlias = tuple[int, int, int | None, str, float]  # base offset, next offset, newest record, kind, records left
 
@@ -121,7 +121,7 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
         tag("h2", "Segments"),
         _zoom(window, here),
         _strips("map-offsets", words, local, stored, (window.start, window.stop), ends),
-        tag("p", f"{words}. Above the disk, below the bucket."),
+        tag("p", f"{words}. Local tier above, remote tier below."),
         _over_time(snapshot, window),
         _key([kind for kind in KINDS if any(each.kind == kind for each in pieces)]),
         aria_label="Segments",
@@ -257,9 +257,9 @@ def _zoom(window: Window, here: str) -> Html:
         button("Show"),
         method="get",
         action=here,
-        aria_label="Offsets to look at",
+        aria_label="Offsets to show",
     )
-    return tag("div", tag("nav", steps, again, aria_label="Look closer"), asked, class_="zoom")
+    return tag("div", tag("nav", steps, again, aria_label="Zoom in"), asked, class_="zoom")
 
 
 def _over_time(snapshot: PartitionSnapshot, window: Window) -> Child:

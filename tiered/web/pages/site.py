@@ -92,9 +92,9 @@ class Site:
         except InvalidRequest as error:
             is_name = path.startswith("/topics")  # of an invalid topic name
             status = HTTPStatus.NOT_FOUND if is_name else HTTPStatus.BAD_REQUEST
-            return self._failed(status, "Not found" if is_name else "Not understood", error, is_json=is_json)
+            return self._failed(status, "Not found" if is_name else "Invalid request", error, is_json=is_json)
         except LogError as error:
-            return self._failed(HTTPStatus.SERVICE_UNAVAILABLE, "Not to be had now", error, is_json=is_json)
+            return self._failed(HTTPStatus.SERVICE_UNAVAILABLE, "Not available now", error, is_json=is_json)
         return HTTPStatus.OK, JSON_TYPE if is_json else HTML_TYPE, body
 
     def _page(self, path: str, query: Query) -> str:
@@ -120,7 +120,7 @@ class Site:
             case ["topics", topic, number]:
                 part = self._partition(topic, number)
                 return partition_page(*part.value, query, note=self._late(part))
-        raise NotFound("looking for a page", path=path)
+        raise NotFound("page not found", path=path)
 
     def _json(self, path: str, query: Query) -> str:
         match _parts(path):
@@ -143,7 +143,7 @@ class Site:
                 part = self._partition(topic, number)
                 report, snapshot = part.value
                 return self._aged(part, partition_facts(report, snapshot.partition))
-        raise NotFound("looking for a page", path=path)
+        raise NotFound("page not found", path=path)
 
     def _overview(self, query: Query) -> str:
         patience = self._gathering.patience()
@@ -172,7 +172,7 @@ class Site:
         try:
             return self._gathering.get(key, look, keep_ms=PAST_KEPT_MS, patience=patience).value
         except LogError as error:
-            _log.warning("the past cannot be shown: error=%s", error)
+            _log.warning("cannot show the history: error=%s", error)
             return None
 
     def _plan(self, asked: Asked) -> Told[PricedPlan]:
@@ -203,7 +203,7 @@ class Site:
             report = self._look(manager, topic)
             known = {str(each.partition): each for each in manager.topic(topic).partitions()}
             if number not in known:
-                raise NotFound("looking for a partition", topic=topic, partition=number)
+                raise NotFound("partition not found", topic=topic, partition=number)
             return report, manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
 
         return self._looks.gathered(self._gathering, f"partition/{topic}/{number}", look)

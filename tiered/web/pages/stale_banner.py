@@ -30,14 +30,15 @@ def _why_old(looks: ManagerCache, told: Told[Any], now_ms: int, kept_ms: int) ->
     stale = looks.stale()
     if stale is not None:
         _, why = stale
-        return f"What is shown is of {stamp(told.data_ms)}; {why}."
+        return f"The data shown is of {stamp(told.data_ms)}; {why}."
     if told.late_since_ms is not None:
-        waits = (
-            f"Looking again since {lasted(now_ms - told.late_since_ms)} without an end: the disk does not answer, or "
-        )
-        return f"{waits}this machine is busy. What is shown is of {stamp(told.data_ms)}."
+        waits = f"Refreshing for {lasted(now_ms - told.late_since_ms)}: the disk does not reply, or "
+        return f"{waits}this machine is busy. The data shown is of {stamp(told.data_ms)}."
     if now_ms - told.data_ms > AGE_MAX_MS + kept_ms:
-        return f"What is shown is of {stamp(told.data_ms)}, {lasted(now_ms - told.data_ms)} ago; looking again goes on."
+        return (
+            f"The data shown is of {stamp(told.data_ms)}, {lasted(now_ms - told.data_ms)} ago; a "
+            "refresh is in progress."
+        )
     return None
 
 

@@ -64,10 +64,10 @@ def topic_page(
         table(counted(len(names), "partition"), _HEADINGS, (_cells(report, name, counts[name]) for name in some)),
         pager(topic_path(topic.name), asked, page, len(names)),
         _over_time(report, topic, query, past),
-        tag("h2", "Settings of its own"),
-        table("All others are the defaults", (Heading("Setting"), Heading("Value")), settings)
+        tag("h2", "Topic settings"),
+        table("All other settings have their defaults", (Heading("Setting"), Heading("Value")), settings)
         if settings
-        else tag("p", "None: all are the defaults."),
+        else tag("p", "None: all settings have their defaults."),
     )
 
 

@@ -227,5 +227,5 @@ def test_an_invalid_price_file_is_refused_and_the_error_names_the_file(tmp_path,
 
 
 def test_a_missing_price_file_raises_not_found(tmp_path):
-    with pytest.raises(NotFound, match="no such file"):
+    with pytest.raises(NotFound, match="does not exist"):
         load_prices(str(tmp_path / "none.json"))

@@ -279,7 +279,7 @@ def _segments_without_a_head(store: MemoryStore) -> None:
 
 
 PLANTED: dict[Callable[[MemoryStore], None], str] = {
-    _head_flipped: "checksum differs",
+    _head_flipped: "the checksum of a chunk differs",
     _head_missing: "manifests are missing",
     _first_head_missing: "manifests are missing: from_sequence=1",
     _head_under_anothers_name: "has the name of another",
@@ -294,7 +294,7 @@ PLANTED: dict[Callable[[MemoryStore], None], str] = {
     _indexes_missing: "a segment entry names an object that does not exist",
     _data_short: "size differs",
     _bit_in_data: "a chunk is damaged, its checksum differs",
-    _bit_in_indexes: "checksum differs",
+    _bit_in_indexes: "the checksum of a chunk differs",
     _name_of_another_segment: "the object name has another segment than its entry",
     _batch_crc: "crc",
     _not_a_batch_at_the_end: "crc",
@@ -308,7 +308,7 @@ PLANTED: dict[Callable[[MemoryStore], None], str] = {
     _counts: "record_count=1",
     _oldest_time: "min_timestamp_ms=5",
     _newest_time: "max_timestamp_ms",
-    _epochs_of_the_row: "another leader epoch than the row says",
+    _epochs_of_the_row: "a batch has another leader epoch than its segment entry",
     _offsets_of_the_row: "the object name has another segment than its entry",
     _index_range: "an index is outside its object",
     _segments_without_a_head: "the partition has segment objects and no manifest",

@@ -10,7 +10,7 @@ import struct
 import pytest
 import zstandard
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from foreign_samples import (
+from external_samples import (
     NAME,
     NOW,
     Sample,
@@ -19,7 +19,7 @@ from foreign_samples import (
     put_aiven,
     write_log,
 )
-from foreign_truth import assert_reads
+from external_truth import assert_reads
 
 from local import kernels
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
@@ -230,7 +230,7 @@ def _metadata(**changes) -> dict:
 BOMB = base64.b64encode(zstandard.ZstdCompressor().compress(bytes(64 << 20))).decode()
 HOSTILE = {
     "empty": b"",
-    "not json": b"\x00\xff" * 50,
+    "it is not JSON": b"\x00\xff" * 50,
     "another type": b"[]",
     "deep": b'{"version":' + b"[" * 100_000,
     "version": _manifest(version="2"),

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from foreign_samples import NAME, NOW, TOPIC_ID, Sample, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
-from foreign_truth import assert_reads
+from external_samples import NAME, NOW, TOPIC_ID, Sample, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
+from external_truth import assert_reads
 
 from local.errors import Corrupt, InvalidRequest, LogError, OffsetOutOfRange
 from local.index.txn_index import encode, entries

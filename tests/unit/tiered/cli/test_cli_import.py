@@ -6,7 +6,7 @@ import json
 
 import pytest
 from bucket_truth import assert_sound
-from foreign_samples import NAME, Sample, new_key, put_aiven, put_log, write_log
+from external_samples import NAME, Sample, new_key, put_aiven, put_log, write_log
 
 from local.errors import InvalidRequest
 from remote.store.open_store import open_store
@@ -139,7 +139,7 @@ def test_import_shows_a_dry_run_then_imports_and_does_nothing_when_repeated(
 
 def test_import_that_is_not_possible_is_refused_with_the_next_step(sample, logs, ours, capfd) -> None:
     assert invoke(["import", logs, "nothing-like-it", "--remote", ours, "--dry-run"]) == 1
-    assert "there is none" in capfd.readouterr().err
+    assert "the topic has no compacted view" in capfd.readouterr().err
     assert invoke(["import", logs, "--remote", ours, "--yes"]) == 0
     assert invoke(["import", ours, "--remote", logs, "--dry-run"]) == 2
     assert "tiered rewrite copy" in capfd.readouterr().err
@@ -154,7 +154,7 @@ def test_import_refuses_a_topic_name_of_another_topic_id(sample, logs, ours, tmp
     assert invoke(["import", other, "--remote", ours, "--yes"]) == 0
     capfd.readouterr()
     assert invoke(["import", logs, "--remote", ours, "--yes"]) == 5
-    assert "has one of this name" in capfd.readouterr().err
+    assert "the target has a topic of this name" in capfd.readouterr().err
     assert invoke(["import", logs, "--remote", ours, "--yes", "--topic-id", "B" * 22]) == 0
 
 

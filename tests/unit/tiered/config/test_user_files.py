@@ -61,8 +61,8 @@ def test_invalid_target_is_refused_with_the_name_as_typed(
     Path("there").mkdir()
     Path("file").touch()
     with pytest.raises(kind, match=told) as error:
-        write_given(name, b"body", "writing the plan")
-    assert error.value.attempt.startswith("writing the plan")
+        write_given(name, b"body", "cannot write the plan")
+    assert error.value.attempt.startswith("cannot write the plan")
     assert error.value.facts["file"] == (name or "''")
     assert sorted(os.listdir()) == ["file", "there"]
 
@@ -70,7 +70,7 @@ def test_invalid_target_is_refused_with_the_name_as_typed(
 def test_unwritable_directory_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root passes every permission check
     with pytest.raises(AccessDenied, match="eacces"):
-        check_target(str(tmp_path / "plan.json"), "writing the plan")
+        check_target(str(tmp_path / "plan.json"), "cannot write the plan")
 
 
 def test_unreadable_file_is_refused_with_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,9 +213,9 @@ def test_advice_file_that_could_lose_records_is_refused(advised):
     with pytest.raises(InvalidRequest, match="never advised"):
         decode_advice(body)
     by_hand = encode_advice(advised.saved).replace(b'"STANDARD_IA"', b'"DEEP_ARCHIVE"')
-    with pytest.raises(InvalidRequest, match="changed by hand"):
+    with pytest.raises(InvalidRequest, match="the file was edited"):
         decode_advice(by_hand)
-    with pytest.raises(InvalidRequest, match="none or was damaged"):
+    with pytest.raises(InvalidRequest, match="make one with 'tiered plan --out FILE'"):
         decode_advice(b"{}")
 
 

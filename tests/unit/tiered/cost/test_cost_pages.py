@@ -170,15 +170,15 @@ def test_commands_without_prices_warn_once_and_keep_their_schema(home: Path, cap
 
 def test_invalid_arguments_are_refused_with_the_cause_and_a_suggestion(home: Path, capfd) -> None:
     for words, told in (
-        (["cost", "simulate", "--class", "cold"], "no such class"),
+        (["cost", "simulate", "--class", "cold"], "the storage class is unknown"),
         (["cost", "simulate", "--retention", "soon"], "--retention"),
         (["cost", "simulate", "--retention", "9d..3d"], "a range of two"),
         (["cost", "simulate", "--reads", "often"], "--reads"),
         (["cost", "show", "orders2"], "orders2"),
         (["plan", "--at", "tomorrow"], "reading a time"),
-        (["apply", "none.json"], "no such file"),
+        (["apply", "none.json"], "does not exist"),
         (["-X", "cost.price=1", "cost", "show"], "did_you_mean=cost.prices"),
-        (["-X", "cost.prices=none.json", "cost", "show"], "no such file"),
+        (["-X", "cost.prices=none.json", "cost", "show"], "does not exist"),
     ):
         assert invoke(words) in (1, 2), words
         (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]

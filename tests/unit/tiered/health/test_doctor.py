@@ -137,7 +137,7 @@ def test_lock_check_names_the_process_that_has_the_lock(config: Config) -> None:
 
 def test_missing_clean_shutdown_file_is_a_warning(config: Config) -> None:
     os.remove(f"{config.data_dir}/{CLEAN_SHUTDOWN}")
-    assert "not closed in order" in only(ills(config), "lock", State.WARNING).what
+    assert "the next start recovers the logs" in only(ills(config), "lock", State.WARNING).what
 
 
 def test_open_files_limit_below_the_need_of_the_partitions_is_an_error(config: Config) -> None:
@@ -195,7 +195,7 @@ def test_invalid_or_ineffective_setting_is_a_finding(
     found = [each for each in run_checks(_patient(config, None), doctor_node.NODE_CHECKS) if each.state is state]
     assert [each.check for each in found] == ["settings"]
     assert words in found[0].what
-    assert "topic t: " in found[0].what
+    assert "the topic is not simulated: " in found[0].what
 
 
 def test_topic_pattern_without_a_match_is_a_warning(config: Config) -> None:
@@ -215,7 +215,7 @@ def test_manager_without_clean_end_and_its_last_problem_are_findings(config: Con
     journal.note_round({TopicPartition("t", 0): Unavailable("writing", cause="slowdown")}, now_ms() - DAY)
     first, second = ills(config)
     assert "process 4711" in first.what
-    assert "did not end in order" in first.what
+    assert "ago and did not end cleanly" in first.what
     assert second.what.startswith("t/0: writing: cause=slowdown")
 
 
@@ -271,7 +271,7 @@ class _Down(MemoryStore):
     ("kind", "check", "words"),
     [
         (_Overwriting, "guarantees", "overwrites existing objects"),
-        (_Keeping, "permissions", "still there"),
+        (_Keeping, "permissions", "a deleted object still exists"),
         (_Down, "permissions", "slowdown"),
     ],
 )

@@ -25,7 +25,7 @@ IA = {**TIERED, "remote.storage.class": "STANDARD_IA"}
 
 # (settings, key that the finding names, part of its text), in the order of the rules.
 BITES = (
-    ({**TIERED, "retention.ms": "1d"}, "segment.ms", "a slow topic keeps records for both together"),
+    ({**TIERED, "retention.ms": "1d"}, "segment.ms", "a slow topic retains records for the sum of both"),
     ({"retention.bytes": "1MiB"}, "segment.bytes", "retention.bytes=1.00 MiB is less than one segment, 1.00 GiB"),
     ({**TIERED, "local.retention.bytes": "1MiB"}, "segment.bytes", "local.retention.bytes=1.00 MiB is less"),
     ({**TIERED, "segment.bytes": "512KiB"}, "segment.bytes", "requests will cost more than storage"),
@@ -36,26 +36,42 @@ BITES = (
         "bills 128 KiB for each object at least",
     ),
     ({**IA, "retention.ms": "7d"}, "remote.storage.class", "bills 30 days at least, and retention.ms=7d is shorter"),
-    ({**IA, **COMPACT}, "remote.storage.class", "compaction replaces segments before"),
+    ({**IA, **COMPACT}, "remote.storage.class", "and compaction replaces segments earlier"),
     ({**TIERED, "remote.log.delete.grace.ms": "1m"}, "remote.log.delete.grace.ms", "reads without a pin"),
     ({**COMPACT, "retention.ms": "90d"}, "retention.ms", "binds nothing: cleanup.policy=compact deletes nothing"),
-    ({"local.retention.ms": "1h"}, "local.retention.ms", "binds nothing: the topic is not tiered"),
-    ({"remote.compression": "zstd"}, "remote.compression", "binds nothing: the topic is not tiered"),
-    ({**COMPACT, "min.cleanable.dirty.ratio": "1"}, "min.cleanable.dirty.ratio", "so no segment goes to the bucket"),
+    ({"local.retention.ms": "1h"}, "local.retention.ms", ""),
+    ({"remote.compression": "zstd"}, "remote.compression", ""),
+    (
+        {**COMPACT, "min.cleanable.dirty.ratio": "1"},
+        "min.cleanable.dirty.ratio",
+        "so no segment is copied to the bucket",
+    ),
     (
         {"cleanup.policy": "compact,delete", "min.compaction.lag.ms": "7d"},
         "min.compaction.lag.ms",
-        "deleted before they may be compacted",
+        "records expire before they may be compacted",
     ),
     (
         {**COMPACT, "min.compaction.lag.ms": "2d", "local.retention.ms": "1d"},
         "min.compaction.lag.ms",
-        "only clean segments go to the bucket, so the disk keeps more",
+        "so the disk retains more",
     ),
-    ({**COMPACT, "remote.copy.lag.ms": "2d"}, "delete.retention.ms", "gone before it hears of them"),
+    (
+        {**COMPACT, "remote.copy.lag.ms": "2d"},
+        "delete.retention.ms",
+        "tombstones are removed before the bucket has them",
+    ),
     ({"max.message.bytes": "2MiB", "segment.bytes": "1MiB"}, "max.message.bytes", "no batch of that size fits"),
-    ({**TIERED, "remote.compression": "zstd", "compression.type": "zstd"}, "remote.compression", "spent twice"),
-    ({"log.dir.relief.free.bytes.min": "32MiB"}, "log.dir.relief.free.bytes.min", "before the disk is relieved"),
+    (
+        {**TIERED, "remote.compression": "zstd", "compression.type": "zstd"},
+        "remote.compression",
+        "records are compressed twice for a few percent",
+    ),
+    (
+        {"log.dir.relief.free.bytes.min": "32MiB"},
+        "log.dir.relief.free.bytes.min",
+        "appends are refused before segments are dropped early",
+    ),
 )
 SOUND = (
     {},
@@ -118,23 +134,35 @@ MANIFEST = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.st
         ('"retenton.ms" = "1d"', 5, "retenton.ms", "did you mean retention.ms?", "write retention.ms"),
         ('# so\n"retention.ms" = "1 day"', 6, "retention.ms", "a duration such as 7d", "config explain retention.ms"),
         ('"segment.bytes" = 1', 5, "segment.bytes", "at least 1024", "config explain segment.bytes"),
-        ("retention.ms = 5", 5, "retention.ms", "a table to toml", 'write it as "retention.ms" = ...'),
+        (
+            "retention.ms = 5",
+            5,
+            "retention.ms",
+            "TOML reads a name with dots and without quotes as a table",
+            'write it as "retention.ms" = ...',
+        ),
         ('"log.retention.hours" = 5', 5, "log.retention.hours", "Kafka brokers", "write retention.ms"),
         ("[default]", 5, "default", "unknown section: default; did you mean defaults?", "write defaults"),
         ('[local]\ndirr = "x"', 6, "dirr", "unknown key of [local]: dirr; did you mean dir?", "write dir"),
         ('[topics."o*"]\n\n"log.cleaner.threads" = 2', 7, "log.cleaner.threads", "manager's", "move it to [defaults]"),
         ('[topics]\norders = "x"', 6, "orders", "topics.orders is not a table", 'write it as [topics."orders"]'),
-        ('"retention.ms = 5', 5, "", "no toml", "names with dots stand in quotes"),
-        ('[topics."ordres"]\n"retention.ms" = "9d"', 5, "ordres", "matches no topic: bills, orders", "mend the name"),
+        ('"retention.ms = 5', 5, "", "invalid TOML", "names with dots need quotes"),
+        (
+            '[topics."ordres"]\n"retention.ms" = "9d"',
+            5,
+            "ordres",
+            "matches no topic: bills, orders",
+            "correct the name",
+        ),
         (
             '"local.retention.ms" = "90d"',
             5,
             "local.retention.ms",
             "the disk would retain more than the log",
-            "mend tiered.toml",
+            "correct tiered.toml",
         ),
-        ('[remote.options]\nsecret = "x"', 1, "", "looks like a secret", "mend tiered.toml"),
-        ('"cost.prices" = "nowhere.json"', 5, "cost.prices", "no such file", "mend tiered.toml"),
+        ('[remote.options]\nsecret = "x"', 1, "", "looks like a secret", "correct tiered.toml"),
+        ('"cost.prices" = "nowhere.json"', 5, "cost.prices", "does not exist", "correct tiered.toml"),
         ('"remote.fetch.cache.dir" = "data/c"', 5, "remote.fetch.cache.dir", "inside a log directory", "mend"),
         ('"remote.log.delete.grace.ms" = 0', 5, "remote.log.delete.grace.ms", "lose their objects", "-X remote.log"),
     ],
@@ -317,7 +345,7 @@ def test_latin_1_comment_is_read_and_a_binary_file_refused(tmp_path: Path) -> No
     path.write_bytes("# für alle\nlog.retention.hours=1\n".encode("iso-8859-1"))
     assert [each.name for each in read_entries(str(path))] == ["log.retention.hours"]
     path.write_bytes(b"\x7fELF\0\0")
-    with pytest.raises(InvalidRequest, match="it is no text"):
+    with pytest.raises(InvalidRequest, match="it is not text"):
         read_entries(str(path))
 
 

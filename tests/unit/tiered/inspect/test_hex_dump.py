@@ -149,7 +149,7 @@ def test_dump_hex_reads_files_partitions_and_objects_and_exits_4_for_damage(
     Path("00000000000000000000.log").write_bytes(body)
     assert invoke(["dump", "00000000000000000000.log", "--hex"]) == 4
     out, said = capfd.readouterr()
-    assert ": wrong, its bytes make " in out
+    assert ": wrong, computed " in out
     assert "error: dumping a segment, " in said
     assert out.count("batch at ") > 3, "batches after the damaged one must be shown"
     for words, told in (
@@ -164,6 +164,6 @@ def test_record_length_that_contradicts_its_fields_is_damage() -> None:
     wrong = bytearray(encode_batch([(b"key", b"value", T0), (b"key", b"other", T0)]))
     wrong[HEADER_BYTES] -= 2  # one byte less, as a zigzag varint
     found, problem = fields_of(bytes(wrong))
-    assert "its length says" in str(problem)
+    assert "it does not end at its declared length" in str(problem)
     assert found[-1].name == "damaged"
     assert bytes_of(found, inflated=False) == wrong

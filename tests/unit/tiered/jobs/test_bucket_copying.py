@@ -124,7 +124,7 @@ def test_cancelled_bucket_copy_of_a_cleaned_topic_leaves_no_part_of_it(cleaned: 
 
 def test_bucket_copy_to_the_same_bucket_or_a_written_partition_is_refused() -> None:
     world, target = _uncleaned(), _target()
-    with pytest.raises(InvalidRequest, match="it is the same"):
+    with pytest.raises(InvalidRequest, match="source and target are the same"):
         plan_copy(world.store, world.store, named("t"), now_ms=NOW)
     with pytest.raises(NotFound):
         plan_copy(target, world.store, named("t"), now_ms=NOW)

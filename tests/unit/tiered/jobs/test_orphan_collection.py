@@ -150,7 +150,7 @@ def test_gc_refuses_a_list_of_another_store_or_version(world: CareWorld) -> None
         delete_garbage(MemoryStore("memory://other"), found, now_ms=LATER)
     with pytest.raises(InvalidRequest, match="another version"):
         decode_garbage(encode_garbage(msgspec.structs.replace(found, schema_version=2)), "f")
-    with pytest.raises(Corrupt, match="it is none"):
+    with pytest.raises(Corrupt, match="make it with 'tiered cost advise --out FILE'"):
         decode_garbage(b"[]", "f")
 
 

@@ -436,10 +436,10 @@ def test_views_of_several_names_coexist_and_are_dropped_separately(world):
     build(manager, name="other")
     assert [each.view.name for each in view_status(manager, NOW)] == ["compacted", "other"]
     assert drop_views(manager, "t", now_ms=NOW) == [NAME]
-    with pytest.raises(NotFound, match="there is none"):
+    with pytest.raises(NotFound, match="the topic has no compacted view"):
         compacted(manager)
     assert list(manager.reader(read_compacted=True, view="other").records(NAME, 0))
-    with pytest.raises(NotFound, match="the topic has none of this name"):
+    with pytest.raises(NotFound, match="the topic has no view of this name"):
         drop_views(manager, "t", now_ms=NOW)
     settle(manager, NOW + DAY + HOUR)
     prefix = manager.partitions()[0].prefix

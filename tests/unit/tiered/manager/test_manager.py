@@ -181,7 +181,7 @@ def test_flipped_bit_in_the_bucket_raises_corrupt(world: World) -> None:
     body = bytearray(world.store.get(key))
     body[len(body) // 2] ^= 4
     world.store.put(key, bytes(body))
-    with pytest.raises(Corrupt, match="checksum differs"):
+    with pytest.raises(Corrupt, match="the checksum of a chunk differs"):
         values(RemoteLog(world.store).reader())
 
 

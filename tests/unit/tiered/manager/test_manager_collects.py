@@ -115,7 +115,7 @@ def test_cache_directory_keeps_the_manifest_over_a_restart(tmp_path):
         assert values(again.reader()) == values(manager.reader())
 
 
-@pytest.mark.parametrize("in_pages", [False, True], ids=["a segment is gone", "a page is gone"])
+@pytest.mark.parametrize("in_pages", [False, True], ids=["an object of a segment does not exist", "a page is gone"])
 def test_reader_with_a_collected_manifest_gets_out_of_range(monkeypatch: pytest.MonkeyPatch, in_pages: bool) -> None:
     """The manifests after the reader's own are deleted too.
     A 404 of the next manifest therefore does not prove that its own is the newest."""

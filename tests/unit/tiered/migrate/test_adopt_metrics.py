@@ -57,7 +57,14 @@ def test_partition_with_a_problem_keeps_its_metrics_and_a_removed_one_has_none()
     good = AdoptedPartition(partition=NAME, at_risk_bytes=7, lost=((3, 9),))
     metrics.note([good], NOW)
     unknown = {"lag_segments": None, "lag_bytes": None, "at_risk_bytes": None, "ahead": None}
-    metrics.note([AdoptedPartition(partition=NAME, problem=Conflict("written anew"), **unknown)], NOW + 1)
+    metrics.note(
+        [
+            AdoptedPartition(
+                partition=NAME, problem=Conflict("the broker rewrote its log below the end of the bucket"), **unknown
+            )
+        ],
+        NOW + 1,
+    )
     found = _samples(metrics)
     assert not metrics.is_well
     assert found['tiered_unreplicated_bytes{topic="t"}'] == 7

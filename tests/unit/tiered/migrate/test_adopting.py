@@ -599,7 +599,7 @@ def test_adoption_of_a_directory_that_is_no_log_directory_is_refused(tmp_path: P
     words = ["--once", "--remote", f"file://{tmp_path}/bucket"]
     assert invoke(["adopt", "bucket", *words]) == 2
     said = capfd.readouterr().err
-    assert "no kafka log directory" in said
+    assert "the directory is not a Kafka log directory" in said
     assert "TOPIC-PARTITION" in said
     assert "segments copied" not in said
     assert invoke(["adopt", "nowhere", *words]) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bucket_truth import assert_sound
 from disk_model import ModelDisk
-from foreign_samples import (
+from external_samples import (
     NAME,
     NOW,
     TOPIC_ID,
@@ -17,7 +17,7 @@ from foreign_samples import (
     put_pinterest,
     write_log,
 )
-from foreign_truth import assert_reads
+from external_truth import assert_reads
 from manager_world import World
 
 from local import kernels

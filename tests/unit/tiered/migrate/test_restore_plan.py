@@ -319,7 +319,7 @@ def test_segment_with_a_flipped_bit_is_never_restored() -> None:
 def test_restore_over_existing_files_is_refused() -> None:
     world, disk = _world(), ModelDisk()
     _restore(world.store, disk)
-    with pytest.raises(InvalidRequest, match="the directory has it"):
+    with pytest.raises(InvalidRequest, match="the directory already has it"):
         _restore(world.store, disk)
     disk.unlink(f"{ROOT}/topics.json")
     with _manager(world, disk) as manager:  # another topic with this name
@@ -327,7 +327,7 @@ def test_restore_over_existing_files_is_refused() -> None:
     disk.rename(f"{ROOT}/u-0", f"{ROOT}/t-0.moved")
     disk.unlink(f"{ROOT}/topics.json")
     disk.unlink(f"{ROOT}/t-0/partition.metadata")
-    with pytest.raises(Conflict, match="other files are there"):
+    with pytest.raises(Conflict, match="its directory contains other files"):
         _restore(world.store, disk)
 
 
@@ -341,7 +341,7 @@ def test_restore_never_replaces_records_that_only_the_disk_has() -> None:
     before = {name: disk.read(f"./data/t-0/{name}") for name in disk.list("./data/t-0")}
     plan = _plan(world.store, takes_over=True)
     epoch = _manifest(world).epoch
-    with pytest.raises(Conflict, match="other files are there"):
+    with pytest.raises(Conflict, match="its directory contains other files"):
         run_restore(world.store, plan, disk, "./data", now_ms=lambda: NOW)
     assert {name: disk.read(f"./data/t-0/{name}") for name in disk.list("./data/t-0")} == before
     assert _manifest(world).epoch == epoch, "no writer may be fenced by a refused restore"

@@ -121,7 +121,7 @@ def test_plan_for_a_later_moment_is_not_applied(world):
         settle(manager)
         later = saved_of(manager, at_ms=NOW + 7 * DAY)
         assert "ExpireRemote" in later.plan.totals()
-        with pytest.raises(InvalidRequest, match="a later moment"):
+        with pytest.raises(InvalidRequest, match="it was made for a later time"):
             apply_saved(manager, later, now_ms=NOW)
 
 
@@ -324,7 +324,7 @@ def edited(body: bytes, **changes: object) -> bytes:
     [
         ({"kind": "other"}, "another kind"),
         ({"schema_version": 9}, "another kind"),
-        ({"fingerprint": "0" * 16}, "do not belong together"),
+        ({"fingerprint": "0" * 16}, "its fingerprints contradict each other"),
         ({"made_ms": "yesterday"}, "made_ms"),
         (holding("Burn"), "Burn"),
         (holding("DropLocal"), "missing required"),
@@ -338,7 +338,7 @@ def test_file_without_a_valid_plan_is_refused(world, change, told):
 
 
 def test_missing_or_invalid_json_file_is_reported(tmp_path):
-    with pytest.raises(NotFound, match="no such file"):
+    with pytest.raises(NotFound, match="does not exist"):
         read_plan(str(tmp_path / "none.json"))
     bad = tmp_path / "bad.json"
     bad.write_bytes(b"{")
@@ -380,9 +380,9 @@ def test_interrupted_apply_exits_with_the_signal_and_says_not_done(tmp_path, mon
     monkeypatch.setattr(saved_plan, "apply_saved", broken_off)
     capfd.readouterr()
     assert invoke(["apply", "p.json", "--yes"]) == code
-    assert "not done" in capfd.readouterr().err
+    assert "it was not finished in time" in capfd.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert invoke(["plan", "--out", "p.json"]) == 0
     assert invoke(["apply", "p.json", "--yes"]) == 0
-    assert "not done" not in capfd.readouterr().err
+    assert "it was not finished in time" not in capfd.readouterr().err

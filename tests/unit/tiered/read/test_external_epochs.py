@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from bucket_truth import assert_sound
-from foreign_samples import NAME, NOW, TOPIC_ID, Files, Sample, put_aiven, put_kafka_local, write_log
-from foreign_truth import assert_reads
+from external_samples import NAME, NOW, TOPIC_ID, Files, Sample, put_aiven, put_kafka_local, write_log
+from external_truth import assert_reads
 
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Severity
@@ -120,7 +120,7 @@ def test_wrong_epoch_is_a_finding_that_names_the_object(sample, tmp_path, capfd)
 # --- an unreadable manifest is left out, and the rest is read --------------------------------------------------------
 
 
-BROKEN = {"not json": b"\x00\xff", "another version": b'{"version":"7"}', "too large": b" " * ((16 << 20) + 1)}
+BROKEN = {"it is not JSON": b"\x00\xff", "another version": b'{"version":"7"}', "too large": b" " * ((16 << 20) + 1)}
 
 
 @pytest.mark.parametrize("what", BROKEN)

@@ -178,7 +178,7 @@ def test_views_of_several_names_are_independent_and_dropped_separately(world: Wo
     with pytest.raises(NotFound):
         compacted(manager)
     assert list(manager.reader(read_compacted=True, view="other").records(NAME, 0))
-    with pytest.raises(NotFound, match="the topic has none of this name"):
+    with pytest.raises(NotFound, match="the topic has no view of this name"):
         drop_views(manager, "t", now_ms=NOW)
     settle(manager)
     assert {path.split("/")[4] for path in parts(world)} == {"other"}

@@ -58,7 +58,7 @@ def test_offset_of_a_whole_topic_applies_to_all_its_partitions(store: MemoryStor
     ("text", "problem"),
     [
         ('{"a":"middle","b":"earliest"}', "only .earliest. and .latest."),
-        ('{"a":"latest","b":"earliest"}', "makes an empty read of a batch"),
+        ('{"a":"latest","b":"earliest"}', "makes a batch read empty"),
         ('{"a":3,"b":"earliest"}', "not of the form"),
     ],
 )
@@ -70,8 +70,8 @@ def test_invalid_offset_of_a_whole_topic_is_refused(text: str, problem: str) -> 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('{"a":"earliest"}', "must name every partition read: missing=b/0"),
-        ('{"a":"earliest","b":"earliest","c":"earliest"}', "name a topic not read: topic=c"),
+        ('{"a":"earliest"}', "values must name every partition that is read: missing=b/0"),
+        ('{"a":"earliest","b":"earliest","c":"earliest"}', "values name a topic that is not read: topic=c"),
     ],
 )
 def test_offsets_that_do_not_match_the_read_topics_are_refused(store: MemoryStore, text: str, problem: str) -> None:
@@ -91,7 +91,7 @@ START_ABOVE = {"startingOffsets": '{"b":{"0":8}}', "endingOffsets": '{"b":{"0":3
 
 
 def test_start_above_the_end_raises_or_reads_nothing(store: MemoryStore) -> None:
-    with pytest.raises(OffsetOutOfRange, match="the start lies above the end") as caught:
+    with pytest.raises(OffsetOutOfRange, match="the start is above the end") as caught:
         ranges(store, subscribe="b", **START_ABOVE)
     assert (caught.value.facts["start"], caught.value.facts["end"]) == (8, 3)
     assert ranges(store, subscribe="b", failOnDataLoss="false", **START_ABOVE) == {}
@@ -99,7 +99,7 @@ def test_start_above_the_end_raises_or_reads_nothing(store: MemoryStore) -> None
 
 @pytest.mark.parametrize("offset", [11, 1 << 40])
 def test_start_above_the_log_end_offset_raises(store: MemoryStore, offset: int) -> None:
-    with pytest.raises(OffsetOutOfRange, match="offset outside the log"):
+    with pytest.raises(OffsetOutOfRange, match="the offset is outside the log"):
         ranges(store, subscribe="b", startingOffsets=f'{{"b":{{"0":{offset}}}}}')
 
 
@@ -113,10 +113,10 @@ def test_a_start_at_the_end_reads_nothing(store: MemoryStore) -> None:
     [
         ({"subscribePattern": ""}, "the pattern is empty"),
         ({"subscribePattern": "  "}, "the pattern is empty"),
-        ({"subscribe": ""}, "no topic is named"),
-        ({"subscribe": " , "}, "no topic is named"),
-        ({"assign": "{}"}, "no partition is named"),
-        ({"assign": '{"a":[]}'}, "no partition is named"),
+        ({"subscribe": ""}, "it names no topic"),
+        ({"subscribe": " , "}, "it names no topic"),
+        ({"assign": "{}"}, "it names no partition"),
+        ({"assign": '{"a":[]}'}, "it names no partition"),
     ],
 )
 def test_empty_topic_selection_is_refused(options: dict[str, str], problem: str) -> None:
@@ -147,7 +147,7 @@ def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
     assert caught.value.facts["interpreter"] == str(bare)
     assert "ModuleNotFoundError" in str(caught.value.facts["missing"])
     assert f"PYSPARK_PYTHON={sys.executable}" in str(caught.value.facts["fix"])
-    with pytest.raises(InvalidRequest, match="is not there"):
+    with pytest.raises(InvalidRequest, match="the interpreter of its workers does not exist"):
         check_interpreter(str(tmp_path / "none"))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from foreign_samples import put_log, write_log
+from external_samples import put_log, write_log
 from test_adopting import NAME as ADOPTED
 from test_adopting import Broker
 from test_ingest import manifest, plan, write

@@ -330,4 +330,4 @@ def test_doctor_with_a_dead_store_skips_checks_that_need_another_client(home: Aw
     (line,) = (each for each in text.splitlines() if each.startswith("url"))
     Path("tiered.toml").write_text(text.replace(line, 'url = "s3://bucket"'))
     assert invoke(["doctor"]) == 10
-    assert "the store answered nothing" in capfd.readouterr().out
+    assert "the store did not reply" in capfd.readouterr().out

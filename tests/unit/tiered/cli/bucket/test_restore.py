@@ -55,7 +55,7 @@ def test_restore_does_what_its_dry_run_shows(at: list[str], tmp_path: Path, capf
     assert _read(_configured(tmp_path, "there"), capfd) == in_bucket
     assert invoke(["verify", "there"]) == 0
     assert invoke([*words, "--remote", url, "--yes"]) == 2
-    assert "the directory has it" in capfd.readouterr().err
+    assert "the directory already has it" in capfd.readouterr().err
 
 
 def test_restore_with_takeover_gives_a_directory_that_can_be_appended_to(at: list[str], tmp_path: Path, capfd) -> None:
@@ -101,7 +101,7 @@ def test_restore_refuses_a_directory_with_the_topic_before_it_asks_for_yes(
     for more in ([], ["--yes"], ["--dry-run"]):
         assert invoke([*at, "restore", "t", "--to", "data", *more]) == 2
         said = capfd.readouterr().err
-        assert "the directory has it" in said
+        assert "the directory already has it" in said
         assert "say --yes" not in said
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}.keys() == before.keys()
 

@@ -110,7 +110,7 @@ def test_rewrite_copy_copies_a_topic_to_another_bucket_and_later_catches_up(
     capfd.readouterr()
     assert int(str(_run(at, capfd, *to, "--yes")["segments"])) > 0
     assert invoke([*at, "rewrite", "copy", "t", "--yes", "--to", f"file://{tmp_path}/bucket"]) == 2
-    assert "it is the same" in capfd.readouterr().err
+    assert "source and target are the same" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_pinned_read_survives_retention_deletion_and_gc(world):
     assert read(world, splits) == want
     release(world.store, splits[0].prefix, pins_of(world))
     expired(world, manager, NOW + 3 * DAY)
-    with pytest.raises(NotFound, match="has left the bucket since this was planned"):
+    with pytest.raises(NotFound, match="call load"):
         read(world, splits)
 
 
@@ -192,7 +192,7 @@ def test_pin_that_is_not_renewed_expires(world):
     manager = filled(world, properties=GOING)
     splits = plan(world, pin="1d")
     expired(world, manager, NOW + 2 * DAY)
-    with pytest.raises(NotFound, match="has left the bucket"):
+    with pytest.raises(NotFound, match="call load"):
         read(world, splits)
 
 
@@ -319,7 +319,7 @@ def test_fail_on_data_loss_false_skips_expired_records_and_reads_the_rest(world)
     before = told(world)
     manager.delete_records({NAME: 137}, now_ms=NOW)
     expired(world, manager, NOW + 2 * HOUR)
-    with pytest.raises(NotFound, match="has left the bucket"):
+    with pytest.raises(NotFound, match="call load"):
         read(world, splits)
     found = left(world, splits)
     first = next(row.base_offset for row in manager.partitions()[0].manifest().segments)
@@ -337,7 +337,7 @@ def test_missing_view_segment_is_not_replaced_by_the_log(world, monkeypatch):
     monkeypatch.setattr(task, "open_store", lambda url, given: world.store)
     assert sum(batch.num_rows for split in splits for batch in task.read_split(split, ask(**asked), ["offset"])) > 0
     world.store.delete([splits[0].prefix + splits[0].pieces[0].segment.data_key])
-    with pytest.raises(NotFound, match="has left the bucket"):
+    with pytest.raises(NotFound, match="call load"):
         list(task.read_split(splits[0], ask(**asked), ["offset"]))
 
 

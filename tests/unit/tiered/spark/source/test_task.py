@@ -238,26 +238,26 @@ def test_offsets_outside_the_log_are_an_error_or_moved_to_its_bounds(bucket):
 def test_offsets_must_name_the_partitions_that_are_read(bucket):
     fill(bucket, segments=1)
     fill(bucket, segments=1, partition=1)
-    with pytest.raises(InvalidRequest, match="must name every partition read: missing=orders/1"):
+    with pytest.raises(InvalidRequest, match="values must name every partition that is read: missing=orders/1"):
         plan(bucket, startingOffsets='{"orders":{"0":0}}')
-    with pytest.raises(InvalidRequest, match="name a partition not read: partition=orders/2"):
+    with pytest.raises(InvalidRequest, match="values name a partition that is not read: partition=orders/2"):
         plan(bucket, endingOffsets='{"orders":{"0":0,"1":0,"2":0}}')
 
 
 def test_ambiguous_topic_name_needs_the_topic_id(bucket):
     fill(bucket, segments=1)
     bucket.add("orders", 0, [batch_at(0, 3)], topic_id="BBBBBBBBBBBBBBBBBBBBBB")
-    with pytest.raises(InvalidRequest, match=r"option topicId is needed: topic=orders topic_ids=AAAA.*,BBBB"):
+    with pytest.raises(InvalidRequest, match=r"the option topicId is required: topic=orders topic_ids=AAAA.*,BBBB"):
         plan(bucket)
     assert read(bucket, plan(bucket, topicId="BBBBBBBBBBBBBBBBBBBBBB")) == [0, 1, 2]
-    with pytest.raises(NotFound, match="no topic of this id"):
+    with pytest.raises(NotFound, match="no topic has this id"):
         plan(bucket, topicId="CCCCCCCCCCCCCCCCCCCCCC")
 
 
 def test_unknown_topics_and_partitions_are_named(bucket):
     fill(bucket, segments=1)
     options = parse_options({"path": "memory://x", "assign": '{"orders":[0,7]}'})
-    with pytest.raises(NotFound, match="no such partition in the bucket: partition=orders/7"):
+    with pytest.raises(NotFound, match="the partition is not in the bucket: partition=orders/7"):
         plan_read(bucket.store, options)
     with pytest.raises(NotFound, match="topic=nope there_are=orders"):
         plan(bucket, subscribe="nope,orders")

@@ -199,7 +199,7 @@ def test_web_command_on_another_address_creates_a_token_unless_given(tmp_path: P
     (tmp_path / "token").write_text(TOKEN + "\n")
     for listen in (":0", "0.0.0.0:0"):
         code, body = run_web(tmp_path, "--listen", listen, "--token-file", str(tmp_path / "token"))
-        assert (code, "Show the pages" in body) == (0, True)
+        assert (code, "Open the pages" in body) == (0, True)
         assert "token: " not in capfd.readouterr().err
 
 

@@ -361,7 +361,7 @@ def test_unusable_certificate_is_reported_in_one_line(certificate: Tls, tmp_path
         (certificate.key or "", certificate.key, ""),
     ]
     for file, key, cause in cases:
-        with pytest.raises(InvalidRequest, match="reading a certificate and its key") as refused:
+        with pytest.raises(InvalidRequest, match="cannot read the certificate and its key") as refused:
             WebServer(LOOPBACK, 0, echo, Gate(), tls=Tls(certificate=file, key=key))
         assert cause in str(refused.value.facts["cause"])
         assert "PRIVATE KEY" not in str(refused.value)

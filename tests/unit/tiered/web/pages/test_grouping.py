@@ -80,7 +80,7 @@ def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
     assert Sound.problems(singly) == []
     assert singly.count('class="trouble"') == 100
     assert "101 to 200 of 200" in singly
-    assert "Nothing is stuck" in problems_page(report, {"alike": "none"})
+    assert "There are no problems" in problems_page(report, {"alike": "none"})
 
 
 def test_overview_shows_the_first_problems_and_links_to_all(report: StatusReport) -> None:

@@ -85,7 +85,7 @@ def test_gap_breaks_the_line_and_a_single_note_is_a_dot() -> None:
     body = drawn(series(*(point(NOW - at * FIVE) for at in times)), span="2d")
     assert len(lines(body, "t-remote")) == 2
     assert body.count('<circle class="dot t-remote"') == 2, "the single note and the end of the line must be dots"
-    assert "Where a line is broken nobody was at work" in body
+    assert "or the bucket was not read yet" in body
 
 
 def test_unknown_figure_is_a_gap_instead_of_zero() -> None:
@@ -96,17 +96,17 @@ def test_unknown_figure_is_a_gap_instead_of_zero() -> None:
     body = drawn(found, span="2d")
     assert len(lines(body, "t-remote")) == len(lines(body, "t-dollars")) == 2
     assert len(lines(body, "t-local")) == 1
-    assert "Partitions that were not open are left out" in body
+    assert "Partitions that were not open are not included" in body
     assert body.count('<td class="number">3</td>') == 10
     nothing = drawn(series(point(NOW, **unknown)), span="2d")
     assert "not known" in nothing
-    assert "In the bucket: not known." in nothing
+    assert "In the bucket: unknown" in nothing
 
 
 def test_no_notes_draw_no_chart_and_one_note_is_a_dot() -> None:
     body = drawn(TierSeries())
     assert "<svg" not in body
-    assert "takes one every five minutes" in body
+    assert "a running manager" in body
     one = drawn(series(point(NOW)))
     assert one.count("<svg") == 3
     assert "1 note of managers at work" in one
@@ -124,7 +124,7 @@ def test_time_before_the_first_note_shows_a_dotted_lower_bound() -> None:
     (path,) = lines(body, "t-still")
     ys = [float(each.partition(",")[2]) for each in path.split()]
     assert ys == sorted(ys, reverse=True), "the lower bound must only grow"
-    assert "Dotted, before the first note: of what is in the bucket today, so much was there at the least." in body
+    assert "Dotted, before the first point: the part of the data in the bucket today that already existed." in body
     assert "first note</text>" in body
     assert lines(drawn(series(point(NOW - 40 * DAY_MS), point(NOW)), still=still, span="30d"), "t-still") == []
     alone = drawn(TierSeries(), still=still, span="30d")
@@ -205,7 +205,7 @@ def test_unreadable_notes_do_not_prevent_a_page(monkeypatch: pytest.MonkeyPatch)
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         replace_file(world.disk, f"./data/{FILE}", b"damaged")
-        assert "No note of this time" in page(site(world, manager), "/")
+        assert "No history of this time" in page(site(world, manager), "/")
 
         def refused(*given: object) -> TierSeries:
             raise DiskFailed("cannot read a file")

@@ -231,7 +231,7 @@ def test_lab_sends_no_request_to_a_dead_store(world: World, monkeypatch: pytest.
         counts = manager.request_counts()
         facts = data(site(world, manager), "/cost?format=json&rate=1GiB/d")
         assert facts["today"]["stored_bytes"] > 0
-        assert any("older ones not asked for" in each for each in facts["measured"][0]["basis"])
+        assert any("older segments are not counted" in each for each in facts["measured"][0]["basis"])
         assert manager.request_counts() == counts
 
 

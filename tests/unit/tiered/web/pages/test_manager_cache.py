@@ -234,17 +234,17 @@ def test_store_that_hangs_from_the_start_leaves_local_data_until_it_answers(
         for path in PATHS:
             body = page(found, path)
             assert "the store did not reply for other partitions" in body
-        assert "of the disk alone: the store has not answered since" in page(found, "/plan")
+        assert "local tier only: the store has not replied since" in page(found, "/plan")
         (row,) = data(found, "/topics/t?format=json")["partitions"]
         assert row["local_bytes"] > 0
-        assert "not known yet" in page(found, "/")
+        assert "unknown" in page(found, "/")
     finally:
         store.may_go.set()
     ended("tiered-look")
     clock.now += KEPT_MS
     body = page(found, "/")
     assert "disk alone" not in body
-    assert "not known yet" not in body
+    assert "unknown" not in body
     looks.close()
 
 

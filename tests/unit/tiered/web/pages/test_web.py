@@ -38,7 +38,7 @@ def test_empty_deployment_shows_the_first_command(world: World) -> None:
         body = page(site(world, manager), "/")
         assert "tiered topic create orders -p 2 -X remote.storage.enable=true" in body
         assert data(site(world, manager), "/?format=json", "status")["topics"] == []
-        assert "Nothing is stuck" in page(site(world, manager), "/troubles")
+        assert "There are no problems" in page(site(world, manager), "/troubles")
 
 
 def test_overview_and_topic_page_equal_the_status(world: World) -> None:
@@ -201,8 +201,8 @@ def test_bucket_that_was_never_read_has_no_figures(world: World) -> None:
         settle(manager)
     with world.open(store=SwitchableStore(world.store)) as manager:
         found = site(world, manager)
-        assert "not known yet" in page(found, "/")
-        assert "not known yet" in page(found, "/topics/t")
+        assert "unknown" in page(found, "/")
+        assert "unknown" in page(found, "/topics/t")
 
 
 def test_message_text_is_escaped_in_every_page(world: World) -> None:
@@ -263,7 +263,7 @@ def test_metrics_endpoint_serves_pages_on_loopback_with_a_strict_policy(world: W
                 connection.close()
                 return found
 
-            assert "What to do first" in ask("/")[1]
+            assert "First steps" in ask("/")[1]
             assert ask("/page.css")[0] == ask("/page.js")[0] == HTTPStatus.OK
             for host in ("localhost:80", "[::1]:9464", "127.0.0.1"):
                 assert ask("/", Host=host)[0] == HTTPStatus.OK

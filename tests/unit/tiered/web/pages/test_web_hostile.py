@@ -342,7 +342,7 @@ def test_hanging_answers_cost_waiting_clients_at_most_the_limit() -> None:
         assert [type(each) for each in told] == [Unavailable] * 5
         assert sorted(str(each).partition(":")[0] for each in told) == [
             *["answering, not done in time"] * 2,
-            *["answering, too many other answers are being made"] * 3,
+            *["answering, too many other replies are in progress"] * 3,
         ]
         goes_on.set()
         while (await asyncio.gather(answering.of(lambda: echo("/")), return_exceptions=True)) != [echo("/")]:

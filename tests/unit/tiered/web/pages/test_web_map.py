@@ -108,7 +108,7 @@ def test_map_draws_every_state_with_a_legend_in_words() -> None:
         assert f'class="{kind}"' in offsets, kind
         assert f"<strong>{kind}</strong>" in body
     assert 'class="expired"' in rest
-    assert "no segment there: nothing was left" in body
+    assert "no segment: no records were left" in body
 
 
 def test_map_zooms_by_links_and_form_and_the_table_follows() -> None:

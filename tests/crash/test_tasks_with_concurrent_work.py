@@ -3,7 +3,7 @@
 The threads are real. A seed thus fixes the sequence of events, but not the step at which a task meets an event. At the
 end every acknowledged record that retention and deletion left is readable, and the bucket is undamaged.
 
-    python tests/crash/test_tasks_beside_others.py FIRST LAST      runs any number of stories
+    python tests/crash/test_tasks_with_concurrent_work.py FIRST LAST      runs any number of stories
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from foreign_samples import NAME, TOPIC_ID, Sample, new_key, put_aiven, put_log, write_log
-from foreign_truth import assert_reads
+from external_samples import NAME, TOPIC_ID, Sample, new_key, put_aiven, put_log, write_log
+from external_truth import assert_reads
 
 from remote.external.external_layout import LayoutOptions
 from remote.external.layout_detection import external_format

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from uuid import uuid4
 
-import left_over
+import leftover_processes
 import pytest
 from hypothesis import settings
 
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
 WAIT_S = 60.0
 RUN = """
 import subprocess, sys
-import left_over
-left_over.end_with_run(sys.argv[1])
+import leftover_processes
+leftover_processes.end_with_run(sys.argv[1])
 grandchild = "import sys; sys.stdout.write('here'); sys.stdout.flush(); import threading; threading.Event().wait()"
 subprocess.Popen([sys.executable, "-c", grandchild], start_new_session=True)
 sys.stdin.read()
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /pro
 
 @pytest.mark.parametrize("how", [None, signal.SIGTERM, signal.SIGKILL], ids=["by itself", "SIGTERM", "SIGKILL"])
 def test_ended_run_leaves_no_process_behind(how: signal.Signals | None) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != left_over.MARK}
-    environment["PYTHONPATH"] = str(Path(left_over.__file__).parent)
+    environment = {name: value for name, value in os.environ.items() if name != leftover_processes.MARK}
+    environment["PYTHONPATH"] = str(Path(leftover_processes.__file__).parent)
     mark = uuid4().hex
     run = subprocess.Popen(
         [sys.executable, "-c", RUN, mark], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -38,21 +38,21 @@ def test_ended_run_leaves_no_process_behind(how: signal.Signals | None) -> None:
     assert run.stdin is not None
     assert run.stdout is not None
     assert run.stdout.read(4) == b"here"
-    assert len(left_over.marked(mark)) == 1, "the grandchild in its own session must run"
+    assert len(leftover_processes.marked(mark)) == 1, "the grandchild in its own session must run"
     if how is not None:
         run.send_signal(how)
     run.stdin.close()
     run.wait(WAIT_S)
     assert run.stdout.read() == b"", "the pipe must reach its end, because the grandchild no longer holds it open"
     run.stdout.close()
-    assert left_over.marked(mark) == []
+    assert leftover_processes.marked(mark) == []
 
 
 def test_child_processes_inherit_the_mark_of_the_run() -> None:
-    mark = os.environ[left_over.MARK]
+    mark = os.environ[leftover_processes.MARK]
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert child.pid in left_over.marked(mark)
+        assert child.pid in leftover_processes.marked(mark)
     finally:
         child.communicate(b"\n")
 

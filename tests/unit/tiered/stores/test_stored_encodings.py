@@ -344,7 +344,7 @@ def test_rotate_keys_with_a_damaged_manifest_exits_4(world, tmp_path, capsys):
         assert invoke(["-C", str(tmp_path), "-X", "remote.encryption.key.id=two", "rotate-keys", *more]) == 4
         told = capsys.readouterr().err
         assert "! " in told
-        assert "checksum differs" in told
+        assert "the checksum of a chunk differs" in told
 
 
 def test_copies_report_their_progress(world):

@@ -52,7 +52,7 @@ CASES = {
         settings={KEY: "k1"},
         is_done=lambda manager: {entry.key_id for entry in manager.partition(NAME).manifest().segments} == {"k2"},  # type: ignore[union-attr]
     ),
-    "records are deleted": Case(
+    "records expire before they may be compacted": Case(
         deed=lambda manager: manager.delete_records({NAME: 25}, now_ms=NOW),
         verb="put_if_absent",
         is_done=lambda manager: manager.reader().offsets(NAME)[0] == manager.partition(NAME).log.log_start_offset == 25,

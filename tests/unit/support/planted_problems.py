@@ -229,7 +229,7 @@ def _the_bucket_is_believed(node: WatchedNode) -> None:
     code, told = node.tiered(f"tiered dump {aside / '00000000000000000200.log'} --records")
     assert (code, "a value of some length, 230" in told) == (0, True), told
     code, told = node.tiered("tiered consume orders/0 --from 230 -n 1")
-    assert (code, "something else" in told) == (0, True), told
+    assert (code, "choose another folder with --dir" in told) == (0, True), told
 
 
 def _the_disk_fills(node: WatchedNode) -> None:

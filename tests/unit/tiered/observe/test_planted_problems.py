@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from bucket_truth import assert_sound
 from fetched import Missing, promtool
-from planted_troubles import SCENES, Scene
+from planted_problems import SCENES, Scene
 from promql import evaluate
 from watched_node import DAY, Scrape, WatchedNode, watched_node
 

@@ -277,7 +277,7 @@ def test_status_without_credentials_shows_the_disk_and_the_cause(home: Path, cap
         status, _, page = Site(manager, lambda: 0, deadline_s=60).answer("/")
     assert status == 200
     assert "no credentials" in str(page)
-    assert "not known yet" in str(page)
+    assert "unknown" in str(page)
 
 
 def test_manager_that_cannot_write_its_report_is_still_shown_as_running(home: Path, capfd, monkeypatch) -> None:
@@ -301,7 +301,7 @@ def test_manager_that_cannot_write_its_report_is_still_shown_as_running(home: Pa
         status, _, page = Site(manager, now_ms, deadline_s=60).answer("/")
     assert status == 200
     assert f"P{told[1:]}" in page
-    assert "Nobody is at work" not in page
+    assert "No manager runs, since" not in page
 
 
 def test_status_of_an_empty_directory_names_the_restore_of_a_lost_disk(home: Path, capfd) -> None:

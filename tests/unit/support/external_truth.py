@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foreign_samples import NAME, NOW, Sample
+from external_samples import NAME, NOW, Sample
 
 from local.records.isolation import Isolation
 from tiered.read.bucket_reader import RemoteLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from foreign_samples import NAME, NOW, new_key, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
+from external_samples import NAME, NOW, new_key, put_aiven, put_kafka_local, put_log, put_pinterest, write_log
 
 from local.errors import LogError
 from remote.store.open_store import open_store
@@ -112,7 +112,7 @@ def test_segments_of_an_external_bucket_are_a_table(spark, places, sample):
 def test_stream_of_an_external_layout_is_refused(spark, places):
     urls, _ = places
     stream = spark.readStream.format("tiered").option("subscribe", NAME.topic).option("layout", "logs")
-    with pytest.raises((LogError, Exception), match="tiered import and a stream of that"):
+    with pytest.raises((LogError, Exception), match="or tiered import and a stream of the result"):
         stream.load(urls["logs"]).writeStream.format("noop").start().processAllAvailable()
 
 
