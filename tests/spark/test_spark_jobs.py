@@ -18,7 +18,7 @@ from local.storage import DiskStorage
 from remote.manifest.catalog import list_partitions
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_state import ScrubState
 from tiered.spark import export, scrub
@@ -221,11 +221,11 @@ def test_backfill_command_exports_the_selected_records(file_bucket, target):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["t", "--from", "7"], "an offset is for one partition"),
-        (["t", "t/1"], "topics and partitions do not mix"),
+        (["t", "--from", "7"], "an offset applies to one partition"),
+        (["t", "t/1"], "name either topics or partitions"),
         (["t", "--from", "-5"], "--from"),
-        (["t", "--from", "end"], "nothing would be exported"),
-        (["nope"], "the topic has no compacted view"),
+        (["t", "--from", "end"], "nothing to export between these positions"),
+        (["nope"], "there is none"),
         (["t", "--conf", "a=b"], "spark.NAME=VALUE"),
     ],
 )

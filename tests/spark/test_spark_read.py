@@ -258,7 +258,10 @@ def test_damaged_bytes_are_an_error_with_their_object_and_never_returned(load, f
         ({"subscribe": "orders", "assign": "{}"}, "exactly one of subscribe"),
         ({"subscribe": "nope"}, "not in the bucket: topic=nope there_are=orders"),
         ({"subscribe": "orders", "startingOffset": "earliest"}, "did_you_mean=startingOffsets"),
-        ({"subscribe": "orders", "startingOffsets": '{"orders":{"1":0}}'}, "values must name every partition that is read"),
+        (
+            {"subscribe": "orders", "startingOffsets": '{"orders":{"1":0}}'},
+            "values must name every partition that is read",
+        ),
     ],
 )
 def test_invalid_options_are_named_in_one_line(load, file_bucket, options, problem):

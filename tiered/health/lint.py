@@ -71,7 +71,7 @@ def lint_place(
     """
     lines = TomlLines.read(path)
     overrides, environ = overrides or {}, environ or {}
-    found = [*lines.trouble, *_keys_of_file(lines), *_keys_elsewhere(overrides, environ)]
+    found = [*lines.file_findings, *_keys_of_file(lines), *_keys_elsewhere(overrides, environ)]
     if found:
         return found
     try:
@@ -100,18 +100,18 @@ def lint_config(
     found = list(_own_keys(topics))
     if found:
         return found
-    prices, troubles = _prices(config, lines)
-    found += troubles
+    prices, price_findings = _prices(config, lines)
+    found += price_findings
     found += _of_manager(config, lines)
     found += _globs(config, topics, lines) if is_whole else []
     found += _outranked(config, topics, lines)
-    told: dict[tuple[str, str], LintFinding] = {}
+    by_key_and_message: dict[tuple[str, str], LintFinding] = {}
     for topic in [None, *topics] if is_whole and with_defaults else topics:
         for each in _of_topic(config, topic, prices, lines):
-            known = told.setdefault((each.key, each.what), each)
+            known = by_key_and_message.setdefault((each.key, each.what), each)
             if known is not each and known.topics:
-                told[each.key, each.what] = replace(known, topics=(*known.topics, *each.topics))
-    return [*found, *told.values()]
+                by_key_and_message[each.key, each.what] = replace(known, topics=(*known.topics, *each.topics))
+    return [*found, *by_key_and_message.values()]
 
 
 class TomlLines:
@@ -121,11 +121,11 @@ class TomlLines:
         self, path: str, lines: Mapping[tuple[str, str], int], body: Mapping[str, object] | None = None
     ) -> None:
         self.path, self._lines, self.body = path, lines, body or {}
-        self.trouble: tuple[LintFinding, ...] = ()
+        self.file_findings: tuple[LintFinding, ...] = ()
 
     @classmethod
     def read(cls, path: str) -> TomlLines:
-        """Read the file. Raises NotFound. A file that is no TOML sets `trouble`."""
+        """Read the file. Raises NotFound. A file that is no TOML sets `file_findings`."""
         try:
             with open(path, encoding="utf-8-sig") as file:
                 text = file.read()
@@ -138,14 +138,16 @@ class TomlLines:
             return cls(path, dict(_places(text)), tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             line = _AT_LINE.search(str(error))
-            told = re.sub(r"\s*\(at .*", "", str(error))
-            return cls._unreadable(path, f"{path}:{line[1]}" if line else path, f"invalid TOML: {told.lower()}")
+            by_key_and_message = re.sub(r"\s*\(at .*", "", str(error))
+            return cls._unreadable(
+                path, f"{path}:{line[1]}" if line else path, f"invalid TOML: {by_key_and_message.lower()}"
+            )
 
     @classmethod
     def _unreadable(cls, path: str, where: str, what: str) -> TomlLines:
         found = cls(path, {})
         step = "correct the line; names with dots need quotes"
-        found.trouble = (LintFinding(severity=Severity.ERROR, where=where, key="", what=what, next_step=step),)
+        found.file_findings = (LintFinding(severity=Severity.ERROR, where=where, key="", what=what, next_step=step),)
         return found
 
     def where(self, section: str, key: str) -> str | None:
@@ -367,8 +369,8 @@ def _refused(error: LogError, where: str, key: str, topic: str = "") -> LintFind
 
 
 def _unknown(where: str, name: str, kind: str, meant: str | None) -> LintFinding:
-    told = f"unknown {kind}: {name}" + (f"; did you mean {meant}?" if meant else "")
-    return _error(where, name, told, f"write {meant}" if meant else "remove it")
+    by_key_and_message = f"unknown {kind}: {name}" + (f"; did you mean {meant}?" if meant else "")
+    return _error(where, name, by_key_and_message, f"write {meant}" if meant else "remove it")
 
 
 def _error(where: str, key: str, what: str, step: str) -> LintFinding:

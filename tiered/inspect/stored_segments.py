@@ -137,7 +137,9 @@ def _by_table(table: ChunkTable, cipher: ObjectCipher | None) -> Iterator[_Chunk
 
         def opened(stored: bytes, number: int = number) -> bytes:
             if (found := crc32c(stored)) != (expected := table.stored_crc(number)):
-                raise Corrupt("the checksum of a chunk differs", expected=f"{expected:08x}", found=f"{found:08x}")
+                raise Corrupt(
+                    "a chunk is damaged, its checksum differs", expected=f"{expected:08x}", found=f"{found:08x}"
+                )
             return open_chunk(table, number, stored, cipher)
 
         yield _Chunk(start, length, table.chunk_range(number)[0], opened)

@@ -234,8 +234,8 @@ class Metrics:
             since_ms = watch.oldest_since_ms
             age_s = 0.0 if since_ms is None else max(0, now_ms - since_ms) / 1000
             yield Sample("tiered_oldest_problem_seconds", age_s)
-            keeper = self._worker.keeper
-            yield Sample("tiered_clock_jump_seconds", keeper.off_ms / 1000 if keeper is not None else 0)
+            clock_guard = self._worker.clock_guard
+            yield Sample("tiered_clock_jump_seconds", clock_guard.off_ms / 1000 if clock_guard is not None else 0)
         yield from self._pools()
 
     def _pools(self) -> Iterator[Sample]:

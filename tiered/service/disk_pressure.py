@@ -28,7 +28,7 @@ class DiskRelief:
 
     def __init__(self, manager: LogManager) -> None:
         self._manager = manager
-        self.trouble: LogError | None = None  # error of a log directory that refuses records because it is full
+        self.disk_error: LogError | None = None  # error of a log directory that refuses records because it is full
         self._leaving: list[tuple[int, int, str, int]] = []  # dropped at, delay in ms, directory, bytes
 
     def relieve(self, now_ms: int) -> int:
@@ -48,10 +48,10 @@ class DiskRelief:
 
     def _look_for_room(self, directories: Iterable[LogDirFacts]) -> None:
         least = max(1, self._manager.config.bytes_of(APPEND_FREE_MIN))
-        before, self.trouble = self.trouble, None
+        before, self.disk_error = self.disk_error, None
         for facts in directories:
             if not facts.is_offline and facts.free_bytes is not None and facts.free_bytes < least:
-                self.trouble = DiskFailed(
+                self.disk_error = DiskFailed(
                     "cannot append, the disk is full: appends are refused until it has space",
                     directory=facts.path,
                     free_bytes=facts.free_bytes,
@@ -59,7 +59,7 @@ class DiskRelief:
                     cause="enospc",
                 )
                 if before is None:
-                    _log.error("the disk is full: error=%s", self.trouble)
+                    _log.error("the disk is full: error=%s", self.disk_error)
                 return
         if before is not None:
             _log.warning("the disk has space again")

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable
 
 from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
-from tiered.config.clock_guard import Timekeeper, counted_ms
+from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.manager.manager import LogManager
 from tiered.node.problem_groups import group_problems, problems_of, uncleanable_problem
 from tiered.node.work_report import WorkJournal, WorkReport
@@ -39,22 +39,22 @@ class Worker:
         interval_ms: int,
         waits: bool = True,
         observations: Observations | None = None,
-        keeper: Timekeeper | None = None,
+        clock_guard: ClockGuard | None = None,
         store_clock: StoreClock | None = None,
         counted: Callable[[], int] = counted_ms,
     ) -> None:
         """`interval_ms` is the caller's pause between maintenance runs, for readers of the report.
 
         With `waits` false a run leaves tasks that wait for the store to their own threads (`LogManager.tick`). A
-        `keeper` checks the times of runs against jumps of the clock; without it the times are used as they are.
+        `clock_guard` checks the times of runs against jumps of the clock; without it the times are used as they are.
         `counted` is a monotonic counter of milliseconds, independent of the wall clock.
         """
         self.manager = manager
-        self.keeper = keeper
+        self.clock_guard = clock_guard
         self._store_clock = store_clock  # answers the keeper's questions
         self.waits = waits
         self.interval_ms = interval_ms
-        self.trouble: LogError | None = None
+        self.round_error: LogError | None = None
         self.rounds = self.failures = 0
         self._told: str | None = None
         self._counted, self._ended_at = counted, counted()
@@ -67,7 +67,7 @@ class Worker:
             manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
         )
 
-    def troubles(self) -> list[str]:
+    def problem_lines(self) -> list[str]:
         """Return a line for each problem of the node and each cause of partition problems.
 
         A log is uncleanable until a pass succeeds: after a restart no run has met the cause yet.
@@ -81,7 +81,11 @@ class Worker:
         return [f"node: {each}" for each in self._of_node()] + [each.line for each in groups]
 
     def _of_node(self) -> list[LogError]:
-        told = (self.trouble, self.keeper.trouble if self.keeper is not None else None, self._relief.trouble)
+        told = (
+            self.round_error,
+            self.clock_guard.suspect_reason if self.clock_guard is not None else None,
+            self._relief.disk_error,
+        )
         return [each for each in told if each is not None]
 
     @property
@@ -97,19 +101,19 @@ class Worker:
     def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Run maintenance once; return whether more work waits.
 
-        `trouble` is the error that ended the run early, None for a complete run.
+        `round_error` is the error that ended the run early, None for a complete run.
         """
-        before, self.trouble, is_busy = self.trouble, None, False
+        before, self.round_error, is_busy = self.round_error, None, False
         wall_ms, now_ms = now_ms, self._believed(now_ms)
         try:
             self._relief.relieve(now_ms)
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
                 is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
             if (refused := self.manager.refused_checkpoints) is not None:
-                self.trouble = refused
+                self.round_error = refused
                 self.failures += 1
         except (AccessDenied, DiskFailed, Unavailable) as error:
-            self.trouble = error
+            self.round_error = error
             self.failures += 1
             if str(error) != str(before):
                 _log.error("maintenance round aborted: error=%s", error)
@@ -126,25 +130,25 @@ class Worker:
         self._notes.note(now_ms, is_last=True)
 
     def _believed(self, wall_ms: int) -> int:
-        if self.keeper is None:
+        if self.clock_guard is None:
             return wall_ms
-        before, now_ms = self.keeper.trouble, self.keeper.now_ms(wall_ms)
-        if self._store_clock is not None and self.keeper.is_asking():
-            self._store_clock.ask(self.keeper.tell, wait_s=0.0 if self.rounds else WAIT_S)
-            now_ms = self.keeper.now_ms(wall_ms)
-        if self.keeper.trouble is not None and self.keeper.trouble is not before:
-            _log.error("the system clock has jumped: error=%s", self.keeper.trouble)
-        elif self.keeper.trouble is None and before is not None:
+        before, now_ms = self.clock_guard.suspect_reason, self.clock_guard.now_ms(wall_ms)
+        if self._store_clock is not None and self.clock_guard.is_asking():
+            self._store_clock.ask(self.clock_guard.set_store_time, wait_s=0.0 if self.rounds else WAIT_S)
+            now_ms = self.clock_guard.now_ms(wall_ms)
+        if self.clock_guard.suspect_reason is not None and self.clock_guard.suspect_reason is not before:
+            _log.error("the system clock has jumped: error=%s", self.clock_guard.suspect_reason)
+        elif self.clock_guard.suspect_reason is None and before is not None:
             _log.warning("the system clock is trusted again: now_ms=%d", now_ms)
         return now_ms
 
     def _note(self, now_ms: int, wall_ms: int, *, is_ended: bool = False) -> None:
         of_node = next(iter(self._of_node()), None)
         self.problems.note(self.manager.problems, of_node, now_ms)
-        doubt = self.keeper.doubt(wall_ms) if self.keeper is not None else None
+        suspicion = self.clock_guard.suspicion(wall_ms) if self.clock_guard is not None else None
         try:
             self._journal.note_round(
-                self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended, wall_ms=wall_ms, doubt=doubt
+                self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended, wall_ms=wall_ms, suspicion=suspicion
             )
         except LogError as error:
             if str(error) != self._told:  # a full disk would repeat it in every run

@@ -130,14 +130,14 @@ def cleaner_metrics(manager: LogManager, now_ms: int, *, may_ask: bool = True) -
     runs = manager.cleaning.runs
     last_of_threads = list({run.thread: run for run in runs if run.error is None}.values())
     ratios = [each.log.dirty_ratio for each in found.values() if each.uncleanable is None]
-    stuck = [each for each in found.values() if each.uncleanable is not None]
+    uncleanable = [each for each in found.values() if each.uncleanable is not None]
     return CleanerMetrics(
         max_dirty_percent=int(100 * max(ratios, default=0.0)),
         max_buffer_utilization_percent=int(100 * max((run.buffer_utilization for run in last_of_threads), default=0.0)),
         max_clean_time_secs=int(max((run.seconds for run in last_of_threads), default=0.0)),
         max_compaction_delay_secs=max((run.delay_ms for run in last_of_threads), default=0) // 1000,
-        uncleanable_partitions_count=len(stuck),
-        uncleanable_bytes=sum(each.log.cleanable_bytes for each in stuck),
+        uncleanable_partitions_count=len(uncleanable),
+        uncleanable_bytes=sum(each.log.cleanable_bytes for each in uncleanable),
         time_since_last_run_ms=max(0, now_ms - runs[-1].at_ms) if runs else None,
     )
 

@@ -6,19 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tiered.node.problem_groups import cause_of, group_line, shared_message
-from tiered.status.status_report import Stuck
+from tiered.status.status_report import StatusProblem
 
 _WHATS = {"upload": "upload waits", "deletion": "deletion waits past the grace period"}
 
 
 @dataclass(frozen=True, slots=True)
-class StuckGroup:
+class StatusProblemGroup:
     """Problems in different places with one cause, the longest first."""
 
-    members: tuple[Stuck, ...]
+    members: tuple[StatusProblem, ...]
 
     @property
-    def first(self) -> Stuck:
+    def first(self) -> StatusProblem:
         return self.members[0]
 
     @property
@@ -35,24 +35,24 @@ class StuckGroup:
         return group_line([each.where for each in self.members], self.what, thing)
 
 
-def group_stuck(stuck: Iterable[Stuck], now_ms: int) -> list[StuckGroup]:
+def group_status_problems(problems: Iterable[StatusProblem], now_ms: int) -> list[StatusProblemGroup]:
     """Group by cause, ordered by the oldest problem of each group."""
-    found: dict[tuple[str, str, str], list[Stuck]] = {}
-    for each in sorted(stuck, key=lambda each: each.since_ms if each.since_ms is not None else now_ms):
+    found: dict[tuple[str, str, str], list[StatusProblem]] = {}
+    for each in sorted(problems, key=lambda each: each.since_ms if each.since_ms is not None else now_ms):
         found.setdefault(_key(each), []).append(each)
-    return [StuckGroup(tuple(each)) for each in found.values()]
+    return [StatusProblemGroup(tuple(each)) for each in found.values()]
 
 
-def group_of(stuck: Sequence[Stuck], where: str) -> list[Stuck]:
+def group_of(problems: Sequence[StatusProblem], where: str) -> list[StatusProblem]:
     """Return the problems with the same cause as in `where`; none if there is no problem there."""
-    keys = {_key(each) for each in stuck if each.where == where}
-    return [each for each in stuck if _key(each) in keys]
+    keys = {_key(each) for each in problems if each.where == where}
+    return [each for each in problems if _key(each) in keys]
 
 
-def cause_key(stuck: Stuck) -> str:
+def cause_key(problems: StatusProblem) -> str:
     """Return the cause without the place."""
-    return stuck.kind if stuck.kind in _WHATS else cause_of(stuck.what, stuck.where)
+    return problems.kind if problems.kind in _WHATS else cause_of(problems.what, problems.where)
 
 
-def _key(stuck: Stuck) -> tuple[str, str, str]:
-    return stuck.kind, stuck.next_step, cause_key(stuck)
+def _key(problems: StatusProblem) -> tuple[str, str, str]:
+    return problems.kind, problems.next_step, cause_key(problems)

@@ -18,7 +18,7 @@ from policies.copy_lag import uncopied
 from tiered.config.units import counted, format_bytes, format_ms
 from tiered.node.lock_holder import directory_holder, lock_holder
 from tiered.node.next_steps import next_step, step_of
-from tiered.node.work_report import Trouble, WorkReport, read_report
+from tiered.node.work_report import ReportedProblem, WorkReport, read_report
 from tiered.partition.partition_status import PartitionStatus, partition_status
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import Topic
 
-STUCK_AFTER_MS = 30 * 60_000
+WORK_OVERDUE_MS = 30 * 60_000
 
 _BEGIN_WORK = "start tiered run: no manager runs on this directory"
 _SET_CLOCK = "set the clock; if the new time is right, restart the manager with -X clock.jump.hold.ms=0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
+class StatusProblem:
     """A state that does not resolve by itself, or has lasted long. `where` is a partition or a directory.
 
     `partition` is None for a problem of no single partition. `since_ms` is None if the start is unknown. `count` is the
@@ -55,7 +55,7 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReport:
-    """Figures and problems of a node. `partitions` have figures, `problems` are errors of the others.
+    """Figures and problems of a node. `partitions` have figures, `errors` are errors of the others.
 
     | field | content |
     |---|---|
@@ -73,8 +73,8 @@ class StatusReport:
     now_ms: int
     topics: tuple[Topic, ...]
     partitions: Mapping[TopicPartition, PartitionStatus]
-    problems: Mapping[TopicPartition, LogError]
-    stuck: tuple[Stuck, ...]
+    errors: Mapping[TopicPartition, LogError]
+    problems: tuple[StatusProblem, ...]
     prices: PriceTable | None
     work: WorkReport | None
     seen: frozenset[TopicPartition]
@@ -89,14 +89,14 @@ class StatusReport:
         tiered = {name for name, each in self.partitions.items() if each.is_tiered}
         return {
             name: error
-            for name, error in self.problems.items()
+            for name, error in self.errors.items()
             if name not in self.partitions or (name in tiered and name not in self.seen)
         }
 
     @property
     def is_healthy(self) -> bool:
         """Whether there is no problem."""
-        return not self.stuck
+        return not self.problems
 
     @property
     def is_at_work(self) -> bool:
@@ -121,7 +121,7 @@ def status_report(
     now_ms: int,
     topics: Iterable[str] | None = None,
     *,
-    stuck_after_ms: int = STUCK_AFTER_MS,
+    stuck_after_ms: int = WORK_OVERDUE_MS,
     storage: Storage | None = None,
     may_ask: bool = True,
     holder_of: Callable[[str], int | None] = lock_holder,
@@ -139,44 +139,48 @@ def status_report(
     look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
     snapshots = look(now_ms, names, for_figures=True)
     found = {each.partition: partition_status(each) for each in snapshots}
-    problems = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
+    errors = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     disk = storage or DiskStorage()
     roots = [root for _, root in manager.directory_places()]  # a reload may have named others, for the next start
     work = read_report([(disk, root) for root in roots])
     holder = directory_holder(roots, holder_of)
     is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
-    told = work.troubles if work is not None else ()
-    known = {each.name: each for each in told if names is None or each.topic is None or each.topic in names}
+    reported = work.troubles if work is not None else ()
+    known = {each.name: each for each in reported if names is None or each.topic is None or each.topic in names}
     if work is not None and not _is_of_now(work, holder, now_ms):
-        known = {name: each for name, each in known.items() if not _is_back(each, found, problems)}
-    stuck = [
+        known = {name: each for name, each in known.items() if not _is_back(each, found, errors)}
+    problems = [
         *_offline(manager),
         *_of_node(known.pop(None, None), roots[0]),
-        *_in_trouble(problems, {name: each for name, each in known.items() if name is not None}),
+        *_of_partitions(errors, {name: each for name, each in known.items() if name is not None}),
     ]
-    in_trouble = {each.partition for each in stuck}
-    left_alone = manager.cleaning.uncleanable_of(manager.partitions(names))
-    stuck += [_uncleanable(name, each) for name, each in sorted(left_alone.items()) if name not in in_trouble]
-    quiet = [each for name, each in found.items() if name not in in_trouble]  # the others have a cause already
-    stuck += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
+    places_with_problems = {each.partition for each in problems}
+    uncleanable = manager.cleaning.uncleanable_of(manager.partitions(names))
+    problems += [
+        _uncleanable(name, each) for name, each in sorted(uncleanable.items()) if name not in places_with_problems
+    ]
+    quiet = [
+        each for name, each in found.items() if name not in places_with_problems
+    ]  # the others have a cause already
+    problems += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
         now_ms=now_ms,
         topics=tuple(sorted(chosen, key=lambda each: each.name)),
         partitions=found,
-        problems=problems,
-        stuck=tuple(stuck),
+        errors=errors,
+        problems=tuple(problems),
         prices=prices,
         work=work,
         seen=frozenset(each.name for each in manager.partitions() if each.reconciled_manifest() is not None),
         kept=storage_costs(manager, prices) if prices is not None else {},
         holder=holder,
         deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),
-        deferrals=_put_off(manager, snapshots, problems),
+        deferrals=_put_off(manager, snapshots, errors),
     )
 
 
 def _put_off(
-    manager: LogManager, snapshots: Iterable[PartitionSnapshot], problems: Mapping[TopicPartition, LogError]
+    manager: LogManager, snapshots: Iterable[PartitionSnapshot], errors: Mapping[TopicPartition, LogError]
 ) -> dict[TopicPartition, list[Deferral]]:
     """Return why closed segments are not copied yet. Reads the logs of partitions with such segments only."""
     waiting = [each for each in snapshots if each.is_tiered and uncopied(each)]
@@ -189,18 +193,16 @@ def _put_off(
     for each in waiting:
         if not each.head_sequence:
             why = (
-                _flat(problems[each.partition])
-                if each.partition in problems
-                else "the state of its remote tier is unknown"
+                _flat(errors[each.partition]) if each.partition in errors else "the state of its remote tier is unknown"
             )
             found[each.partition] = remote_unknown_deferrals(each, why)
             continue
         try:
             log = manager.partition(each.partition).log
-            told = replace(each, segments=log.segments(), stable_offset=log.closed_stable_offset)
+            reported = replace(each, segments=log.segments(), stable_offset=log.closed_stable_offset)
         except LogError:
             continue  # the partition is now a problem of its own
-        found[each.partition] = [one for one in copy_deferrals(told) if one.code is not Code.ACTIVE]
+        found[each.partition] = [one for one in copy_deferrals(reported) if one.code is not Code.ACTIVE]
     return {name: some for name, some in found.items() if some}
 
 
@@ -230,22 +232,24 @@ def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
     )
 
 
-def _offline(manager: LogManager) -> Iterable[Stuck]:
+def _offline(manager: LogManager) -> Iterable[StatusProblem]:
     for root, error in manager.offline_directories().items():
         what = f"log directory offline: {_flat(error)}"
-        yield Stuck(where=root, partition=None, kind="offline", what=what, next_step=next_step(error))
+        yield StatusProblem(where=root, partition=None, kind="offline", what=what, next_step=next_step(error))
 
 
-def _of_node(told: Trouble | None, root: str) -> Iterable[Stuck]:
-    if told is not None:
-        yield Stuck(
+def _of_node(reported: ReportedProblem | None, root: str) -> Iterable[StatusProblem]:
+    if reported is not None:
+        yield StatusProblem(
             where=root,
             partition=None,
-            kind=told.kind,
-            what=told.message,
-            next_step=_SET_CLOCK if told.code == ErrorCode.CLOCK_JUMPED else told.next_step or step_of(told.kind, {}),
-            since_ms=told.since_ms,
-            count=told.count,
+            kind=reported.kind,
+            what=reported.message,
+            next_step=_SET_CLOCK
+            if reported.code == ErrorCode.CLOCK_JUMPED
+            else reported.next_step or step_of(reported.kind, {}),
+            since_ms=reported.since_ms,
+            count=reported.count,
         )
 
 
@@ -255,25 +259,29 @@ def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
 
 
 def _is_back(
-    told: Trouble, found: Mapping[TopicPartition, PartitionStatus], problems: Mapping[TopicPartition, LogError]
+    reported: ReportedProblem,
+    found: Mapping[TopicPartition, PartitionStatus],
+    errors: Mapping[TopicPartition, LogError],
 ) -> bool:
     """Return whether the offline directory of an ended process's report is readable again.
 
     True if the report named an offline log directory, and this manager has opened the partition in it. Other problems
     are excluded: a read-only manager cannot disprove a problem that only a writer meets (a full disk, another writer).
     """
-    return told.code == ErrorCode.DIRECTORY_OFFLINE and told.name in found and told.name not in problems
+    return reported.code == ErrorCode.DIRECTORY_OFFLINE and reported.name in found and reported.name not in errors
 
 
-def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[TopicPartition, Trouble]) -> Iterable[Stuck]:
+def _of_partitions(
+    errors: Mapping[TopicPartition, LogError], reported: Mapping[TopicPartition, ReportedProblem]
+) -> Iterable[StatusProblem]:
     """Yield the problems found now, with the start that the running manager knows.
 
     Then yield the problems that only the running manager meets.
     """
-    for name in sorted({*problems, *told}):
-        error, known = problems.get(name), told.get(name)
+    for name in sorted({*errors, *reported}):
+        error, known = errors.get(name), reported.get(name)
         kind = type(error).__name__ if error is not None else known.kind if known is not None else ""
-        yield Stuck(
+        yield StatusProblem(
             where=str(name),
             partition=name,
             kind=kind,
@@ -284,18 +292,18 @@ def _in_trouble(problems: Mapping[TopicPartition, LogError], told: Mapping[Topic
         )
 
 
-def _uncleanable(name: TopicPartition, left: Uncleanable) -> Stuck:
-    return Stuck(
+def _uncleanable(name: TopicPartition, uncleanable: Uncleanable) -> StatusProblem:
+    return StatusProblem(
         where=str(name),
         partition=name,
         kind="uncleanable",
-        what=f"the log cannot be cleaned: {' '.join(left.reason.split())}",
+        what=f"the log cannot be cleaned: {' '.join(uncleanable.reason.split())}",
         next_step="docs/runbooks/cleaner-stuck.md",
-        since_ms=left.since_ms,
+        since_ms=uncleanable.since_ms,
     )
 
 
-def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Stuck]:
+def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[StatusProblem]:
     """Yield uploads and deletions that were due before `before_ms`."""
     go_on = "the running manager is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
@@ -309,9 +317,9 @@ def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool)
             yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
 
 
-def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step: str) -> Stuck:
+def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step: str) -> StatusProblem:
     name = status.partition
-    return Stuck(where=str(name), partition=name, kind=kind, what=what, next_step=step, since_ms=since_ms)
+    return StatusProblem(where=str(name), partition=name, kind=kind, what=what, next_step=step, since_ms=since_ms)
 
 
 def _flat(error: BaseException) -> str:

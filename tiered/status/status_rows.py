@@ -41,7 +41,7 @@ class StatusPrices(msgspec.Struct, forbid_unknown_fields=True):
     storage_class: str
 
 
-class StuckThing(msgspec.Struct, forbid_unknown_fields=True):
+class ProblemFacts(msgspec.Struct, forbid_unknown_fields=True):
     """A problem; `rounds` of the manager at work met it, 0 for a problem that was seen just now."""
 
     where: str
@@ -69,12 +69,12 @@ class StatusFacts(msgspec.Struct, forbid_unknown_fields=True):
     unread: list[UnreadPartitions]
     deferrals: list[DeferredSegment]
     sync: list[TierSync] | None
-    stuck: list[StuckThing]
+    stuck: list[ProblemFacts]
 
 
 def topic_row(report: StatusReport, topic: Topic) -> Row:
     """Return the sums over a topic's partitions that have figures."""
-    names, found, problems = topic.partitions(), report.partitions, report.problems
+    names, found, problems = topic.partitions(), report.partitions, report.errors
     return {
         **_figures(report, [found[name] for name in names if name in found], len(names)),
         "topic": topic.name,
@@ -85,7 +85,7 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
 
 def partition_row(report: StatusReport, name: TopicPartition) -> Row:
     """Return the row of one partition; without figures if it did not open."""
-    status, problems = report.partitions.get(name), report.problems
+    status, problems = report.partitions.get(name), report.errors
     figures = _figures(report, [status] if status is not None else [], 1)
     del figures["offsets"]  # the row has first and next offset instead
     unknown = ("remote_next_offset", "unlinked_bytes") if status is not None and is_unseen(report, status) else ()
@@ -112,7 +112,7 @@ def status_facts(report: StatusReport) -> StatusFacts:
         deferrals=deferral_rows(report.deferrals),
         sync=None,
         stuck=[
-            StuckThing(
+            ProblemFacts(
                 where=each.where,
                 topic=each.partition.topic if each.partition is not None else None,
                 partition=each.partition.partition if each.partition is not None else None,
@@ -122,7 +122,7 @@ def status_facts(report: StatusReport) -> StatusFacts:
                 rounds=each.count,
                 next=each.next_step,
             )
-            for each in report.stuck
+            for each in report.problems
         ],
     )
 
@@ -163,4 +163,4 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) 
 def is_unseen(report: StatusReport, status: PartitionStatus) -> bool:
     """Return whether a partition's manifest was never read here because of a problem."""
     name = status.partition
-    return status.is_tiered and name in report.problems and name not in report.seen
+    return status.is_tiered and name in report.errors and name not in report.seen

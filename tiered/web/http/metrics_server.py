@@ -22,7 +22,7 @@ from tiered.web.http.answering import ANSWER_S, Answered, Answering
 from tiered.web.http.application import answered, application, target_of
 from tiered.web.http.gate import host_name, names_here, own_names
 from tiered.web.http.serving import ServerInThread, Tls
-from tiered.web.pages.data_loader import Gathering
+from tiered.web.pages.data_loader import DataLoader
 
 LOOPBACK = "127.0.0.1"
 _NOT_HERE = "This server does not serve this host name. Add it with --host NAME.\n"
@@ -56,10 +56,10 @@ class MetricsServer(ServerInThread):
         """
         is_own = is_loopback(host)
         names = {host, *hosts, *(() if is_own else own_names())}
-        desk = _Desk(
+        route = _MetricsRoute(
             answers, pages if is_own else None, Answering(limit_s=answer_s), {each.casefold() for each in names}
         )
-        routes = [Route("/{path:path}", desk.show, methods=["GET"])]
+        routes = [Route("/{path:path}", route.show, methods=["GET"])]
         super().__init__(host, port, application(routes), name="tiered-metrics", option=option, tls=tls)
 
 
@@ -85,7 +85,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class _Desk:
+class _MetricsRoute:
     """The only route."""
 
     def __init__(
@@ -93,7 +93,7 @@ class _Desk:
     ) -> None:
         self._hosts = hosts
         self._answers, self._pages, self._answering = answers, pages, answering
-        self._gathering = Gathering(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
+        self._loader = DataLoader(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
 
     async def show(self, request: Request) -> Response:
         target, host, accept = target_of(request.scope), request.headers.get("Host", ""), request.headers.get("Accept")
@@ -111,10 +111,10 @@ class _Desk:
         return HTTPStatus.NOT_FOUND, TEXT_TYPE, "\n".join([*self._answers, ""])
 
     def _figures(self, path: str, answer: Answer, accept: str) -> Answered:
-        told = self._gathering.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
-        if told.late_since_ms is not None:
+        loaded = self._loader.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
+        if loaded.late_since_ms is not None:
             raise Unavailable("metrics are not available yet: the disk does not reply, or this machine is busy")
-        return told.value
+        return loaded.value
 
 
 def metrics_answer(text: Callable[[Form], str]) -> Answer:
@@ -127,11 +127,11 @@ def metrics_answer(text: Callable[[Form], str]) -> Answer:
     return answer
 
 
-def health_answer(troubles: Callable[[], list[str]]) -> Answer:
+def health_answer(problem_lines: Callable[[], list[str]]) -> Answer:
     """Return the health: 200 without problems, 503 with the list of problems otherwise."""
 
     def answer(accept: str = "") -> tuple[HTTPStatus, str, str]:
-        found = troubles()
+        found = problem_lines()
         status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
         return status, "text/plain; charset=utf-8", "".join(f"{line}\n" for line in found or ["ok"])
 

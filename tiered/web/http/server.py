@@ -40,10 +40,10 @@ class WebServer(ServerInThread):
     ) -> None:
         """Port 0 takes any free port. Raises InvalidRequest for an address or a certificate that cannot be used."""
         guesses = _Guesses()
-        desk = _Desk(pages, gate, guesses)
+        page_routes = _PageRoutes(pages, gate, guesses)
         routes = [
-            Route("/login", desk.take_token, methods=["POST"]),
-            Route("/{path:path}", desk.show, methods=["GET"]),
+            Route("/login", page_routes.take_token, methods=["POST"]),
+            Route("/{path:path}", page_routes.show, methods=["GET"]),
         ]
         made = application(routes, [Middleware(_Guard, gate=gate, guesses=guesses)])
         super().__init__(host, port, made, name="tiered-web", option=option, tls=tls)
@@ -73,7 +73,7 @@ class _Guard:
         return _question(None)
 
 
-class _Desk:
+class _PageRoutes:
     """The two routes."""
 
     def __init__(self, pages: Pages, gate: Gate, guesses: _Guesses) -> None:

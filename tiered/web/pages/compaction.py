@@ -25,7 +25,6 @@ from tiered.web.pages.overview import shown
 from tiered.web.pages.parts import (
     ROWS_ON_A_PAGE,
     Heading,
-    asked_page,
     commands,
     figures,
     frame,
@@ -33,6 +32,7 @@ from tiered.web.pages.parts import (
     page_count,
     pager,
     partition_path,
+    requested_page,
     stamp,
     table,
 )
@@ -93,7 +93,7 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
         words = "No topic is compacted. A topic with cleanup.policy=compact retains the newest record of each key:"
         first = commands("tiered topic create profiles -p 2 -X cleanup.policy=compact")
         return frame("Compaction", HERE, found.now_ms, note, tag("p", words), first)
-    page = min(page_count(len(found.logs)), asked_page(query))
+    page = min(page_count(len(found.logs)), requested_page(query))
     some = found.logs[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     return frame(
         "Compaction",
@@ -125,7 +125,7 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
 
 def compaction_facts(found: Compaction, query: Mapping[str, str]) -> dict[str, object]:
     """The same as facts for programs, one page of logs at a time."""
-    page = min(page_count(len(found.logs)), asked_page(query))
+    page = min(page_count(len(found.logs)), requested_page(query))
     some = found.logs[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     return {
         "now_ms": found.now_ms,
@@ -155,14 +155,14 @@ def _figures(found: Compaction) -> Html:
     of = found.metrics
     due = sum(each.log.is_eligible for each in found.logs)
     ago = "none yet" if of.time_since_last_run_ms is None else f"{lasted(of.time_since_last_run_ms)} ago"
-    stuck = tag("span", format_count(of.uncleanable_partitions_count), class_="bad")
+    uncleanable = tag("span", format_count(of.uncleanable_partitions_count), class_="bad")
     return figures(
         {
             "Compacted logs": format_count(len(found.logs)),
             "Due": format_count(due),
             "Dirtiest": f"{max(each.log.dirty_ratio for each in found.logs):.0%}",
             "Cleanable": format_bytes(sum(each.log.cleanable_bytes for each in found.logs)),
-            "Uncleanable": stuck if of.uncleanable_partitions_count else "none",
+            "Uncleanable": uncleanable if of.uncleanable_partitions_count else "none",
             "Fullest buffer": f"{of.max_buffer_utilization_percent}%",
             "Longest last pass": f"{of.max_clean_time_secs} s",
             "Last pass": ago,

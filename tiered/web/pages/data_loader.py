@@ -18,13 +18,13 @@ from local.errors import Unavailable
 
 DEADLINE_S = 3.0
 THREADS_MAX = 6
-KEPT_MAX = 32
+RESULTS_MAX = 32
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Generic[T]):
+class Loaded(Generic[T]):
     """A result of a load that started at `at_ms`. `late_since_ms`: start of a newer load that has not ended.
 
     `read_ms` is when the tiers were read, None for `at_ms`.
@@ -41,36 +41,38 @@ class Told(Generic[T]):
         return self.at_ms if self.read_ms is None else min(self.at_ms, self.read_ms)
 
 
-class Patience:
+class PageDeadline:
     """The total wait of one reader over all loads of a page."""
 
     def __init__(self, deadline_s: float, elapsed_s: Callable[[], float] = time.monotonic) -> None:
         self._elapsed_s = elapsed_s
         self._until_s = elapsed_s() + deadline_s
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return max(0.0, self._until_s - self._elapsed_s())
 
 
-class Gathering:
+class DataLoader:
     """Loads data by key. Thread safe."""
 
     def __init__(self, now_ms: Callable[[], int], *, deadline_s: float = DEADLINE_S) -> None:
         self._now_ms, self._deadline_s = now_ms, deadline_s
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, Told[object]] = OrderedDict()
-        self._running: dict[str, _Look] = {}
+        self._found: OrderedDict[str, Loaded[object]] = OrderedDict()
+        self._running: dict[str, _Load] = {}
 
-    def patience(self) -> Patience:
+    def deadline(self) -> PageDeadline:
         """Return a full deadline, shared by the consecutive loads of one page."""
-        return Patience(self._deadline_s)
+        return PageDeadline(self._deadline_s)
 
-    def get(self, key: str, make: Callable[[], T], *, keep_ms: int = 0, patience: Patience | None = None) -> Told[T]:
+    def get(
+        self, key: str, make: Callable[[], T], *, keep_ms: int = 0, deadline: PageDeadline | None = None
+    ) -> Loaded[T]:
         """Return the result of `make`, or its result under this key that is less than `keep_ms` old.
 
         With `keep_ms` 0 a result serves only the requests that waited for it. Waits for its own deadline, or for the
         rest of
-        `patience`. Raises the exceptions of `make`, and Unavailable if there is no result by the deadline and no
+        `deadline`. Raises the exceptions of `make`, and Unavailable if there is no result by the deadline and no
         earlier one.
         """
         now = self._now_ms()
@@ -78,49 +80,49 @@ class Gathering:
             known = cast("Told[T] | None", self._found.get(key))
             if known is not None and 0 <= now - known.at_ms < keep_ms:
                 return known
-            look = self._running.get(key) or self._begin(key, make, now)
-        wait_s = self._deadline_s if patience is None else patience.left_s()
-        if look is not None and look.done.wait(wait_s):
-            if look.error is not None:
-                raise look.error
-            return Told(cast(T, look.value), look.since_ms)
-        since = look.since_ms if look is not None else now
+            load = self._running.get(key) or self._begin(key, make, now)
+        wait_s = self._deadline_s if deadline is None else deadline.remaining_s()
+        if load is not None and load.done.wait(wait_s):
+            if load.error is not None:
+                raise load.error
+            return Loaded(cast(T, load.value), load.since_ms)
+        since = load.since_ms if load is not None else now
         if known is not None:
-            return Told(known.value, known.at_ms, since)
+            return Loaded(known.value, known.at_ms, since)
         why = (
             "too many other requests are in progress"
-            if look is None
+            if load is None
             else "the disk does not reply, or this machine is busy"
         )
         raise Unavailable(f"the logs are not read yet, the read continues: {why}", waited_ms=self._now_ms() - since)
 
-    def _begin(self, key: str, make: Callable[[], object], now_ms: int) -> _Look | None:
+    def _begin(self, key: str, make: Callable[[], object], now_ms: int) -> _Load | None:
         if len(self._running) >= THREADS_MAX:
             return None
-        look = _Look(now_ms)
+        load = _Load(now_ms)
         try:
-            threading.Thread(target=self._run, args=(key, look, make), name=f"tiered-page {key}", daemon=True).start()
+            threading.Thread(target=self._run, args=(key, load, make), name=f"tiered-page {key}", daemon=True).start()
         except RuntimeError:
             return None  # no thread can start now; the next request tries again
-        self._running[key] = look  # under the lock, which the load needs to end
-        return look
+        self._running[key] = load  # under the lock, which the load needs to end
+        return load
 
-    def _run(self, key: str, look: _Look, make: Callable[[], object]) -> None:
+    def _run(self, key: str, load: _Load, make: Callable[[], object]) -> None:
         try:
-            look.value = make()
+            load.value = make()
         except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
-            look.error = error
+            load.error = error
         with self._lock:
             del self._running[key]
-            if look.error is None:
-                self._found[key] = Told(look.value, look.since_ms)
+            if load.error is None:
+                self._found[key] = Loaded(load.value, load.since_ms)
                 self._found.move_to_end(key)
-                while len(self._found) > KEPT_MAX:
+                while len(self._found) > RESULTS_MAX:
                     self._found.popitem(last=False)
-        look.done.set()
+        load.done.set()
 
 
-class _Look:
+class _Load:
     """A running load."""
 
     def __init__(self, since_ms: int) -> None:

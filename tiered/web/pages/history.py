@@ -43,14 +43,14 @@ _NOT_OPEN = Heading("Not open", is_number=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class HistoryData:
     """Notes, and (time, bytes) of data still in the bucket (`tiered.status.tier_history.still_there`)."""
 
     series: TierSeries
     still: Sequence[tuple[int, int]]
 
 
-def asked_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) -> str:
+def requested_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) -> str:
     """Return the requested span, else the shortest that shows everything, up to 30 days."""
     span = query.get("span", "")
     if span in SPANS:
@@ -60,12 +60,12 @@ def asked_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) -> s
 
 
 def history_section(
-    past: Past, topic: str | None, now_ms: int, path: str, query: Mapping[str, str], kept: Mapping[str, str]
+    history: HistoryData, topic: str | None, now_ms: int, path: str, query: Mapping[str, str], kept: Mapping[str, str]
 ) -> Html:
     """The part of a page with the id ``history``; `path` and the query `kept` link to the same page."""
-    span = asked_span(query, past.series.of(topic).oldest_ms, now_ms)
-    found = history_of(past.series, topic, now_ms, SPANS[span][0])
-    still = _still(past.still, found)
+    span = requested_span(query, history.series.of(topic).oldest_ms, now_ms)
+    found = history_of(history.series, topic, now_ms, SPANS[span][0])
+    still = _still(history.still, found)
     inner: list[Child] = [tag("h2", "Over time"), _spans(span, path, kept)]
     if found.points or still:
         charts = [_tiers(found, still), *([_waiting(found), _dollars(found)] if found.points else [])]

@@ -12,11 +12,11 @@ from tiered.cost.arrival_rate import read_rates
 from tiered.cost.cost_history import Measured, measured_streams
 from tiered.cost.cost_lab import ALONG, CostLab, cost_lab, read_scenario
 from tiered.manager.manager import LogManager
-from tiered.web.pages.data_loader import Gathering, Patience, Told
+from tiered.web.pages.data_loader import DataLoader, Loaded, PageDeadline
 from tiered.web.pages.lab import TOPICS_MAX, lab_facts, lab_page, nothing_page
 from tiered.web.pages.lab_words import FIELD_OF
 from tiered.web.pages.manager_cache import ManagerCache
-from tiered.web.pages.stale_banner import age_facts, note_on
+from tiered.web.pages.stale_banner import age_banner, age_facts
 
 MEASURED_MS = 60_000  # how long a measurement stays valid for simulations
 ANSWER_MS = 60_000
@@ -26,43 +26,43 @@ _Basis = tuple[Sequence[Measured], int, PriceTable]  # measured topics, the numb
 class Laboratory:
     """The cost lab over a manager. Thread safe."""
 
-    def __init__(self, looks: ManagerCache, gathering: Gathering, now_ms: Callable[[], int]) -> None:
-        self._looks, self._gathering, self._now_ms = looks, gathering, now_ms
+    def __init__(self, cache: ManagerCache, loader: DataLoader, now_ms: Callable[[], int]) -> None:
+        self._cache, self._loader, self._now_ms = cache, loader, now_ms
 
     def page(self, query: Mapping[str, str]) -> str:
         """Raises InvalidRequest for invalid settings, NotFound for an unknown topic."""
-        patience = self._gathering.patience()
-        basis = self._measured(query, patience)
+        deadline = self._loader.deadline()
+        basis = self._measured(query, deadline)
         measured, left_out, _ = basis.value
         if not any(each.stream is not None for each in measured):
-            note = note_on(self._looks, basis, self._now_ms(), kept_ms=MEASURED_MS)
+            note = age_banner(self._cache, basis, self._now_ms(), cache_ms=MEASURED_MS)
             why = [each.warning for each in measured if each.warning is not None]
             return nothing_page(basis.at_ms, query, why, note)
-        told = self._lab(query, basis, patience)
-        note = note_on(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS)
-        return lab_page(told.value, query, told.at_ms, left_out, note)
+        loaded = self._lab(query, basis, deadline)
+        note = age_banner(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS)
+        return lab_page(loaded.value, query, loaded.at_ms, left_out, note)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:
         """The same as facts for programs. Also raises InvalidRequest if there is nothing to simulate."""
-        patience = self._gathering.patience()
-        told = self._lab(query, self._measured(query, patience), patience)
-        return {**age_facts(self._looks, told, self._now_ms(), kept_ms=MEASURED_MS), **lab_facts(told.value)}
+        deadline = self._loader.deadline()
+        loaded = self._lab(query, self._measured(query, deadline), deadline)
+        return {**age_facts(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS), **lab_facts(loaded.value)}
 
-    def _lab(self, query: Mapping[str, str], basis: Told[_Basis], patience: Patience) -> Told[CostLab]:
+    def _lab(self, query: Mapping[str, str], basis: Loaded[_Basis], deadline: PageDeadline) -> Loaded[CostLab]:
         asked, along = read_scenario(query), _along(query)
         measured, _, prices = basis.value
 
-        def look() -> CostLab:
+        def read() -> CostLab:
             return cost_lab(measured, asked, prices, along=along)
 
         key = f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{asked}&{basis.at_ms}"
-        told = self._gathering.get(key, look, keep_ms=ANSWER_MS, patience=patience)
-        return replace(told, read_ms=basis.data_ms)
+        loaded = self._loader.get(key, read, keep_ms=ANSWER_MS, deadline=deadline)
+        return replace(loaded, read_ms=basis.data_ms)
 
-    def _measured(self, query: Mapping[str, str], patience: Patience) -> Told[_Basis]:
+    def _measured(self, query: Mapping[str, str], deadline: PageDeadline) -> Loaded[_Basis]:
         topic, rates = _topic(query), _rates(query)
 
-        def look(manager: LogManager) -> _Basis:
+        def read(manager: LogManager) -> _Basis:
             now = self._now_ms()
             tiered = [each.name for each in manager.topics() if each.was_tiered]
             chosen = [topic] if topic else largest_topics(manager, tiered)
@@ -70,7 +70,7 @@ class Laboratory:
             return found, 0 if topic else len(tiered) - len(chosen), configured_prices(manager.config)
 
         key = f"measured?{topic}&{sorted(rates.items(), key=str)}"
-        return self._looks.gathered(self._gathering, key, look, keep_ms=MEASURED_MS, patience=patience)
+        return self._cache.load(self._loader, key, read, keep_ms=MEASURED_MS, deadline=deadline)
 
 
 def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import LogError, Unavailable
-from tiered.web.pages.data_loader import Gathering, Patience, Told
+from tiered.web.pages.data_loader import DataLoader, Loaded, PageDeadline
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
@@ -60,9 +60,9 @@ class ManagerCache:
     @classmethod
     def of(cls, manager: LogManager) -> ManagerCache:
         """Use always the given manager; the caller owns it."""
-        looks = cls(manager.config, lambda: manager, lambda: 0)
-        looks._held = _Held(manager, 0, is_ours=False)
-        return looks
+        cache = cls(manager.config, lambda: manager, lambda: 0)
+        cache._held = _Held(manager, 0, is_ours=False)
+        return cache
 
     @contextmanager
     def manager(self) -> Iterator[LogManager]:
@@ -82,24 +82,24 @@ class ManagerCache:
         finally:
             self._give_back(held)
 
-    def gathered(
+    def load(
         self,
-        gathering: Gathering,
+        loader: DataLoader,
         key: str,
         make: Callable[[LogManager], T],
         *,
         keep_ms: int = 0,
-        patience: Patience | None = None,
-    ) -> Told[T]:
-        """As `Gathering.get`, from a manager to read, with the age of its data."""
+        deadline: PageDeadline | None = None,
+    ) -> Loaded[T]:
+        """As `DataLoader.get`, from a manager to read, with the age of its data."""
 
-        def look() -> tuple[T, int | None]:
+        def read() -> tuple[T, int | None]:
             with self.seen() as (manager, read_ms):
                 return make(manager), read_ms
 
-        told = gathering.get(key, look, keep_ms=keep_ms, patience=patience)
-        value, read_ms = told.value
-        return Told(value, told.at_ms, told.late_since_ms, read_ms)
+        loaded = loader.get(key, read, keep_ms=keep_ms, deadline=deadline)
+        value, read_ms = loaded.value
+        return Loaded(value, loaded.at_ms, loaded.late_since_ms, read_ms)
 
     def stale(self) -> tuple[int, str] | None:
         """(time, reason) if the data is older than it should be, else None."""
@@ -136,7 +136,7 @@ class ManagerCache:
         if is_old and since is not None:
             self._is_there.wait(max(0.0, FIRST_S - (now - since) / 1000))
         if is_first and not self._is_there.wait(FIRST_S):
-            self._look_alone(now)
+            self._open_local_tier(now)
         with self._lock:
             if self._held is not None:
                 self._held.users += 1
@@ -182,7 +182,7 @@ class ManagerCache:
             if each is not None:
                 self._give_back(each)
 
-    def _look_alone(self, now_ms: int) -> None:
+    def _open_local_tier(self, now_ms: int) -> None:
         """Open the disk alone; one open at a time, and only while there is no full one."""
         with self._lock:
             if self._open_alone is None or self._held is not None or self._is_alone or self._is_closed:

@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
-from tiered.status.problem_rows import StuckGroup, group_of, group_stuck
+from tiered.status.problem_rows import StatusProblemGroup, group_of, group_status_problems
 from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import Row, status_facts, topic_row
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.grouping import boxes, worst_problems
-from tiered.web.pages.history import Past, history_section
+from tiered.web.pages.history import HistoryData, history_section
 from tiered.web.pages.parts import (
     ROWS_ON_A_PAGE,
     Heading,
-    asked_page,
     commands,
     figures,
     frame,
@@ -25,6 +24,7 @@ from tiered.web.pages.parts import (
     link,
     page_count,
     pager,
+    requested_page,
     stamp,
     table,
     topic_path,
@@ -47,12 +47,17 @@ SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
 
 
 def overview(
-    report: StatusReport, query: Mapping[str, str], *, has_remote: bool, note: Child = None, past: Past | None = None
+    report: StatusReport,
+    query: Mapping[str, str],
+    *,
+    has_remote: bool,
+    note: Child = None,
+    history: HistoryData | None = None,
 ) -> str:
     """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first), ``page`` and ``span``."""
     if not report.topics:
-        stuck = worst_problems(report, report.stuck)
-        return frame("Overview", "/", report.now_ms, note, _work(report), stuck, _begin(has_remote))
+        problems = worst_problems(report, report.problems)
+        return frame("Overview", "/", report.now_ms, note, _work(report), problems, _begin(has_remote))
     everything = [topic_row(report, topic) for topic in report.topics]
     return frame(
         "Overview",
@@ -60,27 +65,27 @@ def overview(
         report.now_ms,
         note,
         _work(report),
-        worst_problems(report, report.stuck),
+        worst_problems(report, report.problems),
         pauses(report, everything),
         _sums(report, everything),
-        _over_time(report, query, past),
+        _over_time(report, query, history),
         tag("h2", "Topics"),
-        tag("div", topic_list(everything, query, stuck_topics(report)), id="topics"),
+        tag("div", topic_list(everything, query, problem_counts(report)), id="topics"),
         _fine_print(report),
     )
 
 
-def topic_list(everything: Sequence[Row], query: Mapping[str, str], stuck: Mapping[str, int]) -> list[Html]:
-    """A search, the requested page of the list, and links to the others; `stuck` counts problems by topic."""
+def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Mapping[str, int]) -> list[Html]:
+    """A search, the requested page of the list, and links to the others; `problems` counts problems by topic."""
     asked = _asked(query)
     rows = _sorted(_found(everything, asked["q"]), asked["sort"])
-    page = min(page_count(len(rows)), asked_page(query))
+    page = min(page_count(len(rows)), requested_page(query))
     shown = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     sorts = {name: link("/", {**asked, "sort": "" if name == "topic" else name}) for name in SORTS}
     caption = counted(len(everything), "topic")
     caption = f"{len(rows):,} of {caption}" if asked["q"] else caption
     sorted_by = asked["sort"] if asked["sort"] in SORTS else "topic"
-    cells = (_cells(row, stuck) for row in shown)
+    cells = (_cells(row, problems) for row in shown)
     found = [_search(asked), table(caption, _HEADINGS, cells, sorts=sorts, sorted_by=sorted_by)]
     if asked["q"] and not rows:
         found.append(tag("p", "No topic has ", tag("q", asked["q"]), " in its name. ", tag("a", "Show all", href="/")))
@@ -92,10 +97,10 @@ def _asked(query: Mapping[str, str]) -> dict[str, str]:
     return {name: query.get(name, "") for name in ("q", "sort", "span")}
 
 
-def _over_time(report: StatusReport, query: Mapping[str, str], past: Past | None) -> Html | None:
-    if past is None:
+def _over_time(report: StatusReport, query: Mapping[str, str], history: HistoryData | None) -> Html | None:
+    if history is None:
         return None
-    return history_section(past, None, report.now_ms, "/", query, _asked(query))
+    return history_section(history, None, report.now_ms, "/", query, _asked(query))
 
 
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
@@ -110,15 +115,15 @@ def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = 
     ``alike`` is a place: list each place that has the same problem as it.
     """
     here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
-    stuck = [each for each in report.stuck if not topic or (each.partition and each.partition.topic == topic)]
-    stuck = group_of(stuck, alike) if alike else stuck
+    problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
+    problems = group_of(problems, alike) if alike else problems
     parts = [("of", topic), ("like that of", alike)]
     told = " ".join(f"{words} {name}" for words, name in parts if name)
     of_some = tag("p", f"Only those {told}. ", tag("a", "Show all", href=here)) if told else None
-    if not stuck:
+    if not problems:
         return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
-    groups = [StuckGroup((each,)) for each in stuck] if alike else group_stuck(stuck, now)
-    page = min(page_count(len(groups)), asked_page(query))
+    groups = [StatusProblemGroup((each,)) for each in problems] if alike else group_status_problems(problems, now)
+    page = min(page_count(len(groups)), requested_page(query))
     some = groups[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     asked = {"topic": topic, "alike": alike}
     pages = pager(here, asked, page, len(groups))
@@ -157,14 +162,14 @@ def dollars(row: Row) -> str:
     return format_dollars(value) if isinstance(value, float) else "-"
 
 
-def stuck_topics(report: StatusReport) -> Counter[str]:
+def problem_counts(report: StatusReport) -> Counter[str]:
     """Count the problems of each topic."""
-    return Counter(each.partition.topic for each in report.stuck if each.partition is not None)
+    return Counter(each.partition.topic for each in report.problems if each.partition is not None)
 
 
-def state(stuck: int) -> Child:
+def state(problems: int) -> Child:
     """The text of the last column: a word, never only a colour."""
-    return tag("span", f"{stuck:,} stuck", class_="bad") if stuck else "ok"
+    return tag("span", f"{problems:,} stuck", class_="bad") if problems else "ok"
 
 
 def _found(rows: Sequence[Row], text: str) -> list[Row]:
@@ -179,7 +184,7 @@ def _sorted(rows: list[Row], name: str) -> list[Row]:
     return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
 
 
-def _cells(row: Row, stuck: Mapping[str, int]) -> list[Child]:
+def _cells(row: Row, problems: Mapping[str, int]) -> list[Child]:
     return [
         tag("a", str(row["topic"]), href=topic_path(str(row["topic"]))),
         shown(row, "partitions"),
@@ -189,7 +194,7 @@ def _cells(row: Row, stuck: Mapping[str, int]) -> list[Child]:
         lag(row),
         shown(row, "at_risk_bytes", format_bytes),
         dollars(row),
-        state(stuck.get(str(row["topic"]), 0)),
+        state(problems.get(str(row["topic"]), 0)),
     ]
 
 
@@ -228,7 +233,7 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
             "Upload lag": in_bytes("lag_bytes"),
             "At risk": in_bytes("at_risk_bytes"),
             "$ a month": total("dollars_per_month", format_dollars) if report.prices is not None else "-",
-            "Stuck": tag("a", format_count(len(report.stuck)), href="/troubles") if report.stuck else "nothing",
+            "Stuck": tag("a", format_count(len(report.problems)), href="/troubles") if report.problems else "nothing",
         }
     )
 

@@ -19,16 +19,16 @@ from tiered.web.pages.overview import dollars, lag, remote, shown
 from tiered.web.pages.parts import (
     ROWS_ON_A_PAGE,
     Heading,
-    asked_page,
     figures,
     frame,
     page_count,
     pager,
     partition_path,
+    problem_boxes,
+    requested_page,
     stamp,
     table,
     topic_path,
-    troubles,
 )
 from tiered.web.pages.segment_map import Window, records_left, remote_kind, segment_map
 
@@ -51,7 +51,7 @@ def partition_page(
     here = partition_path(name)
     window = Window.of(snapshot, query)
     rows = segment_rows(snapshot, window)
-    page = min(page_count(len(rows)), asked_page(query))
+    page = min(page_count(len(rows)), requested_page(query))
     some = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     return frame(
         str(name),
@@ -59,7 +59,7 @@ def partition_page(
         report.now_ms,
         note,
         tag("p", "A partition of ", tag("a", name.topic, href=topic_path(name.topic))),
-        troubles(report, [each for each in report.stuck if each.partition in (None, name)]),
+        problem_boxes(report, [each for each in report.problems if each.partition in (None, name)]),
         _figures(partition_row(report, name)),
         segment_map(snapshot, window, here),
         table(f"{_counted_rows(rows, snapshot)}, oldest first", _HEADINGS, map(_cells, some)),

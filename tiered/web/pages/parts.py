@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from local.names import TopicPartition
 from tiered.config.units import format_ms
-from tiered.status.status_report import StatusReport, Stuck
+from tiered.status.status_report import StatusProblem, StatusReport
 from tiered.web.html import Child, Html, join, tag
 
 REFRESH_S = 30
@@ -120,28 +120,30 @@ def figures(facts: Mapping[str, Child]) -> Html:
     return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()], class_="figures")
 
 
-def troubles(report: StatusReport, stuck: Iterable[Stuck]) -> list[Html]:
+def problem_boxes(report: StatusReport, problem: Iterable[StatusProblem]) -> list[Html]:
     """A box for each problem."""
-    return [trouble(report, each) for each in stuck]
+    return [problem_box(report, each) for each in problem]
 
 
-def trouble(report: StatusReport, stuck: Stuck) -> Html:
+def problem_box(report: StatusReport, problem: StatusProblem) -> Html:
     """Place, cause, start time and next step of a problem."""
-    words = f": {stuck.what} ({since(stuck, report.now_ms)})"
-    return tag("div", tag("strong", place(stuck)), words, tag("div", "Next: ", stuck.next_step), class_="trouble")
+    words = f": {problem.what} ({since(problem, report.now_ms)})"
+    return tag("div", tag("strong", place(problem)), words, tag("div", "Next: ", problem.next_step), class_="trouble")
 
 
-def place(stuck: Stuck) -> Child:
+def place(problem: StatusProblem) -> Child:
     """The place of a problem; a link if the place has a page."""
-    return stuck.where if stuck.partition is None else tag("a", stuck.where, href=partition_path(stuck.partition))
+    return (
+        problem.where if problem.partition is None else tag("a", problem.where, href=partition_path(problem.partition))
+    )
 
 
-def since(stuck: Stuck, now_ms: int) -> str:
+def since(problem: StatusProblem, now_ms: int) -> str:
     """``since 2026-01-01 10:00:00 UTC, for 11m, 22 rounds``."""
-    if stuck.since_ms is None:
+    if problem.since_ms is None:
         return "seen now, start time unknown"
-    tries = f", {stuck.count} rounds" if stuck.count > 1 else ""
-    return f"since {stamp(stuck.since_ms)}, for {lasted(now_ms - stuck.since_ms)}{tries}"
+    tries = f", {problem.count} rounds" if problem.count > 1 else ""
+    return f"since {stamp(problem.since_ms)}, for {lasted(now_ms - problem.since_ms)}{tries}"
 
 
 def pager(path: str, query: Mapping[str, str], page: int, count: int) -> Html:
@@ -160,7 +162,7 @@ def pager(path: str, query: Mapping[str, str], page: int, count: int) -> Html:
     return tag("nav", tag("span", shown), links, aria_label="Pages of this list")
 
 
-def asked_page(query: Mapping[str, str]) -> int:
+def requested_page(query: Mapping[str, str]) -> int:
     """The ``page`` of a query, from 1; 1 if it is missing or invalid."""
     text = query.get("page", "")
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 10 else 1

@@ -23,13 +23,13 @@ from tiered.web.pages.overview import NOT_READ, shown
 from tiered.web.pages.parts import (
     ROWS_ON_A_PAGE,
     Heading,
-    asked_page,
     commands,
     figures,
     frame,
     link,
     page_count,
     pager,
+    requested_page,
     stamp,
     table,
     topic_path,
@@ -115,7 +115,7 @@ class Asked:
 def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms: int, note: Child = None) -> str:
     """The page; `note` is shown above the plan."""
     lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
-    page = min(page_count(len(lines)), asked_page(query))
+    page = min(page_count(len(lines)), requested_page(query))
     some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     found: list[Child] = [note, _left_out(priced), _form(asked), _sums(priced)]
     if priced.plan.is_empty:
@@ -139,7 +139,7 @@ def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms
 def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> dict[str, object]:
     """The same as facts for programs, a page of decisions at a time."""
     lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
-    page = min(page_count(len(lines)), asked_page(query))
+    page = min(page_count(len(lines)), requested_page(query))
     some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
     cost = priced.cost
     return {

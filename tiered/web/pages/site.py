@@ -2,7 +2,7 @@
 
 Pages read only the manager's memory and the disk. No page sends a store request, none changes data. Page data is
 loaded in threads (`tiered.web.pages.data_loader`): if a disk hangs or a lock is held for long, the reader gets the last
-result, marked as old. A result serves all readers for KEPT_MS. Thread safe.
+result, marked as old. A result serves all readers for CACHE_MS. Thread safe.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tiered.status.tier_journal import read_series
 from tiered.web.html import Html, tag
 from tiered.web.pages.assets import SCRIPT, icon, lab_script, stylesheet
 from tiered.web.pages.compaction import Compaction, compaction_facts, compaction_page, look_at_compaction
-from tiered.web.pages.data_loader import DEADLINE_S, Gathering, Patience, Told
-from tiered.web.pages.history import Past
+from tiered.web.pages.data_loader import DEADLINE_S, DataLoader, Loaded, PageDeadline
+from tiered.web.pages.history import HistoryData
 from tiered.web.pages.manager_cache import ManagerCache
 from tiered.web.pages.overview import found_topics, overview, problems_page
 from tiered.web.pages.partition import partition_facts, partition_page
 from tiered.web.pages.parts import SOON_S, frame
 from tiered.web.pages.plan import Asked, plan_facts, plan_page
-from tiered.web.pages.stale_banner import age_facts, note_on
+from tiered.web.pages.stale_banner import age_banner, age_facts
 from tiered.web.pages.topic import topic_facts, topic_page
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from tiered.plans.planning import PricedPlan
     from tiered.web.pages.lab_site import Laboratory
 
-KEPT_MS = 2000
-PAST_KEPT_MS = 10_000  # notes are taken every five minutes
+CACHE_MS = 2000
+HISTORY_CACHE_MS = 10_000  # notes are taken every five minutes
 _log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 QUERY_MAX = 2000  # characters of a query that are read
@@ -72,9 +72,9 @@ class Site:
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """`storage` is the disk with the files that the running manager writes."""
-        self._looks = manager if isinstance(manager, ManagerCache) else ManagerCache.of(manager)
+        self._cache = manager if isinstance(manager, ManagerCache) else ManagerCache.of(manager)
         self._now_ms, self._storage = now_ms, storage
-        self._gathering = Gathering(now_ms, deadline_s=deadline_s)
+        self._loader = DataLoader(now_ms, deadline_s=deadline_s)
         self._lab: Laboratory | None = None
 
     def answer(self, target: str) -> Answered:
@@ -102,8 +102,8 @@ class Site:
             case []:
                 return self._overview(query)
             case ["troubles"]:
-                told = self._all()
-                return problems_page(told.value, query, note=self._late(told))
+                loaded = self._all()
+                return problems_page(loaded.value, query, note=self._late(loaded))
             case ["plan"]:
                 asked = Asked.of(query)
                 plan = self._plan(asked)
@@ -114,9 +114,9 @@ class Site:
             case ["cost"]:
                 return self._laboratory().page(query)
             case ["topics", topic]:
-                patience = self._gathering.patience()
-                found = self._topic(topic, patience)
-                return topic_page(*found.value, query, self._late(found), self._past(topic, patience))
+                deadline = self._loader.deadline()
+                found = self._topic(topic, deadline)
+                return topic_page(*found.value, query, self._late(found), self._history(topic, deadline))
             case ["topics", topic, number]:
                 part = self._partition(topic, number)
                 return partition_page(*part.value, query, note=self._late(part))
@@ -146,89 +146,89 @@ class Site:
         raise NotFound("page not found", path=path)
 
     def _overview(self, query: Query) -> str:
-        patience = self._gathering.patience()
-        told, has_remote = self._all(patience), self._looks.config.remote_url is not None
-        past = self._past(None, patience) if told.value.topics else None
-        return overview(told.value, query, has_remote=has_remote, note=self._late(told), past=past)
+        deadline = self._loader.deadline()
+        loaded, has_remote = self._all(deadline), self._cache.config.remote_url is not None
+        history = self._history(None, deadline) if loaded.value.topics else None
+        return overview(loaded.value, query, has_remote=has_remote, note=self._late(loaded), history=history)
 
     # -- page data -----------------------------------------------------------------------------------------------------
 
-    def _all(self, patience: Patience | None = None) -> Told[StatusReport]:
-        def look(manager: LogManager) -> StatusReport:
-            return self._look(manager, None)
+    def _all(self, deadline: PageDeadline | None = None) -> Loaded[StatusReport]:
+        def read(manager: LogManager) -> StatusReport:
+            return self._report(manager, None)
 
-        return self._looks.gathered(self._gathering, "status", look, keep_ms=KEPT_MS, patience=patience)
+        return self._cache.load(self._loader, "status", read, keep_ms=CACHE_MS, deadline=deadline)
 
-    def _past(self, topic: str | None, patience: Patience) -> Past | None:
+    def _history(self, topic: str | None, deadline: PageDeadline) -> HistoryData | None:
         """Return the history, or None if it is not available now: the page is shown without it."""
 
-        def look() -> Past:
+        def read() -> HistoryData:
             disk = self._storage or DiskStorage()
-            series = read_series([(disk, root) for root in self._looks.config.data_dirs])
-            with self._looks.manager() as manager:
-                return Past(series=series, still=still_there(manager, None if topic is None else [topic]))
+            series = read_series([(disk, root) for root in self._cache.config.data_dirs])
+            with self._cache.manager() as manager:
+                return HistoryData(series=series, still=still_there(manager, None if topic is None else [topic]))
 
         key = "past" if topic is None else f"past/{topic}"
         try:
-            return self._gathering.get(key, look, keep_ms=PAST_KEPT_MS, patience=patience).value
+            return self._loader.get(key, read, keep_ms=HISTORY_CACHE_MS, deadline=deadline).value
         except LogError as error:
             _log.warning("cannot show the history: error=%s", error)
             return None
 
-    def _plan(self, asked: Asked) -> Told[PricedPlan]:
-        def look(manager: LogManager) -> PricedPlan:
+    def _plan(self, asked: Asked) -> Loaded[PricedPlan]:
+        def read(manager: LogManager) -> PricedPlan:
             from tiered.plans.planning import priced_plan
 
             at_ms = self._now_ms() + (asked.after_ms or 0)
             return priced_plan(manager, at_ms, asked.topics, overrides=dict(asked.settings), may_ask=False)
 
-        return self._looks.gathered(self._gathering, f"plan?{asked.key}", look, keep_ms=KEPT_MS)
+        return self._cache.load(self._loader, f"plan?{asked.key}", read, keep_ms=CACHE_MS)
 
-    def _compaction(self) -> Told[Compaction]:
-        def look(manager: LogManager) -> Compaction:
+    def _compaction(self) -> Loaded[Compaction]:
+        def read(manager: LogManager) -> Compaction:
             return look_at_compaction(manager, self._now_ms())
 
-        return self._looks.gathered(self._gathering, "compaction", look, keep_ms=KEPT_MS)
+        return self._cache.load(self._loader, "compaction", read, keep_ms=CACHE_MS)
 
-    def _topic(self, topic: str, patience: Patience | None = None) -> Told[tuple[StatusReport, Topic]]:
-        def look(manager: LogManager) -> tuple[StatusReport, Topic]:
-            return self._look(manager, topic), manager.topic(topic)
+    def _topic(self, topic: str, deadline: PageDeadline | None = None) -> Loaded[tuple[StatusReport, Topic]]:
+        def read(manager: LogManager) -> tuple[StatusReport, Topic]:
+            return self._report(manager, topic), manager.topic(topic)
 
-        return self._looks.gathered(self._gathering, f"topic/{topic}", look, patience=patience)
+        return self._cache.load(self._loader, f"topic/{topic}", read, deadline=deadline)
 
-    def _partition(self, topic: str, number: str) -> Told[tuple[StatusReport, PartitionSnapshot]]:
+    def _partition(self, topic: str, number: str) -> Loaded[tuple[StatusReport, PartitionSnapshot]]:
         """Raises NotFound, and the errors of reading a partition."""
 
-        def look(manager: LogManager) -> tuple[StatusReport, PartitionSnapshot]:
-            report = self._look(manager, topic)
+        def read(manager: LogManager) -> tuple[StatusReport, PartitionSnapshot]:
+            report = self._report(manager, topic)
             known = {str(each.partition): each for each in manager.topic(topic).partitions()}
             if number not in known:
                 raise NotFound("partition not found", topic=topic, partition=number)
             return report, manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
 
-        return self._looks.gathered(self._gathering, f"partition/{topic}/{number}", look)
+        return self._cache.load(self._loader, f"partition/{topic}/{number}", read)
 
     def _laboratory(self) -> Laboratory:
         """Created on first use, because it imports the simulator."""
         if self._lab is None:
             from tiered.web.pages.lab_site import Laboratory
 
-            self._lab = Laboratory(self._looks, self._gathering, self._now_ms)
+            self._lab = Laboratory(self._cache, self._loader, self._now_ms)
         return self._lab
 
-    def _look(self, manager: LogManager, topic: str | None) -> StatusReport:
+    def _report(self, manager: LogManager, topic: str | None) -> StatusReport:
         topics = None if topic is None else [topic]
         return status_report(manager, self._now_ms(), topics, storage=self._storage, may_ask=False)
 
     # -- texts ---------------------------------------------------------------------------------------------------------
 
-    def _late(self, told: Told[Any]) -> list[Html]:
+    def _late(self, loaded: Loaded[Any]) -> list[Html]:
         """The age of a page's data, and the reason if it is old."""
-        return note_on(self._looks, told, self._now_ms())
+        return age_banner(self._cache, loaded, self._now_ms())
 
-    def _aged(self, told: Told[Any], facts: Mapping[str, object]) -> str:
+    def _aged(self, loaded: Loaded[Any], facts: Mapping[str, object]) -> str:
         """Facts with the age of their data, as JSON."""
-        return _encoded({**age_facts(self._looks, told, self._now_ms()), **facts})
+        return _encoded({**age_facts(self._cache, loaded, self._now_ms()), **facts})
 
     def _failed(self, status: HTTPStatus, title: str, error: LogError, *, is_json: bool) -> Answered:
         words = " ".join(str(error).split())

@@ -14,16 +14,16 @@ from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import partition_row, status_facts, topic_row
 from tiered.web.html import Child, tag
 from tiered.web.pages.grouping import worst_problems
-from tiered.web.pages.history import Past, history_section
+from tiered.web.pages.history import HistoryData, history_section
 from tiered.web.pages.overview import dollars, lag, remote, shown, state
 from tiered.web.pages.parts import (
     ROWS_ON_A_PAGE,
     Heading,
-    asked_page,
     frame,
     page_count,
     pager,
     partition_path,
+    requested_page,
     table,
     topic_path,
 )
@@ -45,25 +45,25 @@ _HEADINGS = (
 
 
 def topic_page(
-    report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, past: Past | None = None
+    report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, history: HistoryData | None = None
 ) -> str:
-    """The page of one topic; `report` is for that topic alone, `past` has its notes."""
+    """The page of one topic; `report` is for that topic alone, `history` has its notes."""
     names = topic.partitions()
-    page, asked = min(page_count(len(names)), asked_page(query)), {"span": query.get("span", "")}
+    page, asked = min(page_count(len(names)), requested_page(query)), {"span": query.get("span", "")}
     some = names[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
-    stuck = [each for each in report.stuck if each.partition is None or each.partition.topic == topic.name]
-    counts = Counter(each.partition for each in stuck)
+    problems = [each for each in report.problems if each.partition is None or each.partition.topic == topic.name]
+    counts = Counter(each.partition for each in problems)
     settings = [[tag("code", key), tag("code", value)] for key, value in sorted(topic.properties.items())]
     return frame(
         topic.name,
         topic_path(topic.name),
         report.now_ms,
         note,
-        worst_problems(report, stuck, topic.name),
+        worst_problems(report, problems, topic.name),
         pauses(report, [topic_row(report, topic)]),
         table(counted(len(names), "partition"), _HEADINGS, (_cells(report, name, counts[name]) for name in some)),
         pager(topic_path(topic.name), asked, page, len(names)),
-        _over_time(report, topic, query, past),
+        _over_time(report, topic, query, history),
         tag("h2", "Topic settings"),
         table("All other settings have their defaults", (Heading("Setting"), Heading("Value")), settings)
         if settings
@@ -71,10 +71,10 @@ def topic_page(
     )
 
 
-def _over_time(report: StatusReport, topic: Topic, query: Mapping[str, str], past: Past | None) -> Child:
-    if past is None:
+def _over_time(report: StatusReport, topic: Topic, query: Mapping[str, str], history: HistoryData | None) -> Child:
+    if history is None:
         return None
-    return history_section(past, topic.name, report.now_ms, topic_path(topic.name), query, {})
+    return history_section(history, topic.name, report.now_ms, topic_path(topic.name), query, {})
 
 
 def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
@@ -85,7 +85,7 @@ def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
     }
 
 
-def _cells(report: StatusReport, name: TopicPartition, stuck: int) -> list[Child]:
+def _cells(report: StatusReport, name: TopicPartition, problems: int) -> list[Child]:
     row = partition_row(report, name)
     return [
         tag("a", str(name), href=partition_path(name)),
@@ -98,5 +98,5 @@ def _cells(report: StatusReport, name: TopicPartition, stuck: int) -> list[Child
         lag(row),
         shown(row, "at_risk_bytes", format_bytes),
         dollars(row),
-        state(stuck),
+        state(problems),
     ]

@@ -19,7 +19,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.bench import benchmark_local
 from tiered.bench.benchmark import BenchOptions, Measured, percentiles_ms, predict_requests, run_benchmark
 from tiered.cli.main import invoke
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 
 NOW = 1_800_000_000_000
 SMALL = BenchOptions(size_bytes=1 << 20, fsyncs=4, lookups=20, cold_reads=2)
@@ -182,5 +182,5 @@ def test_bench_interrupted_by_ctrl_c_deletes_everything(home: Path) -> None:
         process.send_signal(signal.SIGINT)
         told = process.stderr.read()
         assert process.wait(60) == 130
-    assert "interrupted; everything made was removed" in told
+    assert "interrupted; all created files and objects were deleted" in told
     assert everything(home) == before

@@ -246,7 +246,7 @@ def test_apply_command_moves_the_segments_that_its_dry_run_shows(tmp_path, monke
     assert invoke([*at, "run", "--once"]) == 0
     capfd.readouterr()
     assert invoke([*at[1:], "cost", "advise", "--out", "cut.json"]) == 3
-    assert "moves are not in the file: storage classes are S3's" in capfd.readouterr().err
+    assert "moves are not in the file: storage classes exist on S3 only" in capfd.readouterr().err
     assert not moves_in(tmp_path / "cut.json")
     monkeypatch.setattr(cost_command, "_has_classes", lambda session: True)
     assert invoke([*at, "cost", "advise", "--out", "cut.json"]) == 3

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from tiered.cli.main import invoke
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.cost import cost_history
 from tiered.status import storage_cost
 
@@ -172,10 +172,10 @@ def test_invalid_arguments_are_refused_with_the_cause_and_a_suggestion(home: Pat
     for words, told in (
         (["cost", "simulate", "--class", "cold"], "the storage class is unknown"),
         (["cost", "simulate", "--retention", "soon"], "--retention"),
-        (["cost", "simulate", "--retention", "9d..3d"], "a range of two"),
+        (["cost", "simulate", "--retention", "9d..3d"], "it is neither a value nor a range"),
         (["cost", "simulate", "--reads", "often"], "--reads"),
         (["cost", "show", "orders2"], "orders2"),
-        (["plan", "--at", "tomorrow"], "reading a time"),
+        (["plan", "--at", "tomorrow"], "invalid time"),
         (["apply", "none.json"], "does not exist"),
         (["-X", "cost.price=1", "cost", "show"], "did_you_mean=cost.prices"),
         (["-X", "cost.prices=none.json", "cost", "show"], "does not exist"),

@@ -160,9 +160,9 @@ def test_verify_remote_exits_3_for_warnings_and_4_for_damage(home: Path, capfd: 
 
 def test_verify_refuses_options_that_contradict_each_other(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for words, told in {
-        "--sample 5%": "--sample and --seed are for --remote",
-        "--seed 5": "--sample and --seed are for --remote",
-        "--remote --seed 5": "--seed is for --sample",
+        "--sample 5%": "the disk is read completely",
+        "--seed 5": "the disk is read completely",
+        "--remote --seed 5": "--seed requires --sample",
         "--remote --sample 0": "above 0%",
         "--remote --sample 101%": "above 0%",
         "--remote --sample nan": "a share such as 5%",

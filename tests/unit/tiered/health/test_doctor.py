@@ -19,7 +19,7 @@ from remote.manifest.catalog import list_partitions
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.config.config import Config, file_url
 from tiered.health import doctor_node, doctor_store
 from tiered.health.doctor import (
@@ -130,7 +130,7 @@ def test_lock_check_names_the_process_that_has_the_lock(config: Config) -> None:
     with LogManager.open(config, now_ms=now_ms()):
         assert lock_holder(path) == os.getpid()
         told = [each for each in run_checks(_patient(config, None), doctor_node.NODE_CHECKS) if each.check == "lock"]
-        assert f"held by process {os.getpid()}" in told[0].what
+        assert f"locked by process {os.getpid()}" in told[0].what
     assert lock_holder(path) is None
     assert lock_holder(f"{config.data_dir}/no-such-file") is None
 
@@ -195,7 +195,7 @@ def test_invalid_or_ineffective_setting_is_a_finding(
     found = [each for each in run_checks(_patient(config, None), doctor_node.NODE_CHECKS) if each.state is state]
     assert [each.check for each in found] == ["settings"]
     assert words in found[0].what
-    assert "the topic is not simulated: " in found[0].what
+    assert "topic t: " in found[0].what
 
 
 def test_topic_pattern_without_a_match_is_a_warning(config: Config) -> None:
@@ -306,7 +306,7 @@ def test_old_unfinished_uploads_are_a_warning(config: Config, monkeypatch) -> No
     on_s3 = replace(config, remote_url="s3://bucket")
     (told,) = doctor_store.unfinished(_patient(on_s3, None))
     assert told.state is State.WARNING
-    assert told.what == "1 uploads were never finished, the oldest begun 3d ago"
+    assert told.what == "1 uploads were never finished, the oldest began 3d ago"
 
 
 # -- both tiers
@@ -317,7 +317,7 @@ def test_partition_that_cannot_be_opened_is_an_error(config: Config) -> None:
     assert only(ills(config), "partitions", State.ERROR).what.startswith("t/1: ")
 
 
-@pytest.mark.parametrize(("days", "words"), [(30, "for another"), (-30, "ended")])
+@pytest.mark.parametrize(("days", "words"), [(30, "for another"), (-30, "expired")])
 def test_pin_with_a_distant_or_a_past_expiry_is_a_warning(config: Config, days: int, words: str) -> None:
     bucket = RemoteLog(open_store(config.remote_url, {}))
     bucket.pin(TopicPartition("t", 0), now_ms=now_ms(), expires_ms=now_ms() + days * DAY, holder="a job")
@@ -333,7 +333,7 @@ def test_announcement_of_a_fork_is_no_finding(config: Config) -> None:
     run_fork(store, plan_fork(store, names, "f", known=[]), now_ms=now_ms)
     found = [each for each in examine(config) if each.check == "pins"]
     assert [each.state for each in found] == [State.OK]
-    assert f"0 readers with a hold on heads, {len(names)} forks of partitions" in found[0].what
+    assert f"0 readers with pins on manifests, {len(names)} forks of partitions" in found[0].what
 
 
 def test_local_log_end_offset_below_the_bucket_is_a_warning(config: Config) -> None:

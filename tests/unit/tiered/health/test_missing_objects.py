@@ -100,7 +100,7 @@ def test_object_that_stays_missing_while_named_is_corrupt(world):
     (name,) = list_partitions(world.store)
     entry = MetadataLog(world.store, name.prefix).refresh().segments[0]
     world.store.delete([name.prefix + entry.data_key])
-    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
+    with pytest.raises(Corrupt, match="its object is missing"):
         values(RemoteLog(world.store).reader())
 
 

@@ -55,7 +55,7 @@ def test_damaged_batch_is_reported_with_its_position_and_offsets(world: CareWorl
     found = _report(world, "raw").of("corrupt")
     chunk, batch = found[0], found[1]
     assert (chunk.object, chunk.at, chunk.length, chunk.ulid) == (job.entry.data_key, 512, 512, job.entry.ulid)
-    assert "the checksum of a chunk differs" in chunk.what
+    assert "checksum differs" in chunk.what
     assert chunk.base_offset is not None
     assert 100 <= chunk.base_offset <= 105
     assert "crc" in batch.what.lower() or "checksum" in batch.what.lower()
@@ -249,7 +249,7 @@ def test_scrub_state_is_not_used_without_resume_or_for_another_store(world: Care
     plan, disk = _plan(world, "raw"), ModelDisk()
     with _state(disk, world.store) as state:
         run_scrub(world.store, plan, keys=KEYS, state=state, threads=1)
-    with pytest.raises(InvalidRequest, match="another store's"):
+    with pytest.raises(InvalidRequest, match="another store"):
         ScrubState(disk, "./care/state", "memory://other", now_ms=NOW, resume=True)
     with _state(disk, world.store, resume=False, now_ms=NOW + 1) as state:
         assert (state.is_resumed, state.started_ms) == (False, NOW + 1)
@@ -278,7 +278,7 @@ def test_report_is_read_back_from_its_file_and_another_version_is_refused(world:
     assert decode_report(body, "f") == report
     with pytest.raises(InvalidRequest, match="another version"):
         decode_report(encode_report(replace_version(report)), "f")
-    with pytest.raises(InvalidRequest, match="make it with 'tiered cost advise --out FILE'"):
+    with pytest.raises(InvalidRequest, match="the file has another format"):
         decode_report(b"{}", "f")
 
 

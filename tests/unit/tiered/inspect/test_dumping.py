@@ -32,7 +32,7 @@ from remote.store.open_store import open_store
 from tiered.cli import render
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
-from tiered.cli.render import Column, emit
+from tiered.cli.render import Column, print_table
 from tiered.inspect.decoders import DECODERS, encode
 from tiered.inspect.dump_rows import sequence_of
 from tiered.inspect.dump_sources import Kind, kind_of, open_file, split_object_url
@@ -707,15 +707,15 @@ def test_option_for_another_kind_of_file_is_refused(home: Path, capfd, option: s
 def test_long_table_is_printed_in_aligned_parts(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     columns = (Column("n", "N", is_number=True), Column("text", "TEXT"), Column("last", "LAST"))
     rows = [{"n": 10 ** (at % 7), "text": "é" * (12 - at % 5), "last": at} for at in range(50)]
-    emit("rows", rows, columns, "table")
+    print_table(rows, columns)
     whole = capsys.readouterr().out
     monkeypatch.setattr(render, "ROWS_AT_ONCE", 7)
     seen = []
-    emit("rows", (seen.append(len(capsys.readouterr().out)) or row for row in rows), columns, "table")
+    print_table((seen.append(len(capsys.readouterr().out)) or row for row in rows), columns)
     assert len([size for size in seen if size]) == 50 // 7, "lines must be printed before the last row is known"
     capsys.readouterr()
-    emit("rows", rows, columns, "table")
+    print_table(rows, columns)
     assert capsys.readouterr().out.splitlines() == whole.splitlines()
     for none in ([], iter(())):
-        emit("rows", none, columns, "table")
+        print_table(none, columns)
         assert capsys.readouterr().out.split() == ["N", "TEXT", "LAST"]

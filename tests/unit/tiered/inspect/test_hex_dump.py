@@ -150,11 +150,11 @@ def test_dump_hex_reads_files_partitions_and_objects_and_exits_4_for_damage(
     assert invoke(["dump", "00000000000000000000.log", "--hex"]) == 4
     out, said = capfd.readouterr()
     assert ": wrong, computed " in out
-    assert "error: dumping a segment, " in said
+    assert "error: cannot dump a segment, " in said
     assert out.count("batch at ") > 3, "batches after the damaged one must be shown"
     for words, told in (
-        (["data/orders-0/00000000000000000000.index"], "leave out --hex"),
-        (["orders/0", "--print"], "--hex shows"),
+        (["data/orders-0/00000000000000000000.index"], "remove --hex"),
+        (["orders/0", "--print"], "--print-data-log"),
     ):
         assert invoke(["dump", *words, "--hex"]) == 2
         assert told in capfd.readouterr().err

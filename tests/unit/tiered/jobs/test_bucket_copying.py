@@ -129,7 +129,7 @@ def test_bucket_copy_to_the_same_bucket_or_a_written_partition_is_refused() -> N
     with pytest.raises(NotFound):
         plan_copy(target, world.store, named("t"), now_ms=NOW)
     MetadataLog(target, named("t").prefix).become_writer("a manager", NOW, topic="t", topic_id=TOPIC_ID, partition=0)
-    with pytest.raises(Conflict, match="somebody else writes there"):
+    with pytest.raises(Conflict, match="another writer writes to the target"):
         plan_copy(world.store, target, named("t"), now_ms=NOW)
 
 
@@ -141,7 +141,7 @@ def test_bucket_copy_is_refused_when_the_source_was_rewritten_since_the_last_run
     _copy(world.store, target, entries_a_manifest=1, should_stop=lambda: next(stops))
     merge = plan_merge(world.store, named("t"), now_ms=NOW, target_bytes=10_000)
     run_rewrite(world.store, merge, now_ms=lambda: NOW)
-    with pytest.raises(Conflict, match="other segments there by now"):
+    with pytest.raises(Conflict, match="other segments for offsets"):
         plan_copy(world.store, target, named("t"), now_ms=NOW)
     assert compare(world.store, target, named("t"))[1] != []
 

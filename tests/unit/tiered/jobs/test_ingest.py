@@ -194,7 +194,7 @@ def test_aborted_ingest_unlinks_its_objects_and_can_never_be_committed() -> None
     abort_ingest(store, made, [part], now_ms=NOW)
     keys = {key for entry in part.entries[0] for key in (entry.data_key, entry.indexes_key)}
     assert keys == {each.key for each in manifest(store).pending_deletes}
-    with pytest.raises(Conflict, match="given up"):
+    with pytest.raises(Conflict, match="being disabled"):
         commit_ingest(store, made, [part], now_ms=NOW)
     commit_ingest(store, made, [write(store, made, 0, {0: 30, 1: 5})], now_ms=NOW)
     abort_ingest(store, made, [part], now_ms=NOW)
@@ -278,10 +278,10 @@ def test_ingest_into_a_remote_tier_that_is_being_removed_is_refused() -> None:
         manager.tick(NOW)
         before = manifest(world.store)
         assert before.tier_disabled
-        with pytest.raises(InvalidRequest, match="given up"):
+        with pytest.raises(InvalidRequest, match="being disabled"):
             plan(world.store, create_partitions=None, settings={})
         assert manifest(world.store) == before, "the writer must not be fenced either"
-        with pytest.raises(InvalidRequest, match="given up"):
+        with pytest.raises(InvalidRequest, match="being disabled"):
             append_entries([], start_offset=50, note=AppliedJob(job_id="job"))(before)
         settle(manager)
         assert not manifest(world.store).tier_disabled

@@ -146,11 +146,11 @@ def test_gc_skips_and_reports_a_partition_with_a_damaged_page(world: CareWorld) 
 def test_gc_refuses_a_list_of_another_store_or_version(world: CareWorld) -> None:
     found = listed(world)
     assert decode_garbage(encode_garbage(found), "f") == found
-    with pytest.raises(InvalidRequest, match="another store's"):
+    with pytest.raises(InvalidRequest, match="another store"):
         delete_garbage(MemoryStore("memory://other"), found, now_ms=LATER)
     with pytest.raises(InvalidRequest, match="another version"):
         decode_garbage(encode_garbage(msgspec.structs.replace(found, schema_version=2)), "f")
-    with pytest.raises(Corrupt, match="make it with 'tiered cost advise --out FILE'"):
+    with pytest.raises(Corrupt, match="the file has another format"):
         decode_garbage(b"[]", "f")
 
 

@@ -251,7 +251,7 @@ def test_group_with_a_lost_object_raises_corrupt() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     world.store.delete([named("t").prefix + plan.groups[0].entries[0].data_key])
-    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
+    with pytest.raises(Corrupt, match="its object is missing"):
         _run(world, plan)
 
 

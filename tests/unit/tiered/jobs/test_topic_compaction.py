@@ -93,7 +93,7 @@ def test_estimate_samples_the_clean_section_and_names_its_basis(world: World) ->
         assert told.sampled_bytes == told.clean_bytes > 0
         assert told.sampled_superseded == 200
         assert told.basis == (
-            f"all 200 records of the dirty section, a sample of {told.sampled_bytes} of {told.clean_bytes} clean bytes"
+            f"all 200 records of the dirty part, a sample of {told.sampled_bytes} of {told.clean_bytes} clean bytes"
         )
         (done,) = compact_topic(manager, "t", now_ms=NOW)[NAME].cleaned
         assert abs(told.bytes_after - done.bytes_after) <= 0.15 * done.bytes_before

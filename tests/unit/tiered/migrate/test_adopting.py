@@ -430,7 +430,7 @@ def test_fenced_sidecar_never_takes_the_partition_over_again(tmp_path: Path) -> 
     anew = Adopter(one.store, broker.disk, broker.root, str(tmp_path / "w3"), properties=lambda topic: {})
     (found,) = anew.tick(NOW)
     assert isinstance(found.problem, Conflict)
-    assert "run the command again" in str(found.problem)
+    assert "another writer" in str(found.problem)
     assert RemoteLog(one.store).manifest(NAME) == manifest
 
 

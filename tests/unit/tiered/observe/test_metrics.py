@@ -179,7 +179,7 @@ def test_store_failures_are_counted_by_operation_and_class(world: World) -> None
         assert found["tiered_partition_problems{class=Unavailable}"] == 1
         assert found["tiered_round_failures_total"] == 0
         assert found["tiered_halted"] == 0
-        assert station.worker.troubles() == ["t/0: the store is down: verb=upload"]
+        assert station.worker.problem_lines() == ["t/0: the store is down: verb=upload"]
 
 
 def test_remote_metrics_have_no_samples_until_the_bucket_was_read_once(world: World) -> None:

@@ -57,7 +57,7 @@ def _played(scene: Scene, node: WatchedNode) -> Played:
     planted, before = node.firing(scene.limits), node.since(WINDOW_S)
     told = {line: node.tiered(line) for line in ALERT[scene.alert].look if line not in OF_THE_SYSTEM}
     scene.mend(node)
-    assert node.worker.troubles() == []
+    assert node.worker.problem_lines() == []
     assert_sound(node.door.inner)
     return Played(at_first, planted, node.firing(scene.limits), told, (before, node.since(WINDOW_S)))
 
@@ -155,8 +155,8 @@ def test_wrong_clock_neither_fires_nor_hides_the_alert_on_missing_maintenance(
             node.pass_(2)
         node.skew_ms = 0 if was_wrong else days * DAY
         node.pass_(40)
-        assert node.worker.keeper is not None
-        assert node.worker.keeper.off_ms == (-days if was_wrong else days) * DAY, (
+        assert node.worker.clock_guard is not None
+        assert node.worker.clock_guard.off_ms == (-days if was_wrong else days) * DAY, (
             "the daemon must have noticed the wrong clock"
         )
         assert "TieredNoRounds" not in node.firing(Limits())

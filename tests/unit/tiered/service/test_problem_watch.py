@@ -33,8 +33,8 @@ def test_200_partitions_with_one_cause_log_one_line_at_start_and_one_at_end(
     cause = "cannot read an object: endpoint=http://s3:9000 cause=refused"
     assert caplog.messages == [
         f"problem: 200 partitions (t/0, t/1, t/2, ...): {cause}",
-        f"problem over after 5m: 150 partitions (t/50, t/51, t/52, ...): {cause}",
-        f"problem over after 6m: 50 partitions (t/0, t/1, t/2, ...): {cause}",
+        f"problem ended after 5m: 150 partitions (t/50, t/51, t/52, ...): {cause}",
+        f"problem ended after 6m: 50 partitions (t/0, t/1, t/2, ...): {cause}",
     ]
     assert (watch.begun["Unavailable"], watch.ended["Unavailable"]) == (200, 200)
     assert watch.oldest_since_ms is None
@@ -52,7 +52,7 @@ def test_problem_of_another_class_ends_the_previous_one(
         {"Unavailable": 1},
     )
     watch.note({name: Fenced("committing")}, None, NOW + 2 * MINUTE)
-    assert caplog.messages[-1] == "problem over after 1m: node: writing: cause=enospc"
+    assert caplog.messages[-1] == "problem ended after 1m: node: writing: cause=enospc"
 
 
 def test_dead_store_logs_one_line_at_start_and_one_at_recovery(
@@ -73,8 +73,8 @@ def test_dead_store_logs_one_line_at_start_and_one_at_recovery(
         errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
         assert len([each for each in errors if "a partition has a problem" in each]) == 1
         assert len([each for each in errors if f"problem: {met} partitions" in each]) == 1
-        assert len(worker.troubles()) == 1, "/health must have one line"
-        (stuck_line,) = {each.next_step for each in status_report(manager, NOW, storage=world.disk).stuck}
+        assert len(worker.problem_lines()) == 1, "/health must have one line"
+        (stuck_line,) = {each.next_step for each in status_report(manager, NOW, storage=world.disk).problems}
         assert "docs/runbooks/store-fails.md" in stuck_line
         samples = {(each.name, each.labels): each.value for each in figures.samples(NOW + 5 * MINUTE)}
         assert samples["tiered_problems_begun_total", (("class", "Unavailable"),)] == met
@@ -83,7 +83,7 @@ def test_dead_store_logs_one_line_at_start_and_one_at_recovery(
         while worker.round(NOW + 6 * MINUTE):
             pass
         assert manager.problems == {}
-        over = [each for each in caplog.messages if each.startswith("problem over after 5m: ")]
+        over = [each for each in caplog.messages if each.startswith("problem ended after 5m: ")]
         assert len(over) == 1
         samples = {(each.name, each.labels): each.value for each in figures.samples(NOW + 7 * MINUTE)}
         assert samples["tiered_problems_ended_total", (("class", "Unavailable"),)] == met

@@ -123,7 +123,7 @@ def test_service_reports_ready_reload_and_stop_in_order(
         assert service.wait(timeout=60) == 0
         assert service.stderr is not None
         log = service.stderr.read()
-    assert '"message": "configuration read again", "topics": "orders"' in log
+    assert '"message": "the configuration was read again", "topics": "orders"' in log
 
 
 def test_settings_changed_during_the_start_are_applied(tmp_path: Path, monkeypatch) -> None:

@@ -44,8 +44,8 @@ def test_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -> N
         assert manager.plan(NOW).is_empty
         assert list(unread_partitions(manager)) == [NAME]
         report = status_report(manager, NOW, storage=world.disk)
-        assert [each.kind for each in report.stuck] == ["RemoteLost"]
-        assert "bucket-lost" in report.stuck[0].next_step
+        assert [each.kind for each in report.problems] == ["RemoteLost"]
+        assert "bucket-lost" in report.problems[0].next_step
         assert NAME not in report.seen, "the remote figures must be unknown"
         assert [each.state for each in tier_sync(manager, storage=world.disk)] == [SyncState.LOST]
         with pytest.raises(RemoteLost):

@@ -42,7 +42,7 @@ def test_healthy_node_has_no_problem_and_reports_its_last_maintenance(world: Wor
         while worker.round(NOW):
             pass
         report = looked(world, NOW + MINUTE)
-        assert (report.is_healthy, report.is_at_work, report.stuck) == (True, True, ())
+        assert (report.is_healthy, report.is_at_work, report.problem) == (True, True, ())
         assert report.partitions[NAME].lag_segments == 0
         send(manager, 10, start=200)
         manager.flush()
@@ -65,10 +65,10 @@ def test_failed_upload_is_a_problem_from_its_first_failure_until_it_succeeds(
         store.is_down = True
         for at in range(12):
             assert not worker.round(NOW + at * MINUTE)
-        (stuck,) = looked(world, NOW + 12 * MINUTE).stuck
-        assert (stuck.where, stuck.kind, stuck.since_ms, stuck.count) == ("t/0", "Unavailable", NOW, 12)
-        assert "the store is down" in stuck.what
-        assert "docs/runbooks/store-fails.md" in stuck.next_step
+        (problem,) = looked(world, NOW + 12 * MINUTE).problem
+        assert (problem.where, problem.kind, problem.since_ms, problem.count) == ("t/0", "Unavailable", NOW, 12)
+        assert "the store is down" in problem.what
+        assert "docs/runbooks/store-fails.md" in problem.next_step
         store.is_down = False
         while worker.round(NOW + 13 * MINUTE):
             pass
@@ -83,9 +83,9 @@ def test_overdue_upload_is_a_problem_that_names_the_missing_process(world: World
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         assert told(NOW + 29 * MINUTE).is_healthy
-        (stuck,) = told(NOW + 30 * MINUTE).stuck
-        assert (stuck.kind, stuck.since_ms, stuck.partition) == ("upload", NOW, NAME)
-        assert "no manager runs on this directory" in stuck.next_step
+        (problem,) = told(NOW + 30 * MINUTE).problem
+        assert (problem.kind, problem.since_ms, problem.partition) == ("upload", NOW, NAME)
+        assert "no manager runs on this directory" in problem.next_step
         assert told(NOW + 30 * MINUTE, stuck_after_ms=HOUR).is_healthy
 
 
@@ -106,7 +106,7 @@ def test_pending_deletes_past_their_grace_period_are_overdue(world: World, monke
     assert looked(world, NOW + 4 * DAY - 1).partitions[NAME].overdue_bytes == 0
     report = looked(world, NOW + 4 * DAY + HOUR)
     assert report.partitions[NAME].overdue_bytes == report.partitions[NAME].unlinked_bytes > 0
-    assert [(each.kind, each.since_ms) for each in report.stuck] == [("deletion", NOW + 4 * DAY)]
+    assert [(each.kind, each.since_ms) for each in report.problem] == [("deletion", NOW + 4 * DAY)]
 
 
 def test_compacted_topic_that_waits_for_its_cleaner_is_no_problem(world: World) -> None:
@@ -124,7 +124,7 @@ def test_status_covers_only_the_requested_topics(world: World) -> None:
     with world.open(read_only=True) as manager:
         report = status_report(manager, NOW + DAY, ["u"], storage=world.disk)
     assert list(report.partitions) == [TopicPartition("u", 0)]
-    assert {each.where for each in report.stuck} == {"u/0"}
+    assert {each.where for each in report.problem} == {"u/0"}
 
 
 def test_deleted_topics_are_listed_until_their_objects_are_deleted(world: World) -> None:
@@ -138,7 +138,9 @@ def test_deleted_topics_are_listed_until_their_objects_are_deleted(world: World)
         settle(manager)
     report = looked(world, NOW)
     assert report.deleted == ("t",), "a topic that was never tiered has no objects, so it must not be listed"
-    assert deleted_lines(report)[0].startswith("1 deleted topic (t): what the bucket still has is paid for")
+    assert deleted_lines(report)[0].startswith(
+        "1 deleted topic (t): its objects in the bucket still cost money and are not in these figures"
+    )
     with world.open(read_only=True) as manager:
         assert status_report(manager, NOW, ["u"], storage=world.disk).deleted == ()
     with world.open() as manager:
@@ -187,7 +189,7 @@ def test_bucket_that_refuses_or_is_missing_leaves_local_figures_intact(world: Wo
         assert row["local_bytes"] == row["at_risk_bytes"] == before["local_bytes"]
         assert (row["remote_bytes"], row["dollars_per_month"]) == (None, None)
         assert int(str(here["local_bytes"])) > 0
-        assert [(each.where, each.kind) for each in report.stuck] == [(f"t/{at}", error.__name__) for at in (0, 1)]
+        assert [(each.where, each.kind) for each in report.problem] == [(f"t/{at}", error.__name__) for at in (0, 1)]
         assert not report.is_healthy
         local = manager.partition(NAME).log.local_log_start_offset
         assert next(iter(manager.reader().records(NAME, local))).offset == local, "the local log alone must answer"
@@ -330,7 +332,7 @@ WORKED = WorkReport(pid=4711, started_ms=NOW, round_ms=NOW, interval_ms=30_000)
         (WORKED, None, MINUTE, True, None),
         (WORKED, None, HOUR, False, None),
         (WORKED, 4711, HOUR, True, "its report is 1h old"),
-        (WORKED, 4712, HOUR, True, "process 4712 is at work here, and has left no report"),
+        (WORKED, 4712, HOUR, True, "process 4712 runs on this directory, and has written no report"),
         (
             msgspec.structs.replace(WORKED, is_ended=True),
             4712,
@@ -366,8 +368,8 @@ def test_maintenance_round_stopped_by_the_disk_is_reported_and_the_next_continue
                 type(manager), "tick", lambda *words, **more: (_ for _ in ()).throw(DiskFailed("x", cause="enospc"))
             )
             assert not worker.round(NOW)
-        (stuck,) = looked(world, NOW).stuck
-        assert (stuck.kind, stuck.partition, stuck.since_ms) == ("DiskFailed", None, NOW)
+        (problem,) = looked(world, NOW).problem
+        assert (problem.kind, problem.partition, problem.since_ms) == ("DiskFailed", None, NOW)
         worker.round(NOW + MINUTE)
-        assert worker.trouble is None
+        assert worker.round_error is None
         assert looked(world, NOW + MINUTE).is_healthy

@@ -17,7 +17,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
 from tiered.cli.node.status_sync import sync_columns
 from tiered.cli.render import print_table
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.manager.manager import LogManager
 from tiered.status.sync_status import SyncState, TierSync, tier_sync
 

@@ -20,7 +20,7 @@ from remote.keys import new_ulid, ulid_ms
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.cli.main import invoke
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.service.worker import Worker
 from tiered.status.status_report import status_report
 from tiered.status.status_rows import topic_row
@@ -355,7 +355,7 @@ def test_history_command_without_notes_names_the_process_that_takes_them(
     assert invoke(["-C", str(tmp_path), "init"]) == 0
     capfd.readouterr()
     assert invoke(["-C", str(tmp_path), "status", "--history", "2d"]) == 0
-    assert "tiered run takes one every five minutes" in capfd.readouterr().err
+    assert "tiered run records a point every five minutes" in capfd.readouterr().err
 
 
 def test_files_of_a_running_manager_are_no_verify_findings(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,10 @@ def test_kafka_client_options_are_accepted_and_ignored():
         ({"startingOffsets": '{"a":{"x":1}}'}, 'it is not of the form {"topic":{"0":23}}'),
         ({"startingOffsets": '{"a":{"0":true}}'}, 'it is not of the form {"topic":{"0":23}}'),
         ({"startingOffsets": '{"a":{"0":-3}}'}, 'it is not of the form {"topic":{"0":23}}'),
-        ({"startingTimestamp": "soon"}, "it is not a whole number of milliseconds: option=startingTimestamp value=soon"),
+        (
+            {"startingTimestamp": "soon"},
+            "it is not a whole number of milliseconds: option=startingTimestamp value=soon",
+        ),
         ({"startingOffsetsByTimestampStrategy": "never"}, "not one of error, latest"),
         ({"includeHeaders": "yes"}, "not one of false, true: option=includeHeaders value=yes"),
         ({"minPartitions": "0"}, "it is not a number above zero: option=minPartitions"),

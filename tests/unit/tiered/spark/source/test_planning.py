@@ -346,7 +346,7 @@ def test_missing_object_named_by_the_newest_manifest_is_corrupt(world):
     filled(world)
     splits = plan(world, pin="none")
     world.store.delete([splits[0].prefix + splits[0].pieces[2].segment.data_key])
-    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
+    with pytest.raises(Corrupt, match="its object is missing"):
         left(world, splits)
 
 

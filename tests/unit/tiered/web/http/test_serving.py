@@ -312,7 +312,7 @@ def test_tls_options_of_the_command_enable_tls_and_report_it(certificate: Tls, t
             "the line must have no hint about a proxy"
         )
     with serving_pages(session, "--ui", "0.0.0.0:0", echo, Guard(token_file=str(tmp_path / "token"))):
-        assert "nothing is encrypted on the way: give --tls-cert" in capfd.readouterr().err
+        assert "the connection is not encrypted" in capfd.readouterr().err
 
 
 def test_old_tls_is_refused(certificate: Tls) -> None:

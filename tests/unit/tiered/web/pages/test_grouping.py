@@ -12,8 +12,8 @@ from web_pages import Sound, page, site
 from local.names import TopicPartition
 from tiered.config.units import counted
 from tiered.status.problem_rows import group_of
-from tiered.status.problem_rows import group_stuck as grouped
-from tiered.status.status_report import StatusReport, Stuck, status_report
+from tiered.status.problem_rows import group_status_problems as grouped
+from tiered.status.status_report import StatusProblem, StatusReport, status_report
 from tiered.web.pages.grouping import MEMBERS_SHOWN, SHOWN
 from tiered.web.pages.overview import overview, problems_page
 from tiered.web.pages.site import Site
@@ -21,9 +21,13 @@ from tiered.web.pages.site import Site
 MINUTE = 60_000
 
 
-def stuck(number: int, what: str, kind: str = "Unavailable", since_ms: int | None = None, topic: str = "t") -> Stuck:
+def problems(
+    number: int, what: str, kind: str = "Unavailable", since_ms: int | None = None, topic: str = "t"
+) -> StatusProblem:
     name = TopicPartition(topic, number)
-    return Stuck(where=str(name), partition=name, kind=kind, what=what, next_step="tiered doctor", since_ms=since_ms)
+    return StatusProblem(
+        where=str(name), partition=name, kind=kind, what=what, next_step="tiered doctor", since_ms=since_ms
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,13 +43,13 @@ def stuck(number: int, what: str, kind: str = "Unavailable", since_ms: int | Non
     ],
 )
 def test_problems_that_differ_only_in_partition_form_one_group(first: str, second: str, is_one: bool) -> None:
-    found = grouped([stuck(1, first), stuck(2, second)], NOW)
+    found = grouped([problems(1, first), problems(2, second)], NOW)
     assert [len(each.members) for each in found] == ([2] if is_one else [1, 1])
 
 
 def test_waiting_uploads_form_one_group_with_the_oldest_first() -> None:
-    waits = [stuck(n, f"upload waits: {n} segments, {n} KiB", "upload", NOW - n * MINUTE) for n in range(1, 101)]
-    damaged = stuck(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
+    waits = [problems(n, f"upload waits: {n} segments, {n} KiB", "upload", NOW - n * MINUTE) for n in range(1, 101)]
+    damaged = problems(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
     found = grouped([*waits, damaged], NOW)
     assert [len(each.members) for each in found] == [100, 1]
     assert found[0].what == "upload waits"
@@ -62,8 +66,8 @@ def report() -> StatusReport:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 30)
         found = status_report(manager, NOW, storage=world.disk)
-    waits = [stuck(n, f"the store is down: partition=t/{n}", since_ms=NOW - n * MINUTE) for n in range(200)]
-    return replace(found, stuck=(*waits, stuck(3, "another <b>trouble</b>", "Corrupt")))
+    waits = [problems(n, f"the store is down: partition=t/{n}", since_ms=NOW - n * MINUTE) for n in range(200)]
+    return replace(found, problems=(*waits, problems(3, "another <b>trouble</b>", "Corrupt")))
 
 
 def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
@@ -85,7 +89,7 @@ def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
 
 def test_overview_shows_the_first_problems_and_links_to_all(report: StatusReport) -> None:
     words = "ABCDEFGHIJ"
-    many = replace(report, stuck=tuple(stuck(n, f"trouble of kind {words[n]}") for n in range(10)))
+    many = replace(report, problems=tuple(problems(n, f"trouble of kind {words[n]}") for n in range(10)))
     body = overview(many, {}, has_remote=True)
     assert body.count('class="trouble"') == SHOWN
     assert ">5 more troubles</a>" in body

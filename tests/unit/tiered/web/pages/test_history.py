@@ -16,7 +16,7 @@ from tiered.status.tier_history import history_of
 from tiered.status.tier_series import DAY_MS, FILE, TierPoint, TierSeries
 from tiered.web.charts.time_charts import bytes_label, dollars_label, thinned, time_ticks
 from tiered.web.html import tag
-from tiered.web.pages.history import SPANS, Past, asked_span, history_section
+from tiered.web.pages.history import SPANS, HistoryData, history_section, requested_span
 from tiered.web.pages.parts import frame
 
 FIVE = 5 * 60_000
@@ -44,8 +44,8 @@ def series(*points: TierPoint) -> TierSeries:
 
 def drawn(found: TierSeries, *, now_ms: int = NOW, topic: str | None = None, still=(), **query: str) -> str:
     """The history section, in a page with valid HTML."""
-    past = Past(series=found, still=list(still))
-    section = history_section(past, topic, now_ms, "/", query, {"q": "or", "sort": ""})
+    history = HistoryData(series=found, still=list(still))
+    section = history_section(history, topic, now_ms, "/", query, {"q": "or", "sort": ""})
     body = frame("Past", "/", now_ms, section)
     assert Sound.problems(body) == []
     assert tag("p", section).count('id="history"') == 1
@@ -99,7 +99,7 @@ def test_unknown_figure_is_a_gap_instead_of_zero() -> None:
     assert "Partitions that were not open are not included" in body
     assert body.count('<td class="number">3</td>') == 10
     nothing = drawn(series(point(NOW, **unknown)), span="2d")
-    assert "not known" in nothing
+    assert "unknown" in nothing
     assert "In the bucket: unknown" in nothing
 
 
@@ -146,8 +146,8 @@ def test_chart_of_three_years_is_of_bounded_size() -> None:
 )
 def test_default_span_is_the_shortest_that_covers_all_notes(age_ms: int | None, span: str) -> None:
     begun = None if age_ms is None else NOW - age_ms
-    assert asked_span({}, begun, NOW) == asked_span({"span": "<b>"}, begun, NOW) == span
-    assert [asked_span({"span": each}, begun, NOW) for each in SPANS] == list(SPANS)
+    assert requested_span({}, begun, NOW) == requested_span({"span": "<b>"}, begun, NOW) == span
+    assert [requested_span({"span": each}, begun, NOW) for each in SPANS] == list(SPANS)
 
 
 def test_ticks_are_few_and_at_whole_hours_days_and_months() -> None:

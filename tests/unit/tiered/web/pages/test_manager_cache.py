@@ -16,11 +16,11 @@ from local.errors import AccessDenied, NotFound, Unavailable
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 from tiered.web.pages import manager_cache as looks_module
-from tiered.web.pages.data_loader import KEPT_MAX, THREADS_MAX, Gathering, Patience, Told
+from tiered.web.pages.data_loader import RESULTS_MAX, THREADS_MAX, DataLoader, Loaded, PageDeadline
 from tiered.web.pages.manager_cache import AGE_MAX_MS, FRESH_MS, STALE_MS, ManagerCache
 from tiered.web.pages.offline_store import silent_store
-from tiered.web.pages.site import KEPT_MS, Site
-from tiered.web.pages.stale_banner import note_on
+from tiered.web.pages.site import CACHE_MS, Site
+from tiered.web.pages.stale_banner import age_banner
 
 PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")
 SOON_S = 0.02  # a deadline short enough for a test
@@ -70,12 +70,12 @@ def world() -> World:
     return World()
 
 
-def settled(gathering: Gathering, key: str, make: Callable[[], object]) -> object:
+def settled(loader: DataLoader, key: str, make: Callable[[], object]) -> object:
     """The value after the read has ended."""
     with suppress(Unavailable):
-        gathering.get(key, make)
+        loader.get(key, make)
     ended("tiered-page")
-    return gathering.get(key, make, keep_ms=1 << 40).value
+    return loader.get(key, make, keep_ms=1 << 40).value
 
 
 def ended(name: str) -> None:
@@ -88,33 +88,33 @@ def ended(name: str) -> None:
 
 def test_hanging_read_costs_its_deadline_and_its_result_serves_later_requests() -> None:
     clock, look = Clock(), Hanging()
-    gathering = Gathering(clock, deadline_s=SOON_S)
+    loader = DataLoader(clock, deadline_s=SOON_S)
     for _ in range(3):
         with pytest.raises(Unavailable, match="does not answer"):
-            gathering.get("a", look)
+            loader.get("a", look)
     assert look.calls == 1, "requests during a read must wait for that read"
     look.may_go.set()
-    assert settled(gathering, "a", look) == "found"
+    assert settled(loader, "a", look) == "found"
 
 
 def test_previous_result_is_served_while_a_newer_read_hangs() -> None:
     clock, look = Clock(), Hanging("new")
-    gathering = Gathering(clock, deadline_s=SOON_S)
-    assert settled(gathering, "a", lambda: "old") == "old"
+    loader = DataLoader(clock, deadline_s=SOON_S)
+    assert settled(loader, "a", lambda: "old") == "old"
     clock.now += 5000
-    told = gathering.get("a", look)
+    told = loader.get("a", look)
     assert (told.value, told.at_ms, told.late_since_ms) == ("old", NOW, NOW + 5000)
     look.may_go.set()
-    assert settled(gathering, "a", look) == "new"
+    assert settled(loader, "a", look) == "new"
 
 
 def test_cached_result_is_served_until_it_is_old_even_if_the_clock_jumps() -> None:
     clock = Clock()
-    gathering = Gathering(clock)
+    loader = DataLoader(clock)
     count = iter(range(100))
 
     def asked() -> object:
-        return gathering.get("a", lambda: next(count), keep_ms=1000).value
+        return loader.get("a", lambda: next(count), keep_ms=1000).value
 
     assert [asked(), asked()] == [0, 0]
     clock.now += 1000
@@ -124,32 +124,32 @@ def test_cached_result_is_served_until_it_is_old_even_if_the_clock_jumps() -> No
 
 
 def test_error_is_raised_for_waiting_requests_and_the_next_request_reads_again() -> None:
-    gathering = Gathering(Clock())
+    loader = DataLoader(Clock())
 
     def fails() -> object:
         raise NotFound("looking for a topic")
 
     with pytest.raises(NotFound):
-        gathering.get("a", fails)
-    assert gathering.get("a", lambda: 1).value == 1
+        loader.get("a", fails)
+    assert loader.get("a", lambda: 1).value == 1
 
 
 def test_hanging_reads_use_a_bounded_number_of_threads_and_cache_entries() -> None:
-    gathering = Gathering(Clock(), deadline_s=SOON_S)
+    loader = DataLoader(Clock(), deadline_s=SOON_S)
     hanging = [Hanging() for _ in range(THREADS_MAX + 3)]
     before = threading.active_count()
     try:
         for at, each in enumerate(hanging):
             with pytest.raises(Unavailable):
-                gathering.get(f"{at}", each)
+                loader.get(f"{at}", each)
         assert threading.active_count() - before <= THREADS_MAX
         assert sum(each.calls for each in hanging) == THREADS_MAX
     finally:
         for each in hanging:
             each.may_go.set()
-    for at in range(3 * KEPT_MAX):
-        settled(gathering, f"more {at}", lambda: 1)
-    assert len(gathering._found) <= KEPT_MAX
+    for at in range(3 * RESULTS_MAX):
+        settled(loader, f"more {at}", lambda: 1)
+    assert len(loader._found) <= RESULTS_MAX
 
 
 def test_every_page_shows_known_data_while_the_store_hangs(world: World) -> None:
@@ -176,7 +176,7 @@ def test_hanging_disk_leaves_the_previous_data_with_a_note(world: World, monkeyp
         assert "late" not in page(found, "/")
         monkeypatch.setattr(found._gathering, "_deadline_s", SOON_S)
         monkeypatch.setattr(manager, "partitions", lambda topics=None: look())
-        clock.now += KEPT_MS
+        clock.now += CACHE_MS
         try:
             body = page(found, "/")
             assert 'href="/topics/t"' in body
@@ -241,7 +241,7 @@ def test_store_that_hangs_from_the_start_leaves_local_data_until_it_answers(
     finally:
         store.may_go.set()
     ended("tiered-look")
-    clock.now += KEPT_MS
+    clock.now += CACHE_MS
     body = page(found, "/")
     assert "disk alone" not in body
     assert "unknown" not in body
@@ -302,7 +302,7 @@ def test_failed_or_hanging_reopen_is_reported_on_every_page(world: World) -> Non
         answers.append(lambda: hanging() and world.open(read_only=True))  # type: ignore[arg-type, return-value]
         try:
             ended("tiered-look")
-            clock.now += KEPT_MS
+            clock.now += CACHE_MS
             assert "looking again failed" in page(found, "/"), (
                 "the previous problem must be shown until there is a newer one"
             )
@@ -342,18 +342,18 @@ def test_manager_that_opens_after_the_pages_closed_is_closed_too(world: World) -
 
 def test_page_with_two_reads_waits_for_one_deadline_in_total() -> None:
     passed = [0.0]
-    patience = Patience(30, lambda: passed[0])
-    found, hangs = Gathering(Clock(), deadline_s=30), Hanging()
+    deadline = PageDeadline(30, lambda: passed[0])
+    found, hangs = DataLoader(Clock(), deadline_s=30), Hanging()
     began = time.monotonic()
     try:
-        assert found.get("measured", lambda: "late", patience=patience).value == "late"
+        assert found.get("measured", lambda: "late", deadline=deadline).value == "late"
         passed[0] = 30
         with pytest.raises(Unavailable):
-            found.get("lab", hangs, patience=patience)
+            found.get("lab", hangs, deadline=deadline)
     finally:
         hangs.may_go.set()
     assert time.monotonic() - began < 20, "the second read must have no time left"
-    assert found.patience().left_s() > 0, "the next request must have its own deadline"
+    assert found.deadline().remaining_s() > 0, "the next request must have its own deadline"
 
 
 # -- age of the data
@@ -418,8 +418,8 @@ def test_data_older_than_the_limit_is_marked(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
         looks = ManagerCache.of(manager)
-        told = Told(value=None, at_ms=NOW, read_ms=NOW - AGE_MAX_MS)
-        assert len(note_on(looks, told, clock.now)) == 1
-        (mark, age) = note_on(looks, told, clock.now + 1000)
+        told = Loaded(value=None, at_ms=NOW, read_ms=NOW - AGE_MAX_MS)
+        assert len(age_banner(looks, told, clock.now)) == 1
+        (mark, age) = age_banner(looks, told, clock.now + 1000)
         assert ('id="late"' in mark, "31s old" in age) == (True, True)
-        assert len(note_on(looks, told, clock.now + 1000, kept_ms=60_000)) == 1
+        assert len(age_banner(looks, told, clock.now + 1000, cache_ms=60_000)) == 1

@@ -15,7 +15,7 @@ from local.errors import Unavailable
 from remote.store.memory_store import MemoryStore
 from tiered.stores.store_clock import StoreClock
 from tiered.web.http.answering import Answering
-from tiered.web.pages.data_loader import Gathering
+from tiered.web.pages.data_loader import DataLoader
 from tiered.web.pages.manager_cache import ManagerCache
 
 HERE = (HTTPStatus.OK, "text/plain", "here")
@@ -44,10 +44,10 @@ def test_answers_work_again_after_a_failed_thread_start() -> None:
 
 
 def test_page_data_is_gathered_again_after_a_failed_thread_start() -> None:
-    gathering = Gathering(lambda: NOW, deadline_s=30)
+    loader = DataLoader(lambda: NOW, deadline_s=30)
     with no_threads(), pytest.raises(Unavailable):
-        gathering.get("key", lambda: 1)
-    assert gathering.get("key", lambda: 1).value == 1
+        loader.get("key", lambda: 1)
+    assert loader.get("key", lambda: 1).value == 1
 
 
 def test_read_only_open_works_again_after_a_failed_thread_start() -> None:
