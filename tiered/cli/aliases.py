@@ -18,4 +18,4 @@ class AliasedGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_commands(ctx, formatter)
         with formatter.section("Other names"):
-            formatter.write_dl([(other, f"The same as {name}.") for other, name in self.aliases.items()])
+            formatter.write_dl([(other, f"Alias of {name}.") for other, name in self.aliases.items()])

@@ -41,7 +41,7 @@ def parse_partition(text: str) -> tuple[str, int | None]:
         return check_topic(text), None
     if not _NUMBER.fullmatch(number) or number.startswith("-"):
         # The slash may belong to an invalid topic name or precede an invalid partition.
-        raise InvalidRequest("reading TOPIC/PARTITION, the partition is not a number", text=repr(text))
+        raise InvalidRequest("invalid TOPIC/PARTITION, the partition is not a number", text=repr(text))
     partition = TopicPartition(topic, int(number))
     return partition.topic, partition.partition
 
@@ -51,7 +51,7 @@ def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
     name, at, offset = text.partition("@")
     topic, number = parse_partition(name)
     if number is None or (at and not (_NUMBER.fullmatch(offset) and not offset.startswith("-"))):
-        raise InvalidRequest("reading a partition", text=repr(text), expected="'TOPIC/PARTITION[@OFFSET]'")
+        raise InvalidRequest("invalid partition", text=repr(text), expected="'TOPIC/PARTITION[@OFFSET]'")
     return TopicPartition(topic, number), int(offset) if at else None
 
 
@@ -94,7 +94,7 @@ def parse_position(text: str, now_ms: int) -> Position:
     if text.startswith("@"):
         return Position(timestamp_ms=parse_time(text[1:], now_ms))
     if not _NUMBER.fullmatch(text):
-        raise InvalidRequest("reading a position", text=repr(text), expected="'start end OFFSET -N @TIME @-2h'")
+        raise InvalidRequest("invalid position", text=repr(text), expected="'start end OFFSET -N @TIME @-2h'")
     number = int(text)
     return Position(last=-number) if number < 0 else Position(offset=number)
 
@@ -111,7 +111,7 @@ def parse_time(text: str, now_ms: int) -> int:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         expected = "'2026-11-20T12:00:00Z, a number of ms, or -2h'"
-        raise InvalidRequest("reading a time", text=repr(text), expected=expected) from None
+        raise InvalidRequest("invalid time", text=repr(text), expected=expected) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return round(moment.timestamp() * 1000)

@@ -63,7 +63,7 @@ class Bucket:
         found = chosen_partitions(self.store, asked, topic_ids=ids)
         for text, (topic, number) in zip(targets, asked, strict=True):
             if not any(each.topic == topic and number in (None, each.partition) for each in found):
-                raise NotFound("looking for a partition in the bucket, there is none", name=text, store=self.store.url)
+                raise NotFound("the partition is not in the bucket", name=text, store=self.store.url)
         return found
 
     def missing(self, targets: Sequence[str], names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
@@ -78,11 +78,16 @@ class Bucket:
 def bucket_options(command: Callable[..., object]) -> Callable[..., object]:
     """Add ``--remote``, ``--option`` and ``--topic-id`` to a command."""
     for option in (
-        click.option("--topic-id", metavar="ID", help="Which of several topics of this name in the bucket."),
+        click.option("--topic-id", metavar="ID", help="Choose one of several topics of this name in the bucket."),
         click.option(
-            "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote."
+            "--option",
+            "options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=store_options,
+            help="Option of the store of --remote.",
         ),
-        click.option("--remote", "url", metavar="URL", help="This bucket alone; needs no configuration."),
+        click.option("--remote", "url", metavar="URL", help="Read this bucket only; needs no configuration."),
     ):
         command = option(command)
     return command
@@ -113,7 +118,7 @@ def open_bucket(
     if url is None and options:
         raise click.UsageError(UNNAMED)
     limit = parse_rate(rate) if rate is not None else None
-    session.set_up_logging(tells_problems=True)
+    session.set_up_logging(reports_problems=True)
     config = session.config() if url is None else None
     known = config if config is not None else Config.load(None, session.overrides, os.environ)
     if config is not None:
@@ -121,7 +126,7 @@ def open_bucket(
     else:
         store = addressed_store(url or "", options, known, writes_segments=writes_segments)
     if store is None:
-        raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")
+        raise InvalidRequest("no bucket is configured: set url in [remote] of tiered.toml")
     limited = ThrottledStore(store, limit, limit) if limit is not None else store
     found = Bucket(
         store=limited,
@@ -200,5 +205,5 @@ def parse_rate(text: str) -> int:
 
     rate = parse_bytes(text.removesuffix("/s"))
     if rate is None or rate <= 0:
-        raise InvalidRequest("reading a rate", text=repr(text), expected="a size for a second, such as 50MB/s")
+        raise InvalidRequest("invalid rate", text=repr(text), expected="a size for a second, such as 50MB/s")
     return rate

@@ -11,11 +11,15 @@ from local.errors import Conflict, ErrorCode
 
 # By command. Each hint holds while a manager runs; commands without a hint must wait.
 INSTEAD = {
-    "topic alter": "without stopping it: write them below [topics.'{name}'] of tiered.toml, which it reads again by "
-    "itself; what the topic has of its own outranks the file",
-    "apply": "without stopping it: it does by itself what is due; what advice says of settings may be written into "
-    "tiered.toml, which it reads again by itself",
-    "compact": "without stopping it: --bucket compacts what the bucket has",
+    "topic alter": (
+        "without stopping it: write the settings below [topics.'{name}'] of tiered.toml, which "
+        "the manager reads again automatically; settings of the topic itself override the file"
+    ),
+    "apply": (
+        "without stopping it: the manager applies due decisions automatically; settings from "
+        "advice may be written to tiered.toml, which the manager reads again automatically"
+    ),
+    "compact": "without stopping it: --bucket compacts the segments in the bucket",
 }
 
 

@@ -100,30 +100,29 @@ _HINTS = {
     "eperm": "no permission; run as the owner of the files, or name another directory with -C",
     "enospc": "the disk is full",
     "edquot": "the disk quota is used up",
-    "enotdir": "a file stands where a directory should be; see [local] and [remote] of tiered.toml",
-    "eexist": "a file stands where a directory should be; see [local] and [remote] of tiered.toml",
-    "enametoolong": "the name is longer than the file system takes",
+    "enotdir": "a file exists at the path of a directory; see [local] and [remote] of tiered.toml",
+    "eexist": "a file exists at the path of a directory; see [local] and [remote] of tiered.toml",
+    "enametoolong": "the name is longer than the file system allows",
     "emfile": "too many open files; raise the limit, see ulimit -n",
 }
 # The next step for store errors, by error code.
 _CREDENTIALS = "they come from AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role: docs/runbooks/store-fails.md"
 _HINTS |= {
-    "NoSuchBucket": "create the bucket, or mend the url",
+    "NoSuchBucket": "create the bucket, or correct the url",
     **dict.fromkeys(("ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"), _CREDENTIALS),
-    "RequestTimeTooSkewed": "set this machine's clock",
+    "RequestTimeTooSkewed": "set the clock of this machine",
 }
 
 _KEY_RING = (
-    "the key ring needs that key under that id; the ring's file is key_ring in [remote] of tiered.toml, or "
-    "TIERED_KEY_RING"
+    "add the key with that id to the key ring; the file is key_ring in [remote] of tiered.toml, or TIERED_KEY_RING"
 )
 _FORGED = "`tiered scrub --deep` lists every such object: docs/runbooks/corruption.md"
 _LOST = (
-    "mend url in [remote] of tiered.toml, or bring the bucket back; nothing was changed: docs/runbooks/bucket-lost.md"
+    "correct url in [remote] of tiered.toml, or restore the bucket; nothing was changed: docs/runbooks/bucket-lost.md"
 )
 _DIVERGED = (
-    "print the records with the command under rescue, append them at the writer, then move the partition's directory "
-    "away: docs/runbooks/halted.md"
+    "print the records with the command under rescue, append them at the writer, then move "
+    "the directory of the partition away: docs/runbooks/halted.md"
 )
 _FENCED = f"{_DIVERGED}; or make this log the writer again: tiered run --take-over"
 
@@ -190,11 +189,11 @@ def _hint(error: BaseException) -> str | None:
     if "key_id" in facts or "remote.encryption.key.id" in facts:
         return _FORGED if isinstance(error, Corrupt) else _KEY_RING
     if code is ErrorCode.STORE_DIRECTORY_MISSING:
-        return "make it, mount its disk, or mend the url of --remote or in [remote] of tiered.toml"
+        return "create it, mount its disk, or correct the url of --remote or in [remote] of tiered.toml"
     if code is ErrorCode.CREDENTIALS_MISSING:
         return _CREDENTIALS
     if isinstance(error, Unavailable) and "endpoint" in facts:
-        return "is the endpoint right, and is there a way to it? it is safe to run again"
+        return "check the endpoint and the network; it is safe to run the command again"
     return None
 
 

@@ -32,9 +32,11 @@ def layout_options(default: str, needs: str) -> Callable[[Callable[..., object]]
         click.option(
             "--layout", type=click.Choice(LAYOUTS), default=default, show_default=True, help=f"{needs} whose."
         ),
-        click.option("--layout-prefix", "prefixes", multiple=True, metavar="TEXT", help="Aiven's key.prefix; repeat."),
         click.option(
-            "--layout-key", "private_keys", multiple=True, metavar="ID=FILE", help="Aiven's RSA keys; repeat."
+            "--layout-prefix", "prefixes", multiple=True, metavar="TEXT", help="Set key.prefix of Aiven; repeatable."
+        ),
+        click.option(
+            "--layout-key", "private_keys", multiple=True, metavar="ID=FILE", help="Name RSA keys of Aiven; repeatable."
         ),
     )
 
@@ -52,7 +54,7 @@ def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str
     for text in private_keys:
         key_id, equals, path = text.partition("=")
         if not key_id or not equals or not path:
-            raise InvalidRequest("reading --layout-key, not of the form id=file", text=repr(text))
+            raise InvalidRequest("invalid --layout-key, it is not of the form id=file", text=repr(text))
         files[key_id] = path
     return LayoutWords(layout=layout, prefixes=prefixes or ("",), private_keys=files)
 

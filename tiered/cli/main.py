@@ -26,74 +26,86 @@ from tiered.cli.session import Session, parse_setting
 COMMANDS = {
     "demo": (
         "tiered.cli.node.demo",
-        "Show the whole road on real data: both tiers, compaction, Spark. Nothing to set up.",
+        "Run a complete demo on real data: both tiers, compaction, Spark. Needs no setup.",
     ),
-    "init": ("tiered.cli.node.init", "Write a tiered.toml and try the object store."),
-    "doctor": ("tiered.cli.node.doctor", "What is wrong with this node, its disks and its bucket, and what to do."),
+    "init": ("tiered.cli.node.init", "Write a tiered.toml and test the object store."),
+    "doctor": ("tiered.cli.node.doctor", "Check this node, its disks and its bucket, and print the next steps."),
     "topic": ("tiered.cli.topics.topic", "Create, alter, list and describe topics."),
     "append": ("tiered.cli.data.append", "Append records from a file or from stdin."),
     "consume": ("tiered.cli.data.consume", "Read records from both tiers, or from a bucket alone."),
-    "dump": ("tiered.cli.data.dump", "Show batches, records or index entries as they are stored."),
-    "verify": ("tiered.cli.node.verify", "Check segments, partitions and log directories against themselves."),
-    "scrub": ("tiered.cli.bucket.scrub", "Check a bucket: everything there, and with --deep every byte of it."),
-    "repair": ("tiered.cli.bucket.repair", "Make good what a scrub found, from the good copies; a plan first."),
-    "gc": ("tiered.cli.bucket.gc", "What of a bucket is nobody's: list it with its price, then delete from the list."),
+    "dump": ("tiered.cli.data.dump", "Print batches, records or index entries as they are stored."),
+    "verify": ("tiered.cli.node.verify", "Verify segments, partitions and log directories on the disk."),
+    "scrub": ("tiered.cli.bucket.scrub", "Check all objects of a bucket, and with --deep every byte."),
+    "repair": ("tiered.cli.bucket.repair", "Repair what a scrub found, from good copies; prints a plan first."),
+    "gc": ("tiered.cli.bucket.gc", "List orphaned objects of a bucket and what they cost, then delete from the list."),
     "adopt": (
         "tiered.cli.bucket.adopt",
-        "Tier the log directory of a live Kafka broker, beside it; its files are only read.",
+        "Tier the log directory of a live Kafka broker; its files are only read.",
     ),
     "restore": (
         "tiered.cli.bucket.restore",
-        "Put topics of a bucket back on a disk, whole or up to an offset or a time.",
+        "Restore topics of a bucket to a disk, whole or up to an offset or a time.",
     ),
-    "fork": ("tiered.cli.bucket.fork", "Make another topic of the bucket with the same records; nothing is copied."),
+    "fork": (
+        "tiered.cli.bucket.fork",
+        "Create another topic of the bucket with the same records, without copying them.",
+    ),
     "import": (
         "tiered.cli.bucket.import_",
-        "Bring a bucket that others filled into ours: Aiven's, Kafka's, plain logs.",
+        "Import a bucket of other software: Aiven, Kafka's LocalTieredStorage, plain logs.",
     ),
-    "remote": ("tiered.cli.bucket.remote", "Look at a bucket by its address alone, whosever it is."),
+    "remote": ("tiered.cli.bucket.remote", "Inspect any bucket by its address."),
     "rewrite": (
         "tiered.cli.bucket.rewrite",
         "Rewrite a bucket: merge small segments, change codec, key or storage class.",
     ),
     "pipeline": (
         "tiered.cli.bucket.pipeline",
-        "Clean, tier, expire, recompact and merge a whole fleet as one job, on Spark.",
+        "Clean, tier, expire, recompact and merge the topics of many nodes as one job, on Spark.",
     ),
     "backfill": ("tiered.cli.data.backfill", "Write records of a bucket as Parquet files, with Spark."),
     "get-offsets": (
         "tiered.cli.data.get_offsets",
-        "First, last and other named offsets, or by time, over both tiers.",
+        "Print first, last and other named offsets, or offsets by time, over both tiers.",
     ),
     "delete-records": (
         "tiered.cli.data.delete_records",
-        "Delete the oldest records: raise the log start of partitions.",
+        "Delete the oldest records: raise the log start offset of partitions.",
     ),
-    "transactions": ("tiered.cli.data.transactions", "Find transactions that nobody has ended, and end them."),
-    "status": ("tiered.cli.node.status", "What each tier holds, what waits, what is only on this disk, what it costs."),
-    "cost": ("tiered.cli.cost.cost", "What the topics cost a month, what they would cost, and what would be cheaper."),
-    "plan": ("tiered.cli.node.plan", "What would be done now, and why. Changes nothing."),
-    "compact": ("tiered.cli.topics.compact", "Clean a compacted topic now, or foretell what that would gain."),
-    "view": ("tiered.cli.topics.view", "Compacted views beside a topic's log: build, status, drop."),
-    "compaction": ("tiered.cli.topics.compaction", "How compaction stands, and what would help it keep up."),
-    "log-dirs": ("tiered.cli.node.log_dirs", "What lies on each disk; move a partition to another one."),
+    "transactions": ("tiered.cli.data.transactions", "Find hanging transactions, and end them."),
+    "status": ("tiered.cli.node.status", "Show the contents of each tier, waiting work, bytes at risk and costs."),
+    "cost": ("tiered.cli.cost.cost", "Show, simulate and reduce the monthly costs of topics."),
+    "plan": ("tiered.cli.node.plan", "Show what maintenance would do now, and why. Changes nothing."),
+    "compact": ("tiered.cli.topics.compact", "Clean a compacted topic now, or estimate the result."),
+    "view": ("tiered.cli.topics.view", "Build, list and drop compacted views of a topic."),
+    "compaction": ("tiered.cli.topics.compaction", "Show the state of compaction, and advice on its settings."),
+    "log-dirs": (
+        "tiered.cli.node.log_dirs",
+        "Show the contents of each log directory; move a partition to another one.",
+    ),
     "placement": (
         "tiered.cli.topics.placement",
-        "Which brokers of a fleet would hold a topic's replicas, as Kafka assigns them.",
+        "Assign the replicas of a topic to brokers, as Kafka does.",
     ),
-    "apply": ("tiered.cli.node.apply", "Do what a saved plan says, if nothing has changed since."),
-    "pause": ("tiered.cli.topics.pause", "Send nothing of some topics, or of all, to the bucket until it is resumed."),
-    "resume": ("tiered.cli.topics.pause", "Let paused uploads go on from where they stood."),
-    "run": ("tiered.cli.node.run", "Clean, copy, drop and expire, again and again or --once."),
-    "web": ("tiered.cli.node.web", "Pages about the directory for a browser: read-only, on loopback."),
-    "bench": ("tiered.cli.node.bench", "How fast this machine, disk and bucket are, beside raw references."),
+    "apply": ("tiered.cli.node.apply", "Apply a saved plan, if the state has not changed since."),
+    "pause": ("tiered.cli.topics.pause", "Pause uploads of some topics, or of all, until they are resumed."),
+    "resume": ("tiered.cli.topics.pause", "Resume paused uploads."),
+    "run": ("tiered.cli.node.run", "Clean, copy, drop and expire, continuously or --once."),
+    "web": ("tiered.cli.node.web", "Serve pages about the directory for a browser: read-only, on loopback."),
+    "bench": ("tiered.cli.node.bench", "Measure this machine, disk and bucket, and compare with raw references."),
     "generate": (
         "tiered.cli.node.generate",
         "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules.",
     ),
-    "config": ("tiered.cli.topics.config", "What a setting does, what it is here, and where that comes from."),
-    "completion": ("tiered.cli.completion", "Print the script that lets bash, zsh or fish complete what is typed."),
-    "rotate-keys": ("tiered.cli.bucket.rotate_keys", "Wrap the keys of encrypted segments by another key of the ring."),
+    "config": (
+        "tiered.cli.topics.config",
+        "Explain a setting: its effect, its value here, and the source of the value.",
+    ),
+    "completion": ("tiered.cli.completion", "Print the completion script for bash, zsh or fish."),
+    "rotate-keys": (
+        "tiered.cli.bucket.rotate_keys",
+        "Wrap the data keys of encrypted segments with another key of the key ring.",
+    ),
 }
 
 _EXIT_CODES = (
@@ -127,7 +139,7 @@ class _LazyGroup(click.Group):
             from tiered.config.properties import nearest
 
             near = nearest(name, COMMANDS)
-            raise click.UsageError(f"no such command: {name}" + (f"; did you mean {near}?" if near else ""))
+            raise click.UsageError(f"unknown command: {name}" + (f"; did you mean {near}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -141,12 +153,22 @@ class _LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "-V", "--version", message="tiered %(version)s")
-@click.option("-C", "--dir", "directory", default=".", envvar="TIERED_DIR", metavar="DIR", help="Where tiered.toml is.")
+@click.option(
+    "-C",
+    "--dir",
+    "directory",
+    default=".",
+    envvar="TIERED_DIR",
+    metavar="DIR",
+    help="Name the directory of tiered.toml.",
+)
 @click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", help="Override a property; may be repeated.")
-@click.option("--debug", is_flag=True, help="Show tracebacks and everything that is logged.")
+@click.option("--debug", is_flag=True, help="Show tracebacks and all log lines.")
 @click.option("-v", "--verbose", is_flag=True, help="Log every change.")
-@click.option("--log-format", type=click.Choice(("text", "json")), default="text", help="How log lines look.")
-@click.option("-q", "--quiet", is_flag=True, help="Only data and errors.")
+@click.option(
+    "--log-format", type=click.Choice(("text", "json")), default="text", help="Choose the format of log lines."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only data and errors.")
 @click.pass_context
 def main(
     ctx: click.Context,
@@ -159,7 +181,7 @@ def main(
 ) -> None:
     """A tiered-storage log manager: Kafka's format on disk, closed segments in an object store."""
     if not directory:
-        raise click.UsageError("-C names no directory: it is empty")
+        raise click.UsageError("-C is empty, name a directory")
     overrides = dict(parse_setting(text) for text in settings)
     ctx.obj = Session(
         directory=directory,
@@ -242,7 +264,7 @@ def _lose_stdout(error: OSError) -> Exit:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return Exit.DONE
-    click.echo(f"error: writing to stdout: {(error.strerror or 'failed').lower()}", err=True)
+    click.echo(f"error: cannot write to stdout: {(error.strerror or 'failed').lower()}", err=True)
     return Exit.FAILED
 
 

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, TextIO, TypeVar
 
 import click
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 WAYS = ("auto", "plain", "json", "none")
 EVENT_EVERY_S = 0.25  # at most four events a second, plus messages and the last one
-_VERSION = 1
 
 Clock = Callable[[], float]
 P = ParamSpec("P")
@@ -88,24 +87,29 @@ class Meter:
             self._due_s = now + EVENT_EVERY_S
             self._event("progress")
 
-    def _event(self, kind: str, *, is_last: bool = False, message: str | None = None) -> None:
+    def _event(
+        self, kind: Literal["progress", "message"], *, is_last: bool = False, message: str | None = None
+    ) -> None:
         import json
 
+        import msgspec
+
+        from tiered.cli.progress_event import ProgressEvent
+
         rate = self._done / took if (took := self._clock() - self._begun_s) > 0 else 0.0
-        event = {
-            "schema_version": _VERSION,
-            "kind": kind,
-            "operation": self._operation,
-            "done": self._done,
-            "total": self._total,
-            "unit": self._unit,
-            "rate_per_second": round(rate, 3),
-            "eta_ms": round(1000 * (self._total - self._done) / rate) if rate else None,
-            "waits_for": _readable(self._waits_for),
-            "is_last": is_last,
-            "message": _readable(message),
-        }
-        self._write(json.dumps(event) + "\n")
+        event = ProgressEvent(
+            kind=kind,
+            operation=self._operation,
+            done=self._done,
+            total=self._total,
+            unit=self._unit,
+            rate_per_second=round(rate, 3),
+            eta_ms=round(1000 * (self._total - self._done) / rate) if rate else None,
+            waits_for=_readable(self._waits_for),
+            is_last=is_last,
+            message=_readable(message),
+        )
+        self._write(json.dumps(msgspec.to_builtins(event)) + "\n")
 
 
 class Progress:
@@ -185,7 +189,7 @@ def progress_option(command: Callable[P, R]) -> Callable[P, R]:
         type=click.Choice(WAYS),
         default="auto",
         show_default=True,
-        help="A bar on a terminal; lines; an event a line; or nothing.",
+        help="Choose the progress display: a bar on a terminal; lines; JSON events; or none.",
     )(told)
 
 

@@ -49,7 +49,7 @@ def parse_template(template: str) -> Field:
     template without any sign.
     """
     if not template:
-        raise InvalidRequest("reading a template, it is empty and would print nothing: such as '%k %v\\n'")
+        raise InvalidRequest("invalid template, it is empty and would print nothing: such as '%k %v\\n'")
     parts: list[bytes | Field] = []
     signs = iter(template)
     for sign in signs:
@@ -59,7 +59,7 @@ def parse_template(template: str) -> Field:
             continue
         name = next(signs, "")
         if name not in table:
-            raise InvalidRequest("reading a template, unknown sign", sign=sign + name, known=" ".join(_FIELDS))
+            raise InvalidRequest("invalid template, unknown sign", sign=sign + name, known=" ".join(_FIELDS))
         parts.append(table[name])
 
     def text(partition: TopicPartition, record: StoredRecord) -> bytes:
@@ -124,7 +124,7 @@ def line_reader(separator: str | None, is_empty_null: bool, clock: Callable[[], 
         if mark is not None:
             key, found, text = text.partition(mark)
             if not found:
-                raise InvalidRequest("reading a line, no key separator in it", line=number, separator=repr(separator))
+                raise InvalidRequest("invalid line, it has no key separator", line=number, separator=repr(separator))
         return Record(key, None if is_empty_null and not text else text, clock())
 
     return read
@@ -141,9 +141,9 @@ def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> Read
         try:
             body = json.loads(line)
         except (ValueError, RecursionError):
-            raise InvalidRequest("reading a line, not json", line=number) from None
+            raise InvalidRequest("invalid line, it is not JSON", line=number) from None
         if not isinstance(body, dict):
-            raise InvalidRequest("reading a line, not a json object", line=number)
+            raise InvalidRequest("invalid line, it is not a JSON object", line=number)
         _check_fields(body, number, partition)
         timestamp = _timestamp(body.get("timestamp"), number)
         record = Record(
@@ -153,7 +153,7 @@ def jsonl_reader(clock: Callable[[], int], partition: int | None = None) -> Read
             _headers(body.get("headers"), number),
         )
         if "key" not in body and "value" not in body:
-            raise InvalidRequest("reading a line, it has neither key nor value", line=number)
+            raise InvalidRequest("invalid line, it has neither key nor value", line=number)
         return record
 
     return read
@@ -165,12 +165,12 @@ def _check_fields(body: dict[str, object], line: int, partition: int | None) -> 
         from tiered.config.properties import nearest
 
         facts = {"field": repr(unknown), "did_you_mean": nearest(unknown, _READ), "known": " ".join(_READ)}
-        raise InvalidRequest("reading a line, an unknown field", line=line, **facts)
+        raise InvalidRequest("invalid line, unknown field", line=line, **facts)
     said = body.get("partition")
     if partition is not None and said is not None and said != partition:
-        hint = "leave it out of the lines, or the partition out of the command"
+        hint = "remove it from the lines, or the partition from the command"
         raise InvalidRequest(
-            f"reading a line, it is of another partition: {hint}", line=line, said=said, asked=partition
+            f"invalid line, it belongs to another partition: {hint}", line=line, said=said, asked=partition
         )
 
 
@@ -188,7 +188,7 @@ def _timestamp(value: object, line: int) -> int | None:
         return None
     # bool is a subclass of int in Python. -1 is Kafka's value for no timestamp.
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _TIMESTAMP_MS_MAX:
-        raise InvalidRequest("reading a line, timestamp is not a number of ms", line=line)
+        raise InvalidRequest("invalid line, timestamp is not a number of ms", line=line)
     return value
 
 
@@ -202,13 +202,13 @@ def _headers(value: object, line: int) -> tuple[Header, ...]:
     elif isinstance(value, list) and all(isinstance(one, dict) for one in value):
         pairs = [(one.get("key"), one.get("value")) for one in value]
     else:
-        raise InvalidRequest("reading a line, headers are not a list of key and value", line=line)
+        raise InvalidRequest("invalid line, headers are not a list of key and value", line=line)
     return tuple((_name(key, line), _bytes(content, "a header", line)) for key, content in pairs)
 
 
 def _name(value: object, line: int) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest("reading a line, headers have a key that is not a text", line=line)
+        raise InvalidRequest("invalid line, a header key is not a string", line=line)
     _utf8(value, "a header's key", line)
     return value
 
@@ -223,15 +223,15 @@ def _bytes(value: object, field: str, line: int) -> bytes | None:
         try:
             return base64.b64decode(str(value["base64"]), validate=True)
         except ValueError:
-            raise InvalidRequest(f"reading a line, {field} is not base64", line=line) from None
+            raise InvalidRequest(f"invalid line, {field} is not base64", line=line) from None
     try:
         return _utf8(json.dumps(value, separators=(",", ":"), ensure_ascii=False), field, line)
     except RecursionError:
-        raise InvalidRequest(f"reading a line, {field} is nested too deeply", line=line) from None
+        raise InvalidRequest(f"invalid line, {field} is nested too deeply", line=line) from None
 
 
 def _utf8(text: str, field: str, line: int) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"reading a line, {field} is not text: half a surrogate pair", line=line) from None
+        raise InvalidRequest(f"invalid line, {field} is not text: half a surrogate pair", line=line) from None

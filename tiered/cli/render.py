@@ -33,16 +33,12 @@ _RAW = "tiered.raw"  # of click's context
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`name` is the field in programs' output; `title` None hides the column in the table.
-
-    An `only_table` column combines fields for a reader and appears in no other format.
-    """
+    """A column of a table: the field `name` of a row, or with `of` a value made from the whole row."""
 
     name: str
-    title: str | None = None
+    title: str
     show: Callable[..., str] = str
     is_number: bool = False
-    only_table: bool = False
     of: Callable[[Any], object] | None = None
 
 
@@ -110,11 +106,11 @@ def output_option(default: str = "table") -> Callable[[Callable[..., object]], C
     choice = click.Choice(FORMATS)
 
     def both(command: Callable[..., object]) -> Callable[..., object]:
-        exact = "Exact numbers in a table: bytes, ms."
+        exact = "Print exact numbers in a table: bytes, ms."
         command = click.option("--raw", is_flag=True, expose_value=False, callback=_note_raw, help=exact)(command)
-        return click.option("-o", "--output", type=choice, default=default, show_default=True, help="How to print.")(
-            command
-        )
+        return click.option(
+            "-o", "--output", type=choice, default=default, show_default=True, help="Set the output format."
+        )(command)
 
     return both
 
@@ -148,7 +144,7 @@ def print_result(
             for row in every:
                 _write(to_json(row))
         case "csv":
-            _write_csv_rows(row_type.__struct_encode_fields__, map(msgspec.to_builtins, every))
+            _write_csv(row_type.__struct_encode_fields__, map(msgspec.to_builtins, every))
         case _:
             _write_table(every, columns_of(row_type) if columns is None else columns)
 
@@ -165,7 +161,7 @@ def print_fields(
             for row in named:
                 _write(_json(row))
         case "csv":
-            _write_csv_rows(names, named)
+            _write_csv(names, named)
         case _:
             every = list(named)
             numbers = {name: all(isinstance(row[name], int) for row in every) for name in names}
@@ -183,24 +179,7 @@ def columns_of(row: type[msgspec.Struct]) -> tuple[Column, ...]:
     )
 
 
-def emit(what: str, rows: Iterable[Row], columns: Sequence[Column], output: str, **facts: object) -> None:
-    """Print `rows` in one of FORMATS. `what` names the list in JSON, `facts` are fields next to it.
-
-    Rows are written as they arrive, so their number is unlimited.
-    """
-    match output:
-        case "json":
-            _write_json(what, (_fields(row, columns) for row in rows), facts)
-        case "jsonl":
-            for row in rows:
-                _write(_json(_fields(row, columns)))
-        case "csv":
-            _write_csv(rows, columns)
-        case _:
-            _write_table(rows, [column for column in columns if column.title is not None])
-
-
-def print_table(rows: Iterable[msgspec.Struct], columns: Sequence[Column]) -> None:
+def print_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]) -> None:
     """Print rows as a table alone."""
     _write_table(rows, columns)
 
@@ -214,10 +193,6 @@ def write_lines(lines: Iterable[str]) -> None:
     """Write lines on stdout as they arrive."""
     for line in lines:
         _write(line)
-
-
-def _fields(row: Row, columns: Sequence[Column]) -> dict[str, object]:
-    return {column.name: row.get(column.name) for column in columns if not column.only_table}
 
 
 def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
@@ -234,23 +209,14 @@ def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[
 def _json(value: object) -> str:
     import json
 
-    return json.dumps(value, ensure_ascii=False, default=msgspec.to_builtins)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _write(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def _write_csv(rows: Iterable[Row], columns: Sequence[Column]) -> None:
-    import csv
-
-    names = [column.name for column in columns if not column.only_table]
-    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_fields(row, columns) for row in rows)
-
-
-def _write_csv_rows(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+def _write_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     import csv
 
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
@@ -283,7 +249,7 @@ def _write_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]
     widths, rest, is_first = [0] * len(columns), iter(rows), True
     while (block := [_cells(row, columns) for row in islice(rest, ROWS_AT_ONCE)]) or is_first:
         if not is_terminal:
-            titles = [column.title or "" for column in columns]
+            titles = [column.title for column in columns]
             widths = [max(known, *map(_width, cells)) for known, *cells in zip(widths, titles, *block, strict=True)]
         _write_block(block, columns, widths, with_header=is_first or is_terminal)
         is_first = False
@@ -292,7 +258,7 @@ def _write_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]
 def _write_block(
     block: Sequence[Sequence[str]], columns: Sequence[Column], widths: Sequence[int], *, with_header: bool
 ) -> None:
-    titles = [[column.title or "" for column in columns]] if with_header else []
+    titles = [[column.title for column in columns]] if with_header else []
     if not sys.stdout.isatty() and all(cell.isprintable() for cells in block for cell in cells):
         for cells in [*titles, *block]:
             _write(_plain_line(cells, columns, widths))
@@ -352,7 +318,7 @@ def _table(
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=with_header)
     for column, (least, most) in zip(columns, widths, strict=True):
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        table.add_column(column.title or "", justify=justify, overflow="fold", min_width=least, max_width=most)
+        table.add_column(column.title, justify=justify, overflow="fold", min_width=least, max_width=most)
     for cells in block:
         table.add_row(*map(Text, cells))
     return table
@@ -367,7 +333,7 @@ def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: in
     """
     from rich.cells import cell_len
 
-    lines = [[column.title or "" for column in columns], *block]
+    lines = [[column.title for column in columns], *block]
     widths = [max(cell_len(part) for cells in lines for part in cells[at].split("\n")) for at in range(len(columns))]
     surplus = sum(widths) + 2 * (len(widths) - 1) - room
     while surplus > 0:
@@ -384,7 +350,7 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
     from rich.table import Table
     from rich.text import Text
 
-    titles = [Text(column.title or column.name, style="bold") for column in columns]
+    titles = [Text(column.title, style="bold") for column in columns]
     for number, cells in enumerate(block):
         if number:
             _write("")
@@ -395,7 +361,7 @@ def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Se
             record.add_row(title, Text(cell))
         console.print(record)
     if not block:
-        _write("  ".join(column.title or "" for column in columns))
+        _write("  ".join(column.title for column in columns))
 
 
 def _cells(row: Row | msgspec.Struct, columns: Sequence[Column]) -> list[str]:

@@ -49,10 +49,10 @@ class Session:
 
         path = os.path.join(self.directory, FILE)
         if os.path.isfile(self.directory):
-            wrong = f"looking for {FILE}, -C names a file: name the directory that it lies in"
+            wrong = f"cannot find {FILE}, -C names a file: name its directory"
             raise InvalidRequest(wrong, directory=self.directory)
         if not os.path.exists(path):
-            wrong = f"looking for {FILE}, run 'tiered init' or name a directory with -C"
+            wrong = f"cannot find {FILE}, run 'tiered init' or name a directory with -C"
             raise NotFound(wrong, directory=_whole(self.directory))
         return path
 
@@ -81,7 +81,7 @@ class Session:
             config = self.config() if is_there else Config.load(None, self.overrides, os.environ)
             return configured_prices(config)
         except LogError as error:
-            click.echo(f"! dollars are of the built-in prices: {error}", err=True)
+            click.echo(f"! dollars use the built-in prices: {error}", err=True)
             return BUILT_IN
 
     def topics(self) -> TopicRegistry:
@@ -115,7 +115,7 @@ class Session:
         - `observations`: disk and store are measured, and store calls are traced.
         """
         config = self.config(overrides)
-        self.set_up_logging(is_daemon=is_daemon, tells_problems=read_only or is_hasty)
+        self.set_up_logging(is_daemon=is_daemon, reports_problems=read_only or is_hasty)
         from tiered.cli.recovery_progress import recovery_progress
         from tiered.manager.manager import LogManager
         from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
@@ -153,10 +153,10 @@ class Session:
                 note_instead(error)
                 raise
 
-    def set_up_logging(self, *, is_daemon: bool = False, tells_problems: bool = False) -> None:
+    def set_up_logging(self, *, is_daemon: bool = False, reports_problems: bool = False) -> None:
         """Log to stderr: warnings; with -v or in a daemon every change; with --debug all of this package.
 
-        A command that `tells_problems` itself suppresses them in the manager's log.
+        A command that `reports_problems` itself suppresses them in the manager's log.
         """
         import logging
 
@@ -170,7 +170,7 @@ class Session:
         level = logging.ERROR if self.is_quiet else logging.DEBUG if self.is_debug else level
         for room in ("tiered", "local", "remote"):
             logging.getLogger(room).setLevel(level)
-        is_silent = tells_problems and not (self.is_verbose or self.is_debug)
+        is_silent = reports_problems and not (self.is_verbose or self.is_debug)
         logging.getLogger("tiered.manager.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
 
     def report_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
@@ -224,11 +224,11 @@ def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
     """Parse ``retention.ms=7d`` to key and value. Raises InvalidRequest without ``=``, and for bytes not UTF-8."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InvalidRequest(f"reading {option}, not of the form key=value", text=repr(text))
+        raise InvalidRequest(f"invalid {option}, it is not of the form key=value", text=repr(text))
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest("reading a setting, not utf-8", text=repr(text)) from None
+        raise InvalidRequest("invalid setting, it is not UTF-8", text=repr(text)) from None
     return key.strip(), value.strip()
 
 
@@ -241,7 +241,7 @@ def settings_option(text: str) -> Callable[[Callable[..., object]], Callable[...
     return click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", callback=parsed, help=text)
 
 
-UNNAMED = "--option is for --remote URL, which is not given; the configured bucket has its options in tiered.toml"
+UNNAMED = "--option requires --remote URL; the options of the configured bucket are in tiered.toml"
 
 
 def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
@@ -263,4 +263,6 @@ def _table(option: str, name: str, text: str) -> dict[str, object]:
     try:
         return dict(json.loads(text))
     except ValueError:
-        raise InvalidRequest(f"reading {option}, what begins with {{ has to be a JSON object", name=name) from None
+        raise InvalidRequest(
+            f"invalid {option}, a value that begins with {{ must be a JSON object", name=name
+        ) from None

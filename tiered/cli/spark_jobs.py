@@ -46,14 +46,14 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
     gathered.__dict__.update(command.__dict__)
     for option in (
         click.option(
-            "--conf", "spark_conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may repeat."
+            "--conf", "spark_conf", multiple=True, metavar="NAME=VALUE", help="Set a Spark property; may be repeated."
         ),
         click.option(
             "--spark",
             "--master",
             "spark_master",
             metavar="MASTER",
-            help="Do the work in tasks of Spark: local[*], spark://..., yarn, k8s://...",
+            help="Run the work as Spark tasks: local[*], spark://..., yarn, k8s://...",
         ),
     ):
         gathered = option(gathered)
@@ -69,7 +69,7 @@ def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[Any]:
     from tiered.spark.launching import launched_session
 
     conf = parse_conf(on_spark.conf)
-    session.set_up_logging(tells_problems=True)
+    session.set_up_logging(reports_problems=True)
     spark = launched_session(f"tiered {told}", on_spark.master, conf)
     try:
         yield spark
@@ -83,7 +83,7 @@ def parse_conf(conf: Sequence[str]) -> dict[str, str]:
     for text in conf:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise InvalidRequest("reading --conf", text=repr(text), expected="spark.NAME=VALUE")
+            raise InvalidRequest("invalid --conf", text=repr(text), expected="spark.NAME=VALUE")
         found[name] = value
     return found
 
@@ -92,7 +92,7 @@ def refuse_rate(on_spark: OnSpark, rate: str | None) -> None:
     """Refuse a rate: it limits one process, and Spark decides how many tasks run at a time."""
     if on_spark.is_wanted and rate is not None:
         raise click.UsageError(
-            "--rate is for one process; give the Spark job fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
+            "--rate limits one process; with Spark use fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
         )
 
 

@@ -29,13 +29,13 @@ class BrokerPartition(PartitionRow):
     Null: the figure is not known, because the partition stopped before the end of the bucket was read.
     """
 
-    tiered_upto: Annotated[int | None, number("IN THE BUCKET UP TO")]
-    copied: Annotated[int, number("COPIED", format_count)]
-    copied_bytes: Annotated[int, number("BYTES", format_bytes)]
-    lag_segments: Annotated[int | None, number("WAIT", format_count)]
-    lag_bytes: Annotated[int | None, number("BYTES", format_bytes)]
+    tiered_upto: Annotated[int | None, number("REMOTE END OFFSET")]
+    copied: Annotated[int, number("SEGMENTS COPIED", format_count)]
+    copied_bytes: Annotated[int, number("BYTES COPIED", format_bytes)]
+    lag_segments: Annotated[int | None, number("LAG SEGMENTS", format_count)]
+    lag_bytes: Annotated[int | None, number("LAG BYTES", format_bytes)]
     ahead: int | None
-    at_risk_bytes: Annotated[int | None, number("ONLY ON THIS DISK", format_bytes)]
+    at_risk_bytes: Annotated[int | None, number("BYTES AT RISK", format_bytes)]
 
 
 class Adopted(Result):
@@ -47,14 +47,16 @@ class Adopted(Result):
 @click.command("adopt")
 @click.argument("directory", metavar="KAFKA_LOG_DIR")
 @click.argument("topics", nargs=-1, metavar="[TOPIC ...]")
-@click.option("--work", metavar="DIR", help="Where compacted topics are cleaned; default: tiered-adopt below -C.")
-@click.option("--every", default=30.0, show_default=True, type=Number(0.1), help="Seconds between rounds.")
-@click.option("--dry-run", is_flag=True, help="Only show what the next round would copy.")
-@click.option("--once", is_flag=True, help="One round, then the rows.")
-@click.option("--metadata", metavar="DIR", help="The broker's metadata.log.dir, where that is another directory.")
-@click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus there.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads there; repeatable.")
-@settings_option("A setting of all topics, over what the broker has; [TOPIC:]KEY=VALUE of one; may be repeated.")
+@click.option(
+    "--work", metavar="DIR", help="Directory in which compacted topics are cleaned; default: tiered-adopt below -C."
+)
+@click.option("--every", default=30.0, show_default=True, type=Number(0.1), help="Set the seconds between rounds.")
+@click.option("--dry-run", is_flag=True, help="Show what the next round would copy, change nothing.")
+@click.option("--once", is_flag=True, help="Run one round, then print the table.")
+@click.option("--metadata", metavar="DIR", help="Name metadata.log.dir of the broker if it is another directory.")
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus at this address.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Accept a further host name; repeatable.")
+@settings_option("Override a broker setting for all topics; [TOPIC:]KEY=VALUE for one topic; may be repeated.")
 @bucket_options
 @output_option()
 @progress_option
@@ -93,7 +95,7 @@ def adopt(
     if not told.has_broker:
         for topic in adopted_topics(DiskStorage(), root, topics):
             told.effective(topic)
-        session.say("the broker's settings of topics are not here: those of -X and the configuration hold")
+        session.say("topic settings of the broker were not found: -X and the configuration apply")
     done: list[AdoptedPartition] = []
     figures = AdoptMetrics()
     with (
@@ -127,13 +129,22 @@ def adopt(
             _tell_problems(done)
             for each in done:
                 for start, end in each.lost:
-                    click.echo(f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before", err=True)
+                    click.echo(
+                        (
+                            f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before they were "
+                            "copied"
+                        ),
+                        err=True,
+                    )
                 if each.ahead:
-                    behind = f"the broker's high watermark lies {counted(each.ahead, 'offset')} below the bucket's end"
+                    behind = (
+                        f"the high watermark of the broker is {counted(each.ahead, 'offset')} below the end of "
+                        "the bucket"
+                    )
                     click.echo(f"! {each.partition}: {behind}", err=True)
             copied = sum(each.copied for each in done)
             lag, risk = _total(done, "lag_bytes"), _total(done, "at_risk_bytes")
-            session.say(f"{counted(copied, 'segment')} copied, {lag} wait, {risk} only on this disk")
+            session.say(f"{counted(copied, 'segment')} copied, {lag} wait, {risk} at risk")
             if once:
                 break
             stop.wait(every)
@@ -169,7 +180,7 @@ def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...])
 
     def health(accept: str) -> tuple[HTTPStatus, str, str]:
         status = HTTPStatus.OK if figures.is_well else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, "text/plain", "ok\n" if figures.is_well else "a partition is in trouble\n"
+        return status, "text/plain", "ok\n" if figures.is_well else "a partition has a problem\n"
 
     answers = {"/metrics": metrics_answer(lambda form: figures.text(now_ms(), form)), "/health": health}
     server = MetricsServer(*parse_address(address), answers, hosts=hosts)

@@ -33,16 +33,16 @@ class BucketCompactedPartition(PartitionRow):
 
     was_done: bool
     is_cut: bool
-    segments_before: Annotated[int, number("SEGMENTS", format_count)]
-    segments_after: Annotated[int, number("THEN", format_count)]
-    bytes_before: Annotated[int, number("BEFORE", format_bytes)]
-    bytes_after: Annotated[int, number("AFTER", format_bytes)]
-    size_reduction: Annotated[float, number("GAINED", lambda value: f"{value:.1%}")]
-    records_before: Annotated[int, number("RECORDS", format_count)]
-    records_after: Annotated[int, number("LEFT", format_count)]
+    segments_before: Annotated[int, number("SEGMENTS BEFORE", format_count)]
+    segments_after: Annotated[int, number("SEGMENTS AFTER", format_count)]
+    bytes_before: Annotated[int, number("BYTES BEFORE", format_bytes)]
+    bytes_after: Annotated[int, number("BYTES AFTER", format_bytes)]
+    size_reduction: Annotated[float, number("REDUCTION", lambda value: f"{value:.1%}")]
+    records_before: Annotated[int, number("RECORDS BEFORE", format_count)]
+    records_after: Annotated[int, number("RECORDS AFTER", format_count)]
     given_up: int
     is_done: bool
-    cleaner_offset: Annotated[int, number("CLEAN TO", format_count)]
+    cleaner_offset: Annotated[int, number("CLEAN UP TO", format_count)]
 
 
 class BucketCompacted(Work):
@@ -57,11 +57,11 @@ class BucketCompactionPlan(PartitionRow):
 
     segments: Annotated[int, number("SEGMENTS", format_count)]
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
-    dirty_bytes: Annotated[int, number("DIRTY", format_bytes)]
-    upto_offset: Annotated[int, number("TO", format_count)]
+    dirty_bytes: Annotated[int, number("DIRTY BYTES", format_bytes)]
+    upto_offset: Annotated[int, number("UP TO", format_count)]
     is_cut: bool
     was_done: bool
-    dollars: Annotated[float, number("$ ABOUT", format_dollars)]
+    dollars: Annotated[float, number("$ ESTIMATE", format_dollars)]
 
 
 class BucketCompactPlanned(Work):
@@ -87,7 +87,7 @@ def compact_bucket(
     from remote.keys import new_ulid
 
     if job_id is not None and not _JOB.fullmatch(job_id):
-        raise InvalidRequest("reading --resume, not a job: letters, digits, _ and -", job=repr(job_id))
+        raise InvalidRequest("invalid --resume, a job has letters, digits, _ and - only", job=repr(job_id))
     job = job_id or f"compact-{new_ulid(now_ms())}"
     errors: dict[TopicPartition, LogError] = {}
     with stop_signals() as stop, open_bucket(session, url, options, writes_segments=True) as bucket:
@@ -105,13 +105,15 @@ def compact_bucket(
     for each in left:
         groups = counted(each.given_up, "group")
         where = f"{each.name.topic}/{each.name.partition}"
-        session.warn(f"{where}: {groups} of segments not compacted: another writer or job replaced them meanwhile")
+        session.warn(f"{where}: {groups} of segments not compacted: another writer or job replaced them")
     if left and not stop.is_set:
-        session.warn(f"the job is still due; run: tiered compact {target} ... --resume {job}")
+        session.warn(f"the job is not finished; run: tiered compact {target} ... --resume {job}")
     if any(each.is_cut for each in done) and not stop.is_set:
-        session.say("some have more segments than one job compares, or too much waits for its deletion: go on later")
+        session.say(
+            "some partitions have more segments than one job compares, or too many pending deletes: resume later"
+        )
     if stop.is_set:
-        session.say(f"interrupted; go on with: tiered compact {target} ... --resume {job}")
+        session.say(f"interrupted; resume with: tiered compact {target} ... --resume {job}")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     code = worst(errors.values())
     return Exit.CONFLICT if left and code is not Exit.CORRUPTION else code
@@ -125,9 +127,11 @@ def _chosen(bucket: Bucket, target: str, topic_id: str | None) -> tuple[list[Rem
     manifests = {name: manifest for name, manifest in found.items() if manifest.deleted_ms is None}
     ids = sorted({name.topic_id for name in manifests})
     if not manifests:
-        raise NotFound("compacting what is in the bucket, the topic was deleted or has no segment", name=target)
+        raise NotFound("cannot compact in the bucket, the topic was deleted or has no segment", name=target)
     if len(ids) > 1:
-        raise InvalidRequest("compacting, several topics of one name: --topic-id is needed", topic_ids=",".join(ids))
+        raise InvalidRequest(
+            "cannot compact, several topics have this name: choose one with --topic-id", topic_ids=",".join(ids)
+        )
     name, manifest = next(iter(manifests.items()))
     return list(manifests), bucket.settings_of(name.topic, manifest.properties)
 
@@ -187,7 +191,7 @@ def _here(
             continue
         done.append(outcome)
         session.progress.advance()
-        records = f"{counted(outcome.records_before, 'record')}, {outcome.records_after:,} left"
+        records = f"{counted(outcome.records_before, 'record')}, {outcome.records_after:,} retained"
         session.say(f"{name.topic}/{name.partition}: {records}")
     return done
 

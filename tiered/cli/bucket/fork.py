@@ -40,9 +40,9 @@ class Forked(PricedWork):
 @click.command("fork")
 @click.argument("topic", metavar="TOPIC")
 @click.argument("fork_topic", metavar="NEW_TOPIC")
-@click.option("--to-offset", type=click.IntRange(0), help="Only segments that lie below this offset.")
-@click.option("--dry-run", is_flag=True, help="Only show what it would have, and its price.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--to-offset", type=click.IntRange(0), help="Include only segments below this offset.")
+@click.option("--dry-run", is_flag=True, help="Show the contents and the price of the fork, change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bucket_options
 @output_option()
 @progress_option
@@ -64,7 +64,7 @@ def fork(
     from tiered.migrate.fork import plan_fork, run_fork
 
     if "/" in topic:
-        raise InvalidRequest("forking, a topic and not a partition", topic=topic)
+        raise InvalidRequest("cannot fork a single partition, name a topic", topic=topic)
     with stop_signals() as stop, open_bucket(session, url, options) as bucket:
         known = chosen_partitions(bucket.store, [(fork_topic, None)])
         names = bucket.partitions([topic], topic_id)
@@ -73,7 +73,7 @@ def fork(
         if not dry_run:
             if not yes and not sys.stdin.isatty():
                 raise click.UsageError(
-                    f"{counted(len(plan.partitions), 'partition')} for ${format_dollars(dollars)}: say --yes"
+                    f"{counted(len(plan.partitions), 'partition')} for ${format_dollars(dollars)}: add --yes"
                 )
             if not yes:
                 click.confirm(f"fork {topic} as {fork_topic}?", abort=True, err=True)
@@ -93,7 +93,7 @@ def fork(
     ]
     print_result(Forked(dry_run=dry_run, dollars=dollars, partitions=rows), output)
     if len(done) < len(plan.partitions):
-        session.say("interrupted; running it again goes on")
+        session.say("interrupted; run the same command to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     session.say(
         "nothing changed" if dry_run else f"next: tiered restore {fork_topic} --local none --take-over --to DIR"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tiered.jobs.orphan_collection import Deleted, Garbage, GarbageList
 
 LIST = "gc-list.json"
-_WRITING = "writing the list of orphans"
+_WRITING = "cannot write the list of orphans"
 
 
 class Orphan(Struct):
@@ -64,11 +64,13 @@ class OrphansDeleted(Result):
 
 @click.command("gc")
 @click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
-@click.option("--delete", is_flag=True, help="Delete what the list says, is still nobody's, and is old enough.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--delete", is_flag=True, help="Delete the objects of the list that are still orphans and old enough.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Delete nothing, and write no list.")
-@click.option("--older-than", default="3d", show_default=True, metavar="AGE", help="The grace time.")
-@click.option("--list", "path", metavar="FILE", help=f"The list, written or read; default: {LIST} in the directory.")
+@click.option("--older-than", default="3d", show_default=True, metavar="AGE", help="Set the minimum age of an orphan.")
+@click.option(
+    "--list", "path", metavar="FILE", help=f"Name the list, to write or to read; default: {LIST} in the directory."
+)
 @bucket_options
 @output_option()
 @progress_option
@@ -91,11 +93,11 @@ def gc(
     """List what nothing names and nobody can name any more: objects, unfinished uploads. Deletes only with --delete."""
     grace_ms = parse_duration(older_than)
     if grace_ms is None or grace_ms < 0:
-        raise InvalidRequest("reading --older-than", text=repr(older_than), expected="a duration such as 3d")
+        raise InvalidRequest("invalid --older-than", text=repr(older_than), expected="a duration such as 3d")
     if dry_run and on_spark.is_wanted:
-        raise click.UsageError("--dry-run looks in this process; leave out --spark")
+        raise click.UsageError("--dry-run runs in this process; remove --spark")
     if delete and targets:
-        raise click.UsageError("--delete takes what the list says; choose topics when listing")
+        raise click.UsageError("--delete uses the list; select topics when the list is made")
     where = path or os.path.join(session.directory, LIST)
     with stop_signals() as stop, open_bucket(session, url, options) as bucket:
         work = _Work(session, bucket, on_spark, stop, is_configured=url is None)
@@ -175,7 +177,7 @@ def _list(
     check_target(path, _WRITING)
     now, listed = now_ms(), work.list(names)
     if listed is None:
-        session.say("interrupted; nothing was listed")
+        session.say("interrupted; no list was written")
         return _interrupted(work.stop)
     if not dry_run:
         write_given(path, encode_garbage(listed), _WRITING)
@@ -183,13 +185,13 @@ def _list(
     orphans = [_orphan(each, now) for each in listed.entries]
     print_result(OrphansListed.of(listed, list_=path, dollars_per_month=dollars, orphans=orphans), output)
     for prefix, why in {**listed.left_out, **listed.refused}.items():
-        click.echo(f"! {prefix}: cannot be judged: {' '.join(why.split())}", err=True)
+        click.echo(f"! {prefix}: cannot be checked: {' '.join(why.split())}", err=True)
     due = sum(each.is_due(now, grace_ms) for each in listed.entries)
     price = format_dollars(dollars)
     found = counted(len(listed.entries), "orphan")
     session.say(f"{found}, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
     if listed.more:
-        session.say(f"and {listed.more} more than one list holds: list again once these are deleted")
+        session.say(f"and {listed.more} more than one list holds: make another list after these are deleted")
     if due:
         session.say("nothing changed" if dry_run else "nothing changed; next: tiered gc --delete")
     if listed.left_out or listed.refused:
@@ -202,20 +204,25 @@ def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str
     from tiered.jobs.orphan_collection import decode_garbage
 
     if work.is_configured and session.config().topic_properties("")["remote.immutable"] == "true":
-        raise InvalidRequest("deleting orphans, the bucket is immutable (remote.immutable): its lifecycle deletes")
-    listed = decode_garbage(read_given(path, "deleting orphans by a list", "run 'tiered gc' first", name="path"), path)
+        raise InvalidRequest(
+            "cannot delete orphans, the bucket is immutable (remote.immutable): its lifecycle deletes them"
+        )
+    listed = decode_garbage(
+        read_given(path, "cannot delete orphans without their list", "run 'tiered gc' first", name="path"), path
+    )
     if not (yes or dry_run):
         _ask(listed, work.bucket)
     done = work.delete(listed, grace_ms, dry_run=dry_run)
     print_result(OrphansDeleted([_orphan(each, now_ms()) for each in done.entries]), output)
     session.say(
-        f"{'would delete' if dry_run else 'deleted'} {len(done.entries)}, {format_bytes(done.size_bytes)}; "
-        f"kept {done.young} younger than {format_ms(grace_ms)}, {done.somebodys} that are somebody's or gone by now"
+        f"{('would delete' if dry_run else 'deleted')} {len(done.entries)}, "
+        f"{format_bytes(done.size_bytes)}; kept {done.young} younger than {format_ms(grace_ms)}, "
+        f"{done.somebodys} that a manifest names or that no longer exist"
     )
     for prefix, error in done.unjudged.items():
-        click.echo(f"! {prefix}: cannot be judged, its objects stay: {' '.join(str(error).split())}", err=True)
+        click.echo(f"! {prefix}: cannot be checked, its objects stay: {' '.join(str(error).split())}", err=True)
     if work.stop.is_set:
-        session.say("interrupted; what is left stays listed, running it again goes on")
+        session.say("interrupted; the other objects stay in the list, run the same command to resume")
         return _interrupted(work.stop)
     return worst(done.unjudged.values())
 
@@ -227,7 +234,7 @@ def _interrupted(stop: Stop) -> int:
 def _ask(listed: GarbageList, bucket: Bucket) -> None:
     count, size = counted(len(listed.entries), "orphan"), format_bytes(listed.size_bytes)
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{count}, {size}, would be deleted from {bucket.store.url}; say --yes")
+        raise click.UsageError(f"{count}, {size}, would be deleted from {bucket.store.url}; add --yes")
     click.confirm(f"delete up to {count}, {size}, from {bucket.store.url}?", abort=True, err=True)
 
 

@@ -66,14 +66,25 @@ class Imported(Work):
 @click.argument("source_url", metavar="URL")
 @click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
 @click.option(
-    "--from-option", "source_options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For URL."
+    "--from-option",
+    "source_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=store_options,
+    help="Option of the store at URL.",
 )
-@layout_options("auto", "The layout at URL:")
-@click.option("--codec", type=click.Choice(["none", "zstd"]), help="At rest, here; default: as the settings say.")
-@click.option("--key-id", metavar="ID", help="Encrypt under this key of the ring; default: as the settings say.")
-@click.option("--scratch", metavar="DIRECTORY", help="Room for one segment; the system's place for files without it.")
-@click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@layout_options("auto", "Layout at URL:")
+@click.option(
+    "--codec",
+    type=click.Choice(["none", "zstd"]),
+    help="Set the object encoding of the copies; default: from the settings.",
+)
+@click.option("--key-id", metavar="ID", help="Encrypt with this key of the key ring; default: from the settings.")
+@click.option(
+    "--scratch", metavar="DIRECTORY", help="Directory for temporary files of one segment; default: of the system."
+)
+@click.option("--dry-run", is_flag=True, help="Show requests, bytes and dollars, change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bucket_options
 @output_option()
 @progress_option
@@ -112,7 +123,7 @@ def import_(
                 click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
             report_findings(plan.source.topic_partition, plan.findings)
             if plan.blocked_from is not None:
-                text = f"the import ends before offset {plan.blocked_from}: repair the objects that are named, or move"
+                text = f"the import ends before offset {plan.blocked_from}: repair the named objects, or move"
                 click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
         code = findings_code([each for plan in plans for each in plan.findings])
         due, dollars = [plan for plan in plans if plan.entries], sum(plan.cost.dollars for plan in plans)
@@ -126,7 +137,7 @@ def import_(
         done = _imported(session, source, theirs, bucket, due, stop, scratch)
     print_result(Imported(dry_run=False, partitions=[_imported_row(each) for each in done]), output)
     if stop.is_set:
-        session.say("interrupted; what is done is committed, running it again goes on")
+        session.say("interrupted; finished segments are committed, run the same command to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     return code
 
@@ -137,7 +148,9 @@ def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: di
 
     found = external_format(store, LayoutOptions(layout=layout, prefixes=prefixes, private_keys=keys))
     if found is None:
-        raise InvalidRequest("importing a bucket, it is one of ours: tiered rewrite copy", store=store.url)
+        raise InvalidRequest(
+            "cannot import the bucket, it has the layout of tiered: use tiered rewrite copy", store=store.url
+        )
     return found
 
 
@@ -189,11 +202,11 @@ def _named(there: list[ExternalName], targets: tuple[str, ...], url: str) -> lis
     ]
     for target, (topic, partition) in zip(targets, asked, strict=True):
         if not any(name.topic == topic and partition in (None, name.partition) for name in found):
-            raise NotFound("looking for a partition to import, there is none", name=target, store=url)
+            raise NotFound("cannot import, the partition is not in the bucket", name=target, store=url)
     for name in found:
         ids = sorted({each.topic_id for each in found if each.topic == name.topic})
         if len(ids) > 1:
-            wrong = "importing a bucket, several topics have this name: import them apart, by a url of their own"
+            wrong = "cannot import the bucket, several topics have this name: import each one from its own url"
             raise InvalidRequest(wrong, topic=name.topic, topic_ids=",".join(ids))
     return found
 
@@ -241,5 +254,5 @@ def _ask(plans: list[ImportPlan], dollars: float) -> None:
     count, size = sum(len(plan.entries) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
     told = f"{counted(count, 'segment')}, {size}, for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be imported; say --yes")
+        raise click.UsageError(f"{told} would be imported; add --yes")
     click.confirm(f"import {told}?", abort=True, err=True)

@@ -36,16 +36,16 @@ class PipelineUnit(Struct):
     """A node's directory or a partition's work in a stage. Null: not known yet."""
 
     stage: Annotated[str, text("STAGE")]
-    node: Annotated[str | None, text("WHERE", of=lambda row: row.node or f"{row.topic}/{row.partition}")]
+    node: Annotated[str | None, text("NODE OR PARTITION", of=lambda row: row.node or f"{row.topic}/{row.partition}")]
     topic: str | None
     partition: int | None
     state: Annotated[str, text("STATE")]
-    segments_before: Annotated[int, number("SEGMENTS", format_count)]
-    segments_after: Annotated[int | None, number("THEN", format_count)]
-    bytes_before: Annotated[int, number("BYTES", format_bytes)]
-    bytes_after: Annotated[int | None, number("THEN", format_bytes)]
+    segments_before: Annotated[int, number("SEGMENTS BEFORE", format_count)]
+    segments_after: Annotated[int | None, number("SEGMENTS AFTER", format_count)]
+    bytes_before: Annotated[int, number("BYTES BEFORE", format_bytes)]
+    bytes_after: Annotated[int | None, number("BYTES AFTER", format_bytes)]
     dollars: Annotated[float, number("$", format_dollars)]
-    why: Annotated[str, text("WHAT")]
+    why: Annotated[str, text("REASON")]
 
 
 class PipelinePlan(Result):
@@ -72,11 +72,17 @@ def pipeline() -> None:
 def _shared(command: Callable[..., object]) -> Callable[..., object]:
     options = (
         click.argument("nodes", nargs=-1, metavar="[NODE ...]"),
-        click.option("--topics", metavar="A,B", help="These alone; default: all."),
-        click.option("--target", default="256MiB", show_default=True, metavar="SIZE", help="Of a merged segment."),
-        click.option("--take-over", is_flag=True, help="Also nodes whose partitions others have written since."),
+        click.option("--topics", metavar="A,B", help="Select topics; default: all."),
         click.option(
-            "--take-epochs", is_flag=True, help="Delete what is due whoever writes a partition; it is fenced."
+            "--target", default="256MiB", show_default=True, metavar="SIZE", help="Set the size of a merged segment."
+        ),
+        click.option(
+            "--take-over", is_flag=True, help="Include nodes whose partitions another node has written since."
+        ),
+        click.option(
+            "--take-epochs",
+            is_flag=True,
+            help="Delete due objects of partitions of other writers; those writers are fenced.",
         ),
         bucket_options,
         output_option(),
@@ -97,9 +103,9 @@ def plan(session: Session, output: str, on_spark: OnSpark, **more: object) -> in
 
 
 @pipeline.command("run")
-@click.option("--dry-run", is_flag=True, help="Only show what there is to do.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--resume", "job_id", metavar="JOB", help="Go on with this job, or begin one of this name.")
+@click.option("--dry-run", is_flag=True, help="Show the work to do, change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--resume", "job_id", metavar="JOB", help="Resume this job, or start a job with this name.")
 @_shared
 def run(
     session: Session, dry_run: bool, yes: bool, job_id: str | None, output: str, on_spark: OnSpark, **more: object
@@ -163,7 +169,7 @@ def _run(
     from tiered.jobs.pipeline_state import PipelineState
 
     if job_id is not None and not _JOB.fullmatch(job_id):
-        raise InvalidRequest("reading --resume, not a job: letters, digits, _ and -", job=repr(job_id))
+        raise InvalidRequest("invalid --resume, a job has letters, digits, _ and - only", job=repr(job_id))
     fleet = _fleet(session, nodes, topics, target, url, options, take_over=take_over, take_epochs=take_epochs)
     if not yes:
         _ask(fleet)
@@ -202,10 +208,10 @@ def _told(session: Session, result: PipelineResult, job: str, stop: Stop, output
     left = f", {due} still due" if due else ""
     session.say(f"{done} units done, {failed} failed{left}, job {job}")
     if not result.is_complete:
-        session.say(f"interrupted; go on with: tiered pipeline run ... --resume {job}")
+        session.say(f"interrupted; resume with: tiered pipeline run ... --resume {job}")
         return _interrupted(stop)
     if due:
-        session.say(f"go on with: tiered pipeline run ... --resume {job}")
+        session.say(f"resume with: tiered pipeline run ... --resume {job}")
     return Exit.FAILED if failed else Exit.FINDINGS if due else Exit.DONE
 
 
@@ -225,7 +231,7 @@ def _fleet(
 
     size = parse_bytes(target)
     if size is None or size <= 0:
-        raise InvalidRequest("reading --target", text=repr(target), expected="a size such as 256MiB")
+        raise InvalidRequest("invalid --target", text=repr(target), expected="a size such as 256MiB")
     chosen = tuple(each for each in (topics or "").split(",") if each)
     for each in chosen:
         check_topic(each)
@@ -258,15 +264,17 @@ def _runner(
     with spark_job(session, told, on_spark) as spark:
         if spark.conf.get("spark.speculation", "false") == "true":
             # A second attempt of a node's work would fail on the first one's lock, and its result would win.
-            raise InvalidRequest("running a pipeline, tasks are speculated", fix="--conf spark.speculation=false")
+            raise InvalidRequest(
+                "cannot run the pipeline, speculative tasks are enabled", fix="--conf spark.speculation=false"
+            )
         yield SparkRunner(spark, job_id=job_id, should_stop=lambda: stop.is_set)
 
 
 def _ask(fleet: Fleet) -> None:
     told = f"{len(fleet.nodes)} nodes and the partitions of {fleet.bucket.url}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be worked on: look with 'tiered pipeline plan', then say --yes")
-    click.confirm(f"work on {told}? ('tiered pipeline plan' shows what there is to do)", abort=True, err=True)
+        raise click.UsageError(f"{told} would be processed: check with 'tiered pipeline plan', then add --yes")
+    click.confirm(f"process {told}? ('tiered pipeline plan' shows the work)", abort=True, err=True)
 
 
 def _interrupted(stop: Stop) -> int:

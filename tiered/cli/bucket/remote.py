@@ -49,9 +49,9 @@ def remote() -> None:
 @click.argument("url")
 @click.argument("topics", nargs=-1, metavar="[TOPIC ...]")
 @click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For the bucket."
+    "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="Option of the store."
 )
-@layout_options("auto", "The bucket's layout:")
+@layout_options("auto", "Layout of the bucket:")
 @output_option()
 @click.pass_obj
 def ls(
@@ -65,7 +65,7 @@ def ls(
     output: str,
 ) -> int:
     """List the partitions of a bucket: offsets, segments, bytes, and offsets that no segment holds."""
-    session.set_up_logging(tells_problems=True)
+    session.set_up_logging(reports_problems=True)
     from tiered.read.bucket_reader import open_remote
 
     rows: list[RemotePartition] = []
@@ -94,7 +94,7 @@ def _row(view: RemoteLog, name: TopicPartition) -> RemotePartition:
     manifest, lost = view.manifest(name), view.gaps(name)
     report_findings(name, view.findings(name))
     for start, end in lost:
-        click.echo(f"! {name}: no segment holds the offsets {start} to {end - 1}", err=True)
+        click.echo(f"! {name}: no segment covers the offsets {start} to {end - 1}", err=True)
     return RemotePartition.of(
         name,
         manifest,

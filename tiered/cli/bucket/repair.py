@@ -27,10 +27,10 @@ class RepairRow(Struct):
     topic: Annotated[str, text("TOPIC")]
     partition: Annotated[int, number("PARTITION")]
     object: Annotated[str, text("OBJECT")]
-    source: Annotated[str | None, text("FROM THE")]
-    relative: Annotated[str | None, text("OF")]
-    base_offset: Annotated[int | None, number("FROM")]
-    next_offset: Annotated[int | None, number("TO")]
+    source: Annotated[str | None, text("SOURCE")]
+    relative: Annotated[str | None, text("TOPIC OF COPY")]
+    base_offset: Annotated[int | None, number("FROM OFFSET")]
+    next_offset: Annotated[int | None, number("TO OFFSET")]
     why: str | None
     topic_id: str
 
@@ -44,8 +44,8 @@ class Repaired(Work):
 
 @click.command("repair")
 @click.argument("report", metavar="REPORT.json")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would be repaired, change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @bucket_options
 @output_option()
 @progress_option
@@ -64,7 +64,7 @@ def repair(
     from tiered.health.repair import plan_repair, run_repair
 
     if topic_id is not None:
-        raise click.UsageError("--topic-id is not for repair; the report names topics by their ids")
+        raise click.UsageError("--topic-id does not apply to repair; the report names topics by their ids")
     found = _read(report)
     with open_bucket(session, url, options, copies=True, writes_segments=True) as bucket:
         for topic in sorted({each.topic for each in found.of("corrupt")}):
@@ -98,15 +98,17 @@ def _read(path: str) -> ScrubReport:
     from tiered.config.user_files import read_given
     from tiered.health.scrub_report import decode_report
 
-    return decode_report(read_given(path, "reading a scrub's report", "run 'tiered scrub --deep'", name="path"), path)
+    return decode_report(
+        read_given(path, "cannot read the scrub report", "run 'tiered scrub --deep'", name="path"), path
+    )
 
 
 def _ask(plan: RepairPlan) -> None:
     told = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
     told = f"{told}, {format_bytes(plan.size_bytes)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be written anew; say --yes")
-    click.confirm(f"write {told} anew?", abort=True, err=True)
+        raise click.UsageError(f"{told} would be rewritten; add --yes")
+    click.confirm(f"rewrite {told}?", abort=True, err=True)
 
 
 def _left(plan: RepairPlan) -> list[RepairRow]:
@@ -119,7 +121,7 @@ def _tell(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, 
     if dry_run and (plan.segments or plan.pages):
         session.say("nothing changed; next: tiered repair without --dry-run")
     elif plan.segments or plan.pages:
-        session.say("next: tiered scrub --deep, for what a lost page hid is seen only now")
+        session.say("next: tiered scrub --deep, which now checks the segments of the repaired manifest pages")
     for each in (*plan.hopeless, *failed):
         lost = f" offsets={each.offsets[0]}-{each.offsets[1] - 1}" if each.offsets is not None else ""
         click.echo(f"! {each.name.topic}/{each.name.partition} {each.object}: no good copy{lost}: {each.why}", err=True)

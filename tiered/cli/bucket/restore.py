@@ -32,8 +32,8 @@ class PlannedRestore(PartitionRow):
     log_start_offset: Annotated[int, number("START")]
     next_offset: Annotated[int, number("END")]
     segments: Annotated[int, number("SEGMENTS", format_count)]
-    size_bytes: Annotated[int, number("ON THE DISK", format_bytes)]
-    remote_bytes: Annotated[int, number("IN THE BUCKET ALONE", format_bytes)]
+    size_bytes: Annotated[int, number("LOCAL BYTES", format_bytes)]
+    remote_bytes: Annotated[int, number("REMOTE-ONLY BYTES", format_bytes)]
     read_bytes: Annotated[int, number("READ", format_bytes)]
     gets: Annotated[int, number("GET", format_count)]
     dollars: Annotated[float, number("$", format_dollars)]
@@ -51,8 +51,8 @@ class RestoredRow(PartitionRow):
 
     log_start_offset: Annotated[int, number("START")]
     next_offset: Annotated[int, number("END")]
-    size_bytes: Annotated[int, number("ON THE DISK", format_bytes)]
-    remote_bytes: Annotated[int, number("IN THE BUCKET ALONE", format_bytes)]
+    size_bytes: Annotated[int, number("LOCAL BYTES", format_bytes)]
+    remote_bytes: Annotated[int, number("REMOTE-ONLY BYTES", format_bytes)]
     epoch: int | None
     open_transactions: int
     exact_from: int | None
@@ -66,24 +66,36 @@ class Restored(Work):
 
 @click.command("restore")
 @click.argument("targets", nargs=-1, required=True, metavar="TOPIC[/PARTITION] ...")
-@click.option("--to", "directory", required=True, metavar="DIR", help="The log directory; made if it is not there.")
+@click.option(
+    "--to", "directory", required=True, metavar="DIR", help="Log directory to restore to; created if it does not exist."
+)
 @click.option(
     "--local",
     "kept",
     type=click.Choice(["all", "recent", "none"]),
     default="all",
     show_default=True,
-    help="Which segments get files; all others are read from the bucket, which takes --take-over.",
+    help=("Segments that get local files; the others are read from the bucket and require --take-over."),
 )
-@click.option("--to-offset", type=click.IntRange(0), help="Only the records below this offset, of each partition.")
 @click.option(
-    "--to-time", "--at", "to_time", metavar="TIME", help="Only what lies before the first record of that time or later."
+    "--to-offset", type=click.IntRange(0), help="Restore only the records below this offset, of each partition."
 )
-@click.option("--take-over", is_flag=True, help="Become the topics' writer; whoever was it before is fenced.")
-@click.option("--accept-missing-keys", is_flag=True, help="Cut a compacted topic where keys may be missing below.")
-@click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--rate", metavar="SIZE/s", help="Read no faster than this.")
+@click.option(
+    "--to-time",
+    "--at",
+    "to_time",
+    metavar="TIME",
+    help="Restore only the records before the first record of this time or later.",
+)
+@click.option("--take-over", is_flag=True, help="Become the writer of the topics; the previous writer is fenced.")
+@click.option(
+    "--accept-missing-keys",
+    is_flag=True,
+    help="Restore a compacted topic up to a cut even if keys may be missing below it.",
+)
+@click.option("--dry-run", is_flag=True, help="Show requests, bytes and dollars, change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--rate", metavar="SIZE/s", help="Limit the read rate.")
 @bucket_options
 @output_option()
 @progress_option
@@ -120,7 +132,7 @@ def restore(
     )
     wish.check()
     if not directory:
-        raise click.UsageError("--to names no directory: it is empty")
+        raise click.UsageError("--to is empty, name a directory")
     root = os.path.abspath(directory)
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
         names = bucket.partitions(targets, topic_id)
@@ -154,7 +166,7 @@ def restore(
     done = [RestoredRow.of(each.partition, each) for each in outcome.partitions]
     print_result(Restored(dry_run=False, partitions=done), output)
     if not outcome.is_complete:
-        session.say("interrupted; running it again goes on, what is whole stays")
+        session.say("interrupted; complete files stay, run the same command to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     _say_rest(session, outcome.partitions, root)
     return _say_left_out([*left_out, *outcome.left_out])
@@ -162,17 +174,17 @@ def restore(
 
 def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: str, dollars: float) -> None:
     size = format_bytes(sum(each.read_bytes for each in parts))
-    fenced = "; the present writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
+    fenced = "; the current writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
     told = f"{counted(len(parts), 'partition')}, {size} to {root} for about ${format_dollars(dollars)}{fenced}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told}: say --yes")
+        raise click.UsageError(f"{told}: add --yes")
     click.confirm(f"restore {told}?", abort=True, err=True)
 
 
 def _say_left_out(left_out: Sequence[LeftOut]) -> int:
     """Print each partition that prevented the restore of its topic; return the exit code."""
     for each in left_out:
-        hint = "the topic is left out: name its other partitions, or repair this one ('tiered scrub')"
+        hint = "exclude the topic: name its other partitions, or repair this one ('tiered scrub')"
         click.echo(f"! {each.name.topic}/{each.name.partition}: {each.error}; {hint}", err=True)
     return worst(each.error for each in left_out)
 
@@ -182,7 +194,10 @@ def _say_rest(session: Session, done: Sequence[RestoredPartition], root: str) ->
         if each.exact_from is not None:
             click.echo(f"! {each.partition}: keys may be missing; complete from offset {each.exact_from}", err=True)
         if each.open_transactions:
-            hint = f"{each.open_transactions} transactions have no end here: 'tiered transactions' lists and ends them"
+            hint = (
+                f"{each.open_transactions} transactions have no end in the restored records: 'tiered "
+                "transactions' lists and ends them"
+            )
             click.echo(f"! {each.partition}: {hint}", err=True)
     session.say(f"next: tiered verify {root}")
 

@@ -52,9 +52,9 @@ def rewrite() -> None:
 def _shared(command: Callable[..., object]) -> Callable[..., object]:
     options = (
         click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]"),
-        click.option("--dry-run", is_flag=True, help="Only show requests, bytes and dollars."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--rate", metavar="SIZE/s", help="Read and write no faster than this, each for itself."),
+        click.option("--dry-run", is_flag=True, help="Show requests, bytes and dollars, change nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+        click.option("--rate", metavar="SIZE/s", help="Limit the read rate and the write rate, each separately."),
         bucket_options,
         output_option(),
         progress_option,
@@ -67,9 +67,7 @@ def _shared(command: Callable[..., object]) -> Callable[..., object]:
 
 
 @rewrite.command("merge")
-@click.option(
-    "--target", default="256MiB", show_default=True, metavar="SIZE", help="How large a merged segment may be."
-)
+@click.option("--target", default="256MiB", show_default=True, metavar="SIZE", help="Set the size of a merged segment.")
 @_shared
 def merge(session: Session, targets: tuple[str, ...], target: str, **shared: object) -> int:
     """Make one segment of small neighbours."""
@@ -77,7 +75,7 @@ def merge(session: Session, targets: tuple[str, ...], target: str, **shared: obj
 
     size = parse_bytes(target)
     if size is None or size <= 0:
-        raise InvalidRequest("reading --target", text=repr(target), expected="a size such as 256MiB")
+        raise InvalidRequest("invalid --target", text=repr(target), expected="a size such as 256MiB")
     prices = session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
@@ -89,13 +87,13 @@ def merge(session: Session, targets: tuple[str, ...], target: str, **shared: obj
 
 
 @rewrite.command("recode")
-@click.option("--codec", type=click.Choice(["none", "zstd"]), help="At rest.")
-@click.option("--key-id", metavar="ID", help="Encrypt anew, with this key of the ring.")
-@click.option("--decrypt", is_flag=True, help="Keep them unencrypted.")
-@click.option("--storage-class", metavar="CLASS", help="S3's, such as GLACIER_IR.")
-@click.option("--since", metavar="TIME", help="Only segments whose newest record is of then or later.")
-@click.option("--until", metavar="TIME", help="Only segments whose newest record is older than that.")
-@click.option("--min-bytes", metavar="SIZE", default="0", help="Only segments stored in so many bytes at least.")
+@click.option("--codec", type=click.Choice(["none", "zstd"]), help="Set the object encoding.")
+@click.option("--key-id", metavar="ID", help="Encrypt again, with this key of the key ring.")
+@click.option("--decrypt", is_flag=True, help="Remove the encryption.")
+@click.option("--storage-class", metavar="CLASS", help="Set the S3 storage class, such as GLACIER_IR.")
+@click.option("--since", metavar="TIME", help="Select segments whose newest record is of this time or later.")
+@click.option("--until", metavar="TIME", help="Select segments whose newest record is older than this time.")
+@click.option("--min-bytes", metavar="SIZE", default="0", help="Select segments with at least this stored size.")
 @_shared
 def recode(
     session: Session,
@@ -113,17 +111,17 @@ def recode(
     from tiered.jobs.rewriting import Only, plan_recode
 
     if codec is key_id is storage_class is None and not decrypt:
-        raise click.UsageError("nothing to change: name --codec, --key-id, --decrypt or --storage-class")
+        raise click.UsageError("nothing to change: add --codec, --key-id, --decrypt or --storage-class")
 
     least = parse_bytes(min_bytes)
     if least is None or least < 0:
-        raise InvalidRequest("reading --min-bytes", text=repr(min_bytes), expected="a size such as 128KiB")
+        raise InvalidRequest("invalid --min-bytes", text=repr(min_bytes), expected="a size such as 128KiB")
     times = [None if text is None else parse_time(text, now_ms()) for text in (since, until)]
     only, prices = Only(min_bytes=least, since_ms=times[0], until_ms=times[1]), session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
         if key_id is not None and key_id not in bucket.keys:
-            raise InvalidRequest("rewriting, the key is not in the key ring", key_id=key_id)
+            raise InvalidRequest("cannot rewrite, the key is not in the key ring", key_id=key_id)
         return plan_recode(
             bucket.store,
             name,
@@ -141,13 +139,20 @@ def recode(
 
 
 @rewrite.command("copy")
-@click.option("--to", "target_url", required=True, metavar="URL", help="The other bucket, such as s3://bucket/prefix.")
+@click.option("--to", "target_url", required=True, metavar="URL", help="Target bucket, such as s3://bucket/prefix.")
 @click.option(
-    "--to-option", "target_options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --to."
+    "--to-option",
+    "target_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=store_options,
+    help="Option of the store of --to.",
 )
-@click.option("--codec", type=click.Choice(["none", "zstd"]), help="At rest over there; default: as it is.")
-@click.option("--key-id", metavar="ID", help="Encrypted over there with this key of the ring; default: as it is.")
-@click.option("--storage-class", metavar="CLASS", help="S3's, over there.")
+@click.option(
+    "--codec", type=click.Choice(["none", "zstd"]), help="Set the object encoding in the target; default: unchanged."
+)
+@click.option("--key-id", metavar="ID", help="Encrypt in the target with this key of the key ring; default: unchanged.")
+@click.option("--storage-class", metavar="CLASS", help="Set the S3 storage class in the target.")
 @_shared
 def copy(
     session: Session,
@@ -210,7 +215,7 @@ def copy(
         for difference in each.differences:
             click.echo(f"! {each.name.topic}/{each.name.partition}: {difference}", err=True)
     if stop.is_set:
-        session.say("interrupted; running it again goes on")
+        session.say("interrupted; run the same command to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     session.say(f"next: tiered scrub --deep --remote {target_url}")
     return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
@@ -260,7 +265,7 @@ def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
     count, size = sum(len(plan.entries) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
     told = f"{counted(count, 'segment')}, {size}, to {url} for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be copied; say --yes")
+        raise click.UsageError(f"{told} would be copied; add --yes")
     click.confirm(f"copy {told}?", abort=True, err=True)
 
 
@@ -303,7 +308,7 @@ def _run(
     rewritten = [RewrittenPartition.of(plan.name, outcome) for plan, outcome in done]
     print_result(Rewritten(dry_run=False, partitions=rewritten), output)
     if stop.is_set:
-        session.say("interrupted; what is done is committed, running it again goes on")
+        session.say("interrupted; finished segments are committed, run the same command to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     return _told(session, done)
 
@@ -315,17 +320,17 @@ def _told(session: Session, done: Sequence[tuple[RewritePlan, RewriteOutcome]]) 
         where = f"{plan.name.topic}/{plan.name.partition}"
         if outcome.given_up:
             groups = counted(outcome.given_up, "group")
-            session.warn(f"{where}: {groups} not rewritten: another writer or job replaced their segments meanwhile")
+            session.warn(f"{where}: {groups} not rewritten: another writer or job replaced their segments")
         if not outcome.is_complete:
             groups = counted(len(plan.groups) - outcome.groups, "group")
-            session.warn(f"{where}: {groups} not rewritten: too many objects wait for their deletion")
+            session.warn(f"{where}: {groups} not rewritten: too many pending deletes")
             code = max(code, Exit.FINDINGS)
         if outcome.given_up:
             code = Exit.CONFLICT
     if code is Exit.CONFLICT:
-        session.warn("not all is done; run the same command again")
+        session.warn("some segments are not rewritten; run the same command again")
     elif code is Exit.FINDINGS:
-        session.warn("not all is done; run the same command again after the grace time")
+        session.warn("some segments are not rewritten; run the same command again after the grace period")
     return code
 
 
@@ -407,5 +412,5 @@ def _ask(plans: Sequence[RewritePlan], dollars: float) -> None:
     size = format_bytes(sum(plan.cost.write_bytes for plan in plans))
     told = f"{counted(groups, 'segment')}, {size}, for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be written; say --yes")
+        raise click.UsageError(f"{told} would be written; add --yes")
     click.confirm(f"write {told}?", abort=True, err=True)

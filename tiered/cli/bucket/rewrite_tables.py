@@ -16,9 +16,9 @@ class PlannedCopy(PartitionRow):
     """Segments to read and to write, in requests and dollars."""
 
     segments: Annotated[int, number("SEGMENTS", format_count)]
-    groups: Annotated[int, number("BECOME", format_count)]
-    read_bytes: Annotated[int, number("READ", format_bytes)]
-    write_bytes: Annotated[int, number("WRITE", format_bytes)]
+    groups: Annotated[int, number("NEW SEGMENTS", format_count)]
+    read_bytes: Annotated[int, number("BYTES READ", format_bytes)]
+    write_bytes: Annotated[int, number("BYTES WRITTEN", format_bytes)]
     gets: Annotated[int, number("GET", format_count)]
     puts: Annotated[int, number("PUT", format_count)]
     dollars: Annotated[float, number("$", format_dollars)]
@@ -38,11 +38,11 @@ class RewrittenPartition(PartitionRow):
     """
 
     rows_before: Annotated[int, number("SEGMENTS", format_count)]
-    rows_after: Annotated[int, number("NOW", format_count)]
+    rows_after: Annotated[int, number("SEGMENTS NOW", format_count)]
     stored_before: Annotated[int, number("BYTES", format_bytes)]
-    stored_after: Annotated[int, number("NOW", format_bytes)]
-    unchanged: Annotated[int, number("AS THEY WERE", format_count)]
-    given_up: Annotated[int, number("NOT DONE", format_count)]
+    stored_after: Annotated[int, number("BYTES NOW", format_bytes)]
+    unchanged: Annotated[int, number("UNCHANGED", format_count)]
+    given_up: Annotated[int, number("NOT REWRITTEN", format_count)]
     expired: int
     is_complete: bool
     groups: int

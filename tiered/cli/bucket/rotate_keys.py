@@ -23,7 +23,7 @@ class WrappedKeys(Struct):
 
     where: Annotated[str, text("PARTITION")]
     keys: Annotated[str, text("WRAPPED BY")]
-    key_id: Annotated[str, text("KEY NOW")]
+    key_id: Annotated[str, text("CURRENT KEY")]
     rewrapped: Annotated[int, number("SEGMENTS")]
     sealed: Annotated[int, number("SEALED")]
 
@@ -36,7 +36,9 @@ class KeysRotated(Result):
 
 @click.command("rotate-keys")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--dry-run", is_flag=True, help="Count what is wrapped by which key, change nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Count the segments by the key that wraps their data keys, change nothing."
+)
 @output_option()
 @progress_option
 @click.pass_obj

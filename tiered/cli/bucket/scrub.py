@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tiered.health.scrub_report import ScrubReport
 
 STATE = "scrub-state.jsonl"
-_WRITING = "writing the report of a scrub"
+_WRITING = "cannot write the scrub report"
 
 
 class ScrubFinding(Struct):
@@ -37,10 +37,10 @@ class ScrubFinding(Struct):
     topic: Annotated[str, text("TOPIC")]
     partition: Annotated[int, number("PARTITION")]
     object: Annotated[str, text("OBJECT")]
-    what: Annotated[str, text("WHAT")]
-    at: Annotated[int | None, number("AT")]
-    base_offset: Annotated[int | None, number("FROM")]
-    next_offset: Annotated[int | None, number("TO")]
+    what: Annotated[str, text("FINDING")]
+    at: Annotated[int | None, number("POSITION")]
+    base_offset: Annotated[int | None, number("FROM OFFSET")]
+    next_offset: Annotated[int | None, number("TO OFFSET")]
     good_copy: Annotated[str | None, text("GOOD COPY")]
     topic_id: str
     length: int | None
@@ -69,12 +69,20 @@ class Scrubbed(Result):
 
 @click.command("scrub")
 @click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
-@click.option("--deep", is_flag=True, help="Read every byte: chunks, batches, the rows' facts, indexes against data.")
-@click.option("--rate", metavar="SIZE/s", help="Read no faster than this, such as 50MB/s.")
-@click.option("--resume", is_flag=True, help="Go on where an interrupted deep scrub was.")
-@click.option("--threads", type=click.IntRange(1, 64), default=4, show_default=True, help="Segments at a time.")
 @click.option(
-    "--report", metavar="FILE", help="Where the report goes; default: scrub-<time>.json when there is a finding."
+    "--deep", is_flag=True, help="Read every byte: chunks, batches, facts of segment entries, indexes against data."
+)
+@click.option("--rate", metavar="SIZE/s", help="Limit the read rate, such as 50MB/s.")
+@click.option("--resume", is_flag=True, help="Resume an interrupted deep scrub.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Set the number of segments that are read at the same time.",
+)
+@click.option(
+    "--report", metavar="FILE", help="Write the report to this file; default: scrub-<time>.json if there is a finding."
 )
 @bucket_options
 @output_option()
@@ -100,9 +108,9 @@ def scrub(
     from tiered.health.scrub import plan_scrub
 
     if resume and not deep:
-        raise click.UsageError("--resume is for --deep; a shallow scrub is always done from the beginning")
+        raise click.UsageError("--resume requires --deep; a scrub of metadata always starts from the beginning")
     if on_spark.is_wanted and not deep:
-        raise click.UsageError("--spark is for --deep; a shallow scrub reads metadata alone")
+        raise click.UsageError("--spark requires --deep; without it a scrub reads metadata only")
     refuse_rate(on_spark, rate)
     if report is not None:
         check_target(report, _WRITING)
@@ -118,7 +126,7 @@ def scrub(
             plan = plan_scrub(bucket.store, names, deep=deep, settings=bucket.settings.of, missing=missing)
             found = _scrubbed(session, bucket, plan, stop, threads=threads, resume=resume, started_ms=started_ms)
     if found is None:
-        session.say("interrupted; go on with: tiered scrub --deep --resume")
+        session.say("interrupted; resume with: tiered scrub --deep --resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     lost = lost_partitions(session, targets) if url is None else {}
     told = [each for each in found.findings if each.severity != "info"]

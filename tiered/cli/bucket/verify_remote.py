@@ -22,10 +22,10 @@ class VerifyFinding(Struct):
 
     severity: Annotated[str, text("SEVERITY")]
     path: Annotated[str, text("PATH")]
-    at: Annotated[int | None, number("AT")]
-    what: Annotated[str, text("WHAT")]
-    base_offset: Annotated[int | None, number("FROM")]
-    next_offset: Annotated[int | None, number("TO")]
+    at: Annotated[int | None, number("POSITION")]
+    what: Annotated[str, text("FINDING")]
+    base_offset: Annotated[int | None, number("FROM OFFSET")]
+    next_offset: Annotated[int | None, number("TO OFFSET")]
 
 
 class VerifiedRemote(Result):
@@ -89,7 +89,7 @@ def verify_remote(
             telling=lambda size_bytes: byte_progress(session, "verified", size_bytes),
         )
         if verdict is None:
-            session.say("interrupted; nothing is told of a part")
+            session.say("interrupted; no result")
             return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     lost = lost_partitions(session, targets)
     found = verdict.report
@@ -111,7 +111,7 @@ def read_sample(text: str | None, seed: int | None) -> Sample | None:
 
     if text is None:
         if seed is not None:
-            raise click.UsageError("--seed is for --sample")
+            raise click.UsageError("--seed requires --sample")
         return None
     return Sample(share=parse_share("--sample", text), seed=secrets.randbelow(100_000) if seed is None else seed)
 
@@ -141,11 +141,11 @@ def _tell(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> N
     objects = sum(count for each in found.partitions for count in each.objects.values())
     depth = f"bytes of {verdict.read_segments} of {verdict.segments} segments decoded, {format_bytes(found.read_bytes)}"
     if found.unread_segments:
-        depth += f"; {counted(found.unread_segments, 'segment')} could not be opened, see the findings"
+        depth += f"; {counted(found.unread_segments, 'segment')} could not be read, see the findings"
     if found.unread_partitions:
-        depth += f"; {counted(found.unread_partitions, 'partition')} could not be opened, see the findings"
+        depth += f"; {counted(found.unread_partitions, 'partition')} could not be read, see the findings"
     if sample is not None:
-        depth += f"; drawn by --seed {sample.seed}"
+        depth += f"; sample of --seed {sample.seed}"
     elif not (verdict.read_segments or found.unread_segments or found.unread_partitions):
         depth = f"{verdict.segments} segments by metadata only, see --deep and --sample"
     session.say(f"{len(found.partitions)} partitions, {objects} objects in {found.store}: {depth}")

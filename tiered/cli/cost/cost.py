@@ -27,13 +27,13 @@ class TopicCost(Struct):
     remote_bytes: Annotated[int | None, number("STORED", format_bytes)]
     storage_dollars: Annotated[float | None, number("STORAGE", format_dollars)]
     index_dollars: float | None
-    waiting_dollars: Annotated[float | None, number("WAITING", format_dollars)]
+    waiting_dollars: Annotated[float | None, number("PENDING DELETES", format_dollars)]
     requests_dollars: Annotated[float, number("REQUESTS", format_dollars)]
     retrieval_dollars: float | None
     disk_dollars: Annotated[float | None, number("DISK", format_dollars)]
     dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
-    double_storage_dollars: Annotated[float | None, number("DOUBLE", format_dollars)]
-    idle_dollars: Annotated[float | None, number("IDLE", format_dollars)]
+    double_storage_dollars: Annotated[float | None, number("IN BOTH TIERS", format_dollars)]
+    idle_dollars: Annotated[float | None, number("IF IDLE", format_dollars)]
     segments: int | None
     local_bytes: int | None
     double_bytes: int | None
@@ -68,9 +68,9 @@ class Advice(Struct):
     change: Annotated[str, text("CHANGE")]
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
     saved_dollars: Annotated[float, number("SAVES/MONTH", format_dollars)]
-    once_dollars: Annotated[float, number("ONCE", format_dollars)]
-    payback_months: Annotated[float | None, number("MONTHS", "{:.1f}".format)]
-    reason: Annotated[str, text("WHY")]
+    once_dollars: Annotated[float, number("ONE-TIME", format_dollars)]
+    payback_months: Annotated[float | None, number("PAYBACK MONTHS", "{:.1f}".format)]
+    reason: Annotated[str, text("REASON")]
     segments: int
     command: str
 
@@ -109,8 +109,12 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
         rows = [*rows, _sum(rows)]
     print_result(
         CostShow(
-            PricesUsed.of(report.prices), report.total, report.since_ms, report.rate_since_ms,
-            unread_rows(report.all_unread), rows,
+            PricesUsed.of(report.prices),
+            report.total,
+            report.since_ms,
+            report.rate_since_ms,
+            unread_rows(report.all_unread),
+            rows,
         ),
         output,
     )
@@ -119,7 +123,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
         if each.shared_bytes:
             size = format_bytes(each.shared_bytes)
             session.say(
-                f"{each.topic}: {size} of it were its source's when it was forked; what both have is on both bills"
+                f"{each.topic}: {size} of it belong to the source of the fork; shared objects are on both bills"
             )
     session.say(_words(report))
     return unread_code(report.all_unread.values())
@@ -141,8 +145,14 @@ def prices(session: Session) -> None:
 
 @cost.command("advise")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--least", type=Number(), default=0.01, show_default=True, help="Dollars a month that it has to save.")
-@click.option("--out", metavar="FILE", type=click.Path(), help="Keep the advice in a file, for 'tiered apply'.")
+@click.option(
+    "--least",
+    type=Number(),
+    default=0.01,
+    show_default=True,
+    help="Show advice that saves at least these dollars a month.",
+)
+@click.option("--out", metavar="FILE", type=click.Path(), help="Save the advice to a file, for 'tiered apply'.")
 @rate_option
 @output_option()
 @click.pass_obj
@@ -176,11 +186,11 @@ def advise(
     for each in found.advice if out is None else ():
         session.say(f"next: {each.command}")
     if out is not None and any(each.move is not None for each in found.advice) and not _has_classes(session):
-        session.say("moves are not in the file: storage classes are S3's")
+        session.say("moves are not in the file: storage classes exist on S3 only")
     if out is not None:
         session.say(f"saved {out}; next: tiered apply {out} --dry-run")
     if not found.advice:
-        session.say("no advice" + (" for the others" if found.unread else ""))
+        session.say("no advice" + (" for the other topics" if found.unread else ""))
     return unread_code(found.unread.values()) or (Exit.FINDINGS if found.advice else Exit.DONE)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -13,7 +14,9 @@ from local.errors import InvalidRequest
 from tiered.cli.errors import unread_code
 from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result, write_lines
 from tiered.cli.session import Session, now_ms
+from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars, parse_bytes, parse_duration
+from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.cost.cost_history import Measured
@@ -21,11 +24,14 @@ if TYPE_CHECKING:
 
 STEPS = 6  # of a range such as 1d..365d
 _WIDTH = 100
-_WRITING = "writing the page"
+_WRITING = "cannot write the page"
 
 
 rate_option = click.option(
-    "--rate", multiple=True, metavar="[TOPIC=]RATE", help="What comes, as orders=20GiB/d or 10MiB/s; else measured."
+    "--rate",
+    multiple=True,
+    metavar="[TOPIC=]RATE",
+    help="Set the arrival rate, as orders=20GiB/d or 10MiB/s; default: measured.",
 )
 
 
@@ -113,16 +119,21 @@ class CostSimulate(Result):
 
 @click.command("simulate")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--retention", metavar="TIMES", help="As 7d,30d,90d or 1d..365d; -1 for no limit.")
-@click.option("--local", metavar="TIMES", help="How long the disk keeps what is in the bucket, as 1h,1d.")
-@click.option("--segment", metavar="SIZES", help="As 64MiB,256MiB,1GiB or 64MiB..1GiB.")
-@click.option("--part", metavar="SIZES", help="Parts of uploads, as 8MiB,16MiB.")
-@click.option("--codec", metavar="CODECS", help="Compression in the bucket: none,zstd.")
-@click.option("--class", "storage_class", metavar="CLASSES", help="standard,ia,onezone,gir,it,express or S3's names.")
-@click.option("--reads", metavar="SHARES", help="How much of the data is read in a month, as 0,0.1,1.")
+@click.option("--retention", metavar="TIMES", help="Set retentions, as 7d,30d,90d or 1d..365d; -1 for no limit.")
+@click.option("--local", metavar="TIMES", help="Set local retentions, as 1h,1d.")
+@click.option("--segment", metavar="SIZES", help="Set segment sizes, as 64MiB,256MiB,1GiB or 64MiB..1GiB.")
+@click.option("--part", metavar="SIZES", help="Set part sizes of uploads, as 8MiB,16MiB.")
+@click.option("--codec", metavar="CODECS", help="Set the compression in the bucket: none,zstd.")
+@click.option(
+    "--class",
+    "storage_class",
+    metavar="CLASSES",
+    help="Set storage classes: standard,ia,onezone,gir,it,express or the names of S3.",
+)
+@click.option("--reads", metavar="SHARES", help="Set the share of the data that is read in a month, as 0,0.1,1.")
 @rate_option
-@click.option("--chart", is_flag=True, help="Bars instead of the table.")
-@click.option("--html", "page", metavar="FILE", type=click.Path(), help="Also a page that needs nothing else.")
+@click.option("--chart", is_flag=True, help="Print bars instead of the table.")
+@click.option("--html", "page", metavar="FILE", type=click.Path(), help="Also write a self-contained HTML page.")
 @output_option()
 @click.pass_obj
 def simulate(
@@ -199,7 +210,7 @@ def _values(option: str, text: str, read: Callable[[str], int | float | str | No
         if first is None or (dots and not (isinstance(first, int) and isinstance(last, int) and 0 < first < last)):
             name = "class" if option == "storage_class" else option
             needs = ", a time with a unit such as 7d or 12h" if read is parse_duration else ""
-            raise InvalidRequest(f"reading --{name}, not a value or a range of two{needs}", text=repr(part))
+            raise InvalidRequest(f"invalid --{name}, it is neither a value nor a range{needs}", text=repr(part))
         found += _steps(first, last) if isinstance(first, int) and isinstance(last, int) else [first]
     return found
 
@@ -243,19 +254,19 @@ def _words(simulation: CostSimulation) -> list[str]:
     lines = [f"{each.topic}: {'; '.join(each.basis)}" for each in simulation.measured]
     saving = [(each, dollars) for each, dollars in simulation.sensitivities if dollars > 0][:2]
     for each, dollars in saving:
-        lines.append(f"lever: {shown(each)} saves {format_dollars(dollars)} USD/month")
+        lines.append(f"change: {shown(each)} saves {format_dollars(dollars)} USD/month")
     if not saving:
-        lines.append("no lever: none of the single changes saves anything")
+        lines.append("none of the single changes saves money")
     today = simulation.today
     lines.append(
-        f"as it is: {format_dollars(today.total)} USD/month, {format_dollars(today.double)} of it for bytes in both "
-        f"tiers, {format_dollars(today.idle)} when idle"
+        f"current: {format_dollars(today.total)} USD/month, {format_dollars(today.double)} of it "
+        f"for bytes in both tiers, {format_dollars(today.idle)} when idle"
     )
     lines += [f"break-even: {_line(each)}" for each in simulation.break_evens]
     table = simulation.prices
     lines.append(
-        f"{table.region}, prices of {table.as_of}; a month of 30 days, the steady state of each setting; simulated, "
-        "not metered: what is there now is in tiered cost show"
+        f"{table.region}, prices of {table.as_of}; a month of 30 days, the steady state of each "
+        "setting; simulated, not metered: tiered cost show has the current costs"
     )
     lines.append(f"not simulated: {'; '.join(OUTSIDE)}")
     return lines
@@ -266,7 +277,7 @@ def _line(each: object) -> str:
     from tiered.cost.cost_chart import number
 
     assert isinstance(each, BreakEven)
-    return f"{each.what} {number(each.limit, each.unit)}, here {number(each.value, each.unit)}: {each.verdict}"
+    return f"{each.what} {number(each.limit, each.unit)}, current {number(each.value, each.unit)}: {each.verdict}"
 
 
 def _result(simulation: CostSimulation, unread: list[UnreadPartitions]) -> CostSimulate:

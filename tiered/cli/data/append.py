@@ -58,13 +58,19 @@ class Appended(Result):
     type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
     default="-",
 )
-@click.option("-K", "separator", metavar="SEP", help="What separates key and value in a line; without, no keys.")
-@click.option("-Z", "is_empty_null", is_flag=True, help="An empty value is null: a tombstone.")
-@click.option("--jsonl", "is_jsonl", is_flag=True, help="Lines are objects: key, value, timestamp, headers.")
-@click.option("--batch", type=click.IntRange(1), default=10_000, show_default=True, help="Records per append.")
-@click.option("--compression", type=click.Choice(CODECS), help="Codec of the batches; default: the topic's.")
-@click.option("--acks", type=click.Choice(("local", "remote")), default="local", show_default=True, help="Who has it.")
-@click.option("--timeout", metavar="TIME", help="How long --acks remote waits for the bucket; default: 5m.")
+@click.option("-K", "separator", metavar="SEP", help="Set the separator of key and value in a line; default: no keys.")
+@click.option("-Z", "is_empty_null", is_flag=True, help="Treat an empty value as null: a tombstone.")
+@click.option("--jsonl", "is_jsonl", is_flag=True, help="Read lines as JSON objects: key, value, timestamp, headers.")
+@click.option("--batch", type=click.IntRange(1), default=10_000, show_default=True, help="Set the records per append.")
+@click.option("--compression", type=click.Choice(CODECS), help="Set the codec of the batches; default: of the topic.")
+@click.option(
+    "--acks",
+    type=click.Choice(("local", "remote")),
+    default="local",
+    show_default=True,
+    help="Wait until the records are on the disk (local) or in the bucket (remote).",
+)
+@click.option("--timeout", metavar="TIME", help="Limit the time that --acks remote waits; default: 5m.")
 @output_option()
 @progress_option
 @click.pass_obj
@@ -88,9 +94,9 @@ def append(
     """
     topic, partition = parse_partition(target)
     if is_jsonl and separator is not None:
-        raise click.UsageError("--jsonl carries its keys itself; leave out -K")
+        raise click.UsageError("--jsonl lines contain their keys; remove -K")
     if separator == "":
-        raise click.UsageError("-K is empty; leave it out for records without keys")
+        raise click.UsageError("-K is empty; remove it for records without keys")
     read = jsonl_reader(now_ms, partition) if is_jsonl else line_reader(separator, is_empty_null, now_ms)
     overrides = {"compression.type": compression} if compression else {}
     timeout_ms = _timeout_ms(timeout, acks)
@@ -123,9 +129,9 @@ def append(
         if rows or (output == "json" and failure is None):
             print_result(Appended(rows), output)
         if rows and away:
-            session.say("appended to this disk; 'tiered run' copies the records once the store answers")
+            session.say("appended to this disk; 'tiered run' copies the records when the store replies")
         if failure is not None or stop.is_set:
-            session.say(f"appended before that: records={given.count}")
+            session.say(f"appended before the error: records={given.count}")
         if failure is not None:
             raise failure
         if stop.is_set:
@@ -146,10 +152,10 @@ def _timeout_ms(text: str | None, acks: str) -> int:
     if text is None:
         return TIMEOUT_MS
     if acks != "remote":
-        raise click.UsageError("--timeout is for --acks remote")
+        raise click.UsageError("--timeout requires --acks remote")
     value = parse_duration(text)
     if value is None or value <= 0:
-        raise InvalidRequest("reading --timeout", text=repr(text), expected="a duration such as 5m")
+        raise InvalidRequest("invalid --timeout", text=repr(text), expected="a duration such as 5m")
     return value
 
 

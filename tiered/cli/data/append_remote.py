@@ -46,7 +46,7 @@ class RemoteAppend:
         shares = self._marks.find(self._key)
         if shares is not None:
             count = sum(each.records for each in shares)
-            self._session.say(f"appended before, not again: records={count}; waiting for the bucket")
+            self._session.say(f"appended by an earlier command: records={count}; waiting for the bucket")
         return shares
 
     def wait(self, shares: Sequence[Share], stop: Stop) -> bool:
@@ -89,7 +89,9 @@ class RemoteAppend:
             self._marks.note(self._key, list(shares))
         except LogError as error:
             self._key = None
-            self._session.say(f"given again, the same would be appended once more: {' '.join(str(error).split())}")
+            self._session.say(
+                f"running the command again would append the records twice: {' '.join(str(error).split())}"
+            )
 
     def _tell(self, left: Sequence[TopicPartition], trouble: LogError | None) -> None:
         names = ", ".join(map(str, left))
@@ -97,6 +99,6 @@ class RemoteAppend:
         self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {told}")
 
     def _kept(self) -> str:
-        words = "all of it is on the disk, not yet in the bucket; 'tiered run' sends it"
-        again = "the same command given again waits and appends nothing twice"
+        words = "all records are on the disk and not in the bucket yet; 'tiered run' copies them"
+        again = "running the same command again waits and appends nothing twice"
         return f"{words}, {again if self._key is not None else 'do not append it again'}"

@@ -66,20 +66,42 @@ class Backfilled(Result):
 @click.command("backfill")
 @click.argument("targets", nargs=-1, required=True, metavar="TOPIC[/PARTITION] ...")
 @click.option(
-    "--to", "target", required=True, metavar="URL", help="Where the files go: s3://..., hdfs://..., file:///..."
+    "--to",
+    "target",
+    required=True,
+    metavar="URL",
+    help="Set the target of the files: s3://..., hdfs://..., file:///...",
 )
 @click.option(
-    "--to-option", "to_options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --to."
+    "--to-option",
+    "to_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=store_options,
+    help="Option of the store of --to.",
 )
-@click.option("--from", "start", default="start", show_default=True, metavar="POSITION", help="start, OFFSET, @TIME.")
-@click.option("--until", "end", default="end", show_default=True, metavar="POSITION", help="end, OFFSET, @TIME.")
-@click.option("--codec", default="zstd", show_default=True, metavar="NAME", help="Of the files.")
-@click.option("--read-committed", is_flag=True, help="Leave out records of aborted transactions.")
 @click.option(
-    "--parallel", default="auto", show_default=True, metavar="auto|N", help="Tasks at a time; auto: Spark's own."
+    "--from",
+    "start",
+    default="start",
+    show_default=True,
+    metavar="POSITION",
+    help="First position: start, OFFSET, @TIME.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show which offsets and bytes would be read.")
-@click.option("--resume", "job_id", metavar="JOB", help="Go on with this job, or begin one of this name.")
+@click.option(
+    "--until", "end", default="end", show_default=True, metavar="POSITION", help="End position: end, OFFSET, @TIME."
+)
+@click.option("--codec", default="zstd", show_default=True, metavar="NAME", help="Set the compression of the files.")
+@click.option("--read-committed", is_flag=True, help="Omit records of aborted transactions.")
+@click.option(
+    "--parallel",
+    default="auto",
+    show_default=True,
+    metavar="auto|N",
+    help="Set the number of concurrent tasks; auto: chosen by Spark.",
+)
+@click.option("--dry-run", is_flag=True, help="Show which offsets and bytes would be read, write nothing.")
+@click.option("--resume", "job_id", metavar="JOB", help="Resume this job, or start a job with this name.")
 @bucket_options
 @output_option()
 @progress_option
@@ -144,7 +166,7 @@ def backfill(
     _tell(session, result, output)
     if result.is_complete:
         return Exit.DONE
-    session.say(f"interrupted; go on with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
+    session.say(f"interrupted; resume with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
     return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
 
 
@@ -153,7 +175,7 @@ def parse_parallel(text: str) -> int | None:
     if text == "auto":
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 20):
-        raise InvalidRequest("reading --parallel", text=repr(text), expected="auto or a number of tasks")
+        raise InvalidRequest("invalid --parallel", text=repr(text), expected="auto or a number of tasks")
     return int(text)
 
 
@@ -167,7 +189,7 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
     if len(whole) == len(asked):
         found["subscribe"] = ",".join(dict.fromkeys(whole))
     elif whole:
-        raise InvalidRequest("reading what to export, topics and partitions do not mix", topic=whole[0])
+        raise InvalidRequest("cannot export, name either topics or partitions", topic=whole[0])
     else:
         chosen: dict[str, list[int]] = {}
         for topic, partition in asked:
@@ -178,12 +200,14 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
             found[f"{option}Timestamp"] = str(position.timestamp_ms)
         elif position.offset is not None:
             if len(asked) != 1 or asked[0][1] is None:
-                raise InvalidRequest("reading a position, an offset is for one partition: TOPIC/PARTITION", option=side)
+                raise InvalidRequest(
+                    "invalid position, an offset applies to one partition: TOPIC/PARTITION", option=side
+                )
             found[f"{option}Offsets"] = json.dumps({asked[0][0]: {str(asked[0][1]): position.offset}})
         elif (position.is_end and option == "starting") or (position.is_start and option == "ending"):
-            raise InvalidRequest("reading a position, nothing would be exported", option=side)
+            raise InvalidRequest("nothing to export between these positions", option=side)
         elif position.last is not None:
-            raise InvalidRequest("reading a position", option=side, expected="'start end OFFSET @TIME @-2h'")
+            raise InvalidRequest("invalid position", option=side, expected="'start end OFFSET @TIME @-2h'")
     return found
 
 

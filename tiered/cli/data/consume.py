@@ -31,26 +31,51 @@ VIEW = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`
 
 @click.command("consume")
 @click.argument("target", metavar="TOPIC[/PARTITION]")
-@click.option("--from", "start", default="start", show_default=True, help="start, end, OFFSET, -N, @TIME or @-2h.")
-@click.option("-n", "--count", type=count_type(0), help="Stop after this many records.")
-@click.option("-f", "--format", "template", default=r"%v\n", show_default=True, help=r"%T %p %o %k %v %t %d %h, \n \t.")
 @click.option(
-    "-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True, help="How to print."
+    "--from", "start", default="start", show_default=True, help="First position: start, end, OFFSET, -N, @TIME or @-2h."
+)
+@click.option("-n", "--count", type=count_type(0), help="Stop after this many records.")
+@click.option(
+    "-f",
+    "--format",
+    "template",
+    default=r"%v\n",
+    show_default=True,
+    help="Set the output template: %T %p %o %k %v %t %d %h, \\n \\t.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "jsonl"]),
+    default="text",
+    show_default=True,
+    help="Set the output format.",
 )
 @click.option(
     "--isolation",
     type=click.Choice(ISOLATIONS),
     default=ISOLATIONS[0],
     show_default=True,
-    help="read_committed: up to the first open transaction, without aborted ones.",
+    help=("Set the isolation; read_committed stops at the first open transaction and omits aborted ones."),
 )
-@click.option("--read-compacted", is_flag=True, help="A compacted view below its horizon, then the log; or an error.")
-@click.option("--view", metavar="NAME", help="For --read-compacted: another view than 'compacted'.")
-@click.option("--local", "is_local", is_flag=True, help="Read this disk alone, also where a log diverged.")
-@click.option("--remote", "url", metavar="URL", help="Read this bucket alone; needs no configuration.")
-@click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote.")
-@layout_options("tiered", "Of --remote,")
+@click.option(
+    "--read-compacted",
+    is_flag=True,
+    help="Read a compacted view below its horizon, then the log; fails without a view.",
+)
+@click.option("--view", metavar="NAME", help="Choose another view than 'compacted' for --read-compacted.")
+@click.option("--local", "is_local", is_flag=True, help="Read only the log on this disk, even if it diverged.")
+@click.option("--remote", "url", metavar="URL", help="Read this bucket only; needs no configuration.")
+@click.option("--topic-id", metavar="ID", help="Choose one of several topics of this name in that bucket.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=store_options,
+    help="Option of the store of --remote.",
+)
+@layout_options("tiered", "Option for --remote,")
 @click.pass_obj
 def consume(
     session: Session,
@@ -72,15 +97,15 @@ def consume(
 ) -> int:
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:
-        raise click.UsageError("--topic-id is for --remote; a directory has one topic of a name")
+        raise click.UsageError("--topic-id requires --remote; a directory has one topic of a name")
     if url is None and options:
         raise click.UsageError(UNNAMED)
     if url is None and (layout != LAYOUTS[0] or prefixes or private_keys):
-        raise click.UsageError("--layout, --layout-prefix and --layout-key are for --remote")
+        raise click.UsageError("--layout, --layout-prefix and --layout-key require --remote")
     if is_local and (url is not None or read_compacted):
-        raise click.UsageError("--local reads the log on this disk alone; leave out --remote and --read-compacted")
+        raise click.UsageError("--local reads only the log on this disk; remove --remote and --read-compacted")
     if view is not None and not read_compacted:
-        raise click.UsageError("--view is for --read-compacted; without it the full log is read")
+        raise click.UsageError("--view requires --read-compacted; without it the full log is read")
     topic, number = parse_partition(target)
     position = parse_position(start, now_ms())
     show = parse_template(template)
@@ -156,7 +181,7 @@ def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPar
         return
     for partition in partitions:
         for start, end in reader.view(partition).lost:
-            click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view took them up", err=True)
+            click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view included them", err=True)
 
 
 def _problems(source: LogManager | RemoteLog) -> dict[TopicPartition, LogError]:

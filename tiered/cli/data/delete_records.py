@@ -20,7 +20,7 @@ _VERSION = 1  # of Kafka's JSON file
 class DeletedRange(PartitionRow):
     """The log start offset before and now."""
 
-    before: Annotated[int, number("START BEFORE", format_count)]
+    before: Annotated[int, number("OLD START OFFSET", format_count)]
     low_watermark: Annotated[int, number("START", format_count)]
     offsets: Annotated[int, number("OFFSETS DELETED", format_count)]
 
@@ -33,10 +33,12 @@ class DeletedRecords(Work):
 
 @click.command("delete-records")
 @click.argument("target", required=False, metavar="[TOPIC/PARTITION]")
-@click.option("--before", type=click.IntRange(-1), metavar="OFFSET", help="Records below it go; -1: all there are.")
-@click.option("--file", "file", type=click.File("rb"), help="Kafka's offsets.json instead, - for stdin.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--before", type=click.IntRange(-1), metavar="OFFSET", help="Delete the records below this offset; -1: all records."
+)
+@click.option("--file", "file", type=click.File("rb"), help="Read offsets from offsets.json of Kafka, - for stdin.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 @click.pass_obj
 def delete_records(
@@ -62,16 +64,18 @@ def delete_records(
 def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> dict[TopicPartition, int]:
     if file is not None:
         if target is not None or before is not None:
-            raise click.UsageError("--file says which partitions and offsets; leave out TOPIC/PARTITION and --before")
+            raise click.UsageError("--file contains the partitions and offsets; remove TOPIC/PARTITION and --before")
         try:
             return read_offsets(file.read())
         except InvalidRequest as error:
             raise InvalidRequest(error.attempt, **{**error.facts, "file": file.name}) from None
     if target is None or before is None:
-        raise click.UsageError("give TOPIC/PARTITION and --before OFFSET, or --file")
+        raise click.UsageError("name TOPIC/PARTITION and --before OFFSET, or --file")
     topic, number = parse_partition(target)
     if number is None:
-        raise InvalidRequest("deleting records, of which partition?", text=repr(target), expected="TOPIC/PARTITION")
+        raise InvalidRequest(
+            "cannot delete records, name TOPIC/PARTITION", text=repr(target), expected="TOPIC/PARTITION"
+        )
     return {TopicPartition(topic, number): before}
 
 
@@ -85,10 +89,10 @@ def read_offsets(text: bytes) -> dict[TopicPartition, int]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest("reading offsets to delete up to, not json") from None
+        raise InvalidRequest("cannot read the offsets file, it is not JSON") from None
     entries = body.get("partitions") if isinstance(body, dict) else None
     if not isinstance(entries, list) or body.get("version", _VERSION) != _VERSION:
-        raise InvalidRequest("reading offsets to delete up to, no partitions, or not of version 1")
+        raise InvalidRequest("cannot read the offsets file, it has no partitions, or is not of version 1")
     found: dict[TopicPartition, int] = {}
     for at, entry in enumerate(entries):
         fields = [entry.get(name) for name in ("topic", "partition", "offset")] if isinstance(entry, dict) else []
@@ -98,9 +102,11 @@ def read_offsets(text: bytes) -> dict[TopicPartition, int]:
             ):  # bool is a subclass of int
                 name = TopicPartition(topic, partition)
             case _:
-                raise InvalidRequest("reading offsets to delete up to, not topic, partition and offset", entry=at)
+                raise InvalidRequest(
+                    "cannot read the offsets file, an entry is not topic, partition and offset", entry=at
+                )
         if name in found:
-            raise InvalidRequest("reading offsets to delete up to, a partition comes twice", partition=name)
+            raise InvalidRequest("cannot read the offsets file, a partition is repeated", partition=name)
         found[name] = offset
     return found
 
@@ -110,5 +116,5 @@ def _confirm(count: int, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("records would be deleted for good; say --yes, or --dry-run to see which")
-    click.confirm(f"delete the records of {format_count(count)} offsets for good?", abort=True, err=True)
+        raise click.UsageError("records would be deleted permanently; add --yes, or --dry-run to see which")
+    click.confirm(f"delete the records of {format_count(count)} offsets permanently?", abort=True, err=True)

@@ -109,38 +109,56 @@ class _Asked:
 
 @click.command("dump")
 @click.argument("target", metavar="FILE|URL|TOPIC/PARTITION[@OFFSET]")
-@click.option("-o", "--output", type=click.Choice([*FORMATS, "text"]), help="text: the lines of Kafka's own tool.")
-@click.option("--batches", is_flag=True, help="Batches alone, whatever the output.")
-@click.option("--records", "by_record", is_flag=True, help="Records as JSON lines, without control records.")
-@click.option("--index", "by_index", is_flag=True, help="The offset index of the segment, instead of what is in it.")
-@click.option("--hex", "by_byte", is_flag=True, help="Every byte with its field's name; with --batches headers alone.")
-@click.option("--deep-iteration", "--deep", is_flag=True, help="Every batch and its records.")
-@click.option("--print-data-log", "--print", is_flag=True, help="Keys and values too; implies --deep-iteration.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice([*FORMATS, "text"]),
+    help="Set the output format. text: the lines of Kafka's own tool.",
+)
+@click.option("--batches", is_flag=True, help="Print batches only, in any output format.")
+@click.option("--records", "by_record", is_flag=True, help="Print records as JSON lines, without control records.")
+@click.option("--index", "by_index", is_flag=True, help="Print the offset index of the segment instead of its batches.")
+@click.option(
+    "--hex", "by_byte", is_flag=True, help="Print every byte with the name of its field; with --batches headers only."
+)
+@click.option("--deep-iteration", "--deep", is_flag=True, help="Print every batch and its records.")
+@click.option("--print-data-log", "--print", is_flag=True, help="Print keys and values too; implies --deep-iteration.")
 @click.option("-n", "--count", type=count_type(1), help="Stop after this many rows.")
 @click.option(
     "--encoding",
     type=click.Choice(["utf8", "base64", "hex"]),
     default="utf8",
     show_default=True,
-    help="Of keys and values.",
+    help="Set the encoding of keys and values.",
 )
-@click.option("--key-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
-@click.option("--value-decoder", type=click.Choice(_DECODERS), help="Instead of --encoding.")
-@click.option("--offsets-decoder", is_flag=True, help="Records of __consumer_offsets.")
-@click.option("--transaction-log-decoder", is_flag=True, help="Records of __transaction_state.")
-@click.option("--from-offset", type=click.IntRange(0), help="Records at or above this offset.")
-@click.option("--to-offset", type=click.IntRange(0), help="Records below this offset.")
-@click.option("--key", help="Records with exactly this key, written in --encoding.")
-@click.option("--key-prefix", help="Records whose key begins so.")
-@click.option("--since", metavar="@TIME", help="Records at or after it: @2026-11-20T12:00:00Z, @MS, @-2h.")
-@click.option("--until", metavar="@TIME", help="Records before it.")
-@click.option("--index-sanity-check", is_flag=True, help="An index: could it be one? The log is not looked at.")
-@click.option("--verify-index-only", is_flag=True, help="An index: compare it with its log, print nothing else.")
-@click.option("--section", type=click.Choice(_SECTIONS), help="One part of an .indexes object or of a head.")
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For a URL.")
-@click.option("--remote", "url", metavar="URL", help="A partition of this bucket alone; needs no configuration.")
-@click.option("--topic-id", metavar="ID", help="Which of several topics of this name in that bucket.")
-@layout_options("tiered", "Of --remote,")
+@click.option("--key-decoder", type=click.Choice(_DECODERS), help="Set the encoding of keys; default: --encoding.")
+@click.option("--value-decoder", type=click.Choice(_DECODERS), help="Set the encoding of keys; default: --encoding.")
+@click.option("--offsets-decoder", is_flag=True, help="Decode records of __consumer_offsets.")
+@click.option("--transaction-log-decoder", is_flag=True, help="Decode records of __transaction_state.")
+@click.option("--from-offset", type=click.IntRange(0), help="Select records at or above this offset.")
+@click.option("--to-offset", type=click.IntRange(0), help="Select records below this offset.")
+@click.option("--key", help="Select records with exactly this key, written in --encoding.")
+@click.option("--key-prefix", help="Select records whose key begins with this.")
+@click.option(
+    "--since", metavar="@TIME", help="Select records at or after this time: @2026-11-20T12:00:00Z, @MS, @-2h."
+)
+@click.option("--until", metavar="@TIME", help="Select records before this time.")
+@click.option("--index-sanity-check", is_flag=True, help="Check whether an index is well formed, without its log.")
+@click.option("--verify-index-only", is_flag=True, help="Compare an index with its log, print nothing else.")
+@click.option(
+    "--section", type=click.Choice(_SECTIONS), help="Print one section of an .indexes object or of a manifest."
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=store_options,
+    help="Option of the store of the URL.",
+)
+@click.option("--remote", "url", metavar="URL", help="Read a partition of this bucket only; needs no configuration.")
+@click.option("--topic-id", metavar="ID", help="Choose one of several topics of this name in that bucket.")
+@layout_options("tiered", "Option for --remote,")
 @click.pass_obj
 def dump(session: Session, /, **asked: object) -> int:
     """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
@@ -150,11 +168,11 @@ def dump(session: Session, /, **asked: object) -> int:
     if words.url is not None:
         return _dump_partition(session, words)
     if words.topic_id or words.layout != LAYOUTS[0] or words.prefixes or words.private_keys:
-        raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key are for --remote")
+        raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key require --remote")
     if words.by_byte and (words.by_record or words.deep_iteration or words.prints_data):
-        raise click.UsageError("--hex shows all of a record; leave out --records, --deep-iteration, --print-data-log")
+        raise click.UsageError("--hex prints all of a record; remove --records, --deep-iteration, --print-data-log")
     if words.options and "://" not in words.target:
-        raise click.UsageError("--option is for --remote URL and for the url of an object; neither is given")
+        raise click.UsageError("--option requires --remote URL or the url of an object")
     if "://" not in words.target and not _is_file(words.target):
         return _dump_partition(session, words)
     with _opened(session, words) as source:
@@ -172,7 +190,7 @@ def _index_asked(session: Session, asked: _Asked) -> _Asked:
     from tiered.inspect.dump_index import index_of_offset, index_of_segment
 
     if asked.batches or asked.is_deep or asked.by_byte or asked.section:
-        raise click.UsageError("--index shows an index: leave out what shows batches, records, bytes or a --section")
+        raise click.UsageError("--index prints an index: remove the options for batches, records, bytes or a --section")
     if asked.url is None and ("://" in asked.target or _is_file(asked.target)):
         found = index_of_segment(asked.target)
     else:
@@ -210,7 +228,7 @@ def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
 
     url, key = split_object_url(target)
     if not key:
-        raise InvalidRequest("dumping an object, the url names none", url=url)
+        raise InvalidRequest("cannot dump an object, the url names none", url=url)
     store = keyed_store(open_store(url, asked.options or session.store_options_of(target)), _key_ring(session))
     with closing(store):
         yield open_object(store, key)
@@ -223,7 +241,7 @@ def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
     from tiered.inspect.dumping import LogDump
 
     if asked.index_sanity_check or asked.verify_index_only or asked.section:
-        raise InvalidRequest("dumping a segment, that option is for other files", path=source.place)
+        raise InvalidRequest("cannot dump a segment, the option applies to other files", path=source.place)
     if source.size_bytes == 0:
         session.say(f"the file is empty: path={source.place}")
     stored = _stored(session, source)
@@ -240,7 +258,7 @@ def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
     if log.problem is None:
         return Exit.DONE
     if not log.is_torn or source.is_object or stored is not None:
-        raise Corrupt(f"dumping a segment, {log.problem}", **facts)
+        raise Corrupt(f"cannot dump a segment, {log.problem}", **facts)
     session.say(f"the file ends inside a batch: path={source.place} at={log.at} size_bytes={source.size_bytes}")
     return Exit.FINDINGS
 
@@ -291,7 +309,7 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
     """Dump a partition over both tiers, from its start or ``@OFFSET``; one run of batches in memory at a time."""
     if "/" not in asked.target:
         expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
-        raise InvalidRequest("reading what to dump", target=repr(asked.target), expected=expected)
+        raise InvalidRequest("cannot recognize what to dump", target=repr(asked.target), expected=expected)
     partition, offset = parse_partition_at(asked.target)
     from dataclasses import replace
 
@@ -310,7 +328,7 @@ def _dump_partition(session: Session, asked: _Asked) -> int:
         facts = {"topic": partition.topic, "partition": partition.partition}
         _print_log(asked, log, [f"Dumping {partition}"], partition)
     if log.problem is not None:
-        raise Corrupt(f"dumping a partition, {log.problem}", **facts, at=log.at)
+        raise Corrupt(f"cannot dump a partition, {log.problem}", **facts, at=log.at)
     return Exit.DONE
 
 
@@ -360,7 +378,7 @@ def _decode(asked: _Asked) -> DecodeRecord:
     from tiered.inspect.dump_rows import decode_coordinator, decode_with
 
     if asked.offsets_decoder and asked.transaction_log_decoder:
-        raise click.UsageError("--offsets-decoder and --transaction-log-decoder are of two topics")
+        raise click.UsageError("--offsets-decoder and --transaction-log-decoder exclude each other")
     if asked.offsets_decoder:
         return decode_coordinator(coordinator_records.decode_offsets_record)
     if asked.transaction_log_decoder:
@@ -373,13 +391,13 @@ def _filter(asked: _Asked) -> Filter:
     from tiered.inspect.dumping import Filter
 
     if asked.key is not None and asked.key_prefix is not None:
-        raise click.UsageError("--key and --key-prefix are one or the other")
+        raise click.UsageError("--key and --key-prefix exclude each other")
     key = asked.key if asked.key_prefix is None else asked.key_prefix
     since_ms, until_ms = _time(asked.since), _time(asked.until)
     if asked.from_offset is not None and asked.to_offset is not None and asked.to_offset <= asked.from_offset:
-        raise click.UsageError("--to-offset has to be above --from-offset: what is below it is shown")
+        raise click.UsageError("--to-offset must be above --from-offset: the records below it are printed")
     if since_ms is not None and until_ms is not None and until_ms <= since_ms:
-        raise click.UsageError("--until has to be later than --since: what is before it is shown")
+        raise click.UsageError("--until must be later than --since: the records before it are printed")
     return Filter(
         from_offset=asked.from_offset,
         to_offset=asked.to_offset,
@@ -396,7 +414,7 @@ def _time(text: str | None) -> int | None:
 
 def _tell_gaps(session: Session, log: LogDump, path: str) -> None:
     if log.gaps:
-        session.say(f"{log.gaps} non-consecutive offsets in {path}; compaction leaves such")
+        session.say(f"{log.gaps} non-consecutive offsets in {path}; compaction leaves such gaps")
         for first, second in log.first_gaps:
             session.say(f"  {first} is followed by {second}")
 
@@ -408,7 +426,7 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
     from tiered.inspect import dump_files
 
     if asked.by_byte:
-        raise InvalidRequest("dumping bytes, only a segment has batches: leave out --hex", path=source.place)
+        raise InvalidRequest("cannot dump bytes, only a segment has batches: remove --hex", path=source.place)
     if asked.index_sanity_check:
         dump_files.check_sanity(source)
         session.say(f"{source.place} passed the sanity check")
@@ -420,7 +438,9 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
     if compared is not None:
         return _tell_findings(session, compared)
     if asked.verify_index_only:
-        raise InvalidRequest("comparing an index with its log, there is no log beside it", path=source.place)
+        raise InvalidRequest(
+            "cannot compare an index with its log, the log is not in the same directory", path=source.place
+        )
     if source.kind in dump_files.WITH_BASE:
         dump_files.check_sanity(source)
     return Exit.DONE
@@ -429,12 +449,14 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
 def _chosen(asked: _Asked, sheets: list[Sheet]) -> list[Sheet]:
     if asked.section is None:
         if len(sheets) > 1 and asked.form == "csv":
-            raise click.UsageError(f"csv has one kind of rows: choose a --section of {[each.name for each in sheets]}")
+            raise click.UsageError(
+                f"csv prints one kind of rows: choose a --section of {[each.name for each in sheets]}"
+            )
         return sheets
     chosen = [each for each in sheets if each.name == asked.section]
     if not chosen:
         raise InvalidRequest(
-            "choosing a section, there is none", section=asked.section, there_are=[each.name for each in sheets]
+            "the section does not exist", section=asked.section, there_are=[each.name for each in sheets]
         )
     return chosen
 
@@ -486,7 +508,9 @@ def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:
     for each in told[1:] if told and told[0].severity is Severity.CORRUPT else told:
         session.say(f"{each.severity.name.lower()}: {each.what}: path={each.path} at={each.at}")
     if told and told[0].severity is Severity.CORRUPT:
-        raise Corrupt(f"dumping an index, {told[0].what}", path=told[0].path, at=told[0].at, offsets=told[0].offsets)
+        raise Corrupt(
+            f"cannot dump the index, {told[0].what}", path=told[0].path, at=told[0].at, offsets=told[0].offsets
+        )
     return Exit.FINDINGS if told and told[0].severity is Severity.WARNING else Exit.DONE
 
 

@@ -57,10 +57,16 @@ class Offsets(Result):
     default="latest",
     show_default=True,
     metavar="SPEC",
-    help="earliest, latest, max-timestamp, earliest-local, latest-tiered, earliest-pending-upload, "
-    "@TIME, @-2h or a number of ms.",
+    help=(
+        "Choose the offset: earliest, latest, max-timestamp, earliest-local, latest-tiered, "
+        "earliest-pending-upload, @TIME, @-2h or a number of ms."
+    ),
 )
-@click.option("--committed", is_flag=True, help="latest is the last stable offset, below every open transaction.")
+@click.option(
+    "--committed",
+    is_flag=True,
+    help=("Choose the isolation; with read_committed latest is the last stable offset, below every open transaction."),
+)
 @output_option()
 @click.pass_obj
 def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed: bool, output: str) -> int:
@@ -111,11 +117,11 @@ def parse_spec(text: str, now_ms: int) -> int:
         return codes[text]
     try:
         if text.startswith("-"):
-            raise InvalidRequest("reading a time, what lies before now begins with @-")
+            raise InvalidRequest("invalid time, a time before now begins with @-")
         return max(0, parse_time(text.removeprefix("@"), now_ms))
     except InvalidRequest:
         expected = f"'{' '.join(_SPECS)} @TIME @-2h or a number of ms'"
-        raise InvalidRequest("reading what offset is asked for", text=repr(text), expected=expected) from None
+        raise InvalidRequest("invalid --time", text=repr(text), expected=expected) from None
 
 
 def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:

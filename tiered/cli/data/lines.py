@@ -26,7 +26,7 @@ def open_lines(path: str) -> Iterator[int]:
     """Return the descriptor of a file, or of stdin for ``-``. Raises InvalidRequest when stdin is closed."""
     if path == "-":
         if sys.stdin is None:
-            raise InvalidRequest("reading lines, stdin is closed: name a file")
+            raise InvalidRequest("cannot read lines, stdin is closed: name a file")
         yield 0
         return
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -75,7 +75,7 @@ def _read(fd: int, stop: Stop, due: float) -> bytes | None:
         return os.read(fd, CHUNK_BYTES)
     except OSError as error:
         cause = errno.errorcode.get(error.errno or 0, "unknown").lower()
-        raise DiskFailed("reading lines", descriptor=fd, cause=cause) from error
+        raise DiskFailed("cannot read lines", descriptor=fd, cause=cause) from error
 
 
 def _sliced(lines: list[bytes], size: int) -> Iterator[list[bytes]]:

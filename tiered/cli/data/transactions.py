@@ -27,8 +27,8 @@ class OpenTransaction(PartitionRow):
 
     producer_id: Annotated[int, number("PRODUCER")]
     producer_epoch: Annotated[int, number("EPOCH")]
-    first_offset: Annotated[int, number("SINCE OFFSET", format_count)]
-    waiting: Annotated[int, number("OFFSETS WAITING", format_count)]
+    first_offset: Annotated[int, number("FIRST OFFSET", format_count)]
+    waiting: Annotated[int, number("DELAYED OFFSETS", format_count)]
     timestamp: Annotated[int, text("LAST RECORD", rfc3339)]
 
 
@@ -76,20 +76,22 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
 
 @transactions.command("end")
 @click.argument("target", metavar="TOPIC/PARTITION")
-@click.option("--producer-id", type=click.IntRange(0), required=True, help="Whose transaction.")
-@click.option("--abort", "aborts", is_flag=True, help="Its records are not shown to committed readers.")
-@click.option("--commit", "commits", is_flag=True, help="They are.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only show the transaction that would be ended.")
+@click.option("--producer-id", type=click.IntRange(0), required=True, help="Name the producer of the transaction.")
+@click.option("--abort", "aborts", is_flag=True, help="Abort: committed readers do not see its records.")
+@click.option("--commit", "commits", is_flag=True, help="Commit: committed readers see its records.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Show the transaction that would end, change nothing.")
 @click.pass_obj
 def end(session: Session, target: str, producer_id: int, aborts: bool, commits: bool, yes: bool, dry_run: bool) -> None:
     """Write the marker that ends a producer's open transaction: --abort or --commit."""
     if aborts == commits:
-        raise click.UsageError(f"say --abort or --commit{', not both' if aborts else ''}")
+        raise click.UsageError(f"add --abort or --commit{(', not both' if aborts else '')}")
     outcome = "abort" if aborts else "commit"
     topic, number = parse_partition(target)
     if number is None:
-        raise InvalidRequest("ending a transaction, of which partition?", text=repr(target), expected="TOPIC/PARTITION")
+        raise InvalidRequest(
+            "cannot end a transaction, name TOPIC/PARTITION", text=repr(target), expected="TOPIC/PARTITION"
+        )
     if dry_run:
         from tiered.partition.hanging_transactions import find_open
 
@@ -99,7 +101,7 @@ def end(session: Session, target: str, producer_id: int, aborts: bool, commits: 
         since = f"producer_id={producer_id} first_offset={open_one.first_offset}"
         session.say(f"would {outcome}: partition={topic}/{number} {since}; nothing changed")
         return
-    _confirm(f"{outcome} the open transaction of producer {producer_id} in {topic}/{number} for good?", yes)
+    _confirm((f"{outcome} the open transaction of producer {producer_id} in {topic}/{number} permanently?"), yes)
     from tiered.partition.hanging_transactions import end_transaction
 
     with session.manager() as manager:
@@ -128,5 +130,5 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("this cannot be taken back; say --yes")
+        raise click.UsageError("this is permanent; add --yes")
     click.confirm(question, abort=True, err=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class AppliedPartition(Struct):
     """The number of a partition's decisions that were done, and of those that were not due any more."""
 
-    done: Annotated[int, number("DONE")]
+    done: Annotated[int, number("APPLIED")]
     skipped: Annotated[int, number("SKIPPED")]
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
     topic: str
@@ -40,9 +40,11 @@ class PlanApplied(Result):
 
 @click.command("apply")
 @click.argument("file", metavar="PLAN.json", type=click.Path(), required=False)
-@click.option("--auto", is_flag=True, help="No file: plan and apply until nothing is left; the same as 'run --once'.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only look whether the state still holds; of advice, its steps.")
+@click.option("--auto", is_flag=True, help="Without a file: plan and apply until nothing is due, as 'run --once' does.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check whether the state is unchanged, apply nothing; for advice, print its steps."
+)
 @output_option()
 @progress_option
 @click.pass_context
@@ -52,7 +54,7 @@ def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: 
     A state that has changed since then is refused (exit 5).
     """
     if auto == (file is not None):
-        raise click.UsageError("either a plan to apply, PLAN.json, or --auto")
+        raise click.UsageError("name either a plan to apply, PLAN.json, or --auto")
     if file is None:
         return _auto(ctx, dry_run=dry_run, output=output)
     from tiered.cost.advice_file import is_advice
@@ -84,7 +86,7 @@ def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, ou
     if dry_run:
         with session.manager(read_only=True, overrides=saved.settings) as manager:
             check_unchanged(saved, manager, now_ms())
-        session.say("the state is as it was; nothing changed")
+        session.say("the state is unchanged; nothing was applied")
         return Exit.DONE
     confirm(yes=yes)
     session.progress.expect(sum(map(len, saved.plan.decisions.values())), "decisions")
@@ -112,7 +114,7 @@ def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, ou
         click.echo(f"{one_line(problem)} (partition {name})", err=True)
     left = _count(saved.plan.decisions.values()) - _count([*each.done, *each.skipped] for each in applied.values())
     if left:
-        session.say(f"{counted(left, 'decision')} not done, and the state is another now; next: tiered plan --out FILE")
+        session.say(f"{counted(left, 'decision')} not applied, and the state has changed; next: tiered plan --out FILE")
     if left and stop.is_set:
         return worst(problems.values()) or (Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED)
     return worst(problems.values())
@@ -136,5 +138,5 @@ def confirm(*, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidRequest("applying a plan without a terminal to ask at, add --yes")
+        raise InvalidRequest("cannot ask for confirmation without a terminal, add --yes")
     click.confirm("apply it?", abort=True, err=True)

@@ -28,10 +28,10 @@ class AdvisedStep(Struct):
     due: Annotated[int, number("DUE")]
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
     requests: Annotated[int, number("REQUESTS")]
-    once_dollars: Annotated[float, number("ONCE", format_dollars)]
+    once_dollars: Annotated[float, number("ONE-TIME", format_dollars)]
     now_dollars: Annotated[float, number("NOW/MONTH", format_dollars)]
     then_dollars: Annotated[float, number("THEN/MONTH", format_dollars)]
-    reason: Annotated[str, text("WHY")]
+    reason: Annotated[str, text("REASON")]
     parts: int
 
 
@@ -61,7 +61,7 @@ def apply_advice_file(session: Session, saved: SavedAdvice, *, yes: bool, dry_ru
         with session.manager(read_only=True) as manager:
             states = check_advice(manager, saved)
         _show(states, output, dry_run=True)
-        session.say("the state is as it was; nothing changed")
+        session.say("the state is unchanged; nothing was applied")
         return Exit.DONE
     confirm(yes=yes)
     with stop_signals() as stop, session.manager() as manager, open_bucket(session, None, {}) as bucket:
@@ -82,10 +82,13 @@ def apply_advice_file(session: Session, saved: SavedAdvice, *, yes: bool, dry_ru
         )
     _show(states, output, dry_run=False)
     if stop.is_set:
-        session.say("interrupted; what is done stays, applying it again goes on")
+        session.say("interrupted; finished steps stay, apply the file again to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     if not all(each.is_done for each in states):
-        session.say("not all could be moved yet: apply it again, after the grace time if much waits for deletion")
+        session.say(
+            "some segments could not be moved yet: apply the file again, after the grace period if "
+            "there are many pending deletes"
+        )
         return Exit.FINDINGS
     return Exit.DONE
 

@@ -39,9 +39,9 @@ class MeasuredFigure(Struct):
     count: Annotated[int, number("COUNT", format_count)]
     size_bytes: Annotated[int, number("BYTES", format_bytes)]
     bytes_per_second: Annotated[float, number("PER SECOND", _rounded_bytes)]
-    ms_each: Annotated[float, number("MS EACH", "{:.3g}".format)]
+    ms_each: Annotated[float, number("MS PER CALL", "{:.3g}".format)]
     ratio: Annotated[float | None, number("RATIO", "{:.2f}".format)]
-    latencies_ms: Annotated[dict[str, float] | None, text("MS", _percentiles)]
+    latencies_ms: Annotated[dict[str, float] | None, text("LATENCY MS", _percentiles)]
     reference: Annotated[str, text("REFERENCE")]
     what: str
     seconds: float
@@ -56,8 +56,8 @@ class RequestsSent(Struct):
     gets: Annotated[int, number("GET", format_count)]
     lists: Annotated[int, number("LIST", format_count)]
     deletes: Annotated[int, number("DELETE", format_count)]
-    bytes_in: Annotated[int, number("BYTES IN", format_bytes)]
-    bytes_out: Annotated[int, number("BYTES OUT", format_bytes)]
+    bytes_in: Annotated[int, number("BYTES READ", format_bytes)]
+    bytes_out: Annotated[int, number("BYTES WRITTEN", format_bytes)]
 
 
 class BenchMeasured(Result):
@@ -85,10 +85,12 @@ class BenchPlanned(Work):
 
 
 @click.command("bench")
-@click.option("--size", default="64MiB", show_default=True, metavar="SIZE", help="Records of each part, so much.")
-@click.option("--at", "directory", metavar="DIR", help="Measure the disk of DIR; default: that of the logs.")
-@click.option("--remote", is_flag=True, help="The configured bucket too, below a prefix of its own; costs requests.")
-@click.option("--dry-run", is_flag=True, help="Only show which requests --remote would send, and what they cost.")
+@click.option(
+    "--size", default="64MiB", show_default=True, metavar="SIZE", help="Set the amount of records for each part."
+)
+@click.option("--at", "directory", metavar="DIR", help="Measure the disk of DIR; default: the disk of the logs.")
+@click.option("--remote", is_flag=True, help="Measure the configured bucket too, below its own prefix; costs requests.")
+@click.option("--dry-run", is_flag=True, help="Show which requests --remote would send and what they cost, send none.")
 @click.option("--yes", is_flag=True, help="Do not ask before requests are sent.")
 @output_option()
 @progress_option
@@ -104,7 +106,7 @@ def bench(
 
     size_bytes = parse_bytes(size)
     if size_bytes is None:
-        raise InvalidRequest("reading --size", text=repr(size), expected="a size such as 64MiB")
+        raise InvalidRequest("invalid --size", text=repr(size), expected="a size such as 64MiB")
     options = BenchOptions.of(size_bytes)
     if remote or dry_run:
         _foretell(session, options, output, remote=remote, dry_run=dry_run, yes=yes)
@@ -123,9 +125,11 @@ def bench(
         )
     print_result(_measured(report), output)
     if report.is_complete:
-        session.say("ratio: 1 is as fast as the reference, 0.5 half as fast; everything made was removed")
+        session.say(
+            "ratio: 1 is as fast as the reference, 0.5 half as fast; all created files and objects were deleted"
+        )
         return Exit.DONE
-    session.say("interrupted; everything made was removed")
+    session.say("interrupted; all created files and objects were deleted")
     return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
 
 
@@ -166,7 +170,7 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
         try:
             yield store
         except LogError:
-            session.say(f"what could not be removed lies below {url}")
+            session.say(f"objects that could not be deleted are below {url}")
             raise
         finally:
             store.close()
@@ -184,9 +188,11 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
 
     config = session.config()
     if config.remote_url is None:
-        raise InvalidRequest("measuring a bucket, none is configured: set url in [remote] of tiered.toml")
+        raise InvalidRequest("cannot measure a bucket, none is configured: set url in [remote] of tiered.toml")
     if config.topic_properties("")["remote.immutable"] == "true":
-        raise InvalidRequest("measuring a bucket, it is immutable (remote.immutable): nothing could be removed again")
+        raise InvalidRequest(
+            "cannot measure the bucket, it is immutable (remote.immutable): its objects could not be deleted"
+        )
     counts = predict_requests(now_ms=now_ms(), options=options)
     dollars = request_cost(puts=counts.puts, gets=counts.gets, lists=counts.lists, prices=session.prices().of(None))
     if dry_run:
@@ -199,7 +205,7 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
         session.say("nothing changed")
     elif remote and not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("requests would be sent to the bucket; say --yes, or --dry-run to see which")
+            raise click.UsageError("requests would be sent to the bucket; add --yes, or --dry-run to see which")
         click.confirm("send them?", abort=True, err=True)
 
 

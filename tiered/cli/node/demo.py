@@ -66,10 +66,10 @@ class Demo(Result):
 
 @click.command("demo")
 @click.option(
-    "--dir", "directory", metavar="DIR", help="A folder of its own; default: ./tiered-demo. Emptied every time."
+    "--dir", "directory", metavar="DIR", help="Name the folder; default: ./tiered-demo. Its contents are deleted first."
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N flights.")
-@click.option("--no-spark", is_flag=True, help="Leave Spark out; then no Java is needed.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Use only the first N flights.")
+@click.option("--no-spark", is_flag=True, help="Skip Spark; then Java is not needed.")
 @output_option()
 @click.pass_obj
 def demo(session: Session, directory: str | None, limit: int | None, no_spark: bool, output: str) -> None:
@@ -187,7 +187,7 @@ def _look_around(result: DemoResult) -> str:
     where = where if len(where) < len(result.directory) else result.directory
     command, bucket = _own_command(), shlex.quote(file_url(os.path.join(result.directory, "bucket")))
     lines = [
-        "Every record was read back and compared. The bucket is kept as a folder; look around:",
+        ("Every record was read back and compared. The bucket was copied to a folder; next commands:"),
         f"  {command} -C {shlex.quote(where)} status",
         f"  {command} -C {shlex.quote(where)} consume flights/0 -n 3",
         f"  {command} consume aircraft --remote {bucket} -n 3 -f '%k %v\\n'",

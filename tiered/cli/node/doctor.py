@@ -27,8 +27,8 @@ class Doctor(Result):
 
 
 @click.command("doctor")
-@click.option("--no-probe", is_flag=True, help="Write nothing, not even for a moment, on the disk and in the store.")
-@click.option("--problems", "only_problems", is_flag=True, help="Only warnings and errors.")
+@click.option("--no-probe", is_flag=True, help="Write nothing to the disk or the store, not even temporarily.")
+@click.option("--problems", "only_problems", is_flag=True, help="Print only warnings and errors.")
 @output_option()
 @click.pass_obj
 def doctor(session: Session, no_probe: bool, only_problems: bool, output: str) -> int:
@@ -38,7 +38,7 @@ def doctor(session: Session, no_probe: bool, only_problems: bool, output: str) -
     """
     from tiered.health.doctor import State, examine
 
-    session.set_up_logging(tells_problems=True)
+    session.set_up_logging(reports_problems=True)
     found = list(examine(session.config(), may_write=not no_probe))
     states = {each.state for each in found}
     rows = [

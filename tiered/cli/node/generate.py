@@ -36,10 +36,16 @@ def grafana() -> None:
 
 
 @generate.command("alerts")
-@click.option("--at-risk", default="50GiB", show_default=True, metavar="SIZE", help="What may exist on a disk only.")
-@click.option("--copy-lag", default="1h", show_default=True, metavar="TIME", help="How long an upload may wait.")
-@click.option("--free", default=0.1, show_default=True, type=Number(0, 1), help="Share of a disk to stay free.")
-@click.option("--runbooks", metavar="URL", help="Where the runbook pages are; default: docs/runbooks.")
+@click.option(
+    "--at-risk", default="50GiB", show_default=True, metavar="SIZE", help="Alert above this amount of bytes at risk."
+)
+@click.option(
+    "--copy-lag", default="1h", show_default=True, metavar="TIME", help="Alert above this age of a waiting upload."
+)
+@click.option(
+    "--free", default=0.1, show_default=True, type=Number(0, 1), help="Alert below this free share of a disk."
+)
+@click.option("--runbooks", metavar="URL", help="Set the address of the runbook pages; default: docs/runbooks.")
 def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> None:
     """Prometheus' alert rules, each with the page that tells what to do."""
     from tiered.observe.alert_table import RUNBOOKS_URL, Limits
@@ -47,16 +53,18 @@ def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> No
 
     size, lag_ms = parse_bytes(at_risk), parse_duration(copy_lag)
     if size is None or size < 0:
-        raise InvalidRequest("reading --at-risk", text=repr(at_risk), expected="a size such as 50GiB")
+        raise InvalidRequest("invalid --at-risk", text=repr(at_risk), expected="a size such as 50GiB")
     if lag_ms is None or lag_ms < 0:
-        raise InvalidRequest("reading --copy-lag", text=repr(copy_lag), expected="a duration such as 1h")
+        raise InvalidRequest("invalid --copy-lag", text=repr(copy_lag), expected="a duration such as 1h")
     limits = Limits(at_risk_bytes=size, copy_lag_s=lag_ms // 1000, free_share=free)
     click.echo(alert_rules(limits, runbooks_url=(runbooks or RUNBOOKS_URL).rstrip("/")), nl=False)
 
 
 @generate.command("systemd")
-@click.option("--user", default="tiered", show_default=True, help="Who it runs as.")
-@click.option("--metrics", default=":9464", show_default=True, metavar="[HOST]:PORT", help="Where metrics are served.")
+@click.option("--user", default="tiered", show_default=True, help="Set the user of the service.")
+@click.option(
+    "--metrics", default=":9464", show_default=True, metavar="[HOST]:PORT", help="Set the address for metrics."
+)
 @click.pass_obj
 def systemd(session: Session, user: str, metrics: str) -> None:
     """A systemd unit of `tiered run` over this directory."""
@@ -65,7 +73,7 @@ def systemd(session: Session, user: str, metrics: str) -> None:
 
     parse_address(metrics)
     if not _USER.fullmatch(user):
-        raise InvalidRequest("reading --user", user=repr(user), expected="a user's name such as tiered")
+        raise InvalidRequest("invalid --user", user=repr(user), expected="a user's name such as tiered")
     executable = os.path.abspath(sys.argv[0])
     directory = os.path.abspath(session.directory)
     click.echo(systemd_unit(executable=executable, directory=directory, user=user, metrics=metrics), nl=False)
@@ -74,11 +82,16 @@ def systemd(session: Session, user: str, metrics: str) -> None:
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # names that systemd accepts, or a number
 
 _BUCKET = (
-    click.option("--remote", "url", metavar="URL", help="This bucket; default: the configured one."),
+    click.option("--remote", "url", metavar="URL", help="Name the bucket; default: the configured one."),
     click.option(
-        "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For --remote."
+        "--option",
+        "options",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=store_options,
+        help="Option of the store of --remote.",
     ),
-    click.option("--immutable", is_flag=True, help="Nothing in it is ever deleted; default: as remote.immutable says."),
+    click.option("--immutable", is_flag=True, help="Deny every delete; default: from remote.immutable."),
 )
 
 
@@ -96,10 +109,12 @@ def _bucket_options(command: Callable[..., object]) -> Callable[..., object]:
     show_default=True,
     help="Whose.",
 )
-@click.option("--kms-key", metavar="ARN", help="The key that encrypts the bucket.")
-@click.option("--check", metavar="user/NAME|role/NAME", help="Compare with that one's policy; exit 3 if it differs.")
-@click.option("--apply", metavar="user/NAME|role/NAME", help="Give that one this policy.")
-@click.option("--dry-run", is_flag=True, help="With --apply: only compare, and print it.")
+@click.option("--kms-key", metavar="ARN", help="Name the key that encrypts the bucket.")
+@click.option(
+    "--check", metavar="user/NAME|role/NAME", help="Compare with the policy of this user or role; exit 3 if it differs."
+)
+@click.option("--apply", metavar="user/NAME|role/NAME", help="Write this policy to this user or role.")
+@click.option("--dry-run", is_flag=True, help="With --apply: compare and print only.")
 @_bucket_options
 @click.pass_obj
 def iam_policy(
@@ -135,17 +150,17 @@ def iam_policy(
         return Exit.DONE
     if check is not None:
         is_same = inline_policy(check, name, given) == policy
-        session.say(f"{check}: {name} " + ("is as it should be" if is_same else "differs or is not there"))
+        session.say(f"{check}: {name} " + ("is correct" if is_same else "differs or does not exist"))
         return Exit.DONE if is_same else Exit.FINDINGS
     click.echo(json.dumps(policy, indent=2))
     return Exit.DONE
 
 
 @generate.command("lifecycle")
-@click.option("--versioned", is_flag=True, help="The bucket keeps old versions: end those of deleted objects.")
+@click.option("--versioned", is_flag=True, help="Add a rule that deletes old versions, for a versioned bucket.")
 @click.option("--check", is_flag=True, help="Compare with the bucket; exit 3 if a rule is missing.")
-@click.option("--apply", is_flag=True, help="Give the bucket these rules; its others stay.")
-@click.option("--dry-run", is_flag=True, help="With --apply: only compare, and print them.")
+@click.option("--apply", is_flag=True, help="Write these rules to the bucket; its other rules stay.")
+@click.option("--dry-run", is_flag=True, help="With --apply: compare and print only.")
 @_bucket_options
 @click.pass_obj
 def lifecycle(
@@ -175,8 +190,8 @@ def lifecycle(
     if check or apply:
         missing = missing_rules(rules, bucket_rules(place, given))
         for rule in missing:
-            click.echo(f"! {rule['ID']}: missing, or it says something else", err=True)
-        session.say(f"{len(rules) - len(missing)} of {len(rules)} rules are there")
+            click.echo(f"! {rule['ID']}: missing or different", err=True)
+        session.say(f"{len(rules) - len(missing)} of {len(rules)} rules exist")
         return Exit.FINDINGS if missing else Exit.DONE
     click.echo(json.dumps({"Rules": rules}, indent=2))
     return Exit.DONE
@@ -190,6 +205,6 @@ def _place(session: Session, url: str | None, options: dict[str, object]) -> tup
         raise click.UsageError(UNNAMED)
     config = session.config()
     if config.remote_url is None:
-        raise InvalidRequest("looking for the bucket, none is configured: set url in [remote] of tiered.toml")
+        raise InvalidRequest("no bucket is configured: set url in [remote] of tiered.toml")
     is_immutable = config.topic_properties("")["remote.immutable"] == "true"
     return config.remote_url, dict(config.remote_options), is_immutable

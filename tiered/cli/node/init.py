@@ -19,12 +19,19 @@ if TYPE_CHECKING:
 @click.command("init")
 @click.argument("directory", required=False)
 @click.option(
-    "--remote", "url", metavar="URL", help="s3://bucket/prefix or file:///path; default: DIR/bucket on this disk."
+    "--remote",
+    "url",
+    metavar="URL",
+    help=("Set the url of the store: s3://bucket/prefix or file:///path; default: DIR/bucket on this disk."),
 )
-@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="For the store.")
-@click.option("--properties", "broker_file", metavar="FILE", type=click.Path(), help="Take a Kafka broker's settings.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be written; asks the store nothing.")
-@click.option("--no-probe", is_flag=True, help="Write the file without asking the store anything.")
+@click.option(
+    "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="Option of the store."
+)
+@click.option(
+    "--properties", "broker_file", metavar="FILE", type=click.Path(), help="Import the settings of a Kafka broker."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be written; sends no request to the store.")
+@click.option("--no-probe", is_flag=True, help="Write the file without testing the store.")
 @click.pass_obj
 def init(
     session: Session,
@@ -45,9 +52,11 @@ def init(
     root = os.path.abspath(directory or session.directory)
     path = os.path.join(root, FILE)
     if not os.path.isdir(root) and (above := _file_above(root)) is not None:
-        raise InvalidRequest("writing a configuration, it is a file: name a directory", directory=root, file=above)
+        raise InvalidRequest(
+            "cannot write the configuration, the path is a file: name a directory", directory=root, file=above
+        )
     if os.path.exists(path):
-        raise InvalidRequest("writing a configuration, it exists", file=path)
+        raise InvalidRequest("cannot write the configuration, it already exists", file=path)
     check_no_secret(url, options, path)
     defaults, ignored = _defaults(broker_file)
     bucket = os.path.join(root, "bucket") if url is None else None
@@ -101,7 +110,7 @@ def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str
     own = {name: text for name, text in (defaults or {}).items() if name != "remote.storage.enable"}
     return "\n".join(
         (
-            "# Where the logs are, where closed segments go, and what every topic gets unless it says otherwise.",
+            "# The log directories, the store of closed segments, and the default settings of topics.",
             "[local]",
             'dir = "data"',
             "",
@@ -127,11 +136,11 @@ def _probe(session: Session, url: str, options: dict[str, object]) -> None:
         guarantees = probe_store(store, now_ms=now_ms(), is_racing=True)
     except NotFound as error:
         if error.code is ErrorCode.STORE_DIRECTORY_MISSING:
-            error.add_note("make it, mount its disk, or mend the url of --remote")
+            error.add_note("create it, mount its disk, or correct the url of --remote")
         raise
     finally:
         store.close()
     if guarantees.allows_writers:
-        session.say(f"store is writable and creates only if absent: {store.url}")
+        session.say(f"store is writable and supports create-if-absent: {store.url}")
     else:
-        session.say(f"warning: this store overwrites what should exist once; never run two managers on it: {store.url}")
+        session.say(f"warning: this store overwrites existing objects; never run two managers on it: {store.url}")

@@ -27,10 +27,10 @@ class LogDirectory(Struct):
 
     path: Annotated[str, text("DIRECTORY")]
     state: Annotated[str, text("STATE")]
-    partitions: Annotated[int | None, number("PARTS")]
+    partitions: Annotated[int | None, number("PARTITIONS")]
     size_bytes: Annotated[int | None, number("SIZE", format_bytes)]
     free_bytes: Annotated[int | None, number("FREE", format_bytes)]
-    total_bytes: Annotated[int | None, number("OF", format_bytes)]
+    total_bytes: Annotated[int | None, number("TOTAL", format_bytes)]
     error: str | None
 
 
@@ -67,7 +67,7 @@ class Move(PartitionRow):
     from_: Annotated[str, text("FROM")] = msgspec.field(name="from")
     to: Annotated[str, text("TO")]
     size_bytes: Annotated[int, number("SIZE", format_bytes)]
-    free_bytes: Annotated[int | None, number("FREE THERE", format_bytes)]
+    free_bytes: Annotated[int | None, number("FREE ON TARGET", format_bytes)]
 
 
 class LogDirsMove(Result):
@@ -77,8 +77,10 @@ class LogDirsMove(Result):
 
 
 @click.group("log-dirs", invoke_without_command=True)
-@click.option("--topic", "topics", multiple=True, metavar="NAME", help="Only this topic's partitions; may be repeated.")
-@click.option("-p", "--partitions", "by_partition", is_flag=True, help="A line for each partition.")
+@click.option(
+    "--topic", "topics", multiple=True, metavar="NAME", help="Show only partitions of this topic; may be repeated."
+)
+@click.option("-p", "--partitions", "by_partition", is_flag=True, help="Print a line for each partition.")
 @output_option()
 @click.pass_context
 def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, output: str) -> int:
@@ -102,8 +104,12 @@ def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, ou
 
 @log_dirs.command("move")
 @click.argument("partition", metavar="TOPIC/PARTITION")
-@click.option("--to", "target", required=True, metavar="DIR", help="One of the configured directories.")
-@click.option("--dry-run", is_flag=True, help="Only show where it is, how large, and whether there is room.")
+@click.option("--to", "target", required=True, metavar="DIR", help="Name one of the configured directories.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show where the partition is, its size, and whether the target has space; move nothing.",
+)
 @output_option()
 @progress_option
 @click.pass_obj
@@ -111,7 +117,9 @@ def move(session: Session, partition: str, target: str, dry_run: bool, output: s
     """Move a partition to another log directory; a crash at any point leaves it whole in one of them."""
     name, offset = parse_partition_at(partition)
     if offset is not None:
-        raise InvalidRequest("moving a partition, all of it moves", text=repr(partition), expected="'TOPIC/PARTITION'")
+        raise InvalidRequest(
+            "cannot move a part, the whole partition moves", text=repr(partition), expected="'TOPIC/PARTITION'"
+        )
     known = session.config().data_dirs
     here = os.path.abspath(target)
     root = here if here in known else os.path.abspath(os.path.join(session.directory, target))

@@ -81,10 +81,10 @@ class PlanSummary(_PlanFacts):
 
 @click.command("plan")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--summary", is_flag=True, help="Counts, bytes and dollars by kind only.")
-@click.option("--at", metavar="TIME", help="What a round would do then: +7d, a time, or a number of ms.")
-@click.option("--out", metavar="FILE", type=click.Path(), help="Keep the plan in a file, for 'tiered apply'.")
-@settings_option("Plan as if this property were set; may be repeated.")
+@click.option("--summary", is_flag=True, help="Print only counts, bytes and dollars by kind.")
+@click.option("--at", metavar="TIME", help="Plan for a later time: +7d, a time, or a number of ms.")
+@click.option("--out", metavar="FILE", type=click.Path(), help="Save the plan to a file, for 'tiered apply'.")
+@settings_option("Plan with this setting; may be repeated.")
 @output_option()
 @click.pass_obj
 def plan(
@@ -108,7 +108,7 @@ def plan(
     made_ms = now_ms()
     at_ms = made_ms if at is None else parse_moment(at, made_ms)
     if at_ms < made_ms:
-        raise InvalidRequest("planning, the moment is past: say a later one, such as +7d", at=at)
+        raise InvalidRequest("cannot plan for a past time: name a later one, such as +7d", at=at)
     if out is not None:
         check_target(out, WRITING)
     with session.manager(read_only=True, overrides=settings, is_brief=True) as manager:
@@ -129,12 +129,12 @@ def plan(
     for line in (*_paused(priced), *_put_off(priced)):
         session.say(line)
     if priced.plan.is_empty:
-        session.say("nothing to do" + (" for the others" if problems else ""))
+        session.say("nothing to do" + (" for the other topics" if problems else ""))
     elif not priced.missing:
         session.say(_money(priced))
     if priced.missing:
         some = counted(len(priced.missing), "partition")
-        session.say(f"no plan of {some}, of which a tier could not be read: so no sum is known")
+        session.say(f"no plan for {some}, because a tier is unreadable: totals are unknown")
     if out is not None or not priced.plan.is_empty:
         is_what_if = bool(settings or session.overrides)
         session.say(f"nothing changed{_following(out, is_later=at_ms > made_ms, is_what_if=is_what_if)}")
@@ -144,7 +144,7 @@ def plan(
 def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
     """Return the next command: `run` for the current settings, `apply` for a saved plan, if it can be applied."""
     if out is not None:
-        later = ", to look at: one for a later moment is not applied"
+        later = ", for review only: a plan for a later time cannot be applied"
         return f"; saved {out}{later if is_later else f'; next: tiered apply {out}'}"
     if is_later:
         return ""
@@ -178,7 +178,7 @@ def _paused(priced: PricedPlan) -> list[str]:
     found = []
     for name, pause in sorted(topics.items()):
         lasted = "" if pause.since_ms is None else f" for {format_ms(max(0, now_ms() - pause.since_ms) // 1000 * 1000)}"
-        found.append(f"{name}: uploads paused{lasted}, so none is planned; next: tiered resume")
+        found.append(f"{name}: uploads paused{lasted}, so no upload is planned; next: tiered resume")
     return found
 
 
@@ -196,7 +196,7 @@ def _money(priced: PricedPlan) -> str:
     cost = priced.cost
     disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
     if priced.prices is None:
-        return f"{disk}; dollars are not told: the prices cannot be read"
+        return f"{disk}; dollars are not shown: the prices are unreadable"
     # For tiny amounts the share would only reflect manifests.
     is_seen = cost.now_dollars >= DOLLARS_SHOWN
     share = f" ({100 * (cost.then_dollars / cost.now_dollars - 1):+.1f} %)" if is_seen else ""
@@ -206,7 +206,7 @@ def _money(priced: PricedPlan) -> str:
     )
     once = f"; {verbs or 'no request'} {format_dollars(cost.dollars)} USD"
     early = cost.sum_of("early_dollars")
-    too_early = f", {format_dollars(early)} of it for minimum durations" if early else ""
+    too_early = f", {format_dollars(early)} of it for minimum storage durations" if early else ""
     prices = f"{priced.prices.region}, prices of {priced.prices.as_of}"
     return f"now {now} USD/month, then {then}{share}{once}{too_early}; {disk} ({prices})"
 

@@ -42,13 +42,19 @@ _log = logging.getLogger(__name__)
 
 
 @click.command("run")
-@click.option("--once", is_flag=True, help="Work until nothing is left to do, then end.")
-@click.option("--interval", metavar="TIME", help="How long to rest between rounds; default: the configured one.")
-@click.option("--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages there; :9464 is loopback.")
-@click.option("--metrics-partitions", "by_partition", is_flag=True, help="Metrics of each partition, not of topics.")
-@click.option("--dry-run", is_flag=True, help="Only show what the next round would do, as 'tiered plan' does.")
-@click.option("--take-over", is_flag=True, help="Take the writer role back where another writer fenced this log.")
-@click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' there, about this manager.")
+@click.option("--once", is_flag=True, help="Run until nothing is due, then exit.")
+@click.option(
+    "--interval", metavar="TIME", help="Set the interval between maintenance rounds; default: from the configuration."
+)
+@click.option(
+    "--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages at this address; :9464 is loopback."
+)
+@click.option(
+    "--metrics-partitions", "by_partition", is_flag=True, help="Export metrics of each partition, not of topics."
+)
+@click.option("--dry-run", is_flag=True, help="Show what the next round would do, as 'tiered plan' does.")
+@click.option("--take-over", is_flag=True, help="Take the writer role back if another writer fenced this log.")
+@click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' about this manager at this address.")
 @guard_options
 @progress_option
 @click.pass_obj
@@ -101,7 +107,7 @@ def _started(
     takes_over: bool,
 ) -> Worker:
     """Load everything; `stack` closes it."""
-    from tiered.config.clock_guard import Timekeeper
+    from tiered.config.clock_guard import ClockGuard
     from tiered.node.work_report import read_report
     from tiered.service.worker import Worker
 
@@ -114,11 +120,11 @@ def _started(
         interval_ms=_interval_ms(interval, manager),
         waits=is_once,
         observations=seen,
-        keeper=Timekeeper(
+        clock_guard=ClockGuard(
             manager.config.ms_of(JUMP_HOLD),
             last_ms=last.round_ms if last is not None else None,
             has_store=store_clock is not None,
-            doubt=last.doubt if last is not None else None,
+            suspicion=last.suspicion if last is not None else None,
         ),
         store_clock=store_clock,
     )
@@ -130,7 +136,9 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
 
     manager, service = worker.manager, ServiceManager.of(os.environ)
     if not is_once:
-        session.say(f"running, a round every {format_ms(worker.interval_ms)}: topics={len(manager.topics())}")
+        session.say(
+            f"running, a maintenance round every {format_ms(worker.interval_ms)}: topics={len(manager.topics())}"
+        )
     service.ready(counted(len(manager.partitions()), "partition"))
     loop = _Loop(session, worker, stop, service, seen)
     with Heartbeat(service, loop.last_seen_s):
@@ -152,7 +160,7 @@ def _served(
 
     figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
     told = metrics_answer(lambda form: figures.text(now_ms(), form))
-    answers = {"/metrics": told, "/health": health_answer(worker.troubles)}
+    answers = {"/metrics": told, "/health": health_answer(worker.problem_lines)}
     site = Site(worker.manager, now_ms)
     server = MetricsServer(*parse_address(address), answers, site.answer, hosts=guard.hosts)
     server.start()
@@ -174,9 +182,9 @@ def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
     met = list(worker.manager.problems.values())
     refused = worker.manager.refused_checkpoints
     if refused is not None:
-        session.warn(f"checkpoints were not written, the next start recovers instead: {refused}")
-    if worker.trouble is not None and worker.trouble is not refused:
-        met.append(worker.trouble)
+        session.warn(f"cannot write the checkpoints, the next start recovers the logs: {refused}")
+    if worker.round_error is not None and worker.round_error is not refused:
+        met.append(worker.round_error)
     return worst(met) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
 
 
@@ -225,10 +233,10 @@ class _Loop:
         try:
             done = self._worker.manager.reload(self._session.config(), now_ms=now_ms())
         except LogError as error:
-            _log.error("configuration could not be read again: error=%s", error)
+            _log.error("cannot read the configuration again: error=%s", error)
         else:
             for name in done.at_restart:
-                _log.warning("a setting holds only after the next start: setting=%s", name)
+                _log.warning("a changed setting takes effect at the next start: setting=%s", name)
         self._service.ready(counted(len(self._worker.manager.partitions()), "partition"))
 
     def _changed_ns(self) -> int:
@@ -257,5 +265,5 @@ def _interval_ms(text: str | None, manager: LogManager) -> int:
         return manager.config.task_interval_ms
     value = parse_duration(text)
     if value is None or value <= 0:
-        raise InvalidRequest("reading --interval", text=repr(text), expected="a duration such as 30s")
+        raise InvalidRequest("invalid --interval", text=repr(text), expected="a duration such as 30s")
     return value

@@ -25,12 +25,12 @@ from tiered.cli.render import (
 )
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_duration
-from tiered.status.problem_rows import group_stuck
+from tiered.status.problem_rows import group_status_problems
 from tiered.status.status_rows import StatusFacts, partition_row, status_facts, topic_row
 
 if TYPE_CHECKING:
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
-    from tiered.status.problem_rows import StuckGroup
+    from tiered.status.problem_rows import StatusProblemGroup
     from tiered.status.status_report import StatusReport
     from tiered.status.sync_status import TierSync
 
@@ -56,7 +56,7 @@ class TopicFigures(Struct):
     """A topic; `offsets` from log start to log end, gaps counted. Null: nothing could be opened."""
 
     topic: Annotated[str, text("TOPIC")]
-    partitions: Annotated[int, number("PARTS")]
+    partitions: Annotated[int, number("PARTITIONS")]
     offsets: Annotated[int | None, number("OFFSETS", format_count)]
     local_segments: int | None
     local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
@@ -78,10 +78,10 @@ class TopicFigures(Struct):
 class PartitionFigures(PartitionRow):
     """A partition. Null: it could not be opened."""
 
-    log_start_offset: Annotated[int | None, number("START", format_count)]
-    local_start_offset: Annotated[int | None, number("LOCAL FROM", format_count)]
-    remote_next_offset: Annotated[int | None, number("REMOTE TO", format_count)]
-    next_offset: Annotated[int | None, number("NEXT", format_count)]
+    log_start_offset: Annotated[int | None, number("LOG START", format_count)]
+    local_start_offset: Annotated[int | None, number("LOCAL START", format_count)]
+    remote_next_offset: Annotated[int | None, number("REMOTE END", format_count)]
+    next_offset: Annotated[int | None, number("LOG END", format_count)]
     cleaner_offset: int | None
     unlinked_bytes: int | None
     local_segments: int | None
@@ -115,13 +115,21 @@ class StatusByPartition(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERS
 
 @click.command("status")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("-p", "--partitions", "by_partition", is_flag=True, help="A line for each partition.")
-@click.option("--section", metavar="NAMES", help="Only these: local,remote,lag,cost; sync: do both tiers agree?")
-@click.option("--check", is_flag=True, help="Exit 10 when something is stuck.")
-@click.option("--stuck-after", default="30m", metavar="TIME", show_default=True, help="How long work may wait.")
-@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
-@click.option("--interval", default="10s", metavar="TIME", show_default=True, help="The pause of --watch.")
-@click.option("--history", metavar="TIME", help="How it stood over the last 2d, 30d or 1y, by the notes of `run`.")
+@click.option("-p", "--partitions", "by_partition", is_flag=True, help="Print a line for each partition.")
+@click.option(
+    "--section", metavar="NAMES", help="Choose sections: local,remote,lag,cost; sync: whether both tiers agree."
+)
+@click.option("--check", is_flag=True, help="Exit with 10 if there is a problem.")
+@click.option(
+    "--stuck-after",
+    default="30m",
+    metavar="TIME",
+    show_default=True,
+    help="Set the time after which waiting work is a problem.",
+)
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--interval", default="10s", metavar="TIME", show_default=True, help="Set the interval of --watch.")
+@click.option("--history", metavar="TIME", help="Show the history of the last 2d, 30d or 1y, as recorded by `run`.")
 @output_option()
 @click.pass_obj
 def status(
@@ -145,12 +153,12 @@ def status(
         from tiered.cli.node.status_history import show_history
 
         if by_partition or section or check or watch:
-            raise click.UsageError("--history has columns of its own, and neither -p, --section, --check nor --watch")
+            raise click.UsageError("--history has its own columns, and excludes -p, --section, --check and --watch")
         show_history(session, topics, _ms("--history", history), output)
         return Exit.DONE
     sections = _sections(section)
     if _SYNC in sections and len(sections) > 1 and output in ("csv", "jsonl"):
-        raise click.UsageError(f"{output} has one kind of rows: --section sync alone, or the others")
+        raise click.UsageError(f"{output} prints one kind of rows: --section sync only, or the others")
     every = columns_of(PartitionFigures if by_partition else TopicFigures)
     columns = _chosen(every, sections - {_SYNC}) if sections != {_SYNC} else None
     stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
@@ -237,7 +245,7 @@ def _print_sync(sync: list[TierSync], output: str) -> None:
 
 def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
     """Print a line for each cause of problems, even with -q: stdout does not have them."""
-    for each in group_stuck(report.stuck, report.now_ms):
+    for each in group_status_problems(report.problems, report.now_ms):
         click.echo(f"! {_line(each, report)}", err=True)
     if has_words:
         for line in (*paused_lines(report), *deferred_lines(report), *deleted_lines(report)):
@@ -249,8 +257,8 @@ def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
 def _nothing_here(session: Session) -> str:
     """The message for an empty directory: it is new, or its disk was lost, which the bucket cannot show."""
     config = session.config()
-    lost = f"; where a disk was lost: tiered restore TOPIC --to {shlex.quote(config.data_dirs[0])} --take-over"
-    return f"no topic is here; next: tiered topic create NAME{'' if config.remote_url is None else lost}"
+    lost = f"; if a disk was lost: tiered restore TOPIC --to {shlex.quote(config.data_dirs[0])} --take-over"
+    return f"there is no topic; next: tiered topic create NAME{('' if config.remote_url is None else lost)}"
 
 
 def paused_lines(report: StatusReport) -> list[str]:
@@ -266,7 +274,7 @@ def paused_lines(report: StatusReport) -> list[str]:
         reason = f" ({row['pause_reason']})" if row["pause_reason"] else ""
         segments, waiting, risk = (row[name] for name in ("lag_segments", "lag_bytes", "at_risk_bytes"))
         at_risk = "an unknown number of bytes" if risk is None else format_bytes(int(str(risk)))
-        waits = "how much waits is not known, as the bucket was not seen"
+        waits = "the waiting bytes are unknown, because the bucket was not read"
         if segments is not None:
             waits = f"{counted(int(str(segments)), 'segment')} waiting, {format_bytes(int(str(waiting)))}"
         found.append(
@@ -290,11 +298,11 @@ def deleted_lines(report: StatusReport) -> list[str]:
         return []
     names = ", ".join([*report.deleted[:_NAMES_MAX], *(["..."] if len(report.deleted) > _NAMES_MAX else [])])
     gone = counted(len(report.deleted), "deleted topic")
-    words = "what the bucket still has is paid for, and is not in these figures"
+    words = "its objects in the bucket still cost money and are not in these figures"
     return [f"{gone} ({names}): {words}; next: tiered cost show"]
 
 
-def _line(group: StuckGroup, report: StatusReport) -> str:
+def _line(group: StatusProblemGroup, report: StatusReport) -> str:
     oldest = group.first
     lasted = (
         "" if oldest.since_ms is None else f", for {format_ms(max(0, report.now_ms - oldest.since_ms) // 1000 * 1000)}"
@@ -307,7 +315,11 @@ def _work(report: StatusReport) -> str | None:
     if report.silent_holder is not None or report.work is None:
         return report.silent_holder
     age = format_ms(max(0, report.now_ms - report.work.seen_ms) // 1000 * 1000)
-    return f"the manager at work did a round {age} ago" if report.is_at_work else f"nobody is at work, since {age}"
+    return (
+        f"the running manager finished a maintenance round {age} ago"
+        if report.is_at_work
+        else f"no manager runs, since {age}"
+    )
 
 
 def _sections(text: str | None) -> frozenset[str]:
@@ -315,7 +327,7 @@ def _sections(text: str | None) -> frozenset[str]:
     names = frozenset(() if text is None else (each.strip() for each in text.split(",")))
     for name in sorted(names):
         if name not in (*_SECTIONS, _SYNC):
-            raise InvalidRequest("reading --section", section=repr(name), expected=",".join((*_SECTIONS, _SYNC)))
+            raise InvalidRequest("invalid --section", section=repr(name), expected=",".join((*_SECTIONS, _SYNC)))
     return names
 
 

@@ -46,8 +46,8 @@ def show_history(session: Session, topics: Sequence[str], span_ms: int, output: 
         StatusHistory(found[0].since_ms, found[0].until_ms, rows), output, columns=columns if topics else columns[1:]
     )
     if not rows:
-        session.say("no notes of that time: tiered run takes one every five minutes")
+        session.say("no history of that time: tiered run records a point every five minutes")
         return
     steps = sorted({each.step_ms for each in found})
     lasted = ", ".join(format_ms(step) for step in steps)
-    session.say(f"{counted(len(rows), 'note')}, one for each {lasted} in which somebody was at work")
+    session.say(f"{counted(len(rows), 'point')}, one for each {lasted} in which a manager ran")

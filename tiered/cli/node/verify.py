@@ -37,16 +37,29 @@ class Verified(Result):
 @click.command("verify")
 @click.argument("targets", nargs=-1, metavar="[PATH|TOPIC[/PARTITION] ...]")
 @click.option("--deep", is_flag=True, help="Decode every record, to the last byte.")
-@click.option("--remote", is_flag=True, help="What is in the bucket, not the disk: heads, pages, rows, objects, sizes.")
+@click.option(
+    "--remote",
+    is_flag=True,
+    help=("Check the bucket instead of the disk: manifests, manifest pages, entries, objects, sizes."),
+)
 @click.option(
     "--sample",
     metavar="SHARE",
-    help="With --remote: all metadata, and the bytes of this share of the segments that the heads name, such as 5%.",
+    help=("With --remote: check all metadata, and the bytes of this share of the segments, such as 5%."),
 )
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Which of them; default: drawn, and told.")
-@click.option("--fix-index", is_flag=True, help="Build wrong or missing indexes anew; nobody may hold the directory.")
-@click.option("--dry-run", is_flag=True, help="With --fix-index: only show what is wrong, build nothing.")
-@click.option("--threads", type=click.IntRange(1, 64), help="Segments looked at at a time; default: the processors.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    metavar="N",
+    help="Set the seed of the sample; default: random, and printed.",
+)
+@click.option("--fix-index", is_flag=True, help="Rebuild wrong or missing indexes; the directory must not be in use.")
+@click.option("--dry-run", is_flag=True, help="With --fix-index: show wrong indexes, rebuild nothing.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 64),
+    help="Set the number of segments that are read at the same time; default: the processors.",
+)
 @output_option()
 @progress_option
 @click.pass_obj
@@ -68,13 +81,13 @@ def verify(
     """
     if remote:
         if fix_index:
-            raise click.UsageError("--fix-index is for the disk; what is damaged in the bucket is for 'tiered repair'")
+            raise click.UsageError("--fix-index applies to the disk; 'tiered repair' repairs the bucket")
         from tiered.cli.bucket.verify_remote import read_sample, verify_remote
 
         drawn = read_sample(sample, seed)
         return verify_remote(session, targets, drawn, output, deep=deep, threads=threads)
     if sample is not None or seed is not None:
-        raise click.UsageError("--sample and --seed are for --remote; the disk is read whole")
+        raise click.UsageError("--sample and --seed require --remote; the disk is read completely")
     return _verify_local(session, targets, output, deep=deep, fix_index=fix_index and not dry_run, threads=threads)
 
 
@@ -168,7 +181,7 @@ def _of_topic(session: Session, target: str) -> list[str]:
             if partition is not None and partition.topic == topic and number in (None, partition.partition):
                 found.append(os.path.join(root, name))
     if not found:
-        raise NotFound("verifying, neither a file nor a directory nor a topic on this disk", name=target)
+        raise NotFound("the target is neither a file nor a directory nor a topic on this disk", name=target)
     return found
 
 
@@ -185,9 +198,9 @@ def _verified(
     try:
         fixed = fix_indexes(storage, found, interval_of=options.interval_of)
     except Conflict:
-        raise Conflict("building indexes anew, a manager has the directory open", path=path) from None
+        raise Conflict("cannot rebuild indexes, a manager has the directory open", path=path) from None
     for each in fixed:
-        session.say(f"built anew: {each}")
+        session.say(f"rebuilt: {each}")
     return [*verify(storage, path, options), *verify_views(storage, path)] if fixed else found
 
 
@@ -195,4 +208,6 @@ def _absent(path: str) -> Finding:
     """A finding for a missing log directory; the others are still checked."""
     from local.verify.findings import Finding, Severity
 
-    return Finding(severity=Severity.WARNING, path=path, what="there is no such directory; is its disk mounted?")
+    return Finding(
+        severity=Severity.WARNING, path=path, what="the directory does not exist; check that its disk is mounted"
+    )

@@ -38,7 +38,7 @@ class Guard:
         if self.tls_cert is not None:
             return Tls(certificate=self.tls_cert, key=self.tls_key)
         if self.tls_key is not None:
-            raise click.UsageError("--tls-key is the key of a certificate: give --tls-cert, too")
+            raise click.UsageError("--tls-key is the key of a certificate: add --tls-cert")
         return None
 
 
@@ -57,15 +57,13 @@ def guard_options(command: Callable[..., object]) -> Callable[..., object]:
         guard = Guard(token_file=token_file, hosts=hosts, tls_cert=tls_cert, tls_key=tls_key)
         return command(*given, guard=guard, **more)
 
-    file, key = click.Path(), "Its key; without one it is in the same file."
+    file, key = click.Path(), "Name the file of the key; default: the file of the certificate."
     for option in (
         click.option("--tls-key", metavar="FILE", type=file, help=key),
         click.option("--tls-cert", metavar="FILE", type=file, help="Serve over TLS with this certificate (PEM)."),
+        click.option("--host", "hosts", multiple=True, metavar="NAME", help="Accept a further host name; repeatable."),
         click.option(
-            "--host", "hosts", multiple=True, metavar="NAME", help="A further name that leads here; repeatable."
-        ),
-        click.option(
-            "--token-file", metavar="FILE", type=file, help="Ask for the token in this file, on loopback too."
+            "--token-file", metavar="FILE", type=file, help="Require the token in this file, on loopback too."
         ),
     ):
         guarded = option(guarded)
@@ -74,7 +72,11 @@ def guard_options(command: Callable[..., object]) -> Callable[..., object]:
 
 @click.command("web")
 @click.option(
-    "--listen", default=":8080", metavar="[HOST]:PORT", show_default=True, help="Where; without a host on loopback."
+    "--listen",
+    default=":8080",
+    metavar="[HOST]:PORT",
+    show_default=True,
+    help="Set the address; without a host on loopback.",
 )
 @guard_options
 @click.pass_obj
@@ -91,7 +93,7 @@ def web(session: Session, listen: str, guard: Guard) -> int:
     from tiered.web.pages.site import Site
 
     config = session.config()
-    session.set_up_logging(tells_problems=True)
+    session.set_up_logging(reports_problems=True)
     known = ManifestMemoryCache(counted_ms)
     looks = ManagerCache(config, lambda: _look(session, known), now_ms, lambda: _look(session, is_alone=True))
     try:
@@ -122,9 +124,7 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, guar
         if made is not None:
             click.echo(f"token: {made}", err=True)
         if gate.wants_token and guard.tls is None and not is_loopback(host):
-            session.say(
-                "nothing is encrypted on the way: give --tls-cert, or put a proxy with TLS or a tunnel in front"
-            )
+            session.say("the connection is not encrypted: use --tls-cert, or a proxy with TLS or a tunnel")
         yield
     finally:
         server.close()
@@ -160,5 +160,5 @@ def _token_in(path: str) -> str:
     from tiered.config.user_files import read_given
     from tiered.web.http.gate import check_token
 
-    token = read_given(path, "reading the token", "a file with one line of plain letters").strip()
+    token = read_given(path, "cannot read the token", "a file with one line of plain letters").strip()
     return check_token(token.decode(errors="replace"), file=path)

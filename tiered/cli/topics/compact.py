@@ -29,13 +29,13 @@ class CompactedPartition(PartitionRow):
     """Null: there was nothing to clean."""
 
     is_cleaned: bool
-    bytes_before: Annotated[int | None, number("BEFORE", format_bytes)]
-    bytes_after: Annotated[int | None, number("AFTER", format_bytes)]
-    size_reduction: Annotated[float | None, number("GAINED", _share)]
-    records_before: Annotated[int | None, number("RECORDS", format_count)]
-    records_after: Annotated[int | None, number("LEFT", format_count)]
+    bytes_before: Annotated[int | None, number("BYTES BEFORE", format_bytes)]
+    bytes_after: Annotated[int | None, number("BYTES AFTER", format_bytes)]
+    size_reduction: Annotated[float | None, number("REDUCTION", _share)]
+    records_before: Annotated[int | None, number("RECORDS BEFORE", format_count)]
+    records_after: Annotated[int | None, number("RECORDS AFTER", format_count)]
     invalid_records: Annotated[int | None, number("WITHOUT KEY", format_count)]
-    cleaner_offset: Annotated[int | None, number("CLEAN TO", format_count)]
+    cleaner_offset: Annotated[int | None, number("CLEAN UP TO", format_count)]
 
 
 class Compacted(Work):
@@ -49,15 +49,15 @@ class EstimatedPartition(PartitionRow):
 
     first_dirty_offset: int
     upto_offset: int
-    bytes_before: Annotated[int, number("BEFORE", format_bytes)]
-    bytes_after: Annotated[int, number("ABOUT AFTER", format_bytes)]
-    size_reduction: Annotated[float, number("GAIN", _share)]
+    bytes_before: Annotated[int, number("BYTES BEFORE", format_bytes)]
+    bytes_after: Annotated[int, number("BYTES AFTER (EST.)", format_bytes)]
+    size_reduction: Annotated[float, number("REDUCTION", _share)]
     distinct_keys: Annotated[int, number("KEYS", format_count)]
     invalid_records: Annotated[int, number("WITHOUT KEY", format_count)]
     dirty_records: int
     sampled_bytes: int
     tiered_bytes: int
-    basis: Annotated[str, text("RESTS ON")]
+    basis: Annotated[str, text("BASIS")]
 
 
 class CompactEstimated(Work):
@@ -68,12 +68,10 @@ class CompactEstimated(Work):
 
 @click.command("compact")
 @click.argument("topic")
-@click.option("--roll", is_flag=True, help="Seal the active segment before, so that its records are cleaned too.")
-@click.option(
-    "--dry-run", is_flag=True, help="Only estimate the gain: reads the dirty keys and a sample, writes nothing."
-)
-@click.option("--bucket", "in_bucket", is_flag=True, help="What is in the bucket, instead of what is on the disk.")
-@click.option("--resume", "job_id", metavar="JOB", help="In the bucket: go on with this job, or name one.")
+@click.option("--roll", is_flag=True, help="Roll the active segment first, so that its records are cleaned too.")
+@click.option("--dry-run", is_flag=True, help="Estimate the result: reads the dirty keys and a sample, writes nothing.")
+@click.option("--bucket", "in_bucket", is_flag=True, help="Compact the segments in the bucket instead of the disk.")
+@click.option("--resume", "job_id", metavar="JOB", help="With --bucket: resume this job, or name a new one.")
 @bucket_options
 @output_option()
 @progress_option
@@ -98,10 +96,10 @@ def compact(
     --spark the segments in the bucket are cleaned, of TOPIC or TOPIC/PARTITION, beside a manager at work.
     """
     if dry_run and roll:
-        raise click.UsageError("--dry-run seals nothing: leave out --roll")
+        raise click.UsageError("--dry-run does not roll: remove --roll")
     if in_bucket or url is not None or on_spark.is_wanted:
         if roll:
-            raise click.UsageError("--roll is for the disk; in the bucket all segments are closed")
+            raise click.UsageError("--roll applies to the disk; in the bucket all segments are closed")
         from tiered.cli.bucket.compact_bucket import compact_bucket
 
         return compact_bucket(
@@ -116,7 +114,7 @@ def compact(
             on_spark=on_spark,
         )
     if job_id is not None or topic_id is not None:
-        raise click.UsageError("--resume and --topic-id are for the bucket: say --bucket, --remote or --spark")
+        raise click.UsageError("--resume and --topic-id apply to the bucket: add --bucket, --remote or --spark")
     return _foretell(session, topic, output) if dry_run else _clean(session, topic, roll, output)
 
 

@@ -22,18 +22,18 @@ class CleaningState(PartitionRow):
     """A compacted partition and its last pass. Null: there was none, or the log could not be read."""
 
     state: Annotated[str | None, text("STATE")]
-    dirty_ratio: Annotated[float | None, number("DIRTY", _share)]
+    dirty_ratio: Annotated[float | None, number("DIRTY RATIO", _share)]
     clean_bytes: Annotated[int | None, number("CLEAN", format_bytes)]
     cleanable_bytes: Annotated[int | None, number("CLEANABLE", format_bytes)]
-    uncleanable_bytes: Annotated[int | None, number("NOT YET", format_bytes)]
+    uncleanable_bytes: Annotated[int | None, number("NOT CLEANABLE", format_bytes)]
     first_dirty_offset: Annotated[int | None, number("DIRTY FROM", format_count)]
     first_uncleanable_offset: int | None
-    delay_ms: Annotated[int | None, number("LATE", format_ms)]
+    delay_ms: Annotated[int | None, number("OVERDUE", format_ms)]
     last_run_ms: int | None
     ago_ms: Annotated[int | None, number("LAST PASS", format_ms)]
-    size_reduction: Annotated[float | None, number("GAINED", _share)]
+    size_reduction: Annotated[float | None, number("REDUCTION", _share)]
     invalid_records: Annotated[int | None, number("WITHOUT KEY", format_count)]
-    buffer_utilization: Annotated[float | None, number("BUFFER", _share)]
+    buffer_utilization: Annotated[float | None, number("BUFFER USE", _share)]
     uncleanable_reason: str | None
     retry_ms: int | None
 
@@ -90,7 +90,7 @@ class CompactionMetrics(Result):
     metrics: list[CleanerGauge]
 
 
-_Advice = Annotated[str, text("WHAT WAS SEEN, WHAT HELPS")]
+_Advice = Annotated[str, text("OBSERVATION AND ADVICE")]
 
 
 class CleaningAdvice(Struct):
@@ -117,9 +117,13 @@ def compaction() -> None:
 @compaction.command("status")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option(
-    "--runs", "count", type=click.IntRange(1), metavar="N", help="Instead: the last N passes, as Kafka logs them."
+    "--runs",
+    "count",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Print the last N passes instead, in the log format of Kafka.",
 )
-@click.option("--metrics", is_flag=True, help="Instead: the cleaner's gauges, by Kafka's names.")
+@click.option("--metrics", is_flag=True, help="Print the cleaner metrics instead, with the names of Kafka.")
 @output_option()
 @click.pass_obj
 def status(session: Session, topics: tuple[str, ...], count: int | None, metrics: bool, output: str) -> int:
@@ -175,5 +179,5 @@ def advise(session: Session, output: str) -> int:
     print_result(CompactionAdvice(rows), output)
     session.report_problems(problems)
     if not found:
-        session.say("nothing to advise: cleaning keeps up as far as its history tells")
+        session.say("no advice: cleaning keeps up, according to its history")
     return Exit.FINDINGS if found else Exit.DONE

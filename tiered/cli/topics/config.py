@@ -75,7 +75,9 @@ def config() -> None:
 
 @config.command("explain")
 @click.argument("setting", metavar="SETTING")
-@click.option("-t", "--topic", metavar="TOPIC", help="As it holds for this topic; default: for one without its own.")
+@click.option(
+    "-t", "--topic", metavar="TOPIC", help="Show the value for this topic; default: for a topic without own settings."
+)
 @output_option()
 @click.pass_obj
 def explain(session: Session, setting: str, topic: str | None, output: str) -> None:
@@ -93,7 +95,7 @@ def explain(session: Session, setting: str, topic: str | None, output: str) -> N
         expected=known.expected,
         example=f"-X {known.name}={example_of(known)}",
         variable=known.environment_variable,
-        kafka=known.name if known.source is Source.KAFKA else "none, it is ours",
+        kafka=known.name if known.source is Source.KAFKA else "none, it is a setting of tiered",
         of_="topic" if known.is_per_topic else "manager",
         meaning=known.doc.replace("`", ""),
     )
@@ -106,7 +108,7 @@ def explain(session: Session, setting: str, topic: str | None, output: str) -> N
 
 @config.command("lint")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--properties", "file", metavar="FILE", type=click.Path(), help="A Kafka broker's file instead.")
+@click.option("--properties", "file", metavar="FILE", type=click.Path(), help="Check a file of a Kafka broker instead.")
 @output_option()
 @click.pass_obj
 def lint(session: Session, topics: tuple[str, ...], file: str | None, output: str) -> int:
@@ -115,7 +117,7 @@ def lint(session: Session, topics: tuple[str, ...], file: str | None, output: st
         from tiered.health.broker_file import lint_broker_file
 
         if topics:
-            raise click.UsageError("--properties is about a file; leave out the topics")
+            raise click.UsageError("--properties checks a file; remove the topics")
         found = lint_broker_file(file)
     else:
         import os
@@ -127,7 +129,7 @@ def lint(session: Session, topics: tuple[str, ...], file: str | None, output: st
         )
     findings = [LintFinding.of(each, severity=str(each.severity), topics=list(each.topics)) for each in found]
     print_result(ConfigLinted(findings), output)
-    session.say(counted(len(found), "finding") if found else "nothing is wrong")
+    session.say(counted(len(found), "finding") if found else "no problems found")
     return Exit.FINDINGS if found else Exit.DONE
 
 
@@ -135,17 +137,32 @@ _FORMATS = ("toml", "kafka-configs", "json", "properties")
 
 
 @config.command("export")
-@click.option("--format", "form", type=click.Choice(_FORMATS), default="toml", show_default=True, help="For whom.")
-@click.option("-t", "--topic", "names", multiple=True, metavar="TOPIC", help="Only these topics; may be repeated.")
-@click.option("--all", "everything", is_flag=True, help="Also what is as built in.")
-@click.option("--bootstrap", default="localhost:9092", show_default=True, metavar="ADDRESS", help="For kafka-configs.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="toml",
+    show_default=True,
+    help="Choose the target of the export.",
+)
+@click.option(
+    "-t", "--topic", "names", multiple=True, metavar="TOPIC", help="Export only these topics; may be repeated."
+)
+@click.option("--all", "everything", is_flag=True, help="Include settings with built-in values.")
+@click.option(
+    "--bootstrap",
+    default="localhost:9092",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Set the server for kafka-configs.",
+)
 @click.pass_obj
 def export(session: Session, form: str, names: tuple[str, ...], everything: bool, bootstrap: str) -> None:
     """The settings as they hold here, for another place (toml) or for Kafka. Needs no store and no log."""
     from tiered.topics import config_export
 
     if form == "properties" and len(names) > 1:
-        raise click.UsageError("one file of properties is of one topic; give one -t, or none for the defaults")
+        raise click.UsageError("one properties file belongs to one topic; use one -t, or none for the defaults")
     known, registry = session.config(), session.topics()
     topics = [registry.get(name) for name in names] if names else registry.all()
     if form == "toml":
@@ -160,7 +177,7 @@ def export(session: Session, form: str, names: tuple[str, ...], everything: bool
     )
     _print_configs(form, configs, bootstrap)
     if configs.left_out:
-        session.say(f"left out, for Kafka has no such setting there: {', '.join(configs.left_out)}")
+        session.say(f"omitted, because Kafka has no such setting: {', '.join(configs.left_out)}")
 
 
 def _print_configs(form: str, configs: KafkaConfigs, bootstrap: str) -> None:

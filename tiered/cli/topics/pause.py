@@ -20,7 +20,7 @@ class PausedTopic(Struct):
     """A topic with paused uploads; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
 
     topic: Annotated[str, text("TOPIC")]
-    is_of_all: Annotated[bool, text("WITH ALL", lambda value: "yes" if value else "no")]
+    is_of_all: Annotated[bool, text("PAUSED WITH ALL", lambda value: "yes" if value else "no")]
     reason: Annotated[str, text("REASON")]
     paused_since_ms: int | None
 
@@ -33,9 +33,9 @@ class Paused(Result):
 
 @click.command("pause")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--reason", default="", metavar="TEXT", help="Why, for those who look at the status.")
-@click.option("--list", "lists", is_flag=True, help="Only show what is paused.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be paused then.")
+@click.option("--reason", default="", metavar="TEXT", help="Record a reason, shown by status.")
+@click.option("--list", "lists", is_flag=True, help="Show which uploads are paused.")
+@click.option("--dry-run", is_flag=True, help="Show which uploads would be paused, change nothing.")
 @output_option()
 @click.pass_obj
 def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, dry_run: bool, output: str) -> None:
@@ -48,7 +48,7 @@ def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, d
     from tiered.node.upload_pause import dry_run_pause, pause_uploads, paused_topics
 
     if lists and (topics or reason):
-        raise click.UsageError("--list only shows what is paused; leave out the topics and --reason")
+        raise click.UsageError("--list only shows paused uploads; remove the topics and --reason")
     at_ms = now_ms()
     places = [(DiskStorage(), root) for root in session.config().data_dirs]
     do = dry_run_pause if dry_run else pause_uploads
@@ -57,12 +57,12 @@ def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, d
     if dry_run:
         session.say("nothing changed")
     elif found:
-        session.say("closed segments wait on the disk meanwhile: tiered status shows how much is at risk")
+        session.say("closed segments wait on the disk until then: tiered status shows the bytes at risk")
 
 
 @click.command("resume")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--dry-run", is_flag=True, help="Only show what would still be paused then.")
+@click.option("--dry-run", is_flag=True, help="Show which uploads would still be paused, change nothing.")
 @output_option()
 @click.pass_obj
 def resume(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:

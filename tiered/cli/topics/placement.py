@@ -35,14 +35,32 @@ class Placement(Struct):
 
 @click.command("placement")
 @click.argument("file", required=False, metavar="[FILE|-]", type=click.Path(allow_dash=True))
-@click.option("--brokers", metavar="ID[:RACK],...", help="The fleet, in place of FILE.")
-@click.option("--topic", default="topic", show_default=True, metavar="NAME", help="The name in the JSON.")
-@click.option("-p", "--partitions", type=click.IntRange(min=1), required=True, metavar="N", help="Of the topic.")
-@click.option("-r", "--replication-factor", type=click.IntRange(min=1), required=True, metavar="R", help="Of each.")
-@click.option("--start", type=click.IntRange(min=0), metavar="N", help="Where the leaders begin; default: drawn.")
-@click.option("--shift", type=click.IntRange(min=0), metavar="N", help="How far followers stand off; default: drawn.")
+@click.option("--brokers", metavar="ID[:RACK],...", help="List the brokers, in place of FILE.")
+@click.option("--topic", default="topic", show_default=True, metavar="NAME", help="Set the topic name in the JSON.")
 @click.option(
-    "-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True, help="How to print."
+    "-p", "--partitions", type=click.IntRange(min=1), required=True, metavar="N", help="Set the number of partitions."
+)
+@click.option(
+    "-r",
+    "--replication-factor",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="R",
+    help="Set the number of replicas of each partition.",
+)
+@click.option(
+    "--start", type=click.IntRange(min=0), metavar="N", help="Set the index of the first leader; default: random."
+)
+@click.option(
+    "--shift", type=click.IntRange(min=0), metavar="N", help="Set the shift of the followers; default: random."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(("table", "json")),
+    default="table",
+    show_default=True,
+    help="Set the output format.",
 )
 @click.pass_obj
 def placement(
@@ -92,28 +110,26 @@ def parse_fleet(text: str) -> list[Broker]:
         for word in filter(None, (part.strip() for part in line.partition("#")[0].split(","))):
             number, colon, rack = word.partition(":")
             if not re.fullmatch(r"[0-9]{1,9}", number.strip()) or (colon and not rack.strip()):
-                raise InvalidRequest("describing brokers", text=repr(word), expected="an id such as 0, or 0:rack1")
+                raise InvalidRequest("invalid brokers", text=repr(word), expected="an id such as 0, or 0:rack1")
             fleet.append(Broker(broker_id=int(number), rack=rack.strip() or None))
     if not fleet:
-        raise InvalidRequest(
-            "describing brokers, there is none", expected="'0:rack1,1:rack2' or a file with one a line"
-        )
+        raise InvalidRequest("invalid brokers, there is none", expected="'0:rack1,1:rack2' or a file with one a line")
     return fleet
 
 
 def _text(file: str | None, brokers: str | None) -> str:
     if (file is None) == (brokers is None):
-        raise InvalidRequest("describing brokers, either --brokers or a file, not both and not neither")
+        raise InvalidRequest("invalid brokers, name either --brokers or a file")
     if brokers is not None or file is None:
         return brokers or ""
     from tiered.config.user_files import read_given
 
     hint = "one broker a line, such as 0:rack1"
-    body = sys.stdin.buffer.read() if file == "-" else read_given(file, "describing brokers", hint)
+    body = sys.stdin.buffer.read() if file == "-" else read_given(file, "invalid brokers", hint)
     try:
         return body.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest("describing brokers, not utf-8", file=file) from None
+        raise InvalidRequest("cannot read the brokers, the file is not UTF-8", file=file) from None
 
 
 def _columns(racks: Mapping[int, str | None]) -> tuple[Column, ...]:

@@ -58,11 +58,11 @@ class DescribedPartition(Struct):
 
     partition: Annotated[int, number("PARTITION")]
     log_start_offset: Annotated[int | None, number("START", format_count)]
-    local_start_offset: Annotated[int | None, number("LOCAL FROM", format_count)]
+    local_start_offset: Annotated[int | None, number("LOCAL START", format_count)]
     next_offset: Annotated[int | None, number("NEXT", format_count)]
-    local_segments: Annotated[int | None, number("LOCAL SEGS")]
+    local_segments: Annotated[int | None, number("LOCAL SEGMENTS")]
     local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
-    remote_segments: Annotated[int | None, number("REMOTE SEGS")]
+    remote_segments: Annotated[int | None, number("REMOTE SEGMENTS")]
     remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
 
 
@@ -82,9 +82,16 @@ def topic() -> None:
 
 @topic.command("create")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many, of each.")
-@settings_option("A property of these topics; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="Only check, and show its settings and where they come from.")
+@click.option(
+    "-p",
+    "--partitions",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Set the number of partitions of each topic.",
+)
+@settings_option("Set a property of these topics; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="Check only, and show the settings and their sources.")
 @output_option()
 @click.pass_obj
 def create(
@@ -116,7 +123,9 @@ def create(
         session.say(f"created {each.name}: partitions={each.partition_count} topic_id={each.topic_id}")
     _print(created, output)
     if failure is not None:
-        session.warn("the topics are there, not all of them could be begun: the next start begins what is missing")
+        session.warn(
+            "the topics were created, some partitions could not be initialized: the next start initializes them"
+        )
         raise failure
     if tiered:
         _warn_of_namesakes(session, tiered)
@@ -149,29 +158,29 @@ def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
         found = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
         others = {name: living_ids(store, name, ids) for name, ids in found.items()}
     except LogError as error:
-        session.say(f"warning: whether the bucket holds another topic of this name could not be seen: {error}")
+        session.say(f"warning: cannot check whether the bucket has another topic of this name: {error}")
         return
     finally:
         store.close()
     for name, ids in others.items():
         if ids:
             session.say(
-                "warning: the bucket already holds a topic of this name; whoever reads the bucket alone has to choose "
+                "warning: the bucket already has a topic of this name; readers of the bucket must choose "
                 f"with --topic-id or topic_ids: topic={name} topic_ids={','.join(sorted(ids))}"
             )
 
 
 @topic.command("alter")
 @click.argument("name")
-@settings_option("A property to set; an empty value takes the topic's own back. May be repeated.")
-@click.option("--yes", is_flag=True, help="Do not ask before a remote tier is given up.")
-@click.option("--dry-run", is_flag=True, help="Only check, and show which settings would be others.")
+@settings_option("Set a property; an empty value removes it from the topic. May be repeated.")
+@click.option("--yes", is_flag=True, help="Do not ask before a remote tier is disabled.")
+@click.option("--dry-run", is_flag=True, help="Check only, and show which settings would change.")
 @output_option()
 @click.pass_obj
 def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_run: bool, output: str) -> None:
     """Change the topic NAME's own settings."""
     if not settings:
-        raise click.UsageError("nothing to alter: give at least one -X KEY=VALUE")
+        raise click.UsageError("nothing to alter: add at least one -X KEY=VALUE")
     if dry_run:
         from tiered.cli.topics.topic_dry_runs import show_altered
 
@@ -181,9 +190,9 @@ def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_
         return
     with session.manager() as manager:
         if gives_up(manager.topic(name), settings) and not yes:
-            _confirm(f"give up all records of the topic {name} that are in the bucket alone, for good?")
+            _confirm(f"delete all records of the topic {name} that are in the bucket only, permanently?")
         altered = manager.alter_topic(name, settings, now_ms=now_ms())
-    session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no settings of its own'}")
+    session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no own settings'}")
     _print([altered], output)
 
 
@@ -200,14 +209,18 @@ def _confirm(question: str) -> None:
     import sys
 
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} say --yes")
+        raise click.UsageError(f"{question} add --yes")
     click.confirm(question, abort=True, err=True)
 
 
 @topic.command("delete")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be lost in both tiers, and what holds on to it.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be deleted in both tiers and what delays the deletion, change nothing.",
+)
 @output_option()
 @click.pass_obj
 def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -> None:
@@ -222,7 +235,7 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -
     with session.manager() as manager:
         found = manager.topic(name)
         if not yes:
-            _confirm(f"delete the topic {name} with all its records for good?")
+            _confirm(f"delete the topic {name} with all its records permanently?")
         manager.delete_topic(name, now_ms=now_ms())
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
     _print([found], output)
@@ -250,7 +263,7 @@ def _listed(topics: Sequence[Topic]) -> Topics:
 
 @topic.command("describe")
 @click.argument("name")
-@click.option("--settings", "show_settings", is_flag=True, help="Every effective setting and where it comes from.")
+@click.option("--settings", "show_settings", is_flag=True, help="Show every effective setting and its source.")
 @output_option()
 @click.pass_obj
 def describe(session: Session, name: str, show_settings: bool, output: str) -> int:

@@ -42,10 +42,10 @@ class PartitionLost(Struct):
     partition: Annotated[int, number("PARTITION")]
     log_start_offset: Annotated[int | None, number("START", format_count)]
     next_offset: Annotated[int | None, number("NEXT", format_count)]
-    offsets: Annotated[int | None, number("RECORDS <=", format_count)]
+    offsets: Annotated[int | None, number("MAX RECORDS", format_count)]
     local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
     remote_bytes: Annotated[int | None, number("STORED", format_bytes)]
-    only_local_bytes: Annotated[int | None, number("ONLY LOCAL", format_bytes)]
+    only_local_bytes: Annotated[int | None, number("LOCAL ONLY", format_bytes)]
     pins: Annotated[int | None, number("PINS")]
     pinned_until_ms: int | None
     forks: Annotated[list[str], text("FORKS", " ".join)]
@@ -95,13 +95,13 @@ def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> 
         ),
         output,
     )
-    where = "on the disk and in the bucket" if topic.was_tiered else "on the disk alone"
+    where = "on the disk and in the bucket" if topic.was_tiered else "on the disk only"
     session.say(f"would create {topic.name}: partitions={topic.partition_count}, {where}; other settings are defaults")
     _warn_of_outranked(session, planned.outranked)
     if planned.namesakes:
         session.say(
-            f"warning: the bucket already holds a topic of this name: topic_ids={','.join(planned.namesakes)}; "
-            "whoever reads the bucket alone would have to choose"
+            "warning: the bucket already has a topic of this name: "
+            f"topic_ids={','.join(planned.namesakes)}; readers of the bucket must choose one"
         )
     _nothing(session)
 
@@ -123,12 +123,12 @@ def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: 
     print_result(AlteredTopic.of(planned, dry_run=True, **named), output)
     _warn_of_outranked(session, planned.outranked)
     if planned.begins_tiering:
-        session.say("its closed segments would go to the bucket from the next round on")
+        session.say("its closed segments would be copied to the bucket from the next round on")
     if planned.gives_up_tier:
         size, offsets = _sum(planned.lost, "remote_bytes"), _sum(planned.lost, "offsets")
         session.say(
-            f"would give up the tier: {_bytes(size)} in the bucket, of them at most {_count(offsets)} records that the "
-            "disk does not have, NOT RECOVERABLE"
+            f"would disable the remote tier: {_bytes(size)} in the bucket, of them at most "
+            f"{_count(offsets)} records that the disk does not have, NOT RECOVERABLE"
         )
     if not planned.changes:
         session.say("no effective setting would change")
@@ -149,26 +149,26 @@ def show_deleted(session: Session, planned: topic_dry_run.TopicLoss, output: str
         if each.trouble is not None:
             session.say(f"! {each.partition}: not all is known: {' '.join(each.trouble.split())}")
     held = f"{_bytes(totals['local_bytes'])} on the disk, {_bytes(totals['remote_bytes'])} in the bucket"
-    after = f"files go after {format_ms(planned.file_delay_ms)}, objects after {format_ms(planned.grace_ms)}"
+    after = f"files are deleted after {format_ms(planned.file_delay_ms)}, objects after {format_ms(planned.grace_ms)}"
     session.say(
-        f"would delete {topic.name}: at most {_count(totals['offsets'])} records, {held}, NOT RECOVERABLE; "
-        f"{after}, with the rounds of tiered run"
+        f"would delete {topic.name}: at most {_count(totals['offsets'])} records, {held}, NOT "
+        f"RECOVERABLE; {after}, by the maintenance of tiered run"
     )
     _nothing(session)
 
 
 def _warn_of_outranked(session: Session, outranked: Sequence[Setting]) -> None:
     for each in outranked:
-        session.say(f"warning: {each.name} would not hold: {each.origin} says {each.value}")
+        session.say(f"warning: {each.name} would have no effect: {each.origin} sets {each.value}")
 
 
 def _held(each: PartitionLoss) -> list[str]:
     lines = []
     if each.pins and each.pinned_until_ms is not None:
         left = format_ms(max(0, each.pinned_until_ms - now_ms()) // 1000 * 1000)
-        lines.append(f"{each.pins} readers hold on to its objects, the last one's pin ends in {left}")
+        lines.append(f"{each.pins} readers pin its objects, the last pin expires in {left}")
     if each.forks:
-        lines.append(f"forks keep the objects that they name: {', '.join(each.forks)}")
+        lines.append(f"forks retain the objects that they name: {', '.join(each.forks)}")
     return lines
 
 

@@ -36,8 +36,8 @@ class View(PartitionRow):
     record_count: int
     size_bytes: Annotated[int, number("SIZE", format_bytes)]
     ago_ms: Annotated[int | None, number("LAST RUN", format_ms)]
-    took_ms: Annotated[int | None, number("TOOK", format_ms)]
-    records_in: Annotated[int | None, number("READ", format_count)]
+    took_ms: Annotated[int | None, number("DURATION", format_ms)]
+    records_in: Annotated[int | None, number("RECORDS READ", format_count)]
     start_offset: int
     parts: int
     last_run_ms: int | None
@@ -88,7 +88,9 @@ class ViewsPlanned(Work):
     partitions: list[PlannedView]
 
 
-_name_option = click.option("--name", default=NAME, show_default=True, metavar="NAME", help="Which view of the topic.")
+_name_option = click.option(
+    "--name", default=NAME, show_default=True, metavar="NAME", help="Choose the view of the topic."
+)
 
 
 @click.group("view")
@@ -99,8 +101,8 @@ def view() -> None:
 @view.command("build")
 @click.argument("topic")
 @_name_option
-@click.option("--accept-loss", is_flag=True, help="Go on behind records that the log has lost; they are noted.")
-@click.option("--dry-run", is_flag=True, help="Only show what a run would take up.")
+@click.option("--accept-loss", is_flag=True, help="Continue after records that the log has lost; the loss is recorded.")
+@click.option("--dry-run", is_flag=True, help="Show which records a build would include, build nothing.")
 @output_option()
 @progress_option
 @click.pass_obj
@@ -125,7 +127,7 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
         problems = {each: error for each, error in manager.problems.items() if each.topic == topic}
     if dry_run:
         print_result(ViewsPlanned(dry_run=True, partitions=_planned(plan)), output)
-        session.say("nothing changed" if not plan.is_empty else "nothing to take up: the view is up to date")
+        session.say("nothing changed" if not plan.is_empty else "nothing to build: the view is up to date")
     else:
         rows = [_view(each, now_ms()) for each in found if each.partition not in problems]
         print_result(ViewsBuilt(dry_run=False, partitions=rows), output)
@@ -135,7 +137,7 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
 
 @view.command("status")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--name", metavar="NAME", help="Only the view of this name.")
+@click.option("--name", metavar="NAME", help="Show only the view of this name.")
 @output_option()
 @click.pass_obj
 def status(session: Session, topics: tuple[str, ...], name: str | None, output: str) -> int:
@@ -164,8 +166,8 @@ def status(session: Session, topics: tuple[str, ...], name: str | None, output: 
 @view.command("drop")
 @click.argument("topic")
 @_name_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be dropped.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Show what would be dropped, change nothing.")
 @output_option()
 @click.pass_obj
 def drop(session: Session, topic: str, name: str, yes: bool, dry_run: bool, output: str) -> None:
@@ -186,7 +188,7 @@ def drop(session: Session, topic: str, name: str, yes: bool, dry_run: bool, outp
         manager.topic(topic)
         if not yes:
             if not sys.stdin.isatty():
-                raise click.UsageError("the view would be dropped; say --yes")
+                raise click.UsageError("the view would be dropped; add --yes")
             click.confirm(f"drop the view {name} of {topic}?", abort=True, err=True)
         dropped = drop_views(manager, topic, name=name, now_ms=now_ms())
     session.say(f"dropped {name} of {counted(len(dropped), 'partition')}")
@@ -197,8 +199,8 @@ def _troubles(each: ViewStatus) -> list[str]:
     if each.view.failure is not None:
         lines.append(" ".join(each.view.failure.error.split()))
     if each.gap is not None:
-        lines.append(f"the log has lost [{each.gap[0]}, {each.gap[1]}), which the view has not taken up")
-    lines += [f"records of [{start}, {end}) were lost before the view took them up" for start, end in each.view.lost]
+        lines.append(f"the log has lost [{each.gap[0]}, {each.gap[1]}), which the view does not include")
+    lines += [f"records of [{start}, {end}) were lost before the view included them" for start, end in each.view.lost]
     return lines
 
 

@@ -51,7 +51,7 @@ def test_append_of_an_invalid_line_keeps_and_counts_the_lines_before_it(home: Pa
     assert invoke(["append", "t", "lines", "--jsonl", "-o", "jsonl"]) == Exit.USAGE
     told = capfd.readouterr()
     assert "line=3" in told.err
-    assert "appended before that: records=2" in told.err
+    assert "appended before the error: records=2" in told.err
     assert json.loads(told.out)["records"] == 2
     assert values(capfd) == ["1", "2"]
 
@@ -61,7 +61,7 @@ def test_append_of_a_record_that_the_log_refuses_keeps_the_lines_before_it(home:
     assert invoke(["append", "small/0", "lines"]) == Exit.USAGE
     told = capfd.readouterr()
     assert "max.message.bytes" in told.err
-    assert "appended before that: records=300" in told.err
+    assert "appended before the error: records=300" in told.err
     assert values(capfd, "small") == [str(at) for at in range(300)]
 
 
@@ -70,7 +70,7 @@ def test_append_that_fails_at_the_first_line_reports_zero_records(home: Path, ca
     capfd.readouterr()
     assert invoke(["append", "t", "lines", "--jsonl", "-o", "json"]) == Exit.USAGE
     told = capfd.readouterr()
-    assert (told.out, "appended before that: records=0" in told.err) == ("", True)
+    assert (told.out, "appended before the error: records=0" in told.err) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_append_from_an_open_pipe_keeps_the_whole_lines_when_a_signal_ends_it(
         assert child.stderr is not None
         (row,) = json.loads(child.stdout.read())["appended"]
         assert row["records"] == 500
-        assert b"appended before that: records=500" in child.stderr.read()
+        assert b"appended before the error: records=500" in child.stderr.read()
     assert values(capfd) == [str(at) for at in range(500)]
     assert (home / "data" / ".kafka_cleanshutdown").exists()
 
@@ -162,7 +162,7 @@ def test_arguments_that_are_not_utf8_are_used_as_bytes(home: Path, capfdbinary) 
         ('{"key": "\\ud800"}', "not text"),
         ('{"value": {"a": "\\ud800"}}', "not text"),
         ('{"headers": {"\\ud800": "x"}}', "not text"),
-        ("[" * 200_000, "it is not JSON"),
+        ("[" * 200_000, "not json"),
         ('{"value": ' + "[" * 900 + "]" * 900 + "}", None),
         ('{"headers": [{"key": null, "value": "x"}]}', "headers"),
         ('{"headers": [{"key": 3, "value": "x"}]}', "headers"),
@@ -170,7 +170,7 @@ def test_arguments_that_are_not_utf8_are_used_as_bytes(home: Path, capfdbinary) 
         ('{"timestamp": 1e3}', "timestamp"),
         ('{"timestamp": 99999999999999999999}', "timestamp"),
         ('{"timestamp": -2}', "timestamp"),
-        ('{"timestamp": ' + "9" * 5000 + "}", "it is not JSON"),
+        ('{"timestamp": ' + "9" * 5000 + "}", "not json"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -198,10 +198,13 @@ def shell(text: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("tiered status >&-", "error: writing to stdout: bad file descriptor"),
-        ("tiered status >/dev/full", "error: writing to stdout: no space left on device"),
-        ("tiered topic describe t --settings -o json >/dev/full", "error: writing to stdout: no space left on device"),
-        ("tiered append t <&-", "error: reading lines, stdin is closed"),
+        ("tiered status >&-", "error: cannot write to stdout: bad file descriptor"),
+        ("tiered status >/dev/full", "error: cannot write to stdout: no space left on device"),
+        (
+            "tiered topic describe t --settings -o json >/dev/full",
+            "error: cannot write to stdout: no space left on device",
+        ),
+        ("tiered append t <&-", "error: cannot read lines, stdin is closed"),
     ],
 )
 def test_closed_or_full_stream_is_a_one_line_error(home: Path, command: str, told: str) -> None:

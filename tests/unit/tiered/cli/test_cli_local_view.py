@@ -53,7 +53,7 @@ def test_local_view_is_built_read_verified_and_deleted_with_its_topic(at: list[s
     newest = {f"key{at % 20}": at for at in range(980, 1000)} | {f"key{at % 5}": at for at in range(1000, 1100)}
     assert {key: offset for offset, key, _ in shown(capfd, at)} == newest
     assert invoke([*at, "view", "build", "t", "--dry-run"]) == 0
-    assert "nothing to take up" in capfd.readouterr().err
+    assert "nothing to build" in capfd.readouterr().err
 
     assert invoke([*at, "run", "--once"]) == 0
     parts = sorted(each.name for each in (tmp_path / "data/t-0/view/compacted").iterdir())

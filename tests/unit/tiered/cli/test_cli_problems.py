@@ -309,7 +309,7 @@ def test_status_of_an_empty_directory_names_the_restore_of_a_lost_disk(home: Pat
     capfd.readouterr()
     assert invoke(["status"]) == 0
     err = capfd.readouterr().err
-    assert "no topic is here; next: tiered topic create NAME" in err
+    assert "there is no topic; next: tiered topic create NAME" in err
     assert f"tiered restore TOPIC --to {home}/data --take-over" in err
     assert invoke(["-q", "status"]) == 0
     assert invoke(["status", "-o", "json"]) == 0

@@ -59,8 +59,8 @@ CASES = [
     (["append", "orders/9", "lines"], 1, ["partition=orders/9"]),
     (["append", "orders", "no-such-file"], 2, ["no-such-file"]),
     (["append", "orders", "lines", "-K", "#"], 2, ["no key separator", "line=1"]),
-    (["append", "orders", "lines", "--jsonl"], 2, ["it is not JSON", "line=1"]),
-    (["append", "orders", "lines", "--jsonl", "-K", ":"], 2, ["leave out -K"]),
+    (["append", "orders", "lines", "--jsonl"], 2, ["not json", "line=1"]),
+    (["append", "orders", "lines", "--jsonl", "-K", ":"], 2, ["remove -K"]),
     (["consume", "orders/../0"], 2, ["text='orders/../0'"]),
     (["consume", "orders/9"], 1, ["partition=orders/9"]),
     (["consume", "orders/0", "--from", "999"], 1, ["out of range", "offset=999", "next_offset="]),
@@ -79,7 +79,7 @@ CASES = [
         2,
         ["looks like a secret", "option=secret"],
     ),
-    (["statsu"], 2, ["no such command: statsu", "did you mean status?"]),
+    (["statsu"], 2, ["unknown command: statsu", "did you mean status?"]),
     (["status", "--nope"], 2, ["--nope"]),
     (["-C", "elsewhere", "status"], 1, ["tiered init", "/elsewhere"]),
 ]
@@ -268,4 +268,4 @@ def test_one_line_for_a_missing_key_names_both_places_of_the_key_ring() -> None:
     line = one_line(AccessDenied("cannot decrypt a sealed manifest, its key is not in the key ring", key_id="k9"))
     assert "key_ring in [remote] of tiered.toml" in line
     assert "TIERED_KEY_RING" in line
-    assert "under that id" in line
+    assert "add the key with that id" in line

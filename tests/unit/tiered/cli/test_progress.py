@@ -18,7 +18,7 @@ from tiered.cli.byte_progress import _Lines
 from tiered.cli.copy_progress import _Events
 from tiered.cli.main import invoke, main
 from tiered.cli.progress import WAYS, Meter, Progress
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.cli.session import Session
 
 

@@ -59,7 +59,7 @@ def test_gc_without_a_readable_price_file_uses_the_built_in_prices_and_says_so(
     assert invoke([*at, "-X", f"cost.prices={tmp_path}/mine.json", "gc", "-o", "json"]) == 3
     out, said = capfd.readouterr()
     assert json.loads(out)["dollars_per_month"] == told["dollars_per_month"] > 0
-    assert "dollars are of the built-in prices" in said
+    assert "! dollars use the built-in prices" in said
 
 
 def test_gc_lists_orphans_and_deletes_only_listed_ones_that_are_old_enough(
@@ -91,7 +91,7 @@ def test_gc_lists_orphans_and_deletes_only_listed_ones_that_are_old_enough(
 def test_gc_refuses_arguments_that_contradict_each_other(at: list[str], capfd) -> None:
     assert invoke([*at, "gc", "t", "--delete", "--yes"]) == 2
     assert invoke([*at, "gc", "--older-than", "soon"]) == 2
-    assert "reading --older-than" in capfd.readouterr().err
+    assert "invalid --older-than" in capfd.readouterr().err
 
 
 @pytest.fixture

@@ -78,5 +78,5 @@ def test_repair_refuses_a_missing_and_an_invalid_report(at: list[str], tmp_path:
     (tmp_path / "x.json").write_text("{}")
     assert invoke([*at, "repair", "x.json"]) == 2
     said = capfd.readouterr().err
-    assert "make it with 'tiered cost advise --out FILE'" in said
+    assert "the file has another format" in said
     assert "run 'tiered scrub --report FILE'" in said

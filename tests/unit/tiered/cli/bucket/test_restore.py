@@ -110,4 +110,4 @@ def test_restore_refuses_a_directory_with_the_topic_before_it_asks_for_yes(
 def test_restore_exits_4_when_an_object_of_an_entry_is_lost(at: list[str], tmp_path: Path, capfd, suffix: str) -> None:
     min((tmp_path / "bucket").rglob(f"data/*.{suffix}")).unlink()
     assert invoke([*at, "restore", "t", "--to", "there", "--yes"]) == 4
-    assert "the object of a remote segment does not exist and the newest manifest names it" in capfd.readouterr().err
+    assert "its object is missing" in capfd.readouterr().err

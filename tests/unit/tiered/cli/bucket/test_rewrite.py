@@ -81,7 +81,7 @@ def test_rewrite_recode_changes_codec_and_key(at: list[str], tmp_path: Path, cap
     [
         (["recode", "t", "--yes"], "nothing to change"),
         (["recode", "t", "--key-id", "unreferenced_objects", "--yes"], "not in the key ring"),
-        (["merge", "t", "--target", "much"], "reading --target"),
+        (["merge", "t", "--target", "much"], "invalid --target"),
         (["recode", "t", "--storage-class", "GLACIER_IR", "--yes"], "storage class and encryption are settings of S3"),
     ],
 )
@@ -164,7 +164,7 @@ def test_rewrite_costs_use_the_configured_prices_or_the_built_in_ones(at: list[s
         for path in ("", "mine.json", "gone.json"):
             assert invoke([*at, "-X", f"cost.prices={path}", *words, "-o", "json"]) == 0, words
             out, err = capfd.readouterr()
-            told.append((json.loads(out)["dollars"], "dollars are of the built-in prices" in err))
+            told.append((json.loads(out)["dollars"], "! dollars use the built-in prices" in err))
         assert told[1][0] >= 1000 * told[0][0] > 0, words
         assert told[2] == (told[0][0], True), words
         assert not told[0][1]

@@ -94,10 +94,10 @@ def test_scrub_of_a_bucket_by_url_finds_damage_without_a_local_copy(at: list[str
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (["no-such-topic"], 1, "the topic has no compacted view: name=no-such-topic"),
-        (["--resume"], 2, "--resume is for --deep"),
-        (["--deep", "--rate", "fast"], 2, "reading a rate"),
-        (["t", "--topic-id", "A" * 22], 1, "the topic has no compacted view"),
+        (["no-such-topic"], 1, "there is none: name=no-such-topic"),
+        (["--resume"], 2, "a scrub of metadata always starts from the beginning"),
+        (["--deep", "--rate", "fast"], 2, "invalid rate"),
+        (["t", "--topic-id", "A" * 22], 1, "there is none"),
     ],
 )
 def test_scrub_refuses_invalid_arguments(at: list[str], capfd, more: list[str], code: int, said: str) -> None:

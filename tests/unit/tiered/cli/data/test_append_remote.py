@@ -61,14 +61,14 @@ def test_append_with_remote_acks_without_bucket_exits_6_and_repeats_append_nothi
         capfd.readouterr()
         assert invoke(APPEND) == 6
         said = capfd.readouterr().err
-        assert "on the disk, not yet in the bucket" in said
+        assert "'tiered run' copies them" in said
         assert "nothing twice" in said
         assert values(capfd) == ALL
     assert values(capfd, "--remote", (home / "bucket").as_uri()) == []
     monkeypatch.setattr(remote_acks, "wait_for_bucket", real)
     capfd.readouterr()
     assert invoke(APPEND) == 0
-    assert "appended before, not again: records=60" in capfd.readouterr().err
+    assert "appended by an earlier command: records=60" in capfd.readouterr().err
     assert values(capfd) == values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
     assert not (home / FILE).exists()
 
@@ -111,7 +111,7 @@ def test_append_without_a_writable_mark_still_waits_and_warns(
     monkeypatch.setattr(AppendMarks, "note", refuse)  # as if the directory of the configuration were not writable
     capfd.readouterr()
     assert invoke(APPEND) == 0
-    assert "would be appended once more" in capfd.readouterr().err
+    assert "running the command again would append the records twice" in capfd.readouterr().err
     assert values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
     with monkeypatch.context() as patch:
         patch.setattr(remote_acks, "wait_for_bucket", _raise_unavailable)
@@ -142,7 +142,7 @@ def test_append_with_remote_acks_refuses_a_topic_that_never_reaches_the_bucket(
     assert invoke(["consume", "other"]) == 0
     assert capfd.readouterr().out == ""
     assert invoke(["append", "orders", "lines", "--timeout", "5s"]) == 2
-    assert "--timeout is for --acks remote" in capfd.readouterr().err
+    assert "--timeout requires --acks remote" in capfd.readouterr().err
 
 
 def test_append_marks_are_found_by_input_and_limited_in_number(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_uncleanable_partitions_with_one_cause_are_one_line(at: list[str], tmp_p
 
 def test_compaction_advise_exits_3_with_advice_and_0_without(at: list[str], tmp_path: Path, capfd) -> None:
     assert invoke([*at, "compaction", "advise"]) == 0
-    assert "nothing to advise" in capfd.readouterr().err
+    assert "no advice" in capfd.readouterr().err
     run = {"topic": "t", "partition": 0, "at_ms": 1, "buffer_utilization": 0.9, "distinct_keys": 7, "is_cut": True}
     (tmp_path / "data" / names.CLEANER_HISTORY).write_text(json.dumps(run) + "\n")
     (advice,) = answer(capfd, *at, "compaction", "advise", code=3)["advice"]  # type: ignore[misc]

@@ -46,7 +46,7 @@ def test_config_explain_shows_a_setting_with_value_and_origin(
     assert (row["value"], row["origin"]) == ("4d", "environment")
     row = explained("-X", "retention.ms=5d", "config", "explain", "retention.ms", "-t", "orders")
     assert (row["value"], row["origin"]) == ("5d", "-X")
-    assert explained("config", "explain", "cost.prices")["kafka"] == "none, it is ours"
+    assert explained("config", "explain", "cost.prices")["kafka"] == "none, it is a setting of tiered"
     assert invoke(["config", "explain", "retention.ms"]) == 0
     assert "origin    environment\n" in capfd.readouterr().out
     assert invoke(["config", "explain", "retenton.ms"]) == 2

@@ -47,7 +47,7 @@ def test_placement_with_the_printed_start_and_shift_repeats_the_assignment(capfd
         (["--brokers", "0:a,1", "-r", "1"], "some brokers have no rack"),
         (["--brokers", "a", "-r", "1"], "expected=an id"),
         (["--brokers", "1:", "-r", "1"], "expected=an id"),
-        (["--brokers", "", "-r", "1"], "the topic has no compacted view"),
+        (["--brokers", "", "-r", "1"], "there is none"),
         (["-r", "1"], "either --brokers or a file"),
         (["fleet", "--brokers", "0", "-r", "1"], "either --brokers or a file"),
     ],
