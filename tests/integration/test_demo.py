@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from local.errors import InvalidRequest
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.demo.workshop import workshop
 
 pytestmark = pytest.mark.server

@@ -18,8 +18,8 @@ import pytest
 from local import errors
 from tiered.cli.errors import MEANINGS, Exit, exit_code
 from tiered.cli.main import COMMANDS
-from tiered.cli.schemas.schemas import COMMANDS as JSON_COMMANDS
-from tiered.cli.schemas.schemas import SCHEMAS, schema_text
+from tiered.cli.schemas import COMMANDS as JSON_COMMANDS
+from tiered.cli.schemas import SCHEMAS, schema_text
 from tiered.config.properties import PROPERTIES, Kind, Property, Source
 from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
 from tiered.spark.source import options as spark_options
@@ -122,7 +122,7 @@ def render_schema_list() -> str:
     rows = [f"| `tiered {words}` | {_links(names)} |" for words, names in sorted(JSON_COMMANDS.items())]
     others = [f"- {_links((name,))}: {_told(name)}" for name in sorted(set(SCHEMAS) - of_commands)]
     return (
-        "# JSON schemas\n\nGenerated from `tiered/cli/schemas/schemas.py` by "
+        "# JSON schemas\n\nGenerated from `tiered/cli/schemas.py` by "
         "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
         "`-o json` prints one object with `schema_version`; within one "
         "version fields are only added. A line of `-o jsonl` is an element of the object's list and has no version. Of "

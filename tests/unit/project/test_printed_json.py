@@ -14,9 +14,9 @@ import pytest
 from small_place import make_place
 from test_command_tree import leaves
 
+from tiered.cli import schemas
 from tiered.cli.main import invoke
 from tiered.cli.render import Result, Struct
-from tiered.cli.schemas import schemas
 from tiered.cli.topics import topic
 from tiered.node.topic_registry import Topic
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from recorded_sessions import FOLDER, SESSIONS, WIDTHS, WITH_SCHEMA, Session, file_of, play
 
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 
 RERUN = "look at what changed, then: python tests/unit/support/recorded_sessions.py --write"
 

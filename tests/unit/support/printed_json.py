@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from tiered.cli import render
-from tiered.cli.schemas.schemas import COMMANDS, SCHEMAS
+from tiered.cli.schemas import COMMANDS, SCHEMAS
 
 # `-o jsonl` of these commands prints only the columns of the chosen sections.
 WITH_SECTIONS = {"status"}
@@ -132,7 +132,7 @@ def types_of(command: str) -> tuple[type, ...]:
 @functools.cache
 def row_types(of: type) -> tuple[type, ...]:
     """The element types of the lists of a type."""
-    if not _tag(of) and "schema_version" not in of.__struct_fields__:
+    if not _tag(of):
         return (of,)  # a line by itself
     found = []
     for each in msgspec.structs.fields(of):

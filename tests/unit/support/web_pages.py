@@ -12,7 +12,7 @@ import msgspec
 from manager_world import NOW, SwitchableStore, World
 
 from remote.store.memory_store import MemoryStore
-from tiered.cli.schemas.schemas import SCHEMAS
+from tiered.cli.schemas import SCHEMAS
 from tiered.manager.manager import LogManager
 from tiered.web.pages.site import Site
 

@@ -226,7 +226,7 @@ def _print(
     facts = msgspec.structs.asdict(status_facts(report)) | {"sync": sync}
     result: StatusFacts
     if by_partition:
-        names = sorted({*report.partitions, *report.problems})
+        names = sorted({*report.partitions, *report.errors})
         rows = [PartitionFigures.of_fields(partition_row(report, name)) for name in names]
         result = StatusByPartition(**facts, partitions=rows)
     else:
