@@ -269,11 +269,7 @@ def filter_batches(
     flags = np.ascontiguousarray(keep)
     counted = int(table.record_counts.sum(dtype=np.int64))
     if flags.dtype != np.bool_ or flags.shape != (counted,):
-        raise InvalidRequest(
-            "cannot filter batches, the number of flags differs from the number of records",
-            flags=flags.shape,
-            records=counted,
-        )
+        raise InvalidRequest("cannot filter batches, each record needs a flag", flags=flags.shape, records=counted)
     bits = np.packbits(flags, bitorder="little")
     if actions is None:
         actions = _actions(table, _kept_counts(table, bits), keep_last_batch=keep_last_batch)
@@ -292,9 +288,7 @@ def rebuilt_batches(
     view = _bytes_of(data)
     table = _filterable(view)
     if keep.dtype != np.uint8 or len(keep) * 8 < int(table.record_counts.sum(dtype=np.int64)):
-        raise InvalidRequest(
-            "cannot filter batches, the number of flags differs from the number of records", flags=len(keep) * 8
-        )
+        raise InvalidRequest("cannot filter batches, each record needs a flag", flags=len(keep) * 8)
     return _rebuilt(view, table, keep, actions, horizon_ms, out)
 
 
@@ -493,9 +487,7 @@ def _filterable(view: memoryview) -> BatchTable:
     """The table of `view`. Raises InvalidRequest unless it consists of whole batches; raises Corrupt."""
     table = _scanned(view, verify=True)
     if table.problem is not None:
-        raise InvalidRequest(
-            "cannot filter batches, the data ends inside a batch", at=table.valid_bytes, bytes=len(view)
-        )
+        raise InvalidRequest("cannot filter batches, one is cut off", at=table.valid_bytes, bytes=len(view))
     return table
 
 

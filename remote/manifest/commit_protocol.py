@@ -90,7 +90,7 @@ from remote.manifest.manifest_memory_cache import (
 )
 from remote.manifest.manifest_page import Rows, encode_page
 from remote.manifest.missing_manifest import missing_manifest_error
-from remote.manifest.page_out import NewPage, PageRule, move_oldest_to_page, move_to_page, opened
+from remote.manifest.page_out import NewPage, NewPages, PageRule, move_oldest_to_page, move_to_page, opened
 from remote.manifest.seal_memory import FILE, SealMemory
 from remote.store import ObjectStore
 
@@ -325,7 +325,7 @@ class MetadataLog:
         """
         with self._lock:
             self._check_writer()
-            pages = _NewPages(self._write_page, now_ms)
+            pages = NewPages(self._write_page, now_ms)
             for _ in range(REBASES_MAX):
                 assert self._manifest is not None
                 base = self._manifest
@@ -390,10 +390,7 @@ class MetadataLog:
     # --- pages -------------------------------------------------------------------------------------------------------
 
     def _fitted(self, manifest: Manifest, new_page: NewPage) -> tuple[Manifest, bytes]:
-        """The manifest in a size that can be written, and its bytes.
-
-        Moves surplus entries to pages, which it writes.
-        """
+        """The manifest in a size that can be written, and its bytes; writes pages for surplus entries."""
         manifest = move_to_page(manifest, self._rule, new_page)
         while len(body := encode_manifest(manifest, self._chain.sealer)) > self._rule.manifest_bytes_max:
             smaller = move_oldest_to_page(manifest, self._rule, new_page)
@@ -578,24 +575,6 @@ def _appender(latest: Manifest | None) -> str | None:
     return latest.writer_id if latest.appender_id is None else latest.appender_id
 
 
-class _NewPages:
-    """Pages written for one commit; a retry that spills the same entries uses the existing page."""
-
-    def __init__(self, write: Callable[[Rows, int, str | None], PageEntry], now_ms: int) -> None:
-        self.seal_key_id: str | None = None  # of the manifest that will name them
-        self._write = write
-        self._now_ms = now_ms
-        self._made: list[tuple[Rows, PageEntry]] = []
-
-    def __call__(self, entries: Rows) -> PageEntry:
-        for known, page in self._made:
-            if known == entries and page.seal_key_id == self.seal_key_id:
-                return page
-        page = self._write(entries, self._now_ms, self.seal_key_id)
-        self._made.append((entries, page))
-        return page
-
-
 def _first_manifest(topic: str, topic_id: str, partition: int) -> Manifest:
     return Manifest(
         sequence=1,
@@ -614,9 +593,7 @@ def _first_manifest(topic: str, topic_id: str, partition: int) -> Manifest:
 
 def _check_same(manifest: Manifest, topic: str, topic_id: str, partition: int) -> Manifest:
     if (manifest.topic, manifest.topic_id, manifest.partition) != (topic, topic_id, partition):
-        facts = {
-            "found": f"{manifest.topic}-{manifest.topic_id}/{manifest.partition}",
-            "expected": f"{topic}-{topic_id}/{partition}",
-        }
+        found = f"{manifest.topic}-{manifest.topic_id}/{manifest.partition}"
+        facts = {"found": found, "expected": f"{topic}-{topic_id}/{partition}"}
         raise InvalidRequest("cannot become the writer, the manifests belong to another partition", **facts)
     return manifest

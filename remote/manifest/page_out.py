@@ -83,6 +83,24 @@ def opened(manifest: Manifest, start: int, end: int, entries_of: EntriesOf) -> M
     )
 
 
+class NewPages:
+    """Pages written for one commit; a retry that spills the same entries uses the existing page."""
+
+    def __init__(self, write: Callable[[Rows, int, str | None], PageEntry], now_ms: int) -> None:
+        self.seal_key_id: str | None = None  # of the manifest that will name them
+        self._write = write
+        self._now_ms = now_ms
+        self._made: list[tuple[Rows, PageEntry]] = []
+
+    def __call__(self, entries: Rows) -> PageEntry:
+        for known, page in self._made:
+            if known == entries and page.seal_key_id == self.seal_key_id:
+                return page
+        page = self._write(entries, self._now_ms, self.seal_key_id)
+        self._made.append((entries, page))
+        return page
+
+
 def move_to_page(manifest: Manifest, rule: PageRule, new_page: NewPage) -> Manifest:
     """`manifest` with all entries below its last spill moved to pages again; `manifest` itself if there are none."""
     if (
