@@ -14,6 +14,16 @@ Order of effects:
 7. Delete the bytes of objects unlinked a grace period ago, then old manifests.
 
 After a crash between any two of them the next plan continues.
+
+Order of effects for a disabled remote tier (KIP-950, `remote.log.delete.on.disable`):
+
+1. One decision, alone in its plan: the log start rises to the start of the local log, and no entry counts any more.
+2. From then on all other policies see a partition with an empty bucket.
+3. Later plans unlink the old pages whole, and the old entries as far as there is room.
+4. The bytes are deleted a grace period later.
+
+Nothing is copied until step 3 is complete (`PartitionSnapshot.is_copying_on`). So a tier that is enabled again begins
+without entries.
 """
 
 from __future__ import annotations
@@ -29,7 +39,9 @@ from policies.decisions import (
     AdvanceLogStart,
     CleanLog,
     Decision,
+    DisableTier,
     DropLocal,
+    ExpirePage,
     ExpireRemote,
     Plan,
     ReplaceRemote,
@@ -39,10 +51,12 @@ from policies.deferrals import Action, Code, Deferral, put_off
 from policies.local_retention import drop_deferrals, local_drops, local_expirations
 from policies.manifest_collection import manifest_collections
 from policies.recompaction import replacements
-from policies.remote_retention import deletions, expirations, leaving
+from policies.remote_retention import deletions, expirations, expire_entry, expire_page, leaving, room_for_entries
 from policies.snapshot import PartitionSnapshot
-from policies.tier_disabled import disablings, leaving_for_good
 from policies.tiering import copies, copy_deferrals, rolls
+from remote.segment_entry import SegmentEntry
+
+_DISABLED_REASON = "the remote tier is disabled"
 
 
 def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
@@ -145,3 +159,36 @@ def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: li
         return []
     last = max(passed, key=lambda one: one.next_offset)
     return [AdvanceLogStart(offset=last.next_offset, reason=f"retention, {last.reason}")]
+
+
+def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
+    """Return at most one decision.
+
+    It exists if the bucket holds entries or views that count, or if the log begins below the disk.
+    """
+    if not (snapshot.is_tiered and snapshot.rules.gives_up_remote and snapshot.segments):
+        return []
+    starts_at = snapshot.segments[0].base_offset
+    holds_something = bool(snapshot.committed_parts or snapshot.views)
+    if not holds_something and snapshot.log_start_offset >= starts_at:
+        return []
+    return [
+        DisableTier(
+            offset=max(starts_at, snapshot.log_start_offset),
+            size_bytes=snapshot.committed_bytes,
+            reason="remote.storage.enable=false, remote.log.delete.on.disable=true",
+        )
+    ]
+
+
+def leaving_for_good(snapshot: PartitionSnapshot) -> list[ExpirePage | ExpireRemote]:
+    """Return the parts of a disabled tier to unlink now: all pages unread, then entries as far as there is room.
+
+    Both are oldest first.
+    """
+    entries = [part for part in snapshot.tier_disabled if isinstance(part, SegmentEntry)]
+    pages = [part for part in snapshot.tier_disabled if not isinstance(part, SegmentEntry)]
+    return [
+        *(expire_page(page, _DISABLED_REASON) for page in pages),
+        *(expire_entry(entry, _DISABLED_REASON) for entry in entries[: room_for_entries(snapshot)]),
+    ]

@@ -17,7 +17,7 @@ The horizon is therefore set by the first pass that knows of no readable older r
 read such a record has `delete.retention.ms` to reach the tombstone, as in Kafka.
 
 A marker stays if the pass met data of its transaction. Otherwise it gets a horizon and is removed like a tombstone
-(`local.cleaner.cleaned_transactions`). The horizon is the base timestamp of the batch, marked by attribute bit 6. A
+(`CleanedTransactions`). The horizon is the base timestamp of the batch, marked by attribute bit 6. A
 later pass never changes it.
 
 Remaining records of formats 0 and 1 become batches of format 2, as in Kafka since 4.0, their tombstones with a
@@ -32,11 +32,26 @@ A batch without remaining records is removed, except in these cases, where it st
 | the control batch of such a producer's epoch, if its latest write was a marker | fencing |
 | the last batch of the pass | the offsets of the log must not fall |
 
-Source: kafka `Cleaner.cleanInto`, `Cleaner.shouldRetainRecord`, `MemoryRecords.filterTo`.
+**Transaction markers.** `CleanedTransactions` replays the batches of a pass. Batches that the cleaner retained empty
+count as data of their transaction. The state carries over from segment to segment of one pass.
+
+The pass reads no remote data. The remote tier may hold data below the first batch of the pass, and records of the same
+offsets that the local tier no longer has:
+
+| remote tier at the marker | aborted records there | marker of an abort |
+|---|---|---|
+| cleaned past the marker | none | removed as above |
+| not cleaned past it (`tombstones_below`) | possible | stays with its transaction index entry, met or not |
+
+Without the entry, a reader would take the aborted records for committed ones.
+
+Source: kafka `Cleaner.cleanInto`, `Cleaner.shouldRetainRecord`, `Cleaner.CleanedTransactionMetadata`,
+`MemoryRecords.filterTo`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -45,7 +60,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaned_transactions import CleanedTransactions
 from local.cleaner.cleaner_io import CleanerThrottle
 from local.cleaner.offset_map import Flags, check_whole
 from local.cleaner.record_bits import Bits, clear, packed
@@ -62,7 +76,7 @@ from local.format.columns import BatchTable, Columns
 from local.index.txn_index import AbortedTransaction
 from local.kernels.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 from local.log.producer_snapshot import ProducerEntry
-from local.records.batch import read_marker
+from local.records.batch import Marker, read_marker
 from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
 from local.storage import Storage
@@ -355,3 +369,60 @@ def _sizes_after(
     sizes[is_rebuilt] += sections[is_rebuilt]
     sizes[actions == REBASE] += kept[actions == REBASE] * _REBASED_GROWTH
     return int(sizes.sum())
+
+
+@dataclass(slots=True)
+class _Ongoing:
+    aborted: AbortedTransaction
+    is_met: bool = False
+
+
+class CleanedTransactions:
+    """Takes every transactional batch of a pass in log order.
+
+    `kept` are the entries of the markers that stay.
+    """
+
+    def __init__(self, aborted: Iterable[AbortedTransaction], *, tombstones_below: int | None) -> None:
+        self.kept: list[AbortedTransaction] = []
+        self._tombstones_below = tombstones_below
+        unique = {(each.producer_id, each.first_offset): each for each in aborted}
+        self._ahead = deque(sorted(unique.values(), key=lambda each: each.first_offset))
+        self._aborting: dict[int, _Ongoing] = {}
+        self._committing: set[int] = set()
+
+    def meet(self, producer_id: int, last_offset: int) -> None:
+        """Add a batch of a transaction. Its data may have been removed."""
+        self._begin_upto(last_offset)
+        ongoing = self._aborting.get(producer_id)
+        if ongoing is None:
+            self._committing.add(producer_id)
+        else:
+            ongoing.is_met = True
+
+    def end(self, producer_id: int, last_offset: int, marker: Marker | None) -> bool:
+        """Whether a marker is no longer needed: no batch of its transaction was met.
+
+        False if `marker` is None: the control batch marks something else.
+        """
+        self._begin_upto(last_offset)
+        if marker is None:
+            return False
+        if marker.is_commit:
+            is_met = producer_id in self._committing
+            self._committing.discard(producer_id)
+            return not is_met
+        ongoing = self._aborting.pop(producer_id, None)
+        if ongoing is None or (not ongoing.is_met and self.may_leave(ongoing.aborted.last_offset)):
+            return True
+        self.kept.append(ongoing.aborted)
+        return False
+
+    def may_leave(self, offset: int) -> bool:
+        """Whether nothing in the remote tier needs a tombstone or marker at `offset` (invariant I5)."""
+        return self._tombstones_below is None or offset < self._tombstones_below
+
+    def _begin_upto(self, offset: int) -> None:
+        while self._ahead and self._ahead[0].first_offset <= offset:
+            begun = self._ahead.popleft()
+            self._aborting.setdefault(begun.producer_id, _Ongoing(begun))

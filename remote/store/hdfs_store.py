@@ -21,24 +21,43 @@ retry of the whole create then meets its own object and raises AlreadyExists, as
 The root itself is never created: a mistyped path must not look like an empty store. Kerberos, high availability and
 nameservices are configured by the files in ``HADOOP_CONF_DIR``; options are single Hadoop settings in addition. A
 client must not be used in a forked child, so every process makes its own at its first request.
+
+**Errors.** `translated` turns the client's errors into this project's errors. The client raises three kinds:
+
+- Python's classes for a missing and for a taken name;
+- OSError for a connection;
+- RuntimeError for the rest, with the Java class of the NameNode's exception. The class decides, and only the class is
+  reported.
+
+A panic of its Rust code is not an Exception. It is caught too, because one odd answer of a server must not end the
+process.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from urllib.parse import quote
 
-from local.errors import Corrupt, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Corrupt,
+    ErrorCode,
+    InvalidRequest,
+    LogError,
+    NotFound,
+    Unavailable,
+)
 from remote.keys import is_ulid, new_ulid
 from remote.store.file_store import ASIDE
 from remote.store.filesystems import make_hdfs_filesystem
-from remote.store.hdfs_errors import translated
 from remote.store.protocol import (
     Asked,
     Body,
@@ -70,6 +89,17 @@ _DEFAULTS = {
     "dfs.client.failover.sleep.max.millis": "1000",
     "dfs.client.socket-timeout": "30000",
 }
+_JAVA_CLASS = re.compile(r'RPCError\("([\w.$]+)"')
+_NOT_A_DIRECTORY = "(is not a directory)"  # a name below a file: the NameNode calls it a missing permission
+_DENIED = {
+    "AccessControlException", "AccessTokenException", "AuthenticationException", "AuthorizationException",
+    "InvalidToken", "SaslException", "SecurityException",
+}  # fmt: skip
+_REFUSED = {
+    "HadoopIllegalArgumentException", "IllegalArgumentException", "InvalidPathException",
+    "MaxDirectoryItemsExceededException", "ParentNotDirectoryException", "PathComponentTooLongException",
+    "PathIsNotEmptyDirectoryException", "UnsupportedOperationException",
+}  # fmt: skip
 
 
 class HdfsStore:
@@ -344,3 +374,53 @@ def _info(key: str, status: Any) -> ObjectInfo:  # noqa: ANN401
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
+
+
+@contextmanager
+def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) -> Iterator[None]:
+    """Raise this project's error, with `attempt` and `facts`, for any error of the client.
+
+    `options` are the names of the client's options, reported if one of them is wrong.
+    """
+    try:
+        yield
+    except LogError:
+        raise
+    except (TypeError, ValueError) as error:
+        told = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
+        raise InvalidRequest(f"{attempt}, the client rejected its options", **facts, **told) from None
+    except (OSError, RuntimeError) as error:
+        raise translate(error, attempt, facts) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Unavailable(f"{attempt}, the client failed before the reply", **facts, cause="PanicException") from None
+
+
+def translate(error: OSError | RuntimeError, attempt: str, facts: dict[str, object]) -> LogError:
+    """Return this project's error for an error of the client."""
+    name = java_class(error)
+    if isinstance(error, FileNotFoundError) or (name == "AccessControlException" and _NOT_A_DIRECTORY in str(error)):
+        return NotFound(f"{attempt}, it does not exist", **facts)
+    if isinstance(error, FileExistsError):
+        return AlreadyExists(f"{attempt}, the name already exists", **facts)
+    if isinstance(error, PermissionError) or name in _DENIED:
+        return AccessDenied(f"{attempt}, access was denied or the credentials are wrong", **facts, cause=name or None)
+    if name in _REFUSED:
+        return InvalidRequest(f"{attempt}, the store rejected the request", **facts, cause=name)
+    if isinstance(error, OSError):
+        return Unavailable(f"{attempt}, the store cannot be reached", **facts, cause=type(error).__name__)
+    # Safe mode, a standby NameNode, no DataNode left, an exhausted quota, a broken pipeline.
+    return Unavailable(f"{attempt}, the store is busy or has an internal error", **facts, cause=name or _variant(error))
+
+
+def java_class(error: BaseException) -> str:
+    """Return the NameNode's exception without its package, "" without one."""
+    found = _JAVA_CLASS.match(str(error))
+    return re.split(r"[.$]", found[1])[-1] if found else ""
+
+
+def _variant(error: BaseException) -> str:
+    """Return the client's name of the error: the first word of its text, which holds no secret."""
+    found = re.match(r"\w+", str(error))
+    return found[0] if found else type(error).__name__

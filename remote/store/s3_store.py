@@ -11,7 +11,7 @@ user's `config_kwargs` can disable the CRC32.
 
 Large uploads:
 
-- They are sent in parts, each retried alone. `remote.store.part_uploads` bounds their memory. They are invisible until
+- They are sent in parts, each retried alone. `PartSender` bounds their memory. They are invisible until
   completed.
 - A failed upload is aborted, with as many retries as a part. Uploads left by a killed process or an outage are removed
   by `remote.store.unfinished_uploads` or a lifecycle rule (abort incomplete multipart uploads).
@@ -24,6 +24,10 @@ built at that time too, so wrong options raise InvalidRequest there. The error h
 A client reads the keys in a file or a profile once. If they are refused later, they may have been replaced: the client
 is rebuilt, and the call raises Unavailable so that it is retried. The refusal of a client younger than CLIENT_AGE_MIN_S
 is final.
+
+**Parts.** For any size of segments and any number of copies, `parts_max` parts are sent at once. Each upload holds one
+more part, made while it waits for a slot. So an upload never waits for memory that only it could free, and the next
+part is ready when a slot is free.
 """
 
 from __future__ import annotations
@@ -32,8 +36,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -45,7 +51,6 @@ from remote.store.middleware.deadline_store import Deadlines
 from remote.store.middleware.retrying_store import RetryPolicy
 from remote.store.middleware.watchdog import Watchdog
 from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
-from remote.store.part_uploads import PartSender, SentPart
 from remote.store.protocol import (
     Asked,
     Body,
@@ -69,6 +74,55 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
 CLIENT_AGE_MIN_S = 10.0  # a younger client is not rebuilt
 # Refusals that other credentials would not resolve.
 _NOT_BY_CREDENTIALS = {"AccountProblem", "InvalidObjectState", "NotSignedUp", "RequestTimeTooSkewed"}
+PARTS_MAX = 8  # in flight: 4 fill a fast link; S3's latency needs 8 to 16, each with 8 MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentPart:
+    """A part that the store has accepted: its number, from 1, and the store's tag for it."""
+
+    number: int
+    tag: str
+    size_bytes: int
+
+
+class PartSender:
+    """Sends parts for all uploads of one store, which share its slots. Thread safe.
+
+    Threads live as long as an upload.
+    """
+
+    def __init__(self, parts_max: int = PARTS_MAX) -> None:
+        self._parts_max = parts_max
+        self._places = threading.BoundedSemaphore(parts_max)
+
+    def send(self, parts: Iterable[Body], send_one: Callable[[int, Body], SentPart]) -> list[SentPart]:
+        """Return the answer of `send_one(number, body)` for every part, in order; calls run concurrently.
+
+        Raises the error of `parts` or of the first failing call. At that point no call is running, and no further part
+        was requested.
+        """
+        under_way: list[Future[SentPart]] = []
+        has_failed = threading.Event()
+
+        def done(future: Future[SentPart]) -> None:
+            self._places.release()
+            if future.cancelled() or future.exception() is not None:
+                has_failed.set()
+
+        with ThreadPoolExecutor(self._parts_max, thread_name_prefix="tiered-upload") as pool:
+            try:
+                for number, body in enumerate(parts, 1):
+                    self._places.acquire()
+                    if has_failed.is_set():
+                        self._places.release()
+                        break
+                    under_way.append(pool.submit(send_one, number, body))
+                    under_way[-1].add_done_callback(done)
+                return [future.result() for future in under_way]
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
 
 
 class S3Store:

@@ -18,8 +18,7 @@ from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, 
 from remote.keys import new_ulid
 from remote.segment_entry import PART_BYTES
 from remote.store import UploadSource, ranged_source
-from remote.store.hdfs_errors import translate
-from remote.store.hdfs_store import ASIDE_AGE_MAX_MS
+from remote.store.hdfs_store import ASIDE_AGE_MAX_MS, translate
 from remote.store.middleware.retrying_store import RetryPolicy
 from remote.store.open_store import open_store
 
@@ -250,14 +249,14 @@ def test_without_the_hdfs_client_the_error_names_the_install_command(monkeypatch
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (FileNotFoundError("/secret"), NotFound, "the topic has no compacted view"),
+        (FileNotFoundError("/secret"), NotFound, "it does not exist"),
         (FileExistsError("/secret"), AlreadyExists, "taken"),
         (
             "org.apache.hadoop.security.AccessControlException:Permission denied: user=x",
             AccessDenied,
             "access was denied",
         ),
-        ("org.apache.hadoop.security.AccessControlException:/a (is not a directory)", NotFound, "the topic has no compacted view"),
+        ("org.apache.hadoop.security.AccessControlException:/a (is not a directory)", NotFound, "it does not exist"),
         ("org.apache.hadoop.security.token.SecretManager$InvalidToken:x", AccessDenied, "cause=InvalidToken"),
         ("org.apache.hadoop.fs.InvalidPathException:/a:b", InvalidRequest, "cause=InvalidPathException"),
         ("org.apache.hadoop.hdfs.protocol.FSLimitException$PathComponentTooLongException:x", InvalidRequest, "TooLong"),

@@ -25,8 +25,8 @@ from remote.store.middleware.observed_store import ObservedStore
 from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
 from remote.store.middleware.throttled_store import ThrottledStore
 from remote.store.open_store import open_store
-from remote.store.part_uploads import PartSender
 from remote.store.probe import probe_store
+from remote.store.s3_store import PartSender
 
 ONCE = RetryPolicy(attempts_max=1)
 NUMBERS = itertools.count()  # of buckets: each test has its own

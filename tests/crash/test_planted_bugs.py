@@ -20,8 +20,7 @@ from run_profile import CRASH_STATES_SOUND
 
 from local import names
 from local.cleaner import cleaner, offset_map, record_retention
-from local.cleaner.cleaned_transactions import CleanedTransactions
-from local.cleaner.record_retention import RecordFilter
+from local.cleaner.record_retention import CleanedTransactions, RecordFilter
 from local.errors import LogError
 from local.index import txn_scan
 from local.log import Log, checkpoints, loading, producer_snapshot, recovery

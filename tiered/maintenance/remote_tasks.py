@@ -14,7 +14,7 @@ A task decides on its own snapshot, as maintenance does. A copier does one commi
 rest, even after a failed copy, and drops the local segments that the copies made droppable (I2: `policies` decide,
 `tiered.maintenance.apply` checks again). A backlog continues in the next turn (`tiered.maintenance.task_pool` has the
 threads, the states and the order). A task that finds another task at its partition gets its turn after it. The store
-limits the parallel uploads and their rate for all tasks together (`remote.store.part_uploads`,
+limits the parallel uploads and their rate for all tasks together (`remote.store.s3_store`,
 `remote.store.middleware.throttled_store`).
 
 A task holds the partition's `tier_lock` from start to end. It holds `lock` only for its effects on the disk, never
@@ -110,7 +110,7 @@ class RemoteTasks:
         self._hands = hands
         self._clock = clock
         self._now_ms = 0
-        self._troubled: set[TopicPartition] = set()
+        self._failed: set[TopicPartition] = set()
         # The keys whose copier or expirer may have found `tier_lock` taken. A key is added before the attempt, removed
         # after the lock was acquired, and checked when the lock is released. So no key is missed.
         self._wants_copier: set[TopicPartition] = set()
@@ -148,13 +148,13 @@ class RemoteTasks:
         """The load of the two pools."""
         return {"copier": self.copiers.load, "expirer": self.expirers.load}
 
-    def is_in_trouble(self, name: TopicPartition) -> bool:
+    def has_failed(self, name: TopicPartition) -> bool:
         """Whether the last task of a partition failed. Success on its disk does not clear this."""
-        return name in self._troubled
+        return name in self._failed
 
     def has_nothing_due(self, name: TopicPartition) -> None:
         """Clear the problem of the last task once no task is due."""
-        if name in self._troubled:
+        if name in self._failed:
             self._forget(name)
 
     def pass_time(self, now_ms: int) -> None:
@@ -189,7 +189,7 @@ class RemoteTasks:
         try:
             held = self._hands.find(key)
         except LogError:
-            self._troubled.discard(key)
+            self._failed.discard(key)
             wants.discard(key)
             return False  # deleted, or its disk went offline, since it was queued
         if not held.tier_lock.acquire(blocking=False):
@@ -210,11 +210,11 @@ class RemoteTasks:
 
     def _note(self, held: Partition, error: LogError) -> None:
         if not held.is_deleted and self._hands.directories.is_online(held.name):
-            self._troubled.add(held.name)
+            self._failed.add(held.name)
             self._hands.note(held.name, error)
 
     def _forget(self, name: TopicPartition) -> None:
-        self._troubled.discard(name)
+        self._failed.discard(name)
         self._hands.forget(name)
 
     def _copier_slice(self, held: Partition) -> bool:
@@ -226,7 +226,7 @@ class RemoteTasks:
     def _slice(self, held: Partition, choose: Callable[[Sequence[Decision]], Slice]) -> bool:
         hands, now_ms = self._hands, self._now_ms
         if hands.opener.is_waiting(held) and hands.acquire([held], now_ms):
-            self._troubled.add(held.name)
+            self._failed.add(held.name)
             return False
         if not held.is_writer:
             return False

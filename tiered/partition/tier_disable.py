@@ -14,7 +14,7 @@ Refused unless `remote.log.delete.on.disable=true`. The topic continues on the d
 Before step 2 no record is lost, and enabling the tier again undoes the request. All records that count afterwards are
 durable on the disk: the bucket holds closed segments only, and a closed segment is durable. After step 2 nothing in the
 bucket is read any more. A tier that is enabled again, even during step 4, waits for step 6. Then it copies everything
-from the log start under new names: `policies.tier_disabled`.
+from the log start under new names: `policies.plan`.
 This writer keeps the writer role in the bucket for good, by its manifests. A disk that is lost later must not give the
 offsets again that were in the bucket (I3).
 

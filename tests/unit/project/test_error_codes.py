@@ -39,16 +39,20 @@ def _branches_on_text(tree: ast.AST) -> list[int]:
     return found
 
 
-FOREIGN = {"remote/store/hdfs_errors.py"}  # the only client whose errors have no code
+FOREIGN = ("remote/store/hdfs_store.py", "_NOT_A_DIRECTORY in str(error)")  # the only client whose errors have no code
 
 
 def test_no_module_branches_on_the_text_of_a_message() -> None:
     found = []
     for package in ("local", "remote", "policies", "tiered"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            name = str(path.relative_to(ROOT))
-            if name not in FOREIGN:
-                found += [f"{name}:{line}" for line in _branches_on_text(ast.parse(path.read_text()))]
+            name, text = str(path.relative_to(ROOT)), path.read_text()
+            lines = text.splitlines()
+            found += [
+                f"{name}:{line}"
+                for line in _branches_on_text(ast.parse(text))
+                if not (name == FOREIGN[0] and FOREIGN[1] in lines[line - 1])
+            ]
     assert found == []
 
 
@@ -94,8 +98,8 @@ def test_next_step_for_a_clock_jump_does_not_depend_on_the_message() -> None:
     error = Unavailable("reworded").with_code(ErrorCode.CLOCK_JUMPED)
     for now_ms in (NOW, NOW + 1):
         journal.note_round({}, now_ms, of_node=error)
-        (stuck,) = _of_node(journal.report.troubles[0], "root")
-        assert stuck.next_step == _SET_CLOCK
+        (problem,) = _of_node(journal.report.troubles[0], "root")
+        assert problem.next_step == _SET_CLOCK
 
 
 def test_indivisible_copies_are_one_slice_for_any_reason_text() -> None:

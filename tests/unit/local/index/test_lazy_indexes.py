@@ -19,7 +19,7 @@ from local.format.record import Record
 from local.index import index_files, offset_index, time_index
 from local.index.index_building import build_indexes
 from local.index.index_files import INDEX_SUFFIXES
-from local.index.index_maps import INDEX_MAPS, IndexMaps
+from local.index.sealed_indexes import INDEX_MAPS, IndexMaps
 from local.log import Log
 from local.records.batch import encode_batch
 from local.records.offset_spec import OffsetSpec
@@ -301,7 +301,7 @@ DESCRIPTORS_MAX = 200
 BOUNDED = """
 import json, os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (%d, %d))
-from local.index.index_maps import INDEX_MAPS, MAPS_MAX
+from local.index.sealed_indexes import INDEX_MAPS, MAPS_MAX
 from local.log.log import Log
 from local.names import TopicPartition
 from local.settings import LogSettings

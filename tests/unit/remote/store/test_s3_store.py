@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from local.errors import Corrupt, Unavailable
-from remote.store.part_uploads import PartSender, SentPart
+from remote.store.s3_store import PartSender, SentPart
 
 
 def sent(number, body):
