@@ -30,6 +30,7 @@ def main(
     buffer_mib: int = 1,
 ) -> None:
     limits = {"spark__executor__memory": f"{HEAP_MIB}m", "spark__executor__pyspark__memory": f"{worker_mib}m"}
+    limits["spark__executor__extraJavaOptions"] = "-XX:+UseG1GC"  # Java's default; the serial collector needs more heap
     spark = spark_session("memory", master=f"local-cluster[1,1,{HEAP_MIB}]", **limits)
     began, found = time.monotonic(), {"heap_bytes": HEAP_MIB << 20}
 
