@@ -101,7 +101,7 @@ def task_bucket(
 ) -> TaskBucket:
     """Return the bucket description for tasks; `settings` override the configuration's settings of objects."""
     from tiered.config.properties import DEFAULTS
-    from tiered.config.tier_properties import IMMUTABLE
+    from tiered.config.property_table import IMMUTABLE
     from tiered.jobs.job_bucket import Bucket as TaskBucket
 
     key_ring, values = None, {name: value for name, value in session.overrides.items() if name == IMMUTABLE}

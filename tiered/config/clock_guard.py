@@ -67,8 +67,8 @@ class ClockSuspicion:
     seen_ms: int
 
 
-class Timekeeper:
-    """The clock of a manager. Not thread safe (maintenance runs one at a time), except `tell`."""
+class ClockGuard:
+    """The clock of a manager. Not thread safe (maintenance runs one at a time), except `set_store_time`."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class Timekeeper:
         *,
         last_ms: int | None = None,
         has_store: bool = False,
-        doubt: ClockSuspicion | None = None,
+        suspicion: ClockSuspicion | None = None,
     ) -> None:
-        """`last_ms` is the time that the last process recorded, `doubt` its doubt at the end.
+        """`last_ms` is the time that the last process recorded, `suspicion` its doubt at the end.
 
         With `has_store` the caller asks the store when `is_asking`.
         """
         self.hold_ms = hold_ms
-        self.trouble: LogError | None = None
+        self.suspect_reason: LogError | None = None
         self.off_ms = 0  # how far the wall clock was ahead of the time used (below 0: behind) at the last check
         self._counted = counted
         self._has_store = has_store and hold_ms > 0
@@ -93,19 +93,19 @@ class Timekeeper:
         # A time that was used, and the counted time then.
         self._agreed = (last_ms, counted()) if last_ms is not None else None
         self._jump: _Jump | None = None
-        self._doubt_before = doubt
+        self._earlier_suspicion = suspicion
         self._asked_ms: int | None = None
         self._store: tuple[int, int] | None = None  # its time, and the counted time then
 
     def is_asking(self) -> bool:
-        """Whether the store should be asked now. After each True the caller passes the answer to `tell`."""
+        """Whether the store should be asked now. After each True the caller passes the answer to `set_store_time`."""
         is_wanted = self._has_store and (self._jump is not None or (self._is_start and self._is_unknown))
         if not is_wanted or (self._asked_ms is not None and self._counted() - self._asked_ms < ASK_INTERVAL_MS):
             return False
         self._asked_ms = self._counted()
         return True
 
-    def tell(self, store_ms: int) -> None:
+    def set_store_time(self, store_ms: int) -> None:
         """Set the store's present time. Thread safe."""
         self._store = (store_ms, self._counted())
 
@@ -121,15 +121,15 @@ class Timekeeper:
         expected = self._agreed[0] + counted - self._agreed[1]
         off_ms, store = wall_ms - expected, self._store
         if store is not None:
-            return self._beside_store(wall_ms, expected, store[0] + counted - store[1], counted)
+            return self._compared_with_store(wall_ms, expected, store[0] + counted - store[1], counted)
         if abs(off_ms) <= JUMP_MS or self._stood_still(off_ms):
             return self._believe(wall_ms, counted, is_sure=not (self._is_unknown and self._has_store))
-        began = self._begun(off_ms, counted, COUNTED, lasted_ms=self._doubted_before_ms(wall_ms))
+        began = self._current_jump(off_ms, counted, COUNTED, lasted_ms=self._doubted_before_ms(wall_ms))
         if self._has_store and self._is_start and self._asked_ms is None:
             return expected  # the doubt of an earlier process is over, but this process has not asked the store
         return self._believe(wall_ms, counted) if counted - began.seen_ms >= self.hold_ms else expected
 
-    def doubt(self, wall_ms: int) -> ClockSuspicion | None:
+    def suspicion(self, wall_ms: int) -> ClockSuspicion | None:
         """The present doubt for the next process; None if a store has confirmed or refuted the clock."""
         if self._jump is None or self._jump.of != COUNTED:
             return None
@@ -137,12 +137,12 @@ class Timekeeper:
 
     def _doubted_before_ms(self, wall_ms: int) -> int:
         """How long the doubt has lasted since before this process, returned once; 0 for another clock."""
-        before, self._doubt_before = self._doubt_before, None
+        before, self._earlier_suspicion = self._earlier_suspicion, None
         if before is None or not 0 <= wall_ms - before.seen_ms <= LONG_STOP_MS:
             return 0
         return wall_ms - before.since_ms
 
-    def _beside_store(self, wall_ms: int, expected: int, store_ms: int, counted: int) -> int:
+    def _compared_with_store(self, wall_ms: int, expected: int, store_ms: int, counted: int) -> int:
         is_alone = abs(wall_ms - expected) <= JUMP_MS and not self._is_unknown  # only the store has a different time
         if abs(wall_ms - store_ms) <= JUMP_MS or is_alone:
             return self._believe(wall_ms, counted)
@@ -150,27 +150,27 @@ class Timekeeper:
         found = earlier if self._is_unknown else max(expected, earlier)
         if self._is_unknown:
             self._agreed, self._is_unknown = (found, counted), False
-        self._begun(wall_ms - store_ms, counted, STORES)
+        self._current_jump(wall_ms - store_ms, counted, STORES)
         return found
 
     def _stood_still(self, off_ms: int) -> bool:
         return self._is_start and not self._has_store and 0 < off_ms <= LONG_STOP_MS and self.hold_ms > 0
 
-    def _begun(self, off_ms: int, counted: int, of: str, *, lasted_ms: int = 0) -> _Jump:
+    def _current_jump(self, off_ms: int, counted: int, of: str, *, lasted_ms: int = 0) -> _Jump:
         """The present jump; a new one, seen `lasted_ms` ago, if it differs from the last."""
         if self._jump is None or self._jump.of != of or abs(off_ms - self._jump.off_ms) > JUMP_MS:
             self._jump = _Jump(off_ms, counted - lasted_ms, of)
-            self.trouble = self._told(off_ms, of)
+            self.suspect_reason = self._suspect_reason(off_ms, of)
         return self._jump
 
     def _believe(self, wall_ms: int, counted: int, *, is_sure: bool = True) -> int:
-        self._agreed, self._jump, self.trouble = (wall_ms, counted), None, None
+        self._agreed, self._jump, self.suspect_reason = (wall_ms, counted), None, None
         if is_sure:
             self._is_start = self._is_unknown = False
             self._store = self._asked_ms = None
         return wall_ms
 
-    def _told(self, off_ms: int, of: str) -> LogError:
+    def _suspect_reason(self, off_ms: int, of: str) -> LogError:
         way = "ahead" if off_ms > 0 else "back"
         facts = {way: format_ms(abs(off_ms) // 1000 * 1000)}
         if of == STORES:

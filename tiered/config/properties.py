@@ -12,11 +12,7 @@ from functools import lru_cache
 from local.errors import ErrorCode, InvalidRequest
 from tiered.config.broker_names import BROKER_NAMES
 from tiered.config.broker_only import broker_only
-from tiered.config.clock_properties import CLOCK_TABLE
-from tiered.config.cost_properties import COST_TABLE
-from tiered.config.disk_properties import DISK_TABLE
 from tiered.config.property_table import TABLE, Kind, Property, Source, Value
-from tiered.config.tier_properties import TIER_TABLE
 from tiered.config.units import parse_bytes, parse_ms
 
 __all__ = [
@@ -33,9 +29,7 @@ __all__ = [
     "parse",
 ]
 
-PROPERTIES: dict[str, Property] = {
-    row.name: row for row in (*TABLE, *TIER_TABLE, *COST_TABLE, *DISK_TABLE, *CLOCK_TABLE)
-}
+PROPERTIES: dict[str, Property] = {row.name: row for row in TABLE}
 ENVIRONMENT: dict[str, Property] = {row.environment_variable: row for row in PROPERTIES.values()}
 DEFAULTS: dict[str, str] = {row.name: row.default for row in PROPERTIES.values()}
 _NOWHERE: Mapping[str, object] = {}

@@ -15,7 +15,7 @@ from remote.store.object_settings import BUCKETS_OWN
 from remote.store.open_store import open_store
 from tiered.config.key_rings import keyed_store, load_key_ring
 from tiered.config.properties import DEFAULTS, parse
-from tiered.config.tier_properties import IMMUTABLE
+from tiered.config.property_table import IMMUTABLE
 from tiered.stores.configured_store import object_settings
 
 

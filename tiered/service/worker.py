@@ -11,21 +11,152 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
+from local.logdirs.log_dir_info import LogDirFacts
+from local.names import TopicPartition
+from policies.decisions import Decision, DropLocal, Plan
+from policies.disk_relief import disk_relief
 from tiered.config.clock_guard import ClockGuard, counted_ms
+from tiered.config.property_table import APPEND_FREE_MIN, RELIEF_FREE_MIN
+from tiered.config.units import format_ms
 from tiered.manager.manager import LogManager
-from tiered.node.problem_groups import group_problems, problems_of, uncleanable_problem
+from tiered.node.problem_groups import Problem, flat, group_problems, problems_of, uncleanable_problem
 from tiered.node.work_report import WorkJournal, WorkReport
-from tiered.service.disk_pressure import DiskRelief
 from tiered.service.observations import Observations
-from tiered.service.problem_watch import ProblemWatch
 from tiered.service.tracing import tracer
 from tiered.status.tier_journal import TierJournal
 from tiered.stores.store_clock import WAIT_S, StoreClock
 
 _log = logging.getLogger(__name__)
+
+
+class DiskRelief:
+    """Checks the disks before each maintenance run. Not thread safe: maintenance runs are sequential.
+
+    Relief of a full disk: segments with a remote copy are dropped early.
+
+    `tiered.partition.disk_room` refuses appends before this helps. The relief waits for no copy in progress: the store
+    may not answer, and the disk would fill in that time.
+
+    A segment that only this disk has is never dropped. A dropped segment frees its bytes after
+    ``file.delete.delay.ms``. Until then they count as free, so that no more is dropped than needed.
+    """
+
+    def __init__(self, manager: LogManager) -> None:
+        self._manager = manager
+        self.disk_error: LogError | None = None  # error of a log directory that refuses records because it is full
+        self._leaving: list[tuple[int, int, str, int]] = []  # dropped at, delay in ms, directory, bytes
+
+    def relieve(self, now_ms: int) -> int:
+        """Drop segments as needed; return their bytes. Problems of partitions are in the manager, not raised."""
+        directories = self._manager.directory_facts()
+        self._look_for_room(directories)
+        least = self._manager.config.bytes_of(RELIEF_FREE_MIN)
+        self._leaving = [each for each in self._leaving if 0 <= now_ms - each[0] < each[1]]
+        dropped = 0
+        for facts in directories if least else ():
+            if facts.is_offline or facts.free_bytes is None or facts.free_bytes >= least:
+                continue
+            wanted = least - facts.free_bytes - sum(each[3] for each in self._leaving if each[2] == facts.path)
+            if wanted > 0:
+                dropped += self._relieve(facts.path, wanted, now_ms)
+        return dropped
+
+    def _look_for_room(self, directories: Iterable[LogDirFacts]) -> None:
+        least = max(1, self._manager.config.bytes_of(APPEND_FREE_MIN))
+        before, self.disk_error = self.disk_error, None
+        for facts in directories:
+            if not facts.is_offline and facts.free_bytes is not None and facts.free_bytes < least:
+                self.disk_error = DiskFailed(
+                    "cannot append, the disk is full: appends are refused until it has space",
+                    directory=facts.path,
+                    free_bytes=facts.free_bytes,
+                    least_bytes=least,
+                    cause="enospc",
+                )
+                if before is None:
+                    _log.error("the disk is full: error=%s", self.disk_error)
+                return
+        if before is not None:
+            _log.warning("the disk has space again")
+
+    def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
+        inside = self._manager.partitions_in(root)
+        there = [held for held in self._manager.partitions() if held.name in inside]
+        snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if held.is_writer]
+        drops = disk_relief(snapshots, wanted)
+        decisions: Mapping[TopicPartition, list[Decision]] = {name: [*each] for name, each in drops.items()}
+        applied = self._manager.drop_early(Plan(now_ms=now_ms, decisions=decisions))
+        delays = {each.partition: each.rules.file_delete_delay_ms for each in snapshots}
+        dropped = 0
+        for name, result in applied.items():
+            size = sum(each.size_bytes for each in result.done if isinstance(each, DropLocal))
+            self._leaving.append((now_ms, delays[name], root, size))
+            dropped += size
+        _log.warning(
+            ("the disk is nearly full, copied segments are dropped early: directory=%s wanted=%d dropped=%d"),
+            root,
+            wanted,
+            dropped,
+        )
+        return dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    problem: Problem
+    since_ms: int
+
+
+class ProblemWatch:
+    """Compares the problems after each maintenance run with the ones before. Not thread safe.
+
+    Counts are of partitions, by the class of the error.
+    """
+
+    def __init__(self) -> None:
+        self.begun = Counter[str]()
+        self.ended = Counter[str]()
+        self._known: dict[TopicPartition | None, _Known] = {}
+
+    @property
+    def oldest_since_ms(self) -> int | None:
+        """Start of the longest lasting problem; None without one."""
+        return min((each.since_ms for each in self._known.values()), default=None)
+
+    def note(self, problems: Mapping[TopicPartition, LogError], of_node: LogError | None, now_ms: int) -> None:
+        """Compare with the previous maintenance run. An error of another class is another problem."""
+        errors: dict[TopicPartition | None, LogError] = dict(problems.items())
+        if of_node is not None:
+            errors[None] = of_node
+        met = {name: _problem(name, error) for name, error in errors.items()}
+        is_same = {name for name, each in self._known.items() if name in met and met[name].kind == each.problem.kind}
+        over = [each for name, each in self._known.items() if name not in is_same]
+        new = [each for name, each in met.items() if name not in is_same]
+        self._known = {
+            name: _Known(problem=each, since_ms=self._known[name].since_ms if name in is_same else now_ms)
+            for name, each in met.items()
+        }
+        self.begun.update(each.kind for each in new)
+        self.ended.update(each.problem.kind for each in over)
+        for group in group_problems(new):
+            if len(group.places) > 1:  # a single one was logged where it occurred
+                _log.error("problem: %s", group.line)
+        self._log_over(over, now_ms)
+
+    def _log_over(self, over: Iterable[_Known], now_ms: int) -> None:
+        since = {each.problem.where: each.since_ms for each in over}
+        for group in group_problems(each.problem for each in over):
+            lasted = format_ms(max(0, now_ms - min(since[where] for where in group.places)) // 1000 * 1000)
+            _log.warning("problem ended after %s: %s", lasted, group.line)
+
+
+def _problem(name: TopicPartition | None, error: LogError) -> Problem:
+    return Problem(where="node" if name is None else str(name), kind=type(error).__name__, message=flat(error))
 
 
 class Worker:
@@ -81,12 +212,8 @@ class Worker:
         return [f"node: {each}" for each in self._of_node()] + [each.line for each in groups]
 
     def _of_node(self) -> list[LogError]:
-        told = (
-            self.round_error,
-            self.clock_guard.suspect_reason if self.clock_guard is not None else None,
-            self._relief.disk_error,
-        )
-        return [each for each in told if each is not None]
+        clock_error = self.clock_guard.suspect_reason if self.clock_guard is not None else None
+        return [each for each in (self.round_error, clock_error, self._relief.disk_error) if each is not None]
 
     @property
     def round_age_ms(self) -> int:

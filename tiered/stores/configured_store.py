@@ -14,7 +14,7 @@ from remote.store.open_store import open_store
 from tiered.config.config import Config
 from tiered.config.key_rings import keyed_store
 from tiered.config.properties import DEFAULTS, parse
-from tiered.config.tier_properties import IMMUTABLE
+from tiered.config.property_table import IMMUTABLE
 
 OBJECT_SETTINGS = ("remote.storage.class", "remote.sse", "remote.sse.kms.key.id")
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))

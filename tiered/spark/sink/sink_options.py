@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from local.errors import InvalidRequest
 from local.names import check_topic, check_topic_id
 from tiered.config.properties import PROPERTIES, canonical, parse
-from tiered.config.tier_properties import IMMUTABLE
+from tiered.config.property_table import IMMUTABLE
 from tiered.jobs.ingest import SPAN
 from tiered.jobs.job_bucket import Bucket
 from tiered.stores.configured_store import OBJECT_SETTINGS
