@@ -116,7 +116,7 @@ class Session:
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, reports_problems=read_only or is_hasty)
-        from tiered.cli.recovery_progress import recovery_progress
+        from tiered.cli.progress_display import load_progress
         from tiered.manager.manager import LogManager
         from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
         from tiered.web.pages.offline_store import silent_store
@@ -125,9 +125,7 @@ class Session:
         hasty = ShortDeadlineStore.of(config) if is_hasty else None
         brief = BriefStore.of(config) if is_brief else None
         store = hasty.as_store if hasty is not None else brief.as_store if brief is not None else store
-        way, meter = self.progress.way, self.progress.meter
-        is_quiet = self.is_quiet or way == "none"
-        with recovery_progress(self.say, is_quiet=is_quiet, is_plain=way == "plain", meter=meter) as tell:
+        with load_progress(self) as tell:
             if observations is not None:
                 from tiered.service.observations import open_observed
                 from tiered.service.tracing import store_spans, tracer

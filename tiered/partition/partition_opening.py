@@ -48,8 +48,8 @@ from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views
 from remote.store import ObjectStore
 from tiered.config.config import Config, log_settings, resolve_rules
-from tiered.config.disk_properties import APPEND_FREE_MIN
 from tiered.config.key_rings import load_key_ring
+from tiered.config.property_table import APPEND_FREE_MIN
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import Pauses
 from tiered.node.writer_ids import DELETION, new_writer_id, node_mark

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,7 @@ from local.errors import InvalidRequest
 from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
+from tiered.cli.progress_display import Lines
 from tiered.cli.render import Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
@@ -186,7 +186,7 @@ def _run(
                 now_ms=now_ms,
                 state=state,
                 should_stop=lambda: stop.is_set,
-                progress=_Lines(session).tell,
+                progress=_stage_progress(session),
             )
     code = _told(session, result, job, stop, output)
     if code == Exit.DONE:
@@ -281,22 +281,21 @@ def _interrupted(stop: Stop) -> int:
     return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
 
 
-class _Lines:
-    """Progress on stderr: a line every few seconds and at the end of a stage, or events."""
+def _stage_progress(session: Session) -> Callable[[Stage, int, int], None]:
+    """Return a callback that says a line every few seconds and at the end of a stage, or sends events."""
+    progress = session.progress
+    known: dict[Stage, int] = {}
+    lines = Lines(session.say, every_s=_LINE_EVERY_S)
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S
-        self._known: dict[Stage, int] = {}
-
-    def tell(self, stage: Stage, done: int, everything: int) -> None:
-        progress = self._session.progress
+    def tell(stage: Stage, done: int, everything: int) -> None:
         if progress.meter is not None:
-            progress.expect(0 if stage in self._known else everything, "units")
-            progress.advance(done - self._known.get(stage, 0))
-            self._known[stage] = done
-        elif progress.way != "none" and (done == everything or time.monotonic() >= self._due_s):
-            self._due_s = time.monotonic() + _LINE_EVERY_S
-            self._session.say(f"{stage}: {done} of {everything}")
+            progress.expect(0 if stage in known else everything, "units")
+            progress.advance(done - known.get(stage, 0))
+            known[stage] = done
+        elif progress.way != "none":
+            lines.tell(lambda: f"{stage}: {done} of {everything}", is_last=done == everything)
+
+    return tell
 
 
 def _where(each: Unit) -> str:

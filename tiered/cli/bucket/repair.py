@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from tiered.cli.bucket_options import bucket_options, open_bucket
-from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
+from tiered.cli.progress_display import byte_progress
 from tiered.cli.render import Struct, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import counted, format_bytes
@@ -28,9 +28,9 @@ class RepairRow(Struct):
     partition: Annotated[int, number("PARTITION")]
     object: Annotated[str, text("OBJECT")]
     source: Annotated[str | None, text("SOURCE")]
-    relative: Annotated[str | None, text("TOPIC OF COPY")]
-    base_offset: Annotated[int | None, number("FROM OFFSET")]
-    next_offset: Annotated[int | None, number("TO OFFSET")]
+    relative: Annotated[str | None, text("COPY OF")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
     why: str | None
     topic_id: str
 

@@ -25,9 +25,9 @@ from tiered.cli.bucket.rewrite_tables import (
     to_rewrite,
 )
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket, open_target
-from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
+from tiered.cli.progress_display import byte_progress
 from tiered.cli.render import output_option, print_result
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals

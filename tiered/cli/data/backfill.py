@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -16,6 +15,7 @@ from tiered.cli.arguments import Position, parse_partition, parse_position
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
+from tiered.cli.progress_display import Lines
 from tiered.cli.render import PartitionRow, Result, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import stop_signals
@@ -150,7 +150,6 @@ def backfill(
     if config is not None and config.key_ring is not None:
         asked["keyRing"] = os.path.abspath(config.key_ring)
     with stop_signals() as stop, spark_job(session, f"backfill {' '.join(targets)}", on_spark) as spark:
-        lines = _Lines(session)
         result = export(
             spark,
             bucket.url,
@@ -160,7 +159,7 @@ def backfill(
             codec=codec,
             wave_tasks=tasks,
             should_stop=lambda: stop.is_set,
-            progress=lines.tell,
+            progress=_export_progress(session),
             **asked,
         )
     _tell(session, result, output)
@@ -211,24 +210,21 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
     return found
 
 
-class _Lines:
-    """Progress as ``--progress`` asks; a line every few seconds where other commands show a bar."""
+def _export_progress(session: Session) -> Callable[[int, int], None]:
+    """Return a callback that says a line every few seconds where other commands show a bar, or sends events."""
+    progress, lines = session.progress, Lines(session.say, every_s=_LINE_EVERY_S)
+    is_expected = False
 
-    def __init__(self, session: Session) -> None:
-        self._session, self._due_s = session, time.monotonic() + _LINE_EVERY_S
-        self._is_expected = False
+    def tell(done: int, everything: int) -> None:
+        nonlocal is_expected
+        if progress.meter is not None:
+            progress.expect(0 if is_expected else everything, "bytes")
+            is_expected = True
+            progress.reach(done)
+        elif progress.has_bars or progress.way == "plain":
+            lines.tell(lambda: f"exported {format_bytes(done)} of {format_bytes(everything)}")
 
-    def tell(self, done: int, everything: int) -> None:
-        progress = self._session.progress
-        if (meter := progress.meter) is not None:
-            if not self._is_expected:
-                meter.expect(everything)
-                self._is_expected = True
-            meter.reach(done)
-            return
-        if (progress.has_bars or progress.way == "plain") and time.monotonic() >= self._due_s:
-            self._due_s = time.monotonic() + _LINE_EVERY_S
-            self._session.say(f"exported {format_bytes(done)} of {format_bytes(everything)}")
+    return tell
 
 
 def _tell(session: Session, result: ExportResult, output: str) -> None:

@@ -11,9 +11,9 @@ import msgspec
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_partition_at
-from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
+from tiered.cli.progress_display import byte_progress
 from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes

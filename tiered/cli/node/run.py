@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import Fenced, InvalidRequest, LogError
-from tiered.cli.copy_progress import copy_progress
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.node.web import Guard, guard_options, serving_pages
 from tiered.cli.progress import progress_option
+from tiered.cli.progress_display import copy_progress
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
-from tiered.config.clock_properties import JUMP_HOLD
+from tiered.config.property_table import JUMP_HOLD
 from tiered.config.units import counted, format_ms, parse_duration
 from tiered.node.problem_groups import group_problems, problems_of
 

@@ -12,9 +12,9 @@ import click
 from local.errors import Conflict, LogError, NotFound
 from tiered.cli.arguments import parse_partition
 from tiered.cli.bucket.verify_remote import VerifyFinding
-from tiered.cli.byte_progress import byte_progress
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
+from tiered.cli.progress_display import byte_progress
 from tiered.cli.render import Result, output_option, print_result
 from tiered.cli.session import Session
 

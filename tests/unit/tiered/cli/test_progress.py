@@ -14,10 +14,9 @@ import msgspec
 import pytest
 
 from local.names import TopicPartition
-from tiered.cli.byte_progress import _Lines
-from tiered.cli.copy_progress import _Events
 from tiered.cli.main import invoke, main
 from tiered.cli.progress import WAYS, Meter, Progress
+from tiered.cli.progress_display import CopyEvents, byte_lines
 from tiered.cli.schemas import SCHEMAS
 from tiered.cli.session import Session
 
@@ -116,10 +115,10 @@ def test_plain_progress_line_appears_every_ten_seconds_with_rate_and_time_left(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     clock = Clock()
-    lines = _Lines(Session(directory="."), "scrubbed", 100 << 20, clock)
+    advance = byte_lines(Session(directory=".").say, "scrubbed", 100 << 20, clock)
     for _ in range(25):
         clock.now += 1
-        lines.tell(1 << 20)
+        advance(1 << 20)
     first, second = capfd.readouterr().err.splitlines()
     assert "scrubbed 10" in first
     assert "90 s left" in first
@@ -130,7 +129,7 @@ def test_plain_progress_line_appears_every_ten_seconds_with_rate_and_time_left(
 def test_restarted_copy_counts_only_beyond_its_previous_progress() -> None:
     lines, seconds = list[str](), itertools.count()
     meter = Meter("run", lines.append, lambda: float(next(seconds)))
-    tell = _Events(meter).tell
+    tell = CopyEvents(meter).tell
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
     for done in (10, 40, 0, 10, 50, 100, 100):
         tell(first, 0, done, 100)
