@@ -324,32 +324,32 @@ class _Check:
         except (Corrupt, *UNREADABLE):
             return None
 
-    def _entries(self, manifest: Manifest, *, tells: bool = False) -> list[SegmentEntry]:
+    def _entries(self, manifest: Manifest, *, reports_errors: bool = False) -> list[SegmentEntry]:
         """Return all entries of a manifest, ascending, with the entries of its pages.
 
-        A page that cannot be read is reported if `tells`.
+        A page that cannot be read is reported if `reports_errors`.
         """
         entries: list[SegmentEntry] = []
         for page in manifest.pages:
             try:
-                entries += self._page_rows(page, tells=tells)
+                entries += self._page_rows(page, reports_errors=reports_errors)
             except NotFound:
-                if tells:
+                if reports_errors:
                     self._wrong(page.key, "a manifest names a manifest page that does not exist")
             except Corrupt as error:
-                if tells:
+                if reports_errors:
                     self._report.findings.append(damaged(error, self._prefix + page.key))
         return [*entries, *manifest.segments]
 
-    def _page_rows(self, page: PageEntry, *, tells: bool) -> Sequence[SegmentEntry]:
+    def _page_rows(self, page: PageEntry, *, reports_errors: bool) -> Sequence[SegmentEntry]:
         """Return the sound entries of a page; report the others if requested."""
-        found = self._asked(page.key, lambda: self._pages.entries(page), tells=tells)
+        found = self._asked(page.key, lambda: self._pages.entries(page), reports_errors=reports_errors)
         if found is None:
             return ()
         if not isinstance(found, DecodedPage):
             return found
         entries, refused = found.salvaged()
-        for each in refused if tells else ():
+        for each in refused if reports_errors else ():
             finding = damaged(each.error, self._prefix + page.key)
             self._report.findings.append(replace(finding, offsets=each.offsets))
         return entries
@@ -441,7 +441,7 @@ class _Check:
 
     def _check_rows(self, manifest: Manifest, listed: dict[str, ObjectInfo]) -> None:
         reached = None
-        for entry in self._entries(manifest, tells=True):
+        for entry in self._entries(manifest, reports_errors=True):
             if reached is not None and entry.base_offset > max(reached, manifest.log_start_offset):
                 # Cleaning may remove whole segments: the entry after them was cleaned, or the topic is compacted.
                 is_cleaned = entry.cleaned_through is not None or "compact" in manifest.properties.get(
@@ -476,7 +476,7 @@ class _Check:
             )
         return info.size_bytes == size_bytes
 
-    def _asked(self, key: str, ask: Callable[[], T], *, tells: bool = True) -> T | None:
+    def _asked(self, key: str, ask: Callable[[], T], *, reports_errors: bool = True) -> T | None:
         """Return the store's answer for one object.
 
         None, with a finding, if the store refuses this object and serves others.
@@ -486,7 +486,7 @@ class _Check:
         except UNREADABLE as error:
             if isinstance(error, NotFound) or not self._serves_others():
                 raise
-            if tells:
+            if reports_errors:
                 self._report.findings.append(unreadable(error, full_key(self._prefix, key)))
             return None
         self._has_read = True

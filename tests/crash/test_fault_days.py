@@ -24,15 +24,14 @@ from local.log import Durability
 from local.names import TopicPartition
 from local.storage import Space
 from remote.keys import manifest_key
-from tiered.config.clock_guard import Timekeeper
+from tiered.config.clock_guard import ClockGuard
 from tiered.maintenance.remote_tasks import RemoteTasks
 from tiered.manager.manager import LogManager
-from tiered.node.work_report import Trouble
+from tiered.node.work_report import ReportedProblem
 from tiered.observe.metrics import Metrics
 from tiered.read.bucket_reader import RemoteLog
-from tiered.service.disk_pressure import DiskRelief
 from tiered.service.observations import Observations, open_observed
-from tiered.service.worker import Worker
+from tiered.service.worker import DiskRelief, Worker
 from tiered.status.status_report import StatusReport, status_report
 from tiered.web.http.metrics_server import health_answer
 
@@ -137,13 +136,13 @@ class Day:
             interval_ms=30_000,
             waits=False,
             observations=self.seen,
-            keeper=Timekeeper(DAY, counted=lambda: self.passed_ms),
+            clock_guard=ClockGuard(DAY, counted=lambda: self.passed_ms),
         )
         self.metrics = Metrics(self.manager, self.seen, self.worker, by_partition=True)
 
-    def until(self, hour: int) -> list[tuple[Trouble, ...]]:
+    def until(self, hour: int) -> list[tuple[ReportedProblem, ...]]:
         """Append and run rounds until this hour of the day; return the problems reported after each round."""
-        told: list[tuple[Trouble, ...]] = []
+        told: list[tuple[ReportedProblem, ...]] = []
         while self.passed_ms < hour * HOUR:
             self.passed_ms += STEP
             for name in ALL:
@@ -169,7 +168,7 @@ class Day:
         told += records
         return True
 
-    def round(self) -> list[tuple[Trouble, ...]]:
+    def round(self) -> list[tuple[ReportedProblem, ...]]:
         """Run rounds until no work is left, and one more, which reports the problems of tasks."""
         told = []
         is_busy = True
@@ -193,7 +192,7 @@ class Day:
     # -- observers
 
     def health(self) -> tuple[int, str]:
-        status, _, text = health_answer(self.worker.troubles)()
+        status, _, text = health_answer(self.worker.problem_lines)()
         return int(status), text
 
     def status(self) -> StatusReport:
@@ -213,10 +212,10 @@ class Day:
     # -- checks
 
     def check_well(self) -> None:
-        assert self.worker.troubles() == []
+        assert self.worker.problem_lines() == []
         assert self.health()[0] == 200
         report = self.status()
-        assert report.is_healthy, report.stuck
+        assert report.is_healthy, report.problems
 
     def check_nothing_lost(self) -> None:
         self.check_read(self.manager.reader())
@@ -327,7 +326,7 @@ def test_manager_continues_and_recovers_when_a_disk_is_full_for_an_hour(
     # the problem is reported
     code, text = day.health()
     assert (code, "enospc" in text) == (503, True), text
-    assert all(reports[1:]) or day.status().stuck
+    assert all(reports[1:]) or day.status().problems
     assert day.metric("tiered_log_dir_free_bytes") == 0
     told = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert 1 <= len(told) <= 2 + len(ALL), [each.getMessage() for each in told]
@@ -360,7 +359,7 @@ def test_manager_reports_a_clock_jump_of_an_hour_and_expires_nothing(
     (trouble,) = day.worker.report.troubles
     assert (trouble.topic, trouble.since_ms <= NOW + NINE * HOUR + STEP) == (None, True)
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
-    assert [each.where for each in day.status().stuck if "set the clock" in each.next_step] == ["./data"]
+    assert [each.where for each in day.status().problems if "set the clock" in each.next_step] == ["./data"]
     # the manager recovers without help, and no record has expired
     day.skew_ms = 0
     day.until(EVENING)
@@ -379,7 +378,7 @@ def test_a_clock_jump_that_lasts_a_day_is_accepted(day: Day, days: int) -> None:
     before = len(day.acked[ORDERS])
     day.passed_ms += DAY + STEP
     day.round()
-    assert day.worker.troubles() == []
+    assert day.worker.problem_lines() == []
     day.append(ORDERS, 40)
     day.append(HERE, 40)
     day.round()
@@ -408,7 +407,7 @@ def test_manager_opened_with_a_wrong_clock_continues_and_expires_nothing(day: Da
     day.manager.close()
     last_ms, day.skew_ms = day.clock_ms, days * DAY
     day.start()
-    day.worker.keeper = Timekeeper(
+    day.worker.clock_guard = ClockGuard(
         DAY,
         counted=lambda: day.passed_ms,
         last_ms=last_ms if knows != "the store" else None,
@@ -452,9 +451,9 @@ def test_manager_continues_with_the_rest_when_a_local_segment_is_damaged(
     code, text = day.health()
     assert (code, text.count("\n"), text.startswith("orders/0: ")) == (503, 1, True), text
     assert day.metric("tiered_partition_problems", **{"class": "Corrupt"}) == 1
-    (stuck,) = day.status().stuck
-    assert (stuck.where, stuck.kind) == ("orders/0", "Corrupt")
-    assert "tiered verify" in stuck.next_step
+    (problem,) = day.status().problems
+    assert (problem.where, problem.kind) == ("orders/0", "Corrupt")
+    assert "tiered verify" in problem.next_step
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
     with pytest.raises(Corrupt):
         list(day.manager.reader().records(ORDERS, waiting[1].base_offset))
@@ -486,7 +485,7 @@ def test_manager_continues_with_the_rest_when_a_manifest_is_damaged(day: Day, ca
     assert manifest_key(manifest.sequence) in text
     assert day.metric("tiered_partition_problems", **{"class": "Corrupt"}) == 1
     assert len([each for each in caplog.records if each.levelno >= logging.ERROR]) == 1
-    assert [each.where for each in day.status().stuck] == ["orders/0"]
+    assert [each.where for each in day.status().problems] == ["orders/0"]
     day.world.store.put(key, good)
     day.until(EVENING)
     day.check_well()
@@ -497,16 +496,16 @@ def test_manager_continues_with_the_rest_when_a_manifest_is_damaged(day: Day, ca
 
 
 def _go_by_the_clock(patch: pytest.MonkeyPatch, day: Day) -> None:
-    patch.setattr(day.worker, "keeper", None)
+    patch.setattr(day.worker, "clock_guard", None)
 
 
 def _believe_in_the_clock_at_once(patch: pytest.MonkeyPatch, day: Day) -> None:
-    assert day.worker.keeper is not None
-    day.worker.keeper.hold_ms = 0
+    assert day.worker.clock_guard is not None
+    day.worker.clock_guard.hold_ms = 0
 
 
 def _a_roll_ends_an_uploads_trouble(patch: pytest.MonkeyPatch, day: Day) -> None:
-    patch.setattr(RemoteTasks, "is_in_trouble", lambda self, name: False)
+    patch.setattr(RemoteTasks, "has_failed", lambda self, name: False)
 
 
 def _each_try_is_a_line_in_the_log(patch: pytest.MonkeyPatch, day: Day) -> None:
@@ -554,7 +553,7 @@ def _a_full_disk_ends_the_loop(patch: pytest.MonkeyPatch, day: Day) -> None:
     worked = day.worker.round
 
     def round_(now_ms: int) -> bool:
-        return False if day.worker.trouble is not None else worked(now_ms)
+        return False if day.worker.round_error is not None else worked(now_ms)
 
     patch.setattr(day.worker, "round", round_)
 

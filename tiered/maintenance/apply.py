@@ -251,21 +251,21 @@ def _apply_in_turn(state: _Round, decisions: Sequence[Decision]) -> None:
     Otherwise a store that refuses uploads would also block expiry and deletion. Each effect checks whether it is
     allowed.
     """
-    trouble: LogError | None = None
+    failed_upload: LogError | None = None
     for _, together in groupby(decisions, key=type):
         run = list(together)
         if state.should_stop():
             break
-        if trouble is not None and isinstance(run[0], SENDING):
+        if failed_upload is not None and isinstance(run[0], SENDING):
             continue
         try:
             _apply_run(state, run, lambda decision: None)
         except LogError as error:
-            if trouble is not None or isinstance(error, Conflict) or not isinstance(run[0], SENDING):
+            if failed_upload is not None or isinstance(error, Conflict) or not isinstance(run[0], SENDING):
                 raise
-            trouble = error
-    if trouble is not None:
-        raise trouble
+            failed_upload = error
+    if failed_upload is not None:
+        raise failed_upload
 
 
 def _drop_copied(state: _Round) -> None:

@@ -217,7 +217,9 @@ class Maintenance:
         hands.opener.check_store(now_ms)
         rules = {held.name: held.rules for held in hands.held()}
         planned = hands.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
-        applied = self.apply(planned, progress=_tell_nobody, should_stop=should_stop, drops_copied=True, rules=rules)
+        applied = self.apply(
+            planned, progress=_ignore_decision, should_stop=should_stop, drops_copied=True, rules=rules
+        )
         more = hands.deletion.step(now_ms)
         return more or any(result.done for result in applied.values())
 
@@ -274,7 +276,7 @@ class Maintenance:
                 clean=partial(hands.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
                 should_stop=should_stop,
             )
-            if applied is not None and not self.tasks.is_in_trouble(name):
+            if applied is not None and not self.tasks.has_failed(name):
                 hands.forget(name)
         except LogError as error:
             hands.note(name, error)
@@ -285,7 +287,7 @@ class Maintenance:
         return lambda: should_stop() or not self._hands.directories.is_online(name)
 
 
-def _tell_nobody(name: TopicPartition, decision: Decision) -> None: ...
+def _ignore_decision(name: TopicPartition, decision: Decision) -> None: ...
 
 
 def _still_due(snapshot: PartitionSnapshot, *, may_clean: bool) -> list[Decision]:

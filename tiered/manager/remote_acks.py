@@ -53,7 +53,7 @@ def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, n
     It is impossible if the topic is not tiered, is compacted, or its copying is disabled or paused.
     """
     wanted = set(names)
-    for snapshot in _look(manager, sorted(wanted), now_ms):
+    for snapshot in _snapshots(manager, sorted(wanted), now_ms):
         facts = {"topic": snapshot.partition.topic}
         if not snapshot.is_copying_on:
             raise InvalidRequest(f"{_ATTEMPT}, the topic is not copied to it: see remote.storage.enable", **facts)
@@ -89,19 +89,19 @@ def wait_for_bucket(
     """
     begun_ms, tries = clock(), 0
     while not should_stop():
-        left = [name for name, end in sorted(ends.items()) if held_upto(manager, name) < end]
-        if not left:
+        unfinished = [name for name, end in sorted(ends.items()) if held_upto(manager, name) < end]
+        if not unfinished:
             return RemoteAcks(held_upto={name: held_upto(manager, name) for name in ends}, tries=max(1, tries))
         tries += 1
-        trouble = _try(manager, left, ends, clock(), should_stop)
-        if trouble is None:
+        problem = _try_once(manager, unfinished, ends, clock(), should_stop)
+        if problem is None:
             continue
-        if not isinstance(trouble, Unavailable):
-            raise trouble
+        if not isinstance(problem, Unavailable):
+            raise problem
         waited_ms = clock() - begun_ms
         if not 0 <= waited_ms < timeout_ms:  # a clock that was set back ends it too
-            raise _over(trouble, left, waited_ms)
-        waiting(left, trouble)
+            raise _timeout_error(problem, unfinished, waited_ms)
+        waiting(unfinished, problem)
         pause(PAUSE_S)
     return None
 
@@ -117,34 +117,34 @@ def held_upto(manager: LogManager, name: TopicPartition) -> int:
     return manifest.next_offset if manifest is not None else 0
 
 
-def _try(
+def _try_once(
     manager: LogManager,
-    left: Sequence[TopicPartition],
+    unfinished: Sequence[TopicPartition],
     ends: Mapping[TopicPartition, int],
     now_ms: int,
     should_stop: Callable[[], bool],
 ) -> LogError | None:
     """One attempt for all; the first error that blocks an unfinished partition, None without one."""
-    for each in _look(manager, left, now_ms):
+    for each in _snapshots(manager, unfinished, now_ms):
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partition(each.partition).log.roll(now_ms=now_ms)
-    before = {name: held_upto(manager, name) for name in left}
-    chosen = {each.partition: copies_at_once(each) for each in _look(manager, left, now_ms)}
+    before = {name: held_upto(manager, name) for name in unfinished}
+    chosen = {each.partition: copies_at_once(each) for each in _snapshots(manager, unfinished, now_ms)}
     plan = Plan(now_ms=now_ms, decisions={name: found for name, found in chosen.items() if found})
     manager.apply(plan, should_stop=should_stop)
     problems = manager.problems
-    for name in left:
+    for name in unfinished:
         if name in problems:
             return problems[name]
-    stuck = [name for name in left if held_upto(manager, name) == before[name]]
-    if not stuck or should_stop():
+    blocked = [name for name in unfinished if held_upto(manager, name) == before[name]]
+    if not blocked or should_stop():
         return None
-    return _put_off(manager, stuck[0], now_ms)
+    return _put_off(manager, blocked[0], now_ms)
 
 
 def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavailable:
     """Why the oldest closed segment of a partition is not copied now."""
-    late = [one for each in _look(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
+    late = [one for each in _snapshots(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
     first = next((one for one in late if one.code is not Code.ACTIVE), None)
     if first is None:
         return Unavailable(f"{_ATTEMPT}, this attempt copied nothing", partition=name)
@@ -152,12 +152,12 @@ def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavaila
     return Unavailable(f"{_ATTEMPT}, a segment must not be copied now: {first.why}", **facts, until_ms=first.until_ms)
 
 
-def _look(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:
+def _snapshots(manager: LogManager, names: Sequence[TopicPartition], now_ms: int) -> list[PartitionSnapshot]:
     found = manager.snapshots(now_ms, {name.topic for name in names})
     return [each for each in found if each.partition in names]
 
 
-def _over(trouble: LogError, left: Sequence[TopicPartition], waited_ms: int) -> Unavailable:
-    facts = {**trouble.facts, "waiting": ",".join(map(str, left)), "waited_ms": waited_ms}
-    attempt = trouble.attempt.removeprefix(f"{_ATTEMPT}, ")
+def _timeout_error(problem: LogError, unfinished: Sequence[TopicPartition], waited_ms: int) -> Unavailable:
+    facts = {**problem.facts, "waiting": ",".join(map(str, unfinished)), "waited_ms": waited_ms}
+    attempt = problem.attempt.removeprefix(f"{_ATTEMPT}, ")
     return Unavailable(f"{_ATTEMPT}, {attempt}", **facts)

@@ -24,7 +24,7 @@ KEEP_INTERVAL_MS = 30_000
 STALE_ROUNDS = 5  # after as many intervals without a report, no manager is running
 
 
-class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedProblem(msgspec.Struct, frozen=True, kw_only=True):
     """A problem of a partition, or of the node (no topic then).
 
     | field | meaning |
@@ -72,7 +72,7 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     doubted_ms: int | None = None
     interval_ms: int
     is_ended: bool = False
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[ReportedProblem, ...] = ()
 
     @property
     def seen_ms(self) -> int:
@@ -80,7 +80,7 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.wall_ms if self.wall_ms is not None else self.round_ms
 
     @property
-    def doubt(self) -> ClockSuspicion | None:
+    def suspicion(self) -> ClockSuspicion | None:
         """The doubt about the machine's clock after the last maintenance."""
         if self.doubted_ms is None or self.wall_ms is None:
             return None
@@ -118,7 +118,7 @@ class WorkJournal:
         of_node: LogError | None = None,
         is_ended: bool = False,
         wall_ms: int | None = None,
-        doubt: ClockSuspicion | None = None,
+        suspicion: ClockSuspicion | None = None,
     ) -> None:
         """Report a maintenance run with these problems; `of_node` ended it. Raises errors of the disk.
 
@@ -132,7 +132,7 @@ class WorkJournal:
             self._report,
             round_ms=now_ms,
             wall_ms=wall_ms,
-            doubted_ms=doubt.since_ms if doubt is not None else None,
+            doubted_ms=suspicion.since_ms if suspicion is not None else None,
             troubles=troubles,
             is_ended=is_ended,
         )
@@ -165,7 +165,7 @@ def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:
     return max(found, key=lambda each: each.round_ms, default=None)
 
 
-def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, now_ms: int) -> Trouble:
+def _next(known: ReportedProblem | None, name: TopicPartition | None, error: LogError, now_ms: int) -> ReportedProblem:
     message = " ".join(str(error).split())
     if known is not None and known.kind == type(error).__name__:
         count = known.count + 1
@@ -173,7 +173,7 @@ def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, n
         return msgspec.structs.replace(
             known, message=message, last_ms=now_ms, count=count, code=error.code, next_step=step
         )
-    return Trouble(
+    return ReportedProblem(
         topic=name.topic if name is not None else None,
         partition=name.partition if name is not None else None,
         kind=type(error).__name__,
@@ -185,5 +185,5 @@ def _next(known: Trouble | None, name: TopicPartition | None, error: LogError, n
     )
 
 
-def _facts(trouble: Trouble) -> tuple[object, ...]:
+def _facts(trouble: ReportedProblem) -> tuple[object, ...]:
     return trouble.topic, trouble.partition, trouble.kind, trouble.message, trouble.since_ms

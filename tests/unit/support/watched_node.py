@@ -26,7 +26,7 @@ from local.names import TopicPartition
 from local.storage import Body, DiskStorage, FileFacts, Space, StorageFile
 from remote.store.file_store import FileStore
 from tiered.cli.main import invoke
-from tiered.config.clock_guard import Timekeeper
+from tiered.config.clock_guard import ClockGuard
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
 from tiered.observe.alert_table import ALERTS, Alert, Limits
@@ -183,14 +183,14 @@ class WatchedNode:
             store=self.door,  # type: ignore[arg-type]
             takes_over=takes_over,
         )
-        keeper = Timekeeper(DAY, counted=lambda: self.passed_ms)
+        clock_guard = ClockGuard(DAY, counted=lambda: self.passed_ms)
         self.worker = Worker(
             self.manager,
             now_ms=self.clock_ms,
             interval_ms=30_000,
             waits=False,
             observations=self.seen,
-            keeper=keeper,
+            clock_guard=clock_guard,
             counted=lambda: self.passed_ms,
         )
         self.metrics = Metrics(self.manager, self.seen, self.worker)

@@ -77,7 +77,7 @@ class DataLoader:
         """
         now = self._now_ms()
         with self._lock:
-            known = cast("Told[T] | None", self._found.get(key))
+            known = cast("Loaded[T] | None", self._found.get(key))
             if known is not None and 0 <= now - known.at_ms < keep_ms:
                 return known
             load = self._running.get(key) or self._begin(key, make, now)

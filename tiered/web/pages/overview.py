@@ -233,7 +233,9 @@ def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
             "Upload lag": in_bytes("lag_bytes"),
             "At risk": in_bytes("at_risk_bytes"),
             "$ a month": total("dollars_per_month", format_dollars) if report.prices is not None else "-",
-            "Stuck": tag("a", format_count(len(report.problems)), href="/troubles") if report.problems else "nothing",
+            "Problems": tag("a", format_count(len(report.problems)), href="/troubles")
+            if report.problems
+            else "nothing",
         }
     )
 

@@ -8,7 +8,7 @@ import pytest
 from local.errors import AccessDenied
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
-from tiered.config.clock_guard import JUMP_MS, ClockSuspicion, Timekeeper, counted_ms
+from tiered.config.clock_guard import JUMP_MS, ClockGuard, ClockSuspicion, counted_ms
 from tiered.stores.store_clock import StoreClock, has_own_clock
 
 MINUTE = 60_000
@@ -32,17 +32,17 @@ DAYS: dict[str, list[tuple[int, int, int]]] = {
 @pytest.mark.parametrize("name", DAYS)
 def test_clock_jump_is_accepted_only_after_the_hold_time(name: str) -> None:
     passed = 0
-    keeper = Timekeeper(HOLD * MINUTE, counted=lambda: passed * MINUTE)
+    clock_guard = ClockGuard(HOLD * MINUTE, counted=lambda: passed * MINUTE)
     for passed, wall, gone_by in DAYS[name]:
-        assert keeper.now_ms((passed + wall) * MINUTE) == (passed + gone_by) * MINUTE, passed
-        assert keeper.off_ms == (wall - gone_by) * MINUTE
-        assert (keeper.trouble is None) == (wall == gone_by)
+        assert clock_guard.now_ms((passed + wall) * MINUTE) == (passed + gone_by) * MINUTE, passed
+        assert clock_guard.off_ms == (wall - gone_by) * MINUTE
+        assert (clock_guard.suspect_reason is None) == (wall == gone_by)
 
 
 def test_clock_without_a_hold_time_is_accepted_at_once() -> None:
-    keeper = Timekeeper(0, counted=lambda: 0)
-    assert [keeper.now_ms(at) for at in (0, 10**12, 5)] == [0, 10**12, 5]
-    assert keeper.trouble is None
+    clock_guard = ClockGuard(0, counted=lambda: 0)
+    assert [clock_guard.now_ms(at) for at in (0, 10**12, 5)] == [0, 10**12, 5]
+    assert clock_guard.suspect_reason is None
 
 
 def test_counted_time_never_decreases() -> None:
@@ -112,61 +112,63 @@ STARTS: dict[str, tuple[bool, int | None, list[tuple[int, int, int | None, int]]
 def test_clock_at_start_is_checked_against_the_recorded_time_and_the_store(name: str) -> None:
     passed = 0
     has_store, last, looks = STARTS[name]
-    keeper = Timekeeper(
+    clock_guard = ClockGuard(
         HOLD * MINUTE,
         counted=lambda: passed * MINUTE,
         last_ms=last * MINUTE if last is not None else None,
         has_store=has_store,
     )
     for passed, wall, store, gone_by in looks:
-        found = keeper.now_ms(wall * MINUTE)
-        if keeper.is_asking() and store is not None:
-            keeper.tell(store * MINUTE)
-            found = keeper.now_ms(wall * MINUTE)
+        found = clock_guard.now_ms(wall * MINUTE)
+        if clock_guard.is_asking() and store is not None:
+            clock_guard.set_store_time(store * MINUTE)
+            found = clock_guard.now_ms(wall * MINUTE)
         assert found == gone_by * MINUTE, passed
-        assert keeper.off_ms == (wall - gone_by) * MINUTE
+        assert clock_guard.off_ms == (wall - gone_by) * MINUTE
         is_told = wall != gone_by or (store is not None and abs(wall - store) > LEAST)
-        assert (keeper.trouble is not None) == is_told, passed
+        assert (clock_guard.suspect_reason is not None) == is_told, passed
 
 
 @pytest.mark.parametrize("has_store", [False, True])
 @pytest.mark.parametrize("off", [LONG, -LONG], ids=["ahead", "back"])
 def test_short_processes_accept_a_wrong_clock_after_the_same_hold_time(off: int, has_store: bool) -> None:
     """Processes that cron starts: each of them counts only a few minutes."""
-    passed, last, doubt, gone_by = 0, LAST * MINUTE, None, []
+    passed, last, suspicion, gone_by = 0, LAST * MINUTE, None, []
 
     def counted() -> int:
         return passed * MINUTE
 
     for begin in range(0, 2 * HOLD, 10):
         passed = begin
-        keeper = Timekeeper(HOLD * MINUTE, counted, last_ms=last, has_store=has_store, doubt=doubt)
+        clock_guard = ClockGuard(HOLD * MINUTE, counted, last_ms=last, has_store=has_store, suspicion=suspicion)
         for passed in (begin, begin + 1):
             wall = (LAST + off + passed) * MINUTE
-            last = keeper.now_ms(wall)
-            if keeper.is_asking():  # the store does not answer
-                last = keeper.now_ms(wall)
-            doubt = keeper.doubt(wall)
+            last = clock_guard.now_ms(wall)
+            if clock_guard.is_asking():  # the store does not answer
+                last = clock_guard.now_ms(wall)
+            suspicion = clock_guard.suspicion(wall)
         gone_by.append(last == wall)
-        assert (keeper.trouble is None) == gone_by[-1]
+        assert (clock_guard.suspect_reason is None) == gone_by[-1]
     assert gone_by == [begin + 1 >= HOLD for begin in range(0, 2 * HOLD, 10)]
 
 
 def test_doubt_about_a_different_wall_clock_time_is_ignored() -> None:
-    doubt = ClockSuspicion(since_ms=LAST * MINUTE, seen_ms=(LAST + 5 * YEAR) * MINUTE)
+    suspicion = ClockSuspicion(since_ms=LAST * MINUTE, seen_ms=(LAST + 5 * YEAR) * MINUTE)
     for wall in (LAST + 3 * YEAR, LAST + 7 * YEAR):  # the clock was set back, or jumped far ahead again
-        keeper = Timekeeper(HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, doubt=doubt)
-        assert keeper.now_ms(wall * MINUTE) == LAST * MINUTE
+        clock_guard = ClockGuard(HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, suspicion=suspicion)
+        assert clock_guard.now_ms(wall * MINUTE) == LAST * MINUTE
 
 
 def test_store_that_was_not_asked_is_asked_before_a_recorded_doubt_ends() -> None:
     wall = (LAST + YEAR) * MINUTE
-    doubt = ClockSuspicion(since_ms=wall - 2 * HOLD * MINUTE, seen_ms=wall - MINUTE)
-    keeper = Timekeeper(HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, has_store=True, doubt=doubt)
-    assert keeper.now_ms(wall) == LAST * MINUTE
-    assert keeper.is_asking()
-    keeper.tell((LAST + 1) * MINUTE)
-    assert keeper.now_ms(wall) == (LAST + 1) * MINUTE
+    suspicion = ClockSuspicion(since_ms=wall - 2 * HOLD * MINUTE, seen_ms=wall - MINUTE)
+    clock_guard = ClockGuard(
+        HOLD * MINUTE, counted=lambda: 0, last_ms=LAST * MINUTE, has_store=True, suspicion=suspicion
+    )
+    assert clock_guard.now_ms(wall) == LAST * MINUTE
+    assert clock_guard.is_asking()
+    clock_guard.set_store_time((LAST + 1) * MINUTE)
+    assert clock_guard.now_ms(wall) == (LAST + 1) * MINUTE
 
 
 # Each entry: (minutes passed, error of the wall clock, error of the store's clock, error of the time in use).
@@ -193,26 +195,26 @@ WITNESSED: dict[str, list[tuple[int, int, int | None, int]]] = {
 @pytest.mark.parametrize("name", WITNESSED)
 def test_clock_jump_is_compared_with_the_clock_of_the_store(name: str) -> None:
     passed, base = 0, 10 * YEAR
-    keeper = Timekeeper(HOLD * MINUTE, counted=lambda: passed * MINUTE, has_store=True)
+    clock_guard = ClockGuard(HOLD * MINUTE, counted=lambda: passed * MINUTE, has_store=True)
     for passed, wall, store, gone_by in WITNESSED[name]:
-        found = keeper.now_ms((base + passed + wall) * MINUTE)
-        if keeper.is_asking() and store is not None:
-            keeper.tell((base + passed + store) * MINUTE)
-            found = keeper.now_ms((base + passed + wall) * MINUTE)
+        found = clock_guard.now_ms((base + passed + wall) * MINUTE)
+        if clock_guard.is_asking() and store is not None:
+            clock_guard.set_store_time((base + passed + store) * MINUTE)
+            found = clock_guard.now_ms((base + passed + wall) * MINUTE)
         assert found == (base + passed + gone_by) * MINUTE, passed
 
 
 def test_store_is_asked_for_its_time_only_in_doubt_and_once_a_minute() -> None:
     passed = 0
-    keeper = Timekeeper(HOLD * MINUTE, counted=lambda: passed * 1000, last_ms=LAST * MINUTE, has_store=True)
-    assert not keeper.is_asking()
-    keeper.now_ms(LAST * MINUTE)
-    assert not keeper.is_asking(), "a clock without a jump needs no question to the store"
-    keeper.now_ms((LAST + 5000) * MINUTE)
+    clock_guard = ClockGuard(HOLD * MINUTE, counted=lambda: passed * 1000, last_ms=LAST * MINUTE, has_store=True)
+    assert not clock_guard.is_asking()
+    clock_guard.now_ms(LAST * MINUTE)
+    assert not clock_guard.is_asking(), "a clock without a jump needs no question to the store"
+    clock_guard.now_ms((LAST + 5000) * MINUTE)
     asked = []
     for passed in range(0, 180, 10):
-        keeper.now_ms((LAST + 5000) * MINUTE)
-        asked += [passed] * keeper.is_asking()
+        clock_guard.now_ms((LAST + 5000) * MINUTE)
+        asked += [passed] * clock_guard.is_asking()
     assert asked == [0, 60, 120]
 
 

@@ -154,7 +154,7 @@ def test_config_file_with_a_byte_order_mark_or_crlf_is_read(write) -> None:
         Path(path).write_bytes(body)
         found = Config.load(path)
         assert (found.data_dir, found.topics) == (plain.data_dir, plain.topics)
-        assert TomlLines.read(path).trouble == ()
+        assert TomlLines.read(path).file_findings == ()
 
 
 def test_config_file_without_read_permission_raises_access_denied(write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,11 +132,11 @@ def test_uncleanable_log_is_retried_later_and_still_known_after_a_restart(
     with world.open() as manager:
         assert manager.cleaning.uncleanable[NAME].retry_ms == NOW + 600_000
         assert manager.problems == {}
-        (stuck,) = status_report(manager, NOW + 1000, storage=world.disk).stuck
-        assert (stuck.partition, stuck.kind, stuck.since_ms) == (NAME, "uncleanable", NOW)
-        assert "planted" in stuck.what
+        (problem,) = status_report(manager, NOW + 1000, storage=world.disk).problems
+        assert (problem.partition, problem.kind, problem.since_ms) == (NAME, "uncleanable", NOW)
+        assert "planted" in problem.what
         assert not status_report(manager, NOW + 1000, storage=world.disk).is_healthy
-        status, _, told = health_answer(Worker(manager, now_ms=NOW, interval_ms=1000).troubles)()
+        status, _, told = health_answer(Worker(manager, now_ms=NOW, interval_ms=1000).problem_lines)()
         assert (status, told) == (503, f"{NAME}: uncleanable: cleaning a segment, planted: path=x\n")
         manager.tick(NOW + 599_999)
         assert len(manager.cleaning.runs) == failures
@@ -146,7 +146,7 @@ def test_uncleanable_log_is_retried_later_and_still_known_after_a_restart(
         settle(manager, NOW + 2 * 600_000)
         assert manager.cleaning.uncleanable == {}
         assert status_report(manager, NOW + 2 * 600_000, storage=world.disk).is_healthy
-        assert Worker(manager, now_ms=NOW, interval_ms=1000).troubles() == []
+        assert Worker(manager, now_ms=NOW, interval_ms=1000).problem_lines() == []
 
 
 def test_disk_error_does_not_make_a_log_uncleanable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

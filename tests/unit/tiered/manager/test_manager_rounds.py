@@ -303,12 +303,12 @@ def test_failed_checkpoint_write_is_reported_and_maintenance_continues(
             patch.setattr(manager._directory, "try_checkpoints", refuse)
             for at in (0, 1):
                 worker.round(NOW + at * HOUR)
-                assert isinstance(worker.trouble, AccessDenied)
-            assert worker.troubles() == [f"node: {worker.trouble}"]
+                assert isinstance(worker.round_error, AccessDenied)
+            assert worker.problem_lines() == [f"node: {worker.round_error}"]
             assert [each.kind for each in worker.report.troubles] == ["AccessDenied"]
         while worker.round(NOW + 2 * HOUR):
             pass
-        assert (worker.trouble, worker.troubles(), worker.failures) == (None, [], 2)
+        assert (worker.round_error, worker.problem_lines(), worker.failures) == (None, [], 2)
         manifest = manager.partition(NAME).manifest()
         assert manifest is not None
         assert manifest.has_entries, "uploads must continue"

@@ -59,7 +59,7 @@ def test_next_status_fetches_only_newer_manifests_and_misses_none(world: World) 
         metered = MeteredStore(world.store)
         with world.open(read_only=True, store=metered, known=known) as manager:
             report = status_report(manager, NOW + DAY, storage=world.disk)
-        assert report.problems == {}
+        assert report.errors == {}
         return {name: status.remote_next_offset for name, status in report.partitions.items()}, metered.counts()
 
     before, _ = look()
@@ -170,5 +170,5 @@ def test_status_with_an_unreachable_bucket_has_local_figures_and_the_problem(wor
     with world.open(read_only=True, store=Away(MemoryStore("memory://b"))) as manager:
         report = status_report(manager, NOW, storage=world.disk)
     names = {TopicPartition(topic, 0) for topic in TOPICS}
-    assert set(report.partitions) == set(report.problems) == names
+    assert set(report.partitions) == set(report.errors) == names
     assert all(status.local_bytes for status in report.partitions.values())

@@ -42,7 +42,7 @@ def test_healthy_node_has_no_problem_and_reports_its_last_maintenance(world: Wor
         while worker.round(NOW):
             pass
         report = looked(world, NOW + MINUTE)
-        assert (report.is_healthy, report.is_at_work, report.problem) == (True, True, ())
+        assert (report.is_healthy, report.is_at_work, report.problems) == (True, True, ())
         assert report.partitions[NAME].lag_segments == 0
         send(manager, 10, start=200)
         manager.flush()
@@ -65,7 +65,7 @@ def test_failed_upload_is_a_problem_from_its_first_failure_until_it_succeeds(
         store.is_down = True
         for at in range(12):
             assert not worker.round(NOW + at * MINUTE)
-        (problem,) = looked(world, NOW + 12 * MINUTE).problem
+        (problem,) = looked(world, NOW + 12 * MINUTE).problems
         assert (problem.where, problem.kind, problem.since_ms, problem.count) == ("t/0", "Unavailable", NOW, 12)
         assert "the store is down" in problem.what
         assert "docs/runbooks/store-fails.md" in problem.next_step
@@ -83,7 +83,7 @@ def test_overdue_upload_is_a_problem_that_names_the_missing_process(world: World
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         assert told(NOW + 29 * MINUTE).is_healthy
-        (problem,) = told(NOW + 30 * MINUTE).problem
+        (problem,) = told(NOW + 30 * MINUTE).problems
         assert (problem.kind, problem.since_ms, problem.partition) == ("upload", NOW, NAME)
         assert "no manager runs on this directory" in problem.next_step
         assert told(NOW + 30 * MINUTE, stuck_after_ms=HOUR).is_healthy
@@ -106,7 +106,7 @@ def test_pending_deletes_past_their_grace_period_are_overdue(world: World, monke
     assert looked(world, NOW + 4 * DAY - 1).partitions[NAME].overdue_bytes == 0
     report = looked(world, NOW + 4 * DAY + HOUR)
     assert report.partitions[NAME].overdue_bytes == report.partitions[NAME].unlinked_bytes > 0
-    assert [(each.kind, each.since_ms) for each in report.problem] == [("deletion", NOW + 4 * DAY)]
+    assert [(each.kind, each.since_ms) for each in report.problems] == [("deletion", NOW + 4 * DAY)]
 
 
 def test_compacted_topic_that_waits_for_its_cleaner_is_no_problem(world: World) -> None:
@@ -124,7 +124,7 @@ def test_status_covers_only_the_requested_topics(world: World) -> None:
     with world.open(read_only=True) as manager:
         report = status_report(manager, NOW + DAY, ["u"], storage=world.disk)
     assert list(report.partitions) == [TopicPartition("u", 0)]
-    assert {each.where for each in report.problem} == {"u/0"}
+    assert {each.where for each in report.problems} == {"u/0"}
 
 
 def test_deleted_topics_are_listed_until_their_objects_are_deleted(world: World) -> None:
@@ -189,7 +189,7 @@ def test_bucket_that_refuses_or_is_missing_leaves_local_figures_intact(world: Wo
         assert row["local_bytes"] == row["at_risk_bytes"] == before["local_bytes"]
         assert (row["remote_bytes"], row["dollars_per_month"]) == (None, None)
         assert int(str(here["local_bytes"])) > 0
-        assert [(each.where, each.kind) for each in report.problem] == [(f"t/{at}", error.__name__) for at in (0, 1)]
+        assert [(each.where, each.kind) for each in report.problems] == [(f"t/{at}", error.__name__) for at in (0, 1)]
         assert not report.is_healthy
         local = manager.partition(NAME).log.local_log_start_offset
         assert next(iter(manager.reader().records(NAME, local))).offset == local, "the local log alone must answer"
@@ -301,11 +301,11 @@ def test_report_of_a_later_version_counts_as_no_report() -> None:
 def test_manager_that_distrusts_the_wall_clock_counts_as_running() -> None:
     disk = ModelDisk()
     notes = journal(disk)
-    doubt = ClockSuspicion(since_ms=NOW + 40 * DAY, seen_ms=NOW + 41 * DAY)
-    notes.note_round({}, NOW, wall_ms=NOW + 41 * DAY, doubt=doubt)
+    suspicion = ClockSuspicion(since_ms=NOW + 40 * DAY, seen_ms=NOW + 41 * DAY)
+    notes.note_round({}, NOW, wall_ms=NOW + 41 * DAY, suspicion=suspicion)
     report = read_report([(disk, "./data")])
     assert report is not None
-    assert report.doubt == doubt
+    assert report.suspicion == suspicion
     assert report.is_at_work(NOW + 41 * DAY)
     assert not report.is_at_work(NOW + 42 * DAY)
 
@@ -368,7 +368,7 @@ def test_maintenance_round_stopped_by_the_disk_is_reported_and_the_next_continue
                 type(manager), "tick", lambda *words, **more: (_ for _ in ()).throw(DiskFailed("x", cause="enospc"))
             )
             assert not worker.round(NOW)
-        (problem,) = looked(world, NOW).problem
+        (problem,) = looked(world, NOW).problems
         assert (problem.kind, problem.partition, problem.since_ms) == ("DiskFailed", None, NOW)
         worker.round(NOW + MINUTE)
         assert worker.round_error is None

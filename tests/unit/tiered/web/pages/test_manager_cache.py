@@ -174,7 +174,7 @@ def test_hanging_disk_leaves_the_previous_data_with_a_note(world: World, monkeyp
         clock, look = Clock(), Hanging([])
         found = Site(manager, clock, storage=world.disk, deadline_s=60)
         assert "late" not in page(found, "/")
-        monkeypatch.setattr(found._gathering, "_deadline_s", SOON_S)
+        monkeypatch.setattr(found._loader, "_deadline_s", SOON_S)
         monkeypatch.setattr(manager, "partitions", lambda topics=None: look())
         clock.now += CACHE_MS
         try:
