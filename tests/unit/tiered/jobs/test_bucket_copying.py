@@ -10,6 +10,7 @@ from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batch
 from fault_kinds import Clock, FaultStore, Kind
 from manager_world import NAME, TIERED, World, send, settle
 from rewrite_flows import WRITES, records, small_segments
+from run_profile import each_call
 
 from local.errors import Conflict, Corrupt, InvalidRequest, LogError, NotFound
 from remote.manifest.catalog import list_partitions
@@ -105,10 +106,14 @@ def test_bucket_copy_interrupted_at_any_call_is_completed_by_a_second_run(cleane
         return calls
 
     for of_source in (False, True):
-        for at, verb in enumerate(cut(-1, None, of_source=of_source)):
-            for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER, Kind.LATE_EFFECT, Kind.FALSE_CONFLICT):
-                if verb in kind.verbs and (verb in WRITES or kind is Kind.ERROR_BEFORE):
-                    cut(at, kind, of_source=of_source)
+        cases = [
+            (at, kind)
+            for at, verb in enumerate(cut(-1, None, of_source=of_source))
+            for kind in (Kind.ERROR_BEFORE, Kind.ERROR_AFTER, Kind.LATE_EFFECT, Kind.FALSE_CONFLICT)
+            if verb in kind.verbs and (verb in WRITES or kind is Kind.ERROR_BEFORE)
+        ]
+        for at, kind in each_call(cases, of_source):
+            cut(at, kind, of_source=of_source)
     assert world.store._objects == before
 
 

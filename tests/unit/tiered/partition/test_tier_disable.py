@@ -12,6 +12,7 @@ import pytest
 from disk_model import PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import COMPACTED, HOUR, NAME, NOW, TIERED, MuteStore, World, send, settle, values
+from run_profile import each_call
 
 from local.errors import InvalidRequest, LogError, OffsetOutOfRange, Unavailable
 from local.format.record import Record
@@ -264,7 +265,7 @@ def test_power_cut_at_any_disk_effect_is_completed_by_the_next_start() -> None:
     _switch_off(whole, whole.store)
     effects = whole.disk.effects - begun
     assert effects > 10
-    for at in range(1, effects + 1):
+    for at in each_call(range(1, effects + 1)):
         world, first = _prepared()
         world.disk.cut_at, world.disk.cut_before = world.disk.effects + at, at % 2 == 0
         with suppress(PowerCut):
@@ -284,7 +285,7 @@ def test_disable_survives_a_failure_of_any_store_call(
     whole, _ = _prepared()
     rehearsal = FaultStore(whole.store)
     _switch_off(whole, rehearsal)
-    for at in range(len(rehearsal.calls)):
+    for at in each_call(range(len(rehearsal.calls)), fault, in_pages):
         world, first = _prepared()
         store = FaultStore(world.store, at, fault)
         with suppress(Killed, LogError):

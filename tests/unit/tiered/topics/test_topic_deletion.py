@@ -10,6 +10,7 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
+from run_profile import each_call
 
 from local.errors import Conflict, DiskFailed, LogError, NotFound
 from local.format.record import Record
@@ -294,7 +295,7 @@ def test_power_cut_during_a_deletion_is_completed_by_the_next_start() -> None:
     _delete_all(whole, whole.store)
     effects = whole.disk.effects - first
     assert effects > 15
-    for at in range(1, effects + 1):
+    for at in each_call(range(1, effects + 1)):
         world = _prepared()
         world.disk.cut_at, world.disk.cut_before = world.disk.effects + at, at % 2 == 0
         with suppress(PowerCut):
@@ -308,7 +309,7 @@ def test_deletion_survives_a_failure_of_any_store_call(fault: Fault) -> None:
     whole = _prepared()
     rehearsal = FaultStore(whole.store)
     _delete_all(whole, rehearsal)
-    for at in range(len(rehearsal.calls)):
+    for at in each_call(range(len(rehearsal.calls)), fault):
         world = _prepared()
         store = FaultStore(world.store, at, fault)
         with suppress(Killed, LogError):
