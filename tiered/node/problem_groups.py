@@ -11,12 +11,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from local.errors import AccessDenied, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from tiered.config.units import counted
 
 NAMES_SHOWN = 3  # places that a line names
 _WHERE = re.compile(r"\b(?!(?:cause|class|code|status)=)\w+=\S+")
+
+
+class UnreadPartitions(msgspec.Struct, forbid_unknown_fields=True):
+    """Partitions with an unreadable tier, for one cause. Their figures of that tier are null."""
+
+    cause: str
+    kind: str
+    count: int
+    partitions: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from local.names import TopicPartition
+from tiered.node.problem_groups import UnreadPartitions
 from tiered.partition.partition_status import PartitionStatus
 from tiered.status.deferral_rows import DeferredSegment, deferral_rows
 from tiered.status.sync_status import TierSync
-from tiered.status.unknown_figures import UnreadPartitions, unread_rows
+from tiered.status.unknown_figures import unread_rows
 
 if TYPE_CHECKING:
     from tiered.node.topic_registry import Topic

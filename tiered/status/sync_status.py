@@ -7,7 +7,6 @@ also names the manifest that the manager knew before. Changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from local.errors import LogError
 from local.storage import DiskStorage, Storage
 from policies.tier_relation import Relation
 from tiered.node.writer_ids import is_of_node, node_mark
-from tiered.partition.reconciliation import judge
 
 if TYPE_CHECKING:
     from remote.manifest.manifest import Manifest
@@ -83,6 +81,8 @@ def tier_sync(
 
     Raises NotFound for an unknown topic.
     """
+    from concurrent.futures import ThreadPoolExecutor  # ``tiered status`` without the section does not need it
+
     names = None if topics is None else {manager.topic(name).name for name in topics}
     mark = node_mark(storage or DiskStorage(), manager.config.data_dirs)
     held = manager.partitions(names)
@@ -132,6 +132,8 @@ def _with_manifest(
 
 
 def _state(held: Partition, manifest: Manifest | None, mark: str | None, problem: str | None) -> SyncState:
+    from tiered.partition.reconciliation import judge
+
     log = held.log
     if not held.is_tiered:
         return SyncState.NOT_TIERED

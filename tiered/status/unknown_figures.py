@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from local.errors import LogError
 from local.names import TopicPartition
-from tiered.node.problem_groups import group_problems, problems_of
+from tiered.node.problem_groups import UnreadPartitions, group_problems, problems_of
 from tiered.status.tier_journal import is_unseen
 
 if TYPE_CHECKING:
@@ -33,15 +31,6 @@ def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) 
         for name, error in sorted(problems.items())
         if (wanted is None or name.topic in wanted) and (name not in opened or is_unseen(manager, opened[name]))
     }
-
-
-class UnreadPartitions(msgspec.Struct, forbid_unknown_fields=True):
-    """Partitions with an unreadable tier, for one cause. Their figures of that tier are null."""
-
-    cause: str
-    kind: str
-    count: int
-    partitions: list[str]
 
 
 def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[UnreadPartitions]:

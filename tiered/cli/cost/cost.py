@@ -14,7 +14,7 @@ from tiered.cli.render import Result, Struct, columns_of, number, output_option,
 from tiered.cli.session import Session, now_ms
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars
-from tiered.status.unknown_figures import UnreadPartitions
+from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.cost.topic_cost import CostReport
@@ -27,12 +27,12 @@ class TopicCost(Struct):
     remote_bytes: Annotated[int | None, number("STORED", format_bytes)]
     storage_dollars: Annotated[float | None, number("STORAGE", format_dollars)]
     index_dollars: float | None
-    waiting_dollars: Annotated[float | None, number("PENDING DELETES", format_dollars)]
+    waiting_dollars: Annotated[float | None, number("PENDING", format_dollars)]
     requests_dollars: Annotated[float, number("REQUESTS", format_dollars)]
     retrieval_dollars: float | None
     disk_dollars: Annotated[float | None, number("DISK", format_dollars)]
     dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
-    double_storage_dollars: Annotated[float | None, number("IN BOTH TIERS", format_dollars)]
+    double_storage_dollars: Annotated[float | None, number("IN BOTH", format_dollars)]
     idle_dollars: Annotated[float | None, number("IF IDLE", format_dollars)]
     segments: int | None
     local_bytes: int | None

@@ -16,7 +16,7 @@ from tiered.cli.render import Column, Result, Struct, columns_of, number, output
 from tiered.cli.session import Session, now_ms
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars, parse_bytes, parse_duration
-from tiered.status.unknown_figures import UnreadPartitions
+from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.cost.cost_history import Measured

@@ -13,7 +13,7 @@ from tiered.cli.errors import unread_code
 from tiered.cli.records import rfc3339
 from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
-from tiered.status.unknown_figures import UnreadPartitions
+from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
     from local.records.isolation import Isolation

@@ -15,7 +15,7 @@ from tiered.cli.records import rfc3339
 from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_count
-from tiered.status.unknown_figures import UnreadPartitions
+from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager

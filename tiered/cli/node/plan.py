@@ -13,8 +13,8 @@ from tiered.cli.render import Column, Result, Struct, columns_of, number, output
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_ms
+from tiered.node.problem_groups import UnreadPartitions
 from tiered.status.deferral_rows import DeferredSegment
-from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.plans.planning import PricedPlan

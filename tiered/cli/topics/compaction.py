@@ -11,7 +11,7 @@ from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes, format_count, format_ms
-from tiered.status.unknown_figures import UnreadPartitions
+from tiered.node.problem_groups import UnreadPartitions
 
 
 def _share(value: float) -> str:

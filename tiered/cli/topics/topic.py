@@ -11,8 +11,8 @@ from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import Result, Struct, number, output_option, pairs, print_result, text
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.config.units import format_bytes, format_count
+from tiered.node.problem_groups import UnreadPartitions
 from tiered.partition.partition_status import partition_status
-from tiered.status.unknown_figures import UnreadPartitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ListedTopic(Struct):
     """A topic with its own settings."""
 
     topic: Annotated[str, text("TOPIC")]
-    partitions: Annotated[int, number("PARTS")]
+    partitions: Annotated[int, number("PARTITIONS")]
     topic_id: Annotated[str, text("ID")]
     settings: Annotated[dict[str, str], text("SETTINGS", pairs)]
 

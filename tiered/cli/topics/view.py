@@ -13,7 +13,7 @@ from tiered.cli.render import PartitionRow, Result, Work, number, output_option,
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_ms
-from tiered.status.unknown_figures import UnreadPartitions
+from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
     from policies.decisions import Plan
