@@ -14,7 +14,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from tiered.cli.schemas import SCHEMAS
-from tiered.demo.workshop import workshop
+from tiered.demo.main_job import workshop
 
 pytestmark = pytest.mark.server
 

@@ -11,15 +11,17 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from local.errors import Corrupt
+from local.errors import Conflict, Corrupt, InvalidRequest
 from local.format.record import Record
 from local.names import TopicPartition
+from local.storage import DiskStorage
 from policies.decisions import CleanLog, CopySegment, Decision, DropLocal, Plan
 from remote.store.middleware.metered_store import RequestCounts
 from remote.store.open_store import open_store
@@ -27,8 +29,6 @@ from tiered.config.config import Config, file_url
 from tiered.demo import checks
 from tiered.demo.flights import Flights, load_flights
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.demo.steps import StepResult, Steps, Tell
-from tiered.demo.workshop import workshop
 from tiered.maintenance.apply import Applied
 from tiered.manager.manager import LogManager
 from tiered.partition.partition_status import PartitionStatus, partition_status
@@ -46,6 +46,92 @@ TOPICS: dict[str, tuple[int, dict[str, str]]] = {
 }
 EVERY_TOPIC = {"remote.storage.enable": "true", "retention.ms": "-1", "local.retention.ms": "1h"}
 APPEND_RECORDS = 10_000
+Tell = Callable[[str, float], None]
+MARKER = ".tiered-demo"
+
+
+@contextmanager
+def workshop(directory: str) -> Iterator[Path]:
+    """The demo's own folder, empty except for its marker.
+
+    The marker file identifies the folder as the demo's, and is locked during a run.
+    Raises InvalidRequest if the folder is not the demo's, Conflict if another run uses it.
+    """
+    root = Path(directory).absolute()
+    marker = root / MARKER
+    if root.exists() and not root.is_dir():
+        raise InvalidRequest("cannot run the demo, the path is not a folder", directory=directory)
+    if root.exists() and any(root.iterdir()) and not marker.exists():
+        raise InvalidRequest(
+            "cannot run the demo, the folder holds other files; choose another folder with --dir", directory=directory
+        )
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        held = DiskStorage().lock(str(marker))
+    except Conflict:
+        raise Conflict("cannot run the demo, another demo uses the folder", directory=directory) from None
+    try:
+        for entry in root.iterdir():
+            if entry.name != MARKER:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        yield root
+    finally:
+        held.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The amount of data that one step handled, and its time."""
+
+    name: str
+    seconds: float
+    records: int | None = None
+    size_bytes: int | None = None
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Measured:
+    """The figures of a running step, filled in by the step."""
+
+    records: int | None = None
+    size_bytes: int | None = None
+    note: str = ""
+    total: int | None = None
+    tell: Callable[[float], None] = field(default=lambda share: None)
+
+    def progress(self, done: int) -> None:
+        """Report the progress of the step, in records of `total`."""
+        self.records = done
+        if self.total:
+            self.tell(min(1.0, done / self.total))
+
+
+class Steps:
+    """Runs steps in order and calls `tell(name, share done)` during each."""
+
+    def __init__(self, tell: Tell) -> None:
+        self.results: list[StepResult] = []
+        self._tell = tell
+
+    @contextmanager
+    def step(self, name: str, *, total: int | None = None) -> Iterator[Measured]:
+        """Run and time one step. A failed step is not recorded."""
+        measured = Measured(total=total, tell=lambda share: self._tell(name, share))
+        self._tell(name, 0.0)
+        start = time.perf_counter()
+        yield measured
+        seconds = time.perf_counter() - start
+        self._tell(name, 1.0)
+        self.results.append(
+            StepResult(
+                name=name,
+                seconds=seconds,
+                records=measured.records,
+                size_bytes=measured.size_bytes,
+                note=measured.note,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

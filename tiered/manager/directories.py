@@ -50,7 +50,7 @@ class OverDirectories:
     def drop_early(self, plan: Plan) -> Mapping[TopicPartition, Applied]:
         """Apply only a plan's local drops, without waiting for a running copy.
 
-        For `tiered.service.disk_pressure`.
+        For `tiered.service.worker`.
         A partition that another thread changes on the disk is left out; errors are in `problems`.
         """
         return self._rounds.drop_early(plan)

@@ -582,7 +582,7 @@ class LogManager(
             known, others = self.problems.get(name), self.problems
             self.problems = {**others, name: forget_locals(error)}
             if not is_alike(known, error):  # facts change every time
-                # One line for one cause, however many partitions have it (`tiered.service.problem_watch` counts them).
+                # One line for one cause, however many partitions have it (`tiered.service.worker` counts them).
                 level = logging.DEBUG if any(is_alike(each, error) for each in others.values()) else logging.ERROR
                 _log.log(level, "a partition has a problem: partition=%s error=%s", name, error)
 

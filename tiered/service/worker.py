@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class DiskRelief:
-    """Checks the disks before each maintenance run. Not thread safe: maintenance runs are sequential.
+    """Relieves a full disk before each maintenance run: segments with a remote copy are dropped early.
 
-    Relief of a full disk: segments with a remote copy are dropped early.
+    Not thread safe: maintenance runs are sequential.
 
     `tiered.partition.disk_room` refuses appends before this helps. The relief waits for no copy in progress: the store
     may not answer, and the disk would fill in that time.

@@ -16,8 +16,7 @@ from tiered.cli.session import Session
 from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
-    from tiered.demo.main_job import DemoResult
-    from tiered.demo.steps import Tell
+    from tiered.demo.main_job import DemoResult, Tell
 
 
 class DemoStep(Struct):
@@ -36,7 +35,7 @@ class DemoTier(Struct):
     """The content of one tier of a topic."""
 
     topic: Annotated[str, text("TOPIC")]
-    partitions: Annotated[int, number("PARTS")]
+    partitions: Annotated[int, number("PARTITIONS")]
     tier: Annotated[str, text("TIER")]
     records: Annotated[int, number("RECORDS", format_count)]
     segments: Annotated[int, number("SEGMENTS")]
@@ -209,9 +208,9 @@ def _elsewhere(result: DemoResult, command: str) -> str:
     """Where to find the records that are not in the bucket for Spark."""
     local, remote = result.records_by_tier["flights"]
     if not local:
-        return f"Spark reads the bucket alone, which has all {remote:,} flights:"
+        return f"Spark reads only the bucket, which has all {remote:,} flights:"
     return (
-        f"Spark reads the bucket alone, which has {remote:,} of {remote + local:,} flights. "
+        f"Spark reads only the bucket, which has {remote:,} of {remote + local:,} flights. "
         f"The other {local:,} are on the disk,\n"
         f"in segments that are not in the bucket yet; {command} consume flights reads both:"
     )

@@ -10,8 +10,7 @@ from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 from local.errors import InvalidRequest
 from local.storage import Space
 from policies.decisions import DropLocal
-from tiered.service.disk_pressure import DiskRelief
-from tiered.service.worker import Worker
+from tiered.service.worker import DiskRelief, Worker
 from tiered.status.status_report import status_report
 
 

@@ -14,7 +14,7 @@ from remote.gc.pins import pin_newest
 from remote.manifest.manifest import Manifest, PendingDelete
 from tiered.config.clock_guard import JUMP_MS
 from tiered.manager.manager import LogManager
-from tiered.partition.clock_skew import SkewedDeleteTimer
+from tiered.partition.partition import SkewedDeleteTimer
 
 MONTH = 30 * DAY
 GRACE = {**TIERED, "retention.ms": "7d", "remote.log.delete.grace.ms": "1h"}
