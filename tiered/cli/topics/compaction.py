@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import click
-import msgspec
 
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
@@ -153,7 +152,7 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
     elif count is not None:
         print_result(CompactionRuns([CleaningRun.of(run) for run in runs[-count:]]), output)
     else:
-        logs = [msgspec.convert(log_row(each, now), CleaningState) for _, each in sorted(found.items())]
+        logs = [CleaningState.of_fields(log_row(each, now)) for _, each in sorted(found.items())]
         logs += [CleaningState.of(name, None) for name in unread]
         print_result(CompactionStatus(unread_rows(unread), logs), output)
     uncleanable = {
