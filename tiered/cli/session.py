@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import Conflict, InvalidRequest, LogError, NotFound
+from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
 from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,6 +23,20 @@ if TYPE_CHECKING:
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import TopicRegistry
     from tiered.service.observations import Observations
+
+
+# By command: an alternative that works while another manager holds the directory. Other commands must wait.
+INSTEAD = {
+    "topic alter": (
+        "without stopping it: write the settings below [topics.'{name}'] of tiered.toml, which "
+        "the manager reads again automatically; settings of the topic itself override the file"
+    ),
+    "apply": (
+        "without stopping it: the manager applies due decisions automatically; settings from "
+        "advice may be written to tiered.toml, which the manager reads again automatically"
+    ),
+    "compact": "without stopping it: --bucket compacts the segments in the bucket",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +160,6 @@ class Session:
                         may_be_refused=is_hasty,
                     )
             except Conflict as error:
-                from tiered.cli.conflict_hints import note_instead
-
                 note_instead(error)
                 raise
 
@@ -264,3 +276,13 @@ def _table(option: str, name: str, text: str) -> dict[str, object]:
         raise InvalidRequest(
             f"invalid {option}, a value that begins with {{ must be a JSON object", name=name
         ) from None
+
+
+def note_instead(error: Conflict) -> None:
+    """Add to an error the alternative for this invocation's command, if there is one."""
+    context = click.get_current_context(silent=True)
+    if context is None or error.code is not ErrorCode.DIRECTORY_HELD:
+        return
+    words = INSTEAD.get(context.command_path.partition(" ")[2])
+    if words is not None:
+        error.add_note(words.format(**context.params))

@@ -26,8 +26,8 @@ topic over afterwards appends at its end.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from typing import BinaryIO
@@ -36,6 +36,7 @@ import numpy as np
 
 from local.errors import Conflict, Corrupt, InvalidRequest
 from local.format.columns import BatchTable
+from local.format.crc32c import crc32c
 from local.index import txn_index
 from local.index.index_building import IndexRows
 from local.index.index_files import slices_of
@@ -60,18 +61,69 @@ from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
+from remote.segments.chunk_table import combine
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
-from tiered.migrate.grown_segments import Grown, grown
 from tiered.partition.segment_inspection import SegmentInspector
-from tiered.read.external_bytes import INTERVAL_BYTES, is_told, parse_lineage
+from tiered.read.external_bytes import INTERVAL_BYTES, has_known_transactions, parse_lineage
 from tiered.read.external_partition import list_rows
-from tiered.stores.object_encoding import Keeping
+from tiered.stores.object_encoding import EncodingChoice
 
 PIECE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartlyImported:
+    """The rest of a segment that has grown since an import took its first part.
+
+    `entry` begins at the offset reached so far. Its first `skipped_bytes` are already in the target: the entries of the
+    first part tile the segment from its base offset. `check` compares their checksums before the rest is imported.
+    A segment that was cut in another way is refused.
+    """
+
+    entry: SegmentEntry
+    skipped_bytes: int
+    skipped_crc32c: int
+
+    def check(self, read: Callable[[int, int], bytes]) -> None:
+        """Check that the segment still begins with the imported bytes. Raises Conflict if it does not."""
+        found = 0
+        for at in range(0, self.skipped_bytes, PIECE_BYTES):
+            found = crc32c(read(at, min(PIECE_BYTES, self.skipped_bytes - at)), found)
+        if found != self.skipped_crc32c:
+            raise _other(self.entry)
+
+
+def partly_imported(
+    entries: Sequence[SegmentEntry], log: MetadataLog, manifest: Manifest, reached: int
+) -> PartlyImported | None:
+    """The rest of the source segment in which the target ends; None if the target ends inside no segment.
+
+    Raises Conflict if the target's entries are not the beginning of that segment.
+    """
+    inside = next((entry for entry in entries if entry.base_offset < reached < entry.next_offset), None)
+    if inside is None:
+        return None
+    known = log.ask(manifest, lambda index: list(index.entries_with_dead(inside.base_offset, reached)))
+    bounds = [inside.base_offset, *(entry.next_offset for entry in known)]
+    size = sum(entry.size_bytes for entry in known)
+    if [entry.base_offset for entry in known] != bounds[:-1] or bounds[-1] != reached or size >= inside.size_bytes:
+        raise _other(inside)
+    return PartlyImported(
+        entry=replace(inside, base_offset=reached, size_bytes=inside.size_bytes - size),
+        skipped_bytes=size,
+        skipped_crc32c=combine([entry.content_crc32c for entry in known], [entry.size_bytes for entry in known]),
+    )
+
+
+def _other(entry: SegmentEntry) -> Conflict:
+    wrong = (
+        "cannot resume the import, the source has other segments for offsets that were imported: import to a new topic"
+    )
+    return Conflict(wrong, object=entry.data_key, base_offset=entry.base_offset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +131,7 @@ class ImportPlan:
     """The remaining work of one partition's import.
 
     `gaps` are offsets that the source lacks between two segments. The first of `entries` may be the rest of a segment
-    that has `grown` since an earlier run. `findings` are contradictions in the source. If one makes a segment
+    that has `partly_imported` since an earlier run. `findings` are contradictions in the source. If one makes a segment
     unreadable, the import ends before that segment, at `blocked_from`: nothing can be inserted in front of existing
     entries.
     """
@@ -90,11 +142,11 @@ class ImportPlan:
     now_ms: int
     entries: tuple[SegmentEntry, ...]
     log_start_offset: int
-    keeping: Keeping
+    encoding: EncodingChoice
     properties: dict[str, str]
     gaps: tuple[tuple[int, int], ...]
     cost: RewriteCost
-    grown: Grown | None = None
+    partly_imported: PartlyImported | None = None
     findings: tuple[Finding, ...] = ()
     blocked_from: int | None = None
 
@@ -126,7 +178,7 @@ def plan_import(
     *,
     topic_id: str,
     now_ms: int,
-    keeping: Keeping | None = None,
+    encoding: EncodingChoice | None = None,
     properties: dict[str, str] | None = None,
     prices: PriceTable = BUILT_IN,
 ) -> ImportPlan:
@@ -144,14 +196,14 @@ def plan_import(
     manifest = log.load(exact=True)
     _check_ours(source, target, ours, manifest)
     reached = 0 if manifest is None else manifest.allocated_end_offset
-    rest = None if manifest is None else grown(entries, log, manifest, reached)
+    rest = None if manifest is None else partly_imported(entries, log, manifest, reached)
     due = tuple(entry for entry in entries if entry.base_offset >= reached)
     due = due if rest is None else (rest.entry, *due)
     blocked = [each.offsets[0] for each in found.values() if each.severity is Severity.CORRUPT and each.offsets]
     blocked_from = min((base for base in blocked if base >= reached), default=None)
     if blocked_from is not None:
         due = tuple(entry for entry in due if entry.base_offset < blocked_from)
-    keeping = keeping or Keeping()
+    encoding = encoding or EncodingChoice()
     return ImportPlan(
         source=name,
         name=ours,
@@ -159,11 +211,11 @@ def plan_import(
         now_ms=now_ms,
         entries=due,
         log_start_offset=entries[0].base_offset if entries else 0,
-        keeping=keeping,
+        encoding=encoding,
         properties=dict(properties or {}),
         gaps=tuple(gaps(entries)),
-        cost=_cost(due, keeping, prices),
-        grown=rest,
+        cost=_cost(due, encoding, prices),
+        partly_imported=rest,
         findings=tuple(found.values()),
         blocked_from=blocked_from,
     )
@@ -262,7 +314,11 @@ class _Import:
         if following is not None and entry.next_offset < following.base_offset:
             self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(entry)
         parts = self._layout.parts(self._source, entry)
-        rest = self._plan.grown if self._plan.grown is not None and self._plan.grown.entry == entry else None
+        rest = (
+            self._plan.partly_imported
+            if self._plan.partly_imported is not None and self._plan.partly_imported.entry == entry
+            else None
+        )
         skipped = 0 if rest is None else rest.skipped_bytes
         with tempfile.TemporaryFile(dir=scratch) as file:
             _fetch(ExternalObject(self._source, entry.data_key, parts), skipped + entry.size_bytes, file)
@@ -275,7 +331,7 @@ class _Import:
                 segment,
                 epoch=self._epoch,
                 now_ms=now_ms(),
-                object_encoding=self._plan.keeping.object_encoding(self._keys),
+                object_encoding=self._plan.encoding.object_encoding(self._keys),
             )
         co_writer = CoWriterLog(self._target, self._plan.name.prefix)
         co_writer.join(epoch=self._epoch)
@@ -314,7 +370,7 @@ class _Import:
         if seen != entry.size_bytes:
             facts = {"object": entry.data_key, "at": seen, "size_bytes": entry.size_bytes}
             raise Corrupt("cannot import a segment, it is not whole batches", **facts)
-        if is_told(entry) and entry.size_bytes == parts.chunks.size_bytes:
+        if has_known_transactions(entry) and entry.size_bytes == parts.chunks.size_bytes:
             aborted = txn_index.entries(parts.txn or b"", path=entry.data_key)
             if parts.producers:
                 told = producer_snapshot.decode(parts.producers, path=entry.data_key)
@@ -366,7 +422,7 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
         partition=plan.name.partition,
         properties=plan.properties if known is None else None,
         first_epoch=max((epoch for entry in plan.entries for epoch, _ in entry.epochs), default=0) + EPOCHS_APART,
-        seal_key_id=plan.keeping.key_id,
+        seal_key_id=plan.encoding.key_id,
     )
     manifest = log.refresh()
     if not manifest.has_entries and manifest.log_start_offset < plan.log_start_offset:
@@ -378,7 +434,7 @@ def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
     """The state after the last imported entry."""
     log = MetadataLog(target, plan.name.prefix)
     manifest = log.refresh(exact=True)
-    last = log.ask(manifest, MetadataIndex.last_row)
+    last = log.ask(manifest, MetadataIndex.last_entry)
     if last is None:
         return _State(ProducerState(), LeaderEpochs())
     bundle = RemotePartition(target, plan.name.prefix, ChunkCache(), metadata=log, keys=keys).indexes(last)
@@ -435,8 +491,8 @@ def _writer(source: ObjectStore) -> str:
     return f"import of {source.url}"
 
 
-def _cost(due: tuple[SegmentEntry, ...], keeping: Keeping, prices: PriceTable) -> RewriteCost:
-    costs = [cost_of([entry], keeping, prices) for entry in due]
+def _cost(due: tuple[SegmentEntry, ...], encoding: EncodingChoice, prices: PriceTable) -> RewriteCost:
+    costs = [cost_of([entry], encoding, prices) for entry in due]
     manifests = len(costs) + 2 if costs else 0
     return RewriteCost(
         gets=sum(each.gets for each in costs),

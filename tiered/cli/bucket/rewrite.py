@@ -9,30 +9,21 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_time
-from tiered.cli.bucket.rewrite_tables import (
-    Copied,
-    RewritePlanned,
-    Rewritten,
-    RewrittenPartition,
-    copied,
-    to_copy,
-    to_rewrite,
-)
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket, open_target
 from tiered.cli.errors import Exit
 from tiered.cli.progress import progress_option
 from tiered.cli.progress_display import byte_progress
-from tiered.cli.render import output_option, print_result
+from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals
 from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, target_bucket, task_bucket
-from tiered.config.units import counted, format_bytes, format_dollars, parse_bytes
+from tiered.config.units import counted, format_bytes, format_count, format_dollars, parse_bytes
 
 if TYPE_CHECKING:
     from remote.manifest.catalog import RemotePartitionName
@@ -42,6 +33,78 @@ if TYPE_CHECKING:
     from tiered.jobs.rewriting import RewriteOutcome, RewritePlan
 
 Planner = Callable[[Bucket, "RemotePartitionName"], "RewritePlan"]
+
+
+class PlannedCopy(PartitionRow):
+    """Segments to read and to write, in requests and dollars."""
+
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    groups: Annotated[int, number("NEW SEGMENTS", format_count)]
+    read_bytes: Annotated[int, number("BYTES READ", format_bytes)]
+    write_bytes: Annotated[int, number("BYTES WRITTEN", format_bytes)]
+    gets: Annotated[int, number("GET", format_count)]
+    puts: Annotated[int, number("PUT", format_count)]
+    dollars: Annotated[float, number("$", format_dollars)]
+
+
+class RewritePlanned(PricedWork):
+    """``tiered rewrite merge|recode|copy --dry-run``."""
+
+    partitions: list[PlannedCopy]
+
+
+class RewrittenPartition(PartitionRow):
+    """Segments and bytes of the committed groups, before and after.
+
+    `given_up` groups were replaced by another writer, `expired` groups are no longer in the bucket. Without
+    `is_complete` some groups are still due.
+    """
+
+    rows_before: Annotated[int, number("SEGMENTS", format_count)]
+    rows_after: Annotated[int, number("SEGMENTS NOW", format_count)]
+    stored_before: Annotated[int, number("BYTES", format_bytes)]
+    stored_after: Annotated[int, number("BYTES NOW", format_bytes)]
+    unchanged: Annotated[int, number("UNCHANGED", format_count)]
+    given_up: Annotated[int, number("NOT REWRITTEN", format_count)]
+    expired: int
+    is_complete: bool
+    groups: int
+
+
+class Rewritten(Work):
+    """``tiered rewrite merge|recode``."""
+
+    partitions: list[RewrittenPartition]
+
+
+class CopiedPartition(PartitionRow):
+    """`behind` segments were added to the source during the copy."""
+
+    segments: Annotated[int, number("COPIED", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    behind: Annotated[int, number("BEHIND", format_count)]
+    differences: Annotated[int, number("DIFFERENCES", format_count)]
+    is_complete: bool
+
+
+class Copied(Work):
+    """``tiered rewrite copy``."""
+
+    partitions: list[CopiedPartition]
+
+
+def to_copy(plan: CopyPlan) -> PlannedCopy:
+    count = len(plan.entries)
+    return PlannedCopy.of(plan.name, plan.cost, segments=count, groups=count)
+
+
+def to_rewrite(plan: RewritePlan) -> PlannedCopy:
+    segments = sum(len(group.entries) for group in plan.groups)
+    return PlannedCopy.of(plan.name, plan.cost, segments=segments, groups=len(plan.groups))
+
+
+def copied(each: CopyOutcome) -> CopiedPartition:
+    return CopiedPartition.of(each.name, each, segments=each.entries, differences=len(each.differences))
 
 
 @click.group("rewrite")
@@ -108,7 +171,7 @@ def recode(
     **shared: object,
 ) -> int:
     """Keep segments in another way: codec at rest, encryption key, storage class."""
-    from tiered.jobs.rewriting import Only, plan_recode
+    from tiered.jobs.rewriting import EntryFilter, plan_recode
 
     if codec is key_id is storage_class is None and not decrypt:
         raise click.UsageError("nothing to change: add --codec, --key-id, --decrypt or --storage-class")
@@ -117,7 +180,7 @@ def recode(
     if least is None or least < 0:
         raise InvalidRequest("invalid --min-bytes", text=repr(min_bytes), expected="a size such as 128KiB")
     times = [None if text is None else parse_time(text, now_ms()) for text in (since, until)]
-    only, prices = Only(min_bytes=least, since_ms=times[0], until_ms=times[1]), session.prices()
+    entry_filter, prices = EntryFilter(min_bytes=least, since_ms=times[0], until_ms=times[1]), session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
         if key_id is not None and key_id not in bucket.keys:
@@ -131,7 +194,7 @@ def recode(
             decrypts=decrypt,
             storage_class=storage_class,
             prices=prices,
-            only=only,
+            entry_filter=entry_filter,
             settings=bucket.settings_of,
         )
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.aliases import AliasedGroup
 from tiered.cli.arguments import Number
 from tiered.cli.completion import completion
 from tiered.cli.errors import Exit
 from tiered.cli.session import UNNAMED, Session, store_options
 from tiered.config.units import parse_bytes, parse_duration
+
+
+class AliasedGroup(click.Group):
+    """`aliases` maps aliases to documented names. Command lists and completion have only the latter."""
+
+    aliases: Mapping[str, str] = {}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_commands(ctx, formatter)
+        with formatter.section("Other names"):
+            formatter.write_dl([(other, f"Alias of {name}.") for other, name in self.aliases.items()])
 
 
 @click.group("generate", cls=AliasedGroup)

@@ -2,7 +2,7 @@
 
 Data is fetched in windows of WINDOW_BYTES. A thread fetches the next window while one is decoded. All bytes pass the
 chunk checksums of `remote.fetch.range_reader` and the batch CRCs. The begin and end of a piece are compared with the
-batches there (`tiered.spark.source.boundaries`). The store is opened here, in the worker process that uses it: a client
+batches there (`of_piece`). The store is opened here, in the worker process that uses it: a client
 created before a fork hangs or fails after it.
 """
 
@@ -16,12 +16,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from local import kernels
 from local.errors import Corrupt, NotFound
 from local.format.columns import Columns
 from local.index import offset_index
 from local.names import TopicPartition
-from local.records.batch import HEADER_BYTES
+from local.records.batch import HEADER_BYTES, BatchHeader, read_header
 from local.records.isolation import without_aborted
 from remote.external.external_layout import OURS, LayoutOptions
 from remote.external.layout_detection import external_format
@@ -34,12 +36,11 @@ from remote.store import ObjectStore
 from remote.store.open_store import open_store
 from tiered.config.key_rings import keyed_store, load_key_ring
 from tiered.read.external_partition import ExternalPartition
-from tiered.read.view_entries import decoded, row_runs
-from tiered.spark.source.boundaries import end_of_piece, of_piece, starts_astray
+from tiered.read.view_entries import decoded, leads_astray, report_wrong_index, row_runs
 from tiered.spark.source.options import ReadOptions
 from tiered.spark.source.pinning import PinKeeper
 from tiered.spark.source.rows import record_batches
-from tiered.spark.source.splits import Piece, Split, is_partial, trimmed
+from tiered.spark.source.splits import OFFSET_MAX, Piece, Split, is_partial, trimmed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +49,7 @@ WINDOW_BYTES = 8 << 20
 STEP_BYTES = 16 << 20  # of inflated batches at once: some of its columns, their copy in Arrow, and no earlier step
 _CACHE_BYTES = 4 * WINDOW_BYTES  # the current window, the next one, and room for indexes
 _log = logging.getLogger(__name__)
+BEYOND_BYTES = 256 << 10  # read at once behind the position where a piece ends by the index
 
 
 def read_split(split: Split, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -253,3 +255,54 @@ def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[Segmen
     if manifest is None or manifest.deleted_ms is not None or start >= end:
         return []
     return log.ask(manifest, lambda index: list(index.entries(start, end)))
+
+
+# The boundaries of a piece, compared with the batches there: an offset index is only a hint.
+#
+# An index bundle has a checksum, but its index may already have been wrong when it was copied. The offsets of a piece
+# therefore decide which batches belong to it. The bytes at both positions of the piece are compared with these offsets:
+#
+# | the bytes there | the task |
+# |---|---|
+# | at the first position: a batch that begins at or below the piece's first offset | reads from there |
+# | anything else | reads from the segment's start, and skips the batches of other pieces |
+# | at the last position: a batch that belongs to another piece or follows the split | stops |
+# | anything else | reads on until such a batch, or the segment's end |
+#
+# Kafka's entries may name a batch some way behind their position. The last row of the table reads up to that batch.
+
+
+def of_piece(columns: Columns, piece: Piece) -> Columns:
+    """The records of the piece's own batches."""
+    if piece.from_last <= 0 and piece.upto_last == OFFSET_MAX:
+        return columns
+    last_offsets = columns.table.last_offsets
+    own = np.logical_and(last_offsets >= piece.from_last, last_offsets < piece.upto_last)
+    return columns if own.all() else columns.select(own[columns.batch_ordinals])
+
+
+def starts_astray(piece: Piece, split: Split, data: memoryview) -> bool:
+    """Whether batches of the piece may precede its first position, where `data` begins; reports it if so."""
+    return leads_astray(piece.segment, data, max(piece.from_last, split.start_offset), piece.position)
+
+
+def end_of_piece(piece: Piece, split: Split, data: memoryview, position: int, end_position: int) -> int:
+    """The position up to which to read a piece further; `position` if it is complete.
+
+    The piece was read up to the batch at `position`, where `data` begins. `position` is below `end_position` if
+    `end_position` is inside a batch.
+    """
+    header = _header(data)
+    if header is not None and (header.last_offset >= piece.upto_last or header.base_offset >= split.next_offset):
+        return position
+    if position < end_position or piece.upto_last == OFFSET_MAX:
+        report_wrong_index(piece.segment, min(piece.upto_last, split.next_offset), end_position)
+    size_bytes = BEYOND_BYTES if header is None else max(BEYOND_BYTES, header.size_bytes)
+    return min(position + size_bytes, piece.segment.size_bytes)
+
+
+def _header(data: memoryview) -> BatchHeader | None:
+    """The header of a batch; None for damage too, which the reading of the batch reports in detail."""
+    with suppress(Corrupt):
+        return read_header(data)
+    return None

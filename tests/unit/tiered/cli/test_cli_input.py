@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered.cli.data.lines import CHUNK_BYTES, line_runs
+from tiered.cli.data.append import CHUNK_BYTES, line_runs
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 from tiered.cli.signals import stop_signals
