@@ -169,7 +169,7 @@ def test_apply_advice_refuses_and_names_a_change_of_the_state_it_was_based_on(ad
                     name,
                     now_ms=LATER,
                     storage_class="GLACIER_IR",
-                    only=lambda row: row.ulid == gone,
+                    entry_filter=lambda row: row.ulid == gone,
                 )
                 run_rewrite(advised.world.store, plan, now_ms=lambda: LATER)
                 named = "t/0 segment"
@@ -215,7 +215,7 @@ def test_advice_file_that_could_lose_records_is_refused(advised):
     by_hand = encode_advice(advised.saved).replace(b'"STANDARD_IA"', b'"DEEP_ARCHIVE"')
     with pytest.raises(InvalidRequest, match="the file was edited"):
         decode_advice(by_hand)
-    with pytest.raises(InvalidRequest, match="make one with 'tiered plan --out FILE'"):
+    with pytest.raises(InvalidRequest, match="make it with 'tiered cost advise"):
         decode_advice(b"{}")
 
 

@@ -56,7 +56,7 @@ def test_given_rate_applies_to_the_whole_topic_without_a_warning():
     found = given_arrival(20 * GIB, 4)
     assert found.bytes_per_ms * DAY_MS * 4 == pytest.approx(20 * GIB)
     assert found.warning("orders") is None
-    assert "as given, 20.0 GiB a day" in found.said
+    assert "as stated, 20.0 GiB a day" in found.said
 
 
 def test_rounding_to_whole_milliseconds_keeps_the_rate():
@@ -77,7 +77,7 @@ def test_rate_option_is_parsed_as_bytes_per_time():
     for text, expected in read.items():
         assert read_rates([text]) == expected
     for wrong in ("", "20GiB", "20GiB/", "/d", "x/d", "-1/d", "0/d", "1/y", "=1/d", "a=", "nan/d", "inf/s", "a=b=/d"):
-        with pytest.raises(InvalidRequest, match="reading --rate"):
+        with pytest.raises(InvalidRequest, match="invalid --rate"):
             read_rates([wrong])
     with pytest.raises(InvalidRequest, match="twice"):
         read_rates(["a=1/d", "a=2/d"])
@@ -87,5 +87,5 @@ def test_rate_without_a_topic_applies_to_the_only_topic():
     assert rates_of({None: 5.0}, ["a"]) == {"a": 5.0}
     assert rates_of({"b": 5.0}, ["a", "b"]) == {"b": 5.0}
     for rates, topics in (({None: 5.0}, ["a", "b"]), ({None: 5.0, "a": 6.0}, ["a"]), ({"c": 1.0}, ["a", "b"])):
-        with pytest.raises(InvalidRequest, match="giving a rate"):
+        with pytest.raises(InvalidRequest, match="invalid --rate"):
             rates_of(rates, topics)

@@ -257,7 +257,7 @@ def test_topic_without_local_segments_is_sampled_in_the_bucket(lived, monkeypatc
 
 def test_simulation_without_data_or_of_an_unknown_topic_is_refused(tmp_path):
     with opened((str(tmp_path), MemoryStore("memory://b"), None)) as manager:
-        with pytest.raises(InvalidRequest, match="stored anything"):
+        with pytest.raises(InvalidRequest, match="stored records yet"):
             simulate_costs(manager, START)
         with pytest.raises(NotFound):
             simulate_costs(manager, START, topics=["no"])
@@ -269,7 +269,7 @@ MADE_UP = [Measured(topic="t<1>", stream=STREAM, basis=("made up",))]
 @pytest.mark.parametrize(
     ("axes", "told"),
     [
-        ({"retention": [1]}, "no such setting"),
+        ({"retention": [1]}, "the setting is unknown"),
         ({"storage_class": ["COLD"]}, "the storage class is unknown"),
         ({"compression": ["lz4"]}, "the compression is unknown"),
         ({"segment_bytes": [0]}, "above 0"),
@@ -286,7 +286,7 @@ def test_simulation_converts_to_a_data_frame():
     pytest.importorskip("pandas")
     simulation = simulate_streams(MADE_UP, {"retention_ms": [7 * DAY, 28 * DAY]})
     frame = simulation.to_frame()
-    assert list(frame["changes"]) == ["as it is", "retention.ms=7d", "retention.ms=28d"]
+    assert list(frame["changes"]) == ["current", "retention.ms=7d", "retention.ms=28d"]
     assert frame["saved_dollars"].iloc[0] == 0
 
 
@@ -393,7 +393,7 @@ def test_simulate_and_advise_give_no_figures_for_less_than_a_day_of_records(
     assert invoke(["cost", "simulate", "orders", "--retention", "7d"]) == 2
     out, err = capfd.readouterr()
     assert out == ""
-    assert "next: give the rate, as --rate orders=20GiB/d" in err
+    assert "next: state the rate, as --rate orders=20GiB/d" in err
     assert invoke(["cost", "advise", "-o", "json"]) == 0
     assert json.loads(capfd.readouterr().out)["advice"] == []
     assert invoke(["cost", "simulate", "orders", "--retention", "7d", "--rate", "1GiB/d", "-o", "json"]) == 0

@@ -133,7 +133,7 @@ def test_verify_remote_reports_the_number_of_read_segments_and_the_seed(
     assert invoke(["verify", "orders", "--remote", "--sample", "30%", "--seed", "5"]) == 0
     said = capfd.readouterr().err
     assert f"bytes of {math.ceil(0.3 * count)} of {count} segments decoded" in said
-    assert "drawn by --seed 5" in said
+    assert "sample of --seed 5" in said
     assert invoke(["verify", "orders", "--remote", "--sample", "0.3", "-o", "json"]) == 0
     told = json.loads(capfd.readouterr().out)
     assert (told["segments"], told["read_segments"], told["sample_share"]) == (count, math.ceil(0.3 * count), 0.3)

@@ -70,7 +70,7 @@ def ills(config: Config, **around: object) -> list[Finding]:
     return [each for each in found if each.state in (State.WARNING, State.ERROR)]
 
 
-def only(found: list[Finding], check: str, state: State) -> Finding:
+def entry_filter(found: list[Finding], check: str, state: State) -> Finding:
     (one,) = found
     assert (one.check, one.state) == (check, state), one
     assert one.next_step, "a finding must have a next step"
@@ -137,11 +137,11 @@ def test_lock_check_names_the_process_that_has_the_lock(config: Config) -> None:
 
 def test_missing_clean_shutdown_file_is_a_warning(config: Config) -> None:
     os.remove(f"{config.data_dir}/{CLEAN_SHUTDOWN}")
-    assert "the next start recovers the logs" in only(ills(config), "lock", State.WARNING).what
+    assert "the next start recovers the logs" in entry_filter(ills(config), "lock", State.WARNING).what
 
 
 def test_open_files_limit_below_the_need_of_the_partitions_is_an_error(config: Config) -> None:
-    found = only(ills(config, files_max=200), "open-files", State.ERROR)
+    found = entry_filter(ills(config, files_max=200), "open-files", State.ERROR)
     assert "LimitNOFILE=262" in found.next_step
 
 
@@ -161,7 +161,7 @@ def test_low_disk_space_is_a_warning_or_an_error(config: Config, free: int, tota
 def test_slow_fsync_is_a_warning(config: Config, monkeypatch) -> None:
     ticks = iter(range(1000))
     monkeypatch.setattr(doctor_node.time, "perf_counter", lambda: next(ticks) * 0.2)
-    assert "200.0 ms" in only(ills(config), "fsync", State.WARNING).what
+    assert "200.0 ms" in entry_filter(ills(config), "fsync", State.WARNING).what
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_invalid_or_ineffective_setting_is_a_finding(
 
 def test_topic_pattern_without_a_match_is_a_warning(config: Config) -> None:
     found = ills(replace(config, topics={"tt*": {"retention.ms": "1d"}}))
-    assert '[topics."tt*"]' in only(found, "settings", State.WARNING).what
+    assert '[topics."tt*"]' in entry_filter(found, "settings", State.WARNING).what
 
 
 def test_tiered_topic_without_a_store_is_an_error(config: Config) -> None:
@@ -222,7 +222,7 @@ def test_manager_without_clean_end_and_its_last_problem_are_findings(config: Con
 def test_clock_that_was_set_back_is_an_error(config: Config) -> None:
     journal = WorkJournal(lambda: (DiskStorage(), config.data_dir), pid=1, started_ms=now_ms(), interval_ms=30_000)
     journal.note_round({}, now_ms() + 2 * DAY, is_ended=True)
-    assert "set back" in only(ills(config), "work", State.ERROR).what
+    assert "set back" in entry_filter(ills(config), "work", State.ERROR).what
 
 
 # -- the store
@@ -314,14 +314,14 @@ def test_old_unfinished_uploads_are_a_warning(config: Config, monkeypatch) -> No
 
 def test_partition_that_cannot_be_opened_is_an_error(config: Config) -> None:
     (Path(config.data_dir) / "t-1" / "leader-epoch-checkpoint").write_text("rubbish")
-    assert only(ills(config), "partitions", State.ERROR).what.startswith("t/1: ")
+    assert entry_filter(ills(config), "partitions", State.ERROR).what.startswith("t/1: ")
 
 
 @pytest.mark.parametrize(("days", "words"), [(30, "for another"), (-30, "expired")])
 def test_pin_with_a_distant_or_a_past_expiry_is_a_warning(config: Config, days: int, words: str) -> None:
     bucket = RemoteLog(open_store(config.remote_url, {}))
     bucket.pin(TopicPartition("t", 0), now_ms=now_ms(), expires_ms=now_ms() + days * DAY, holder="a job")
-    found = only(ills(config), "pins", State.WARNING)
+    found = entry_filter(ills(config), "pins", State.WARNING)
     assert words in found.what
     assert "a job" in found.what
 
@@ -345,7 +345,7 @@ def test_local_log_end_offset_below_the_bucket_is_a_warning(config: Config) -> N
         manager.roll("t", now_ms=now_ms())
         while manager.tick(now_ms()):
             pass
-    assert "the bucket at 60" in only(ills(config), "index", State.WARNING).what
+    assert "the bucket at 60" in entry_filter(ills(config), "index", State.WARNING).what
 
 
 # -- the command

@@ -144,7 +144,13 @@ MANIFEST = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.st
         ('"log.retention.hours" = 5', 5, "log.retention.hours", "Kafka brokers", "write retention.ms"),
         ("[default]", 5, "default", "unknown section: default; did you mean defaults?", "write defaults"),
         ('[local]\ndirr = "x"', 6, "dirr", "unknown key of [local]: dirr; did you mean dir?", "write dir"),
-        ('[topics."o*"]\n\n"log.cleaner.threads" = 2', 7, "log.cleaner.threads", "manager's", "move it to [defaults]"),
+        (
+            '[topics."o*"]\n\n"log.cleaner.threads" = 2',
+            7,
+            "log.cleaner.threads",
+            "belongs to the manager",
+            "move it to [defaults]",
+        ),
         ('[topics]\norders = "x"', 6, "orders", "topics.orders is not a table", 'write it as [topics."orders"]'),
         ('"retention.ms = 5', 5, "", "invalid TOML", "names with dots need quotes"),
         (
@@ -163,7 +169,7 @@ MANIFEST = '[remote]\nurl = "file:///tmp/no-such-bucket"\n[defaults]\n"remote.st
         ),
         ('[remote.options]\nsecret = "x"', 1, "", "looks like a secret", "correct tiered.toml"),
         ('"cost.prices" = "nowhere.json"', 5, "cost.prices", "does not exist", "correct tiered.toml"),
-        ('"remote.fetch.cache.dir" = "data/c"', 5, "remote.fetch.cache.dir", "inside a log directory", "mend"),
+        ('"remote.fetch.cache.dir" = "data/c"', 5, "remote.fetch.cache.dir", "inside a log directory", "correct"),
         ('"remote.log.delete.grace.ms" = 0', 5, "remote.log.delete.grace.ms", "lose their objects", "-X remote.log"),
     ],
 )
@@ -377,7 +383,7 @@ def test_init_with_a_missing_store_directory_does_not_name_the_unwritten_config(
 ) -> None:
     assert invoke(["-C", str(tmp_path), "init", "--remote", f"file://{tmp_path}/missing"]) == 1
     said = capfd.readouterr().err
-    assert "mend the url of --remote" in said
+    assert "correct the url of --remote" in said
     assert "tiered.toml" not in said
 
 

@@ -306,7 +306,7 @@ def test_rewrite_without_room_for_pending_deletes_warns_and_exits_3(node, monkey
     told = capfd.readouterr()
     (entry,) = json.loads(told.out)["partitions"]
     assert (entry["is_complete"], entry["groups"]) == (False, 0)
-    assert "after the grace time" in told.err
+    assert "after the grace period" in told.err
 
 
 def test_pipeline_of_replaced_segments_stays_due_and_exits_3(node, monkeypatch, capfd) -> None:

@@ -251,7 +251,7 @@ def test_group_with_a_lost_object_raises_corrupt() -> None:
     world = small_segments("raw", 6)
     plan = _merge_plan(world)
     world.store.delete([named("t").prefix + plan.groups[0].entries[0].data_key])
-    with pytest.raises(Corrupt, match="its object is missing"):
+    with pytest.raises(Corrupt, match="names it"):
         _run(world, plan)
 
 
@@ -360,18 +360,18 @@ def test_rewrite_plan_can_be_pickled_and_predicts_its_requests_and_bytes() -> No
 def test_rewrite_of_a_class_that_bills_reads_costs_more() -> None:
     (one,) = _entries(1 << 30)
     entries = [replace(one, stored_bytes=1 << 30, storage_class=name) for name in (None, "GLACIER_IR")]
-    from tiered.jobs.rewriting import Keeping
+    from tiered.jobs.rewriting import EncodingChoice
 
-    standard, archive = (cost_of([each], Keeping()).dollars for each in entries)
+    standard, archive = (cost_of([each], EncodingChoice()).dollars for each in entries)
     assert archive > standard + 0.02
 
 
 def test_rewrite_cost_includes_the_early_deletion_fee() -> None:
-    from tiered.jobs.rewriting import DAY_MS, Keeping
+    from tiered.jobs.rewriting import DAY_MS, EncodingChoice
 
     (one,) = _entries(1 << 30)
     row_ = replace(one, stored_bytes=1 << 30, storage_class="GLACIER_IR", committed_ms=NOW)
-    young, old = (cost_of([row_], Keeping(), replaced_ms=NOW + days * DAY_MS).dollars for days in (10, 90))
+    young, old = (cost_of([row_], EncodingChoice(), replaced_ms=NOW + days * DAY_MS).dollars for days in (10, 90))
     assert young > old + 0.005
 
 

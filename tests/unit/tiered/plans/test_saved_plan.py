@@ -383,9 +383,9 @@ def test_interrupted_apply_exits_with_the_signal_and_says_not_done(tmp_path, mon
     monkeypatch.setattr(saved_plan, "apply_saved", broken_off)
     capfd.readouterr()
     assert invoke(["apply", "p.json", "--yes"]) == code
-    assert "next" in capfd.readouterr().err
+    assert "not applied" in capfd.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert invoke(["plan", "--out", "p.json"]) == 0
     assert invoke(["apply", "p.json", "--yes"]) == 0
-    assert "next" not in capfd.readouterr().err
+    assert "not applied" not in capfd.readouterr().err

@@ -38,7 +38,7 @@ def fill(world: World, count: int = 70, settings: dict[str, str] = KEPT) -> None
         settle(manager)
 
 
-def only(manager: LogManager, world: World) -> TierSync:
+def entry_filter(manager: LogManager, world: World) -> TierSync:
     (found,) = tier_sync(manager, ["t"], storage=world.disk)
     return found
 
@@ -46,7 +46,7 @@ def only(manager: LogManager, world: World) -> TierSync:
 def test_tiers_with_the_same_records_are_in_sync(world: World) -> None:
     fill(world)
     with world.open(read_only=True) as looker:
-        found = only(looker, world)
+        found = entry_filter(looker, world)
     assert (found.state, found.lag_offsets) == (SyncState.IN_SYNC, 0)
     assert (found.local_start_offset, found.local_next_offset) == (0, 70)
     assert (found.remote_start_offset, found.remote_next_offset) == (0, 70)
@@ -55,7 +55,7 @@ def test_tiers_with_the_same_records_are_in_sync(world: World) -> None:
     assert found.epoch == found.local_epoch
     with world.open() as manager:
         send(manager, 5, start=70)
-        found = only(manager, world)
+        found = entry_filter(manager, world)
         assert (found.state, found.lag_offsets, found.local_next_offset) == (SyncState.BEHIND, 5, 75)
 
 
@@ -67,7 +67,7 @@ def test_sync_shows_the_manifest_read_and_the_newest_manifest(world: World) -> N
         send(manager, 30, start=70)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        found = only(looker, world)
+        found = entry_filter(looker, world)
         assert found.head_sequence is not None
         assert found.seen_sequence == before.sequence < found.head_sequence
         assert found.remote_next_offset == found.local_next_offset == 100
@@ -82,7 +82,7 @@ def test_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
         manager.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(disk=old, read_only=True) as looker:
-        found = only(looker, world)
+        found = entry_filter(looker, world)
     assert (found.state, found.local_next_offset, found.remote_next_offset) == (SyncState.AHEAD, 30, 70)
 
 
@@ -99,7 +99,7 @@ def test_old_copy_of_the_bucket_is_lost_if_the_disk_dropped_newer_records(world:
         start = manager.partition(NAME).log.local_log_start_offset
         assert start > 30
     with world.open(store=old, read_only=True) as looker:
-        found = only(looker, world)
+        found = entry_filter(looker, world)
     assert (found.state, found.remote_next_offset, found.local_start_offset) == (SyncState.LOST, 30, start)
 
 
@@ -111,7 +111,7 @@ def test_sync_names_the_node_that_took_over(world: World) -> None:
         name = manager.partition(NAME).manifest()
         assert name is not None
         with world.open(read_only=True) as looker:
-            found = only(looker, world)
+            found = entry_filter(looker, world)
             assert found.state is SyncState.OTHER_WRITER
             assert not found.is_own_writer
             assert found.writer_id == name.writer_id
@@ -123,12 +123,12 @@ def test_sync_names_the_node_that_took_over(world: World) -> None:
 def test_sync_of_an_empty_bucket_a_dead_store_and_an_untiered_topic(world: World) -> None:
     fill(world)
     with world.open(read_only=True, store=MemoryStore("memory://new")) as looker:
-        found = only(looker, world)
+        found = entry_filter(looker, world)
         assert (found.state, found.head_sequence, found.lag_offsets) == (SyncState.NO_MANIFEST, None, None)
     store = SwitchableStore(world.store, is_down=False)
     with world.open(read_only=True, store=store) as looker:  # type: ignore[arg-type]
         store.is_down = True
-        found = only(looker, world)
+        found = entry_filter(looker, world)
         assert found.state is SyncState.UNKNOWN
         assert "the store is down" in str(found.problem)
         assert found.head_sequence == found.seen_sequence, "the last known manifest must stay in the status"
@@ -143,13 +143,13 @@ def test_settings_not_yet_in_the_manifest_are_reported(world: World) -> None:
     fill(world)
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        assert only(manager, world).has_new_settings is False
+        assert entry_filter(manager, world).has_new_settings is False
         store.is_down = True
         manager.alter_topic("t", {"retention.ms": "9d"}, now_ms=NOW)
         store.is_down = False
-        assert only(manager, world).has_new_settings is True
+        assert entry_filter(manager, world).has_new_settings is True
         settle(manager)
-        assert only(manager, world).has_new_settings is False
+        assert entry_filter(manager, world).has_new_settings is False
 
 
 @pytest.mark.parametrize(("width", "is_table"), [(80, False), (120, True), (200, True)])

@@ -337,7 +337,7 @@ def test_history_command_prints_notes_as_table_json_and_csv(home: Path, capfd: p
     assert invoke(["status", "--history", "1h"]) == 0
     told = capfd.readouterr()
     assert "2027-01-15 08:00:00" in told.out
-    assert "2 notes, one for each 5m in which somebody was at work" in told.err
+    assert "2 points, one for each 5m in which a manager ran" in told.err
     assert invoke(["status", "none", "--history", "1h"]) == 1
     assert "cannot read the history of a topic: topic=none" in capfd.readouterr().err
     for wrong in (

@@ -195,11 +195,11 @@ def test_web_tiles_without_the_store_show_unknown_instead_of_zero(world: World) 
         found = site(world, manager)
         body = page(found, "/")
         for tile in ("Remote", "Upload lag", "$ a month"):
-            assert "and 1 topic not known yet</dd>" in body.partition(f"<dt>{tile}</dt>")[2].partition("</div>")[0]
+            assert "and 1 topic unknown</dd>" in body.partition(f"<dt>{tile}</dt>")[2].partition("</div>")[0]
         facts = data(found, "/plan?format=json")
         assert (facts["now_dollars_per_month"], facts["then_disk_bytes"]) == (None, None)
         assert facts["missing"][0]["partitions"] == ["t/0"]
-        assert "<dd>not known yet</dd>" in page(found, "/plan")
+        assert "<dd>unknown</dd>" in page(found, "/plan")
         assert "cannot be read" in page(found, "/cost", HTTPStatus.OK)
 
 
