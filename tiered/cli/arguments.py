@@ -67,7 +67,7 @@ def parse_share(option: str, text: str) -> float:
     except ValueError:
         share = math.nan
     if not math.isfinite(share):
-        raise InvalidRequest(f"reading {option}", text=repr(text), expected="a share such as 5%")
+        raise InvalidRequest(f"invalid {option}", text=repr(text), expected="a share such as 5%")
     return share
 
 

@@ -95,7 +95,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
 
 # The next step for disk errors, by errno name.
 _HINTS = {
-    "erofs": "the file system is mounted read-only; status, plan, consume and dump work there, nothing else does",
+    "erofs": "the file system is mounted read-only; status, plan, consume and dump work there, other commands do not",
     "eacces": "no permission; run as the owner of the files, or name another directory with -C",
     "eperm": "no permission; run as the owner of the files, or name another directory with -C",
     "enospc": "the disk is full",

@@ -32,7 +32,7 @@ COMMANDS = {
     "doctor": ("tiered.cli.node.doctor", "Check this node, its disks and its bucket, and print the next steps."),
     "topic": ("tiered.cli.topics.topic", "Create, alter, list and describe topics."),
     "append": ("tiered.cli.data.append", "Append records from a file or from stdin."),
-    "consume": ("tiered.cli.data.consume", "Read records from both tiers, or from a bucket alone."),
+    "consume": ("tiered.cli.data.consume", "Read records from both tiers, or from a bucket only."),
     "dump": ("tiered.cli.data.dump", "Print batches, records or index entries as they are stored."),
     "verify": ("tiered.cli.node.verify", "Verify segments, partitions and log directories on the disk."),
     "scrub": ("tiered.cli.bucket.scrub", "Check all objects of a bucket, and with --deep every byte."),

@@ -35,9 +35,9 @@ from tiered.config.price_file import configured_prices
 from tiered.config.properties import canonical, parse
 from tiered.cost.advice_file import AlterStep, MovedSegment, RecodeStep, SavedAdvice, Step, saved_advice
 from tiered.cost.topic_cost import all_rows
-from tiered.jobs.rewriting import GROUPS_A_MANIFEST, Only, cost_of, plan_recode, run_rewrite
+from tiered.jobs.rewriting import GROUPS_A_MANIFEST, EntryFilter, cost_of, plan_recode, run_rewrite
 from tiered.plans.plan_basis import basis_changes, plan_basis
-from tiered.stores.object_encoding import Keeping
+from tiered.stores.object_encoding import EncodingChoice
 
 if TYPE_CHECKING:
     from policies.cost.cost_advice import CostAdvice, Move
@@ -112,13 +112,13 @@ def _alter_step(manager: LogManager, advice: CostAdvice, key: str, value: str, n
 
 
 def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: PriceTable, now_ms: int) -> RecodeStep:
-    only = Only(min_bytes=move.min_bytes, since_ms=move.since_ms, until_ms=move.until_ms)
+    entry_filter = EntryFilter(min_bytes=move.min_bytes, since_ms=move.since_ms, until_ms=move.until_ms)
     moved: list[MovedSegment] = []
     puts, gets, dollars = 0, 0, 0.0
     for held in manager.partitions([advice.topic]):
-        rows = [each for each in _rows(held) if only(each) and (each.storage_class or STANDARD) != move.to]
+        rows = [each for each in _rows(held) if entry_filter(each) and (each.storage_class or STANDARD) != move.to]
         moved += [_moved(held, each) for each in rows]
-        costs = [cost_of([each], _kept_in(each, move.to), prices, replaced_ms=now_ms) for each in rows]
+        costs = [cost_of([each], _encoding_with_class(each, move.to), prices, replaced_ms=now_ms) for each in rows]
         manifests = -(-len(rows) // GROUPS_A_MANIFEST)
         puts += sum(each.puts for each in costs) + manifests
         gets += sum(each.gets for each in costs)
@@ -146,8 +146,8 @@ def _moved(held: Partition, row: SegmentEntry) -> MovedSegment:
     )
 
 
-def _kept_in(row: SegmentEntry, storage_class: str) -> Keeping:
-    return Keeping(codec=row.codec, key_id=row.key_id, storage_class=storage_class)
+def _encoding_with_class(row: SegmentEntry, storage_class: str) -> EncodingChoice:
+    return EncodingChoice(codec=row.codec, key_id=row.key_id, storage_class=storage_class)
 
 
 def _rows(held: Partition) -> Iterator[SegmentEntry]:
@@ -283,7 +283,7 @@ def _move(
             name,
             now_ms=now_ms(),
             storage_class=step.storage_class,
-            only=is_meant,
+            entry_filter=is_meant,
             settings=manager.config.topic_properties,
         )
         done = run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop)

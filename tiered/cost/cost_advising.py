@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.names import TopicPartition
-from policies.cost.cost_advice import CostAdvice, KeptSegment, advise_costs
+from policies.cost.cost_advice import CostAdvice, StoredSegment, advise_costs
 from policies.cost.prices import STANDARD, PriceTable
 from remote.segment_entry import SegmentEntry
 from tiered.config.price_file import configured_prices
@@ -76,13 +76,13 @@ def cost_advice(
     prices = configured_prices(manager.config)
     found = measured_streams(manager, now_ms, topics, rates=rates)
     streams = [each.stream for each in found if each.stream is not None]
-    segments = {stream.topic: kept_segments(manager, stream.topic, now_ms) for stream in streams}
+    segments = {stream.topic: stored_segments_of(manager, stream.topic, now_ms) for stream in streams}
     advice = advise_costs(streams, segments, prices, least_dollars=least_dollars)
     unread = unread_partitions(manager, topics)
     return AdvisedCosts(advice=tuple(advice), measured=tuple(found), prices=prices, unread=unread)
 
 
-def kept_segments(manager: LogManager, topic: str, now_ms: int) -> list[KeptSegment]:
+def stored_segments_of(manager: LogManager, topic: str, now_ms: int) -> list[StoredSegment]:
     """Return every segment of a topic in the bucket, as advice on moves needs it.
 
     Views are left out, because they are rebuilt.
@@ -95,14 +95,14 @@ def kept_segments(manager: LogManager, topic: str, now_ms: int) -> list[KeptSegm
     ]
 
 
-def _kept(held: Partition, row: SegmentEntry, now_ms: int) -> KeptSegment:
+def _kept(held: Partition, row: SegmentEntry, now_ms: int) -> StoredSegment:
     limit = held.rules.log_limits.ms
     newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
-    return KeptSegment(
+    return StoredSegment(
         stored_bytes=row.stored_bytes,
         storage_class=row.storage_class or STANDARD,
         lived_ms=max(0, now_ms - row.committed_ms),
-        left_ms=None if limit is None else max(0, newest + limit - now_ms),
+        remaining_ms=None if limit is None else max(0, newest + limit - now_ms),
         is_settled=row.next_offset <= held.log.local_log_start_offset,
         newest_ms=newest,
     )

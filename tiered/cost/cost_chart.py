@@ -96,7 +96,7 @@ def cost_page(simulation: CostSimulation) -> str:
 def _levers(simulation: CostSimulation) -> str:
     saving = [(each, dollars) for each, dollars in simulation.sensitivities if dollars > 0][:2]
     if not saving:
-        return "<p>None of the changes asked about saves anything.</p>"
+        return "<p>None of these changes saves money.</p>"
     items = "".join(
         f"<li><strong>{escape(shown(each))}</strong> saves {format_dollars(dollars)} a month</li>"
         for each, dollars in saving

@@ -5,7 +5,7 @@
 The bucket is sufficient: its manifests have the settings, entries, leader epochs and producers. The result is a Kafka
 log directory that a broker and `LogManager` open.
 
-| `Kept` | files on the disk | afterwards |
+| `LocalSegments` | files on the disk | afterwards |
 |---|---|---|
 | ALL | every segment | an independent topic without a remote tier; or, with `takes_over`, the tiered topic |
 | RECENT | the segments that `local.retention.*` would not drop | with `takes_over` only: older ones stay in the tier |
@@ -43,7 +43,7 @@ from tiered.read.topic_id_resolution import without_deleted
 ENABLE = "remote.storage.enable"
 
 
-class Kept(Enum):
+class LocalSegments(Enum):
     """Which segments get files on the disk."""
 
     ALL = "all"
@@ -58,7 +58,7 @@ class RestoreWish:
     `takes_over`: the restored directory becomes the topic's writer and fences the previous one.
     """
 
-    kept: Kept = Kept.ALL
+    kept: LocalSegments = LocalSegments.ALL
     to_offset: int | None = None
     to_time_ms: int | None = None
     takes_over: bool = False
@@ -71,17 +71,17 @@ class RestoreWish:
             raise InvalidRequest("cannot restore, an end offset and an end time exclude each other")
         if is_cut and self.takes_over:
             raise InvalidRequest("cannot restore a part and take over, the bucket holds more records: fork the topic")
-        if self.kept is not Kept.ALL and not self.takes_over:
+        if self.kept is not LocalSegments.ALL and not self.takes_over:
             hint = "without local files a writer must serve the tier: take over, or restore all"
-            raise InvalidRequest(f"restoring, {hint}", kept=self.kept.value)
+            raise InvalidRequest(f"cannot restore, {hint}", kept=self.kept.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRestore:
     """The plan of one partition. `entries` become files, ascending; the log ends at `next_offset`.
 
-    `next_offset` may be inside the last entry. The older `left_rows` stay in the tier alone. `last_row` is the newest
-    entry of both. A cut below `exact_from` may lack keys; None: no key is missing.
+    `next_offset` may be inside the last entry. The older `remote_only_entries` stay in the tier alone. `last_entry` is
+    the newest entry of both. A cut below `exact_from` may lack keys; None: no key is missing.
     """
 
     name: RemotePartitionName
@@ -89,7 +89,7 @@ class PartitionRestore:
     entries: tuple[SegmentEntry, ...]
     next_offset: int
     cleaned_reach: int
-    left_rows: tuple[SegmentEntry, ...] = ()
+    remote_only_entries: tuple[SegmentEntry, ...] = ()
     exact_from: int | None = None
 
     @property
@@ -97,12 +97,12 @@ class PartitionRestore:
         return sum(entry.size_bytes for entry in self.entries)
 
     @property
-    def last_row(self) -> SegmentEntry | None:
-        return next(iter((*self.entries[-1:], *self.left_rows[-1:])), None)
+    def last_entry(self) -> SegmentEntry | None:
+        return next(iter((*self.entries[-1:], *self.remote_only_entries[-1:])), None)
 
     @property
     def remote_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self.left_rows)
+        return sum(entry.size_bytes for entry in self.remote_only_entries)
 
     @property
     def read_bytes(self) -> int:
@@ -141,7 +141,7 @@ class TopicRestore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedPartition:
     """A partition that prevents the restore of its topic, and the reason."""
 
     name: RemotePartitionName
@@ -155,7 +155,7 @@ def plan_restore(
     *,
     now_ms: int,
     keys: KeyRing = NO_KEYS,
-    left_out: list[LeftOut] | None = None,
+    skipped: list[SkippedPartition] | None = None,
     missing: Sequence[RemotePartitionName] = (),
 ) -> list[TopicRestore]:
     """Plan the restore of these partitions, by topic; writes nothing.
@@ -163,27 +163,27 @@ def plan_restore(
     A deleted topic does not block a living topic of its name. Raises InvalidRequest for an impossible wish, and for a
     takeover of a part of a topic. Raises NotFound for a deleted topic or one without a manifest.
 
-    With `left_out`, a topic with a corrupt or `missing` partition is left out and noted there, if another topic can be
+    With `skipped`, a topic with a corrupt or `missing` partition is left out and noted there, if another topic can be
     restored. A topic without one of its partitions would look like a whole one.
     """
     wish.check()
     topics: dict[tuple[str, str], list[PartitionRestore]] = {}
-    broken: list[LeftOut] = []
+    broken: list[SkippedPartition] = []
     living = without_deleted(store, names)
     for name in living:
         try:
             planned = plan_partition(MetadataLog(store, name.prefix), store, name, wish, now_ms=now_ms, keys=keys)
         except Corrupt as error:
-            broken.append(LeftOut(name=name, error=error))
+            broken.append(SkippedPartition(name=name, error=error))
             continue
         topics.setdefault((name.topic, name.topic_id), []).append(planned)
     broken += _missing(store, missing, living)
     for each in broken:
         topics.pop((each.name.topic, each.name.topic_id), None)
-    if broken and (left_out is None or not topics):
+    if broken and (skipped is None or not topics):
         raise broken[0].error
-    if left_out is not None:
-        left_out += broken
+    if skipped is not None:
+        skipped += broken
     if wish.takes_over:
         for (topic, topic_id), found in topics.items():
             _check_whole(store, topic, topic_id, {each.name for each in found})
@@ -204,11 +204,13 @@ def plan_restore(
 
 def _missing(
     store: ObjectStore, missing: Sequence[RemotePartitionName], living: Sequence[RemotePartitionName]
-) -> list[LeftOut]:
+) -> list[SkippedPartition]:
     ids = {name.topic_id for name in living}
     attempt = "cannot restore the topic, the bucket has no manifest of this partition: its records may be lost"
     return [
-        LeftOut(name=name, error=NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url))
+        SkippedPartition(
+            name=name, error=NotFound(attempt, topic=name.topic, partition=name.partition, store=store.url)
+        )
         for name in missing
         if name.topic_id in ids
     ]
@@ -223,7 +225,7 @@ def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collectio
     missing = [name.partition for name in partitions_of(store, topic, topic_id) if name not in taken]
     if missing:
         wrong = "cannot take over a part of a topic, a writer owns all of its partitions: name the topic alone"
-        raise InvalidRequest(wrong, topic=topic, left_out=",".join(map(str, missing)))
+        raise InvalidRequest(wrong, topic=topic, skipped=",".join(map(str, missing)))
 
 
 def plan_partition(
@@ -261,7 +263,7 @@ def plan_partition(
         entries=tuple(on_disk),
         next_offset=end,
         cleaned_reach=min(reach, end),
-        left_rows=tuple(entries[: len(entries) - len(on_disk)]),
+        remote_only_entries=tuple(entries[: len(entries) - len(on_disk)]),
         exact_from=reach if reach > end else None,
     )
 
@@ -280,11 +282,11 @@ def _end(store: ObjectStore, name: RemotePartitionName, manifest: Manifest, wish
 
 def _on_disk(entries: Sequence[SegmentEntry], wish: RestoreWish, manifest: Manifest, now_ms: int) -> list[SegmentEntry]:
     match wish.kept:
-        case Kept.ALL:
+        case LocalSegments.ALL:
             return list(entries)
-        case Kept.NONE:
+        case LocalSegments.NONE:
             return []
-        case Kept.RECENT:
+        case LocalSegments.RECENT:
             return _recent(entries, resolve_rules({**DEFAULTS, **manifest.properties}).local_limits, now_ms)
 
 

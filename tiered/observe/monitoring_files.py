@@ -50,7 +50,7 @@ PANELS: tuple[Panel, ...] = (
     ),
     Panel(
         row="Overview",
-        title="In trouble",
+        title="Problems",
         exprs=(
             ("sum by (class) (tiered_partition_problems) > 0", "{{class}}"),
             ("tiered_halted > 0", "halted"),

@@ -39,7 +39,7 @@ class ViewFiles:
             self._made().put(_below(key), body)
 
     def put_if_absent(self, key: str, body: Body) -> NoReturn:
-        raise InvalidRequest("creating a part of a view, its name is never taken", key=key)
+        raise InvalidRequest("cannot create a part of a view, this store accepts no create-if-absent", key=key)
 
     def upload(self, key: str, source: UploadSource) -> None:
         with _of_the_disk():
@@ -64,10 +64,10 @@ class ViewFiles:
             return self._at().head(_below(key))
 
     def list_prefixes(self, prefix: str) -> NoReturn:
-        raise InvalidRequest("listing the parts of views, the catalog names them", prefix=prefix)
+        raise InvalidRequest("cannot list the parts of views, the catalog names them", prefix=prefix)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        raise InvalidRequest("listing the parts of views, the catalog names them", prefix=prefix)
+        raise InvalidRequest("cannot list the parts of views, the catalog names them", prefix=prefix)
 
     def delete(self, keys: Iterable[str]) -> None:
         with _of_the_disk():

@@ -343,5 +343,5 @@ def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Co
 def _ms(option: str, text: str) -> int:
     value = parse_duration(text)
     if value is None or value <= 0:
-        raise InvalidRequest(f"reading {option}", text=repr(text), expected="a duration such as 30s")
+        raise InvalidRequest(f"invalid {option}", text=repr(text), expected="a duration such as 30s")
     return value

@@ -147,7 +147,7 @@ def show_deleted(session: Session, planned: topic_dry_run.TopicLoss, output: str
         for line in _held(each):
             session.say(f"{each.partition}: {line}")
         if each.trouble is not None:
-            session.say(f"! {each.partition}: not all is known: {' '.join(each.trouble.split())}")
+            session.say(f"! {each.partition}: some figures are unknown: {' '.join(each.trouble.split())}")
     held = f"{_bytes(totals['local_bytes'])} on the disk, {_bytes(totals['remote_bytes'])} in the bucket"
     after = f"files are deleted after {format_ms(planned.file_delay_ms)}, objects after {format_ms(planned.grace_ms)}"
     session.say(

@@ -39,7 +39,7 @@ class Answering:
                 return await made
         except TimeoutError:
             why = "it was not finished in time" if made is not None else "too many other replies are in progress"
-            raise Unavailable(f"answering, {why}", waited_s=self._limit_s) from None
+            raise Unavailable(f"cannot reply, {why}", waited_s=self._limit_s) from None
 
     def _begin(
         self, make: Callable[[], Answered], made: asyncio.Future[Answered], loop: asyncio.AbstractEventLoop
