@@ -46,17 +46,17 @@ SETTINGS = ("segment.bytes", "remote.compression", "local.retention.ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptSegment:
+class StoredSegment:
     """One segment in the bucket.
 
-    `lived_ms` is the time since its upload, `left_ms` the time until retention expires it (None: never). `newest_ms` is
-    the time of its newest record, by which a command selects it.
+    `lived_ms` is the time since its upload, `remaining_ms` the time until retention expires it (None: never).
+    `newest_ms` is the time of its newest record, by which a command selects it.
     """
 
     stored_bytes: int
     storage_class: str
     lived_ms: int
-    left_ms: int | None
+    remaining_ms: int | None
     is_settled: bool
     newest_ms: int = 0
 
@@ -111,7 +111,7 @@ class CostAdvice:
 
 def advise_costs(
     streams: Sequence[Stream],
-    segments: Mapping[str, Sequence[KeptSegment]],
+    segments: Mapping[str, Sequence[StoredSegment]],
     prices: PriceTable,
     *,
     least_dollars: float = 0.01,
@@ -174,7 +174,7 @@ def _candidates(stream: Stream) -> list[tuple[Scenario, str, str, str]]:
     return found
 
 
-def _by_class(segments: Iterable[KeptSegment]) -> dict[str, int]:
+def _by_class(segments: Iterable[StoredSegment]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in segments:
         found[each.storage_class] = found.get(each.storage_class, 0) + each.stored_bytes
@@ -182,7 +182,7 @@ def _by_class(segments: Iterable[KeptSegment]) -> dict[str, int]:
 
 
 def _move(
-    stream: Stream, segments: Sequence[KeptSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
+    stream: Stream, segments: Sequence[StoredSegment], to: Prices, prices: PriceTable, stored: Mapping[str, int]
 ) -> CostAdvice | None:
     """Return the best move to class `to`, None if it does not pay.
 
@@ -215,7 +215,7 @@ def _move(
     )
 
 
-def _leaving(segments: Sequence[KeptSegment], name: str, stored_bytes: int, of: Prices) -> float:
+def _leaving(segments: Sequence[StoredSegment], name: str, stored_bytes: int, of: Prices) -> float:
     """Return the dollars a month that the bill falls by when these segments leave one class.
 
     In a class that moves objects by itself they may be cheap already: they count as unread since their upload.
@@ -227,18 +227,18 @@ def _leaving(segments: Sequence[KeptSegment], name: str, stored_bytes: int, of: 
     return monthly_storage(stored_bytes, of) - monthly_storage(stored_bytes - size, of)
 
 
-def _months_left(segments: Sequence[KeptSegment]) -> float:
+def _months_left(segments: Sequence[StoredSegment]) -> float:
     """Return the average remaining time per byte, in months.
 
     It is at most the longest time in which a change may pay back.
     """
     most = PAYBACK_MONTHS_MAX
-    left = (most if each.left_ms is None else each.left_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
+    left = (most if each.remaining_ms is None else each.remaining_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
     whole = sum(each.stored_bytes for each in segments)
     return sum(min(most, months) * each.stored_bytes for months, each in zip(left, segments, strict=True)) / whole
 
 
-def _movable(segments: Sequence[KeptSegment], to: Prices) -> list[KeptSegment]:
+def _movable(segments: Sequence[StoredSegment], to: Prices) -> list[StoredSegment]:
     """Return the segments that a command can select by time.
 
     All of them are older than every segment that is not settled.
@@ -248,8 +248,8 @@ def _movable(segments: Sequence[KeptSegment], to: Prices) -> list[KeptSegment]:
     return [each for each in fit if each.is_settled and (upto is None or each.newest_ms < upto)]
 
 
-def _is_fit(segment: KeptSegment, to: Prices) -> bool:
-    is_long_kept = segment.left_ms is None or segment.left_ms >= to.min_days * DAY_MS
+def _is_fit(segment: StoredSegment, to: Prices) -> bool:
+    is_long_kept = segment.remaining_ms is None or segment.remaining_ms >= to.min_days * DAY_MS
     return segment.storage_class != to.storage_class and is_long_kept and segment.stored_bytes >= to.min_bytes
 
 
@@ -259,7 +259,7 @@ def _options(move: Move) -> str:
     return f"{size}--since {move.since_ms} --until {move.until_ms}"
 
 
-def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
+def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:
     """Return the monthly dollars of one segment without its bytes: billed overhead and reads."""
     reads = stream.workload.reads
     range_bytes = RANGE_BYTES if reads is None else reads.range_bytes
@@ -268,7 +268,7 @@ def _use(segment: KeptSegment, of: Prices, stream: Stream) -> float:
     return beside + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
 
 
-def _once(segment: KeptSegment, before: Prices, to: Prices, small: Prices) -> float:
+def _once(segment: StoredSegment, before: Prices, to: Prices, small: Prices) -> float:
     """Return the one-time dollars to move one segment.
 
     The sum has the read, the rewrite, a HEAD, its indexes (priced by `small`), and the rest of the old class's minimum

@@ -113,7 +113,7 @@ class AivenFormat:
             codec=CODECS[chunks.codec],
             key_id=None if manifest.sealing is None else manifest.sealing.key_id,
             index_bytes=_index_bytes(manifest.indexes),
-            tells_transactions=manifest.indexes is not None,
+            has_transactions=manifest.indexes is not None,
             finding=None
             if problem is None
             else told(Severity.WARNING, name, f"{problem}: they are read from the batches"),

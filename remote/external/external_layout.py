@@ -92,7 +92,7 @@ class ExternalSegment:
     | `stamp_ms` | orders copies of the same offsets |
     | `index_bytes` | sizes of its index files, by the sections of `remote.segments.index_bundle` |
     | `index_keys` | keys of its index files, if they are Kafka's own files |
-    | `tells_transactions` | the layout stores transactions with every segment |
+    | `has_transactions` | the layout stores transactions with every segment |
     | `snapshot_offset` | offset of its producer snapshot, None: the segment's end |
     | `may_be_torn` | a broker may be writing this log |
     | `finding` | a contradiction in the files that accompany the log |
@@ -110,7 +110,7 @@ class ExternalSegment:
     codec: str = "none"
     key_id: str | None = None
     index_bytes: Mapping[str, int] = field(default_factory=dict)
-    tells_transactions: bool = False
+    has_transactions: bool = False
     snapshot_offset: int | None = None
     may_be_torn: bool = False
     index_keys: Mapping[str, str] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class ExternalFormat(Protocol):
         ...
 
 
-def uncut(size_bytes: int) -> ChunkTable:
+def plain_chunk_table(size_bytes: int) -> ChunkTable:
     """Return the chunk table of a plain object."""
     whole, rest = divmod(size_bytes, CHUNK_BYTES)
     lengths = (CHUNK_BYTES,) * whole + ((rest,) if rest else ())

@@ -42,7 +42,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ReadRangeOfCopy:
     """Copy `number` is read from its base up to `next_offset`."""
 
     number: int
@@ -63,7 +63,7 @@ def lineage_of(copies: Iterable[Copy], known: Iterable[tuple[int, int]] = ()) ->
     return lineage
 
 
-def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> list[Chosen]:
+def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> list[ReadRangeOfCopy]:
     """Return the ranges to read, ascending by base offset, without overlaps.
 
     `known` is as in `lineage_of`.
@@ -82,7 +82,7 @@ def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> lis
             before, reached = found[-1]
             found[-1] = before, min(reached, copy.base_offset)
         found.append((copy, end))
-    return [Chosen(copy.number, end) for copy, end in found]
+    return [ReadRangeOfCopy(copy.number, end) for copy, end in found]
 
 
 def gaps(entries: Iterable[SegmentEntry]) -> list[tuple[int, int]]:

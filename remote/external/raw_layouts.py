@@ -24,7 +24,7 @@ from local.names import (
     parse_partition_directory,
     parse_segment_file,
 )
-from remote.external.external_layout import ExternalName, ExternalParts, ExternalSegment, Layout, uncut
+from remote.external.external_layout import ExternalName, ExternalParts, ExternalSegment, Layout, plain_chunk_table
 from remote.external.external_names import KAFKA_FILES, KAFKA_ROOT, parse_kafka_directory, parse_kafka_file, sibling
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectInfo, ObjectStore
@@ -70,7 +70,7 @@ class KafkaLocalFormat:
                     _log.info("a segment is incomplete and is ignored: place=%s segment=%s", place, stem)
                     continue
                 told = {each: files[suffix] for each, suffix in KAFKA_FILES.items() if suffix in files}
-                found.append(_segment(files[LOG], bases[stem], told, tells_transactions=True))
+                found.append(_segment(files[LOG], bases[stem], told, has_transactions=True))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
@@ -102,7 +102,7 @@ class LogDirectoryFormat:
                 knows = _next_snapshot(snapshots, base, following)
                 if knows is not None:
                     told["producers"] = files[knows][PRODUCER_SNAPSHOT]
-                segment = _segment(of_base[LOG], base, told, tells_transactions=knows is not None)
+                segment = _segment(of_base[LOG], base, told, has_transactions=knows is not None)
                 if segment is not None:
                     found.append(replace(segment, snapshot_offset=knows, may_be_torn=following is None))
         return sorted(found, key=lambda each: each.base_offset)
@@ -135,7 +135,7 @@ class PinterestFormat:
                     _log.info("a segment is incomplete and is ignored: place=%s base=%d", place, base)
                     continue
                 told = {each: files[suffix] for each, suffix in _FILES.items() if suffix in files and each != "txn"}
-                found.append(_segment(files[LOG], base, told, tells_transactions=False))
+                found.append(_segment(files[LOG], base, told, has_transactions=False))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
@@ -144,7 +144,7 @@ class PinterestFormat:
 
 
 def _segment(
-    log: ObjectInfo, base: int, indexes: Mapping[str, ObjectInfo], *, tells_transactions: bool
+    log: ObjectInfo, base: int, indexes: Mapping[str, ObjectInfo], *, has_transactions: bool
 ) -> ExternalSegment | None:
     """Return the segment of a log; None for an empty log, a broker's active segment without records."""
     if not log.size_bytes:
@@ -157,7 +157,7 @@ def _segment(
         stamp_ms=log.modified_ms or 0,
         index_bytes={section: info.size_bytes for section, info in indexes.items() if info.size_bytes},
         index_keys={section: info.key for section, info in indexes.items() if info.size_bytes},
-        tells_transactions=tells_transactions,
+        has_transactions=has_transactions,
     )
 
 
@@ -178,7 +178,7 @@ def _parts(store: ObjectStore, entry: SegmentEntry, keys: Mapping[str, str]) -> 
         except NotFound:
             _log.warning("an index does not exist: object=%s", key)
     return ExternalParts(
-        chunks=uncut(entry.stored_bytes),
+        chunks=plain_chunk_table(entry.stored_bytes),
         offset=found.get("offset"),
         time=found.get("time"),
         txn=found.get("txn"),

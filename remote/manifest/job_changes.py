@@ -47,7 +47,7 @@ class Replacement:
     entries: tuple[SegmentEntry, ...]
 
 
-class Fate(Enum):
+class GroupOutcome(Enum):
     """Outcome for a group of a replacement; see the table above."""
 
     IN_PLACE = "in place"
@@ -124,10 +124,12 @@ def replace_tiled(
         if found is not None and bound is not None and found < bound:
             facts = {"job": note.job_id, "below": bound, "now": found}
             raise Conflict("cannot replace segments, older records below its tombstones may have been added", **facts)
-        fates = [fate_of(manifest.segments, manifest.log_start_offset, group) for group in replacements]
-        segments, pending_deletes = _replaced(manifest, replacements, fates, note, keeps_maker=keeps_maker)
+        outcomes = [outcome_of_group(manifest.segments, manifest.log_start_offset, group) for group in replacements]
+        segments, pending_deletes = _replaced(manifest, replacements, outcomes, note, keeps_maker=keeps_maker)
         segments = [_raised(entry, cleaned_through) if entry.ulid in names else entry for entry in segments]
-        is_done_now = is_whole and Fate.LOST not in fates and not lost_entries(manifest, vouched, manifest.segments)
+        is_done_now = (
+            is_whole and GroupOutcome.LOST not in outcomes and not lost_entries(manifest, vouched, manifest.segments)
+        )
         jobs = _noted(manifest, note) if is_done_now else manifest.jobs
         after = replace(
             manifest, segments=tuple(segments), pending_deletes=(*manifest.pending_deletes, *pending_deletes), jobs=jobs
@@ -137,18 +139,18 @@ def replace_tiled(
     return change
 
 
-def fate_of(entries: Sequence[SegmentEntry], log_start_offset: int, group: Replacement) -> Fate:
+def outcome_of_group(entries: Sequence[SegmentEntry], log_start_offset: int, group: Replacement) -> GroupOutcome:
     """The outcome for a group in a manifest with these `entries` (all that overlap the group's offsets)."""
     there = {entry.ulid: entry for entry in entries}
     left = [there[ulid] for ulid in group.ulids if ulid in there]
     if not left:
         if any(entry.ulid in there for entry in group.entries):
-            return Fate.COMMITTED
-        return Fate.EXPIRED if group.entries[-1].next_offset <= log_start_offset else Fate.LOST
+            return GroupOutcome.COMMITTED
+        return GroupOutcome.EXPIRED if group.entries[-1].next_offset <= log_start_offset else GroupOutcome.LOST
     if len(left) == len(group.ulids):
-        return Fate.IN_PLACE
+        return GroupOutcome.IN_PLACE
     is_rest = tuple(entry.ulid for entry in left) == group.ulids[-len(left) :]
-    return Fate.IN_PLACE if is_rest and left[0].base_offset <= log_start_offset else Fate.LOST
+    return GroupOutcome.IN_PLACE if is_rest and left[0].base_offset <= log_start_offset else GroupOutcome.LOST
 
 
 def lost_entries(
@@ -162,7 +164,7 @@ def lost_entries(
 def _replaced(
     manifest: Manifest,
     replacements: Sequence[Replacement],
-    fates: Sequence[Fate],
+    outcomes: Sequence[GroupOutcome],
     note: AppliedJob,
     *,
     keeps_maker: bool,
@@ -178,13 +180,13 @@ def _replaced(
         objects = [each for entry in entries for each in objects_of(entry, manifest.committed_ms, manifest.epoch)]
         pending_deletes.extend(each for each in objects if each.key not in listed)
 
-    for group, fate in zip(replacements, fates, strict=True):
-        if fate is Fate.COMMITTED:
+    for group, outcome in zip(replacements, outcomes, strict=True):
+        if outcome is GroupOutcome.COMMITTED:
             continue
-        named = known | listed if fate is Fate.IN_PLACE else known
+        named = known | listed if outcome is GroupOutcome.IN_PLACE else known
         if not named.isdisjoint(entry.data_key for entry in group.entries):
             raise InvalidRequest("cannot replace segments, an object name is already in use", job=note.job_id)
-        if fate is not Fate.IN_PLACE:
+        if outcome is not GroupOutcome.IN_PLACE:
             unlink(group.entries)
             continue
         places = [at[ulid] for ulid in group.ulids if ulid in at]

@@ -236,7 +236,7 @@ class MetadataIndex:
         yield from _touching(self.manifest.pages, wanted, end)
         yield from _touching(self.manifest.segments, wanted, end)
 
-    def last_row(self) -> SegmentEntry | None:
+    def last_entry(self) -> SegmentEntry | None:
         """The entry with the highest offsets, dead or not; None without entries. May read a page.
 
         It reads a page only if the manifest has no entries of its own.

@@ -200,14 +200,14 @@ def printed(caplog):
 
 
 def test_warnings_of_the_store_print_their_facts(caplog):
-    class Keeping(MemoryStore):
+    class EncodingChoice(MemoryStore):
         def delete(self, keys):
             raise AccessDenied("cannot delete objects, no permission", cause="AccessDenied")
 
         def upload(self, key, source):
             raise Unavailable("cannot upload an object")
 
-    probe_store(Keeping(), "p/")
+    probe_store(EncodingChoice(), "p/")
     assert re.search(
         r"cannot delete a probe object: key=p/meta/probe/\w{26} cause=.*cause=AccessDenied", printed(caplog)
     )
@@ -217,7 +217,7 @@ def test_warnings_of_the_store_print_their_facts(caplog):
         epochs=((0, 0),), offset_index=b"", time_index=b"", read=lambda start, length: b"x",
     )  # fmt: skip
     with pytest.raises(Unavailable):
-        copy_segment(Keeping(), "t/0/", segment, epoch=1, now_ms=0)
+        copy_segment(EncodingChoice(), "t/0/", segment, epoch=1, now_ms=0)
     # the upload of its indexes never began
     assert re.search(
         r"cannot delete the objects of a failed upload: keys=t/0/data/[^\s,]+\.log cause=.", printed(caplog)

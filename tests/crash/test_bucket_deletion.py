@@ -176,12 +176,12 @@ def test_a_partition_that_may_have_a_writer_is_skipped_unless_takeover_is_reques
     settings = {**SETTINGS, "remote.log.delete.grace.ms": str(HOUR)}
     before = manifest(store)
     plan = plan_deletion(store, NAME, settings, now_ms=at_ms)
-    assert why in plan.left_alone if why else not plan.objects  # type: ignore[operator]
+    assert why in plan.skip_reason if why else not plan.objects  # type: ignore[operator]
     assert delete_pending(store, plan, now_ms=at_ms) == Freed()
     assert manifest(store) == before
     if why is None:  # the grace period of another writer is unknown
         unknown = plan_deletion(store, NAME, SETTINGS, now_ms=at_ms, takes_over=True)
-        assert "is not known here" in str(unknown.left_alone)
+        assert "is not known here" in str(unknown.skip_reason)
     taken = plan_deletion(store, NAME, settings, now_ms=at_ms, takes_over=True)
     assert delete_pending(store, taken, now_ms=at_ms).objects == taken.objects > 0
     is_nobodys = manifest(store).writer_id.startswith("ingest-deletion-")
@@ -193,7 +193,7 @@ def test_pinned_objects_are_not_deleted_and_no_epoch_is_taken_for_them() -> None
     store = waiting(pinned=True)
     before, of_job = objects(store), manifest(store)
     plan = plan_deletion(store, NAME, SETTINGS, now_ms=NOW)
-    assert "pin" in str(plan.left_alone)
+    assert "pin" in str(plan.skip_reason)
     assert free(store) == Freed()
     assert (objects(store), manifest(store)) == (before, of_job)
     assert free(store, NOW + 2 * DAY).objects, "objects are not deleted although the pin has expired"

@@ -521,7 +521,7 @@ def _each_try_is_a_line_in_the_log(patch: pytest.MonkeyPatch, day: Day) -> None:
 
 
 def _a_task_gives_up_for_good(patch: pytest.MonkeyPatch, day: Day) -> None:
-    work = day.manager._rounds.tasks.copiers._work
+    work = day.manager._rounds.tasks.copier_pool._work
     failed: set[object] = set()
 
     def once(key: object) -> bool:
@@ -532,13 +532,13 @@ def _a_task_gives_up_for_good(patch: pytest.MonkeyPatch, day: Day) -> None:
             failed.add(key)
         return more
 
-    patch.setattr(day.manager._rounds.tasks.copiers, "_work", once)
+    patch.setattr(day.manager._rounds.tasks.copier_pool, "_work", once)
 
 
 def _the_first_damage_stops_all(patch: pytest.MonkeyPatch, day: Day) -> None:
-    work = day.manager._rounds.tasks.copiers._work
+    work = day.manager._rounds.tasks.copier_pool._work
     patch.setattr(
-        day.manager._rounds.tasks.copiers,
+        day.manager._rounds.tasks.copier_pool,
         "_work",
         lambda key: False if any(isinstance(each, Corrupt) for each in day.manager.problems.values()) else work(key),
     )

@@ -221,7 +221,7 @@ def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
     real = upload_and_commit.add_segments
     entries_of = upload_and_commit._commit
 
-    def one_by_one(ways: upload_and_commit._Ways, change: object, infos: object) -> None:
+    def one_by_one(ways: upload_and_commit._CommitContext, change: object, infos: object) -> None:
         del change
         for upload in list(ways.partition.uploaded.values()):
             entries_of(ways, real([upload.entry]), [])
@@ -248,7 +248,7 @@ def _old_objects_go_before_their_rows(patch: pytest.MonkeyPatch) -> None:
     commit = upload_and_commit._commit
 
     def delete_then_commit(
-        ways: upload_and_commit._Ways, change: Callable[[Manifest], Manifest], infos: object
+        ways: upload_and_commit._CommitContext, change: Callable[[Manifest], Manifest], infos: object
     ) -> None:
         LOSSES.clear()
         change(ways.manifest)

@@ -127,7 +127,7 @@ class World:
             [*held, *((each.base_offset, each.next_offset) for each in manifest.segments)]
         ) == Coverage.of(ranges)
         assert {epoch for epoch, _ in manifest.lineage} == {epoch for each in self.entries for epoch, _ in each.epochs}
-        assert index.last_row() == (self.entries[-1] if self.entries else None)
+        assert index.last_entry() == (self.entries[-1] if self.entries else None)
         self.check_objects(manifest)
 
     def check_objects(self, manifest):

@@ -53,7 +53,7 @@ from tiered.health.repair_relatives import Relatives
 from tiered.health.repair_sources import entries_of_page, from_bucket
 from tiered.health.scrub_report import Found, ScrubReport
 from tiered.partition.segment_inspection import segment_to_copy
-from tiered.stores.object_encoding import SettingsOf, kept_as, own_settings
+from tiered.stores.object_encoding import SettingsOf, encoding_of_entry, own_settings
 
 Progress = Callable[[int], None]
 
@@ -356,7 +356,7 @@ def _repair_segment(
             "cannot repair a segment, its entry was removed: it expired or was replaced", object=old.data_key
         )
     source = _to_copy(store, repair, manifest, keys, copies)
-    object_encoding = kept_as(old, settings(repair.name.topic, manifest.properties)).object_encoding(keys)
+    object_encoding = encoding_of_entry(old, settings(repair.name.topic, manifest.properties)).object_encoding(keys)
     place = repair.name.prefix
     entry = copy_segment(
         store, place, source, epoch=log.epoch, now_ms=now_ms, object_encoding=object_encoding, progress=progress

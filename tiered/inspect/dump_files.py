@@ -113,7 +113,7 @@ class ChunkEntry(_Entry, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class Section:
     """Rows of one kind: structs, or the stored fields of a manifest. `facts` are facts of the file without rows."""
 
     name: str
@@ -122,12 +122,12 @@ class Sheet:
     facts: dict[str, object] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, kind: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> Sheet:
+    def of(cls, name: str, kind: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> Section:
         names = tuple(each for each in kind.__struct_encode_fields__ if each != "section")
         return cls(name=name, rows=list(rows), fields=names)
 
 
-def sheets_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Sheet]:
+def sections_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Section]:
     """Return the content of a file that is no segment; `keys` open a sealed manifest.
 
     Raises Corrupt; InvalidRequest for a name without a base offset; AccessDenied without the key of a seal.
@@ -216,20 +216,20 @@ def _whole(data: bytes, entry_bytes: int) -> bytes:
     return data if len(data) % entry_bytes else without_zeros(data, entry_bytes)
 
 
-def _offsets(data: bytes, base: int) -> Sheet:
+def _offsets(data: bytes, base: int) -> Section:
     found = offset_index.entries(without_zeros(data, offset_index.ENTRY_BYTES), base)
-    return Sheet.of("entries", OffsetEntry, (OffsetEntry(offset=offset, position=at) for offset, at in found))
+    return Section.of("entries", OffsetEntry, (OffsetEntry(offset=offset, position=at) for offset, at in found))
 
 
-def _times(data: bytes, base: int) -> Sheet:
+def _times(data: bytes, base: int) -> Section:
     found = time_index.entries(without_zeros(data, time_index.ENTRY_BYTES), base)
-    return Sheet.of("entries", TimeEntry, (TimeEntry(timestamp=timestamp, offset=at) for timestamp, at in found))
+    return Section.of("entries", TimeEntry, (TimeEntry(timestamp=timestamp, offset=at) for timestamp, at in found))
 
 
-WITH_BASE: dict[Kind | None, Callable[[bytes, int], Sheet]] = {Kind.OFFSET_INDEX: _offsets, Kind.TIME_INDEX: _times}
+WITH_BASE: dict[Kind | None, Callable[[bytes, int], Section]] = {Kind.OFFSET_INDEX: _offsets, Kind.TIME_INDEX: _times}
 
 
-def _transactions(data: bytes, path: str) -> Sheet:
+def _transactions(data: bytes, path: str) -> Section:
     rows = (
         AbortedTransaction(
             version=txn_index.VERSION,
@@ -240,10 +240,10 @@ def _transactions(data: bytes, path: str) -> Sheet:
         )
         for each in txn_index.entries(data, path=path)
     )
-    return Sheet.of("transactions", AbortedTransaction, rows)
+    return Section.of("transactions", AbortedTransaction, rows)
 
 
-def _producers(data: bytes, path: str) -> Sheet:
+def _producers(data: bytes, path: str) -> Section:
     """Decode producers. `firstSequence` is computed back from the last one, with wrap-around at 2^31-1.
 
     A producer without a remembered batch (only a marker is left) has no fields of a batch.
@@ -266,19 +266,19 @@ def _producers(data: bytes, path: str) -> Sheet:
                 timestamp=each.timestamp_ms if has_batch else None,
             )
         )
-    return Sheet.of("producers", ProducerEntry, rows)
+    return Section.of("producers", ProducerEntry, rows)
 
 
-def _bundle(bundle: IndexBundle, base: int, path: str) -> list[Sheet]:
+def _bundle(bundle: IndexBundle, base: int, path: str) -> list[Section]:
     chunks = bundle.chunks
     producers = bytes(bundle.producers)
     return [
         replace(_offsets(bytes(bundle.offset), base), name="offset"),
         replace(_times(bytes(bundle.time), base), name="time"),
         replace(_transactions(bytes(bundle.txn), path), name="txn"),
-        _producers(producers, path) if producers else Sheet.of("producers", ProducerEntry, ()),
+        _producers(producers, path) if producers else Section.of("producers", ProducerEntry, ()),
         replace(_checkpoint(bytes(bundle.epochs), path, is_epochs=True), name="epochs"),
-        Sheet.of("chunks", ChunkEntry, (_chunk(chunks, at) for at in range(len(chunks)))),
+        Section.of("chunks", ChunkEntry, (_chunk(chunks, at) for at in range(len(chunks)))),
     ]
 
 
@@ -295,13 +295,13 @@ def _chunk(chunks: ChunkTable, at: int) -> ChunkEntry:
     )
 
 
-def _manifest(data: bytes, sealer: Sealer) -> list[Sheet]:
+def _manifest(data: bytes, sealer: Sealer) -> list[Section]:
     """Return a sheet for each list of a manifest; the other fields of the manifest are facts."""
     manifest = msgspec.to_builtins(STORED_MANIFEST.stored(decode_manifest(data, sealer=sealer)))
     lists = {name: manifest.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
     lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]
     return [
-        Sheet(name=name, fields=_MANIFEST_FIELDS[name], rows=rows, facts=manifest if name == "segments" else {})
+        Section(name=name, fields=_MANIFEST_FIELDS[name], rows=rows, facts=manifest if name == "segments" else {})
         for name, rows in lists.items()
     ]
 
@@ -318,7 +318,7 @@ _MANIFEST_FIELDS = {  # fields of the types, not of the present rows: scripts re
 }
 
 
-def _checkpoint(data: bytes, path: str, *, is_epochs: bool) -> Sheet:
+def _checkpoint(data: bytes, path: str, *, is_epochs: bool) -> Section:
     rows: list[msgspec.Struct] = []
     for line, words in parse_entries(data, path, 2 if is_epochs else 3):
         try:
@@ -328,23 +328,23 @@ def _checkpoint(data: bytes, path: str, *, is_epochs: bool) -> Sheet:
                 rows.append(CheckpointEntry(words[0], int(words[1]), int(words[2])))
         except ValueError:
             raise Corrupt("cannot read a checkpoint, a line is not an entry", path=path, line=line) from None
-    return Sheet.of("entries", EpochEntry if is_epochs else CheckpointEntry, rows)
+    return Section.of("entries", EpochEntry if is_epochs else CheckpointEntry, rows)
 
 
-def _pairs(data: bytes, separator: str, path: str) -> Sheet:
+def _pairs(data: bytes, separator: str, path: str) -> Section:
     lines = [line for line in data.decode("utf-8", "replace").split("\n") if line.strip() and not line.startswith("#")]
     if any(separator not in line for line in lines):
         raise Corrupt("cannot read names and values, a line lacks one of them", path=path)
-    return Sheet.of("fields", Pair, (Pair(*line.rstrip("\r").partition(separator)[::2]) for line in lines))
+    return Section.of("fields", Pair, (Pair(*line.rstrip("\r").partition(separator)[::2]) for line in lines))
 
 
-def _clean_shutdown(data: bytes, path: str) -> Sheet:
+def _clean_shutdown(data: bytes, path: str) -> Section:
     """Decode the marker: JSON since Kafka 3.7, empty before."""
     try:
         body = msgspec.json.decode(data, type=dict[str, object]) if data else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("cannot read the clean-shutdown marker, it is not JSON", path=path) from error
-    return Sheet.of("fields", Pair, (Pair(name, value) for name, value in body.items()))
+    return Section.of("fields", Pair, (Pair(name, value) for name, value in body.items()))
 
 
 def _or_none(number: int) -> int | None:

@@ -55,7 +55,14 @@ from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import Fate, Replacement, fate_of, find_job, lost_entries, replace_tiled
+from remote.manifest.job_changes import (
+    GroupOutcome,
+    Replacement,
+    find_job,
+    lost_entries,
+    outcome_of_group,
+    replace_tiled,
+)
 from remote.manifest.job_changes import is_done as is_noted
 from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import unlink_uploads
@@ -306,7 +313,9 @@ def commit_compaction(
         _give_up(log, made, touches, now_ms)
         raise
     there = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
-    done = [each for each in replaced if fate_of(there, manifest.log_start_offset, each) is Fate.COMMITTED]
+    done = [
+        each for each in replaced if outcome_of_group(there, manifest.log_start_offset, each) is GroupOutcome.COMMITTED
+    ]
     lost = [each for each in replaced if each not in done]
     _give_up(log, [entry for each in lost for entry in each.entries], touches, now_ms)
     replaced_by_others = [each for each in lost if each.entries[-1].next_offset > manifest.log_start_offset]

@@ -49,7 +49,7 @@ from remote.store import ObjectStore
 from tiered.jobs.joined_segments import check_same_bytes, joined
 from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.node.writer_ids import COPY
-from tiered.stores.object_encoding import Keeping, SettingsOf, kept_as, own_settings
+from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
 ENTRIES_A_MANIFEST = 64
 EPOCHS_APART = 1 << 20  # writer changes that the source may make before its leader epochs reach the copy's
@@ -59,10 +59,10 @@ _SAME = ("base_offset", "next_offset", "size_bytes", "record_count", "content_cr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyEntry:
-    """One segment to copy, and its object encoding in the target (`keeping`). It can be pickled."""
+    """One segment to copy, and its object encoding in the target (`encoding`). It can be pickled."""
 
     entry: SegmentEntry
-    keeping: Keeping
+    encoding: EncodingChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +126,14 @@ def plan_copy(
     for entry in entries:
         if entry.base_offset < reached:
             continue
-        kept = kept_as(entry, known)
-        keeping = Keeping(
+        kept = encoding_of_entry(entry, known)
+        encoding = EncodingChoice(
             codec=kept.codec if codec is None else codec,
             key_id=kept.key_id if key_id is None else key_id,
             storage_class=storage_class,
             level=kept.level,
         )
-        due.append(CopyEntry(entry=entry, keeping=keeping))
+        due.append(CopyEntry(entry=entry, encoding=encoding))
     at_once = any(each.entry.cleaned_through is not None for each in due)
     return CopyPlan(
         name=name,
@@ -153,7 +153,7 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
     _check_ours(source, target, plan.name, known)
     name = plan.name
     newest = MetadataLog(source, name.prefix).refresh(exact=True)
-    chosen = (each.keeping.key_id for each in plan.entries if each.keeping.key_id is not None)
+    chosen = (each.encoding.key_id for each in plan.entries if each.encoding.key_id is not None)
     log.become_writer(
         _writer(source),
         plan.now_ms,
@@ -189,7 +189,7 @@ def copy_entry(
         joined(remote, [each.entry]),
         epoch=epoch,
         now_ms=plan.now_ms,
-        object_encoding=each.keeping.object_encoding(keys),
+        object_encoding=each.encoding.object_encoding(keys),
         chunk_bytes=chunk_bytes,
     )
     check_same_bytes(entry, [each.entry])
@@ -317,7 +317,7 @@ def _writer(source: ObjectStore) -> str:
 
 
 def _cost(due: Iterable[CopyEntry], *, at_once: bool, prices: PriceTable) -> RewriteCost:
-    costs = [cost_of([each.entry], each.keeping, prices) for each in due]
+    costs = [cost_of([each.entry], each.encoding, prices) for each in due]
     manifests = 2 + (1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST))
     return RewriteCost(
         gets=sum(each.gets for each in costs),

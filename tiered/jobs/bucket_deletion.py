@@ -69,8 +69,8 @@ class DeletionPlan:
     """The objects and manifests that are due in one partition.
 
     `size_bytes` are the bytes of `objects`; a page counts with all objects that it names. `manifests` are old
-    manifests, pinned ones included. `left_alone` is the reason for doing nothing. Without `is_due` nothing is due, or a
-    running writer has the work.
+    manifests, pinned ones included. `skip_reason` is the reason for doing nothing. Without `is_due` nothing is due, or
+    a running writer has the work.
     """
 
     name: RemotePartitionName
@@ -79,12 +79,12 @@ class DeletionPlan:
     objects: int = 0
     size_bytes: int = 0
     manifests: int = 0
-    left_alone: str | None = None
+    skip_reason: str | None = None
     takes_over: bool = False
 
     @property
     def is_due(self) -> bool:
-        return self.left_alone is None and (self.objects > 0 or self.manifests > 0)
+        return self.skip_reason is None and (self.objects > 0 or self.manifests > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +120,11 @@ def plan_deletion(
     )
     if not plan.is_due:
         return replace(
-            bare, left_alone=f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion"
+            bare, skip_reason=f"{counted(len(due), 'object')} due, and the pin of a reader delays the deletion"
         )
     if not is_ingests and _GRACE not in known:
-        return replace(bare, left_alone=f"its {_GRACE} is unknown")
-    return replace(plan, left_alone=None if takes_over else at_work(manifest, now_ms))
+        return replace(bare, skip_reason=f"its {_GRACE} is unknown")
+    return replace(plan, skip_reason=None if takes_over else at_work(manifest, now_ms))
 
 
 def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:

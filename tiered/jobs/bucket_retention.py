@@ -44,7 +44,7 @@ _NOT_SAID = {"retention.ms": "-1", "retention.bytes": "-1", "local.retention.ms"
 class RetentionPlan:
     """The segment entries and pages that expire in one partition.
 
-    `entries` and `size_bytes` count a page with all its entries. `left_alone` is the reason why the partition was
+    `entries` and `size_bytes` count a page with all its entries. `skip_reason` is the reason why the partition was
     skipped.
     """
 
@@ -54,7 +54,7 @@ class RetentionPlan:
     leaving: tuple[ExpirePage | ExpireRemote, ...] = ()
     entries: int = 0
     size_bytes: int = 0
-    left_alone: str | None = None
+    skip_reason: str | None = None
 
 
 def rules_of(known: Mapping[str, str]) -> PartitionRules:
@@ -70,11 +70,11 @@ def plan_retention(
     manifest = log.join()
     bare = RetentionPlan(name=name, epoch=manifest.epoch)
     if manifest.tier_disabled:
-        return replace(bare, left_alone="its remote tier is being disabled")
+        return replace(bare, skip_reason="its remote tier is being disabled")
     if _POLICY not in known:
-        return replace(bare, left_alone=f"its {_POLICY} is unknown")
+        return replace(bare, skip_reason=f"its {_POLICY} is unknown")
     if manifest.views and _VIEWS not in known:
-        return replace(bare, left_alone=f"it has compacted views, and {_VIEWS} is unknown")
+        return replace(bare, skip_reason=f"it has compacted views, and {_VIEWS} is unknown")
     snapshot = _with_oldest_rows(snapshot_of_bucket(manifest, name, rules_of(known), now_ms), log, manifest)
     expired = held_back(snapshot, expirations(snapshot), [])
     start = max((each.next_offset for each in expired), default=0)

@@ -291,7 +291,7 @@ def _target(
     store: ObjectStore, name: RemotePartitionName, manifest: Manifest, keys: KeyRing, *, is_stream: bool
 ) -> IngestTarget:
     source = _source(store, name, keys)
-    last = source.ask_of(manifest, MetadataIndex.last_row)
+    last = source.ask_of(manifest, MetadataIndex.last_entry)
     bundle = source.remote.indexes(last) if last is not None and source.remote is not None else None
     entries = parse_entries(bytes(bundle.epochs), last.indexes_key, 2) if bundle is not None and last else []
     return IngestTarget(

@@ -43,7 +43,7 @@ from tiered.jobs.bucket_deletion import DeletionPlan, delete_pending, plan_delet
 from tiered.jobs.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
-from tiered.stores.object_encoding import Keeping
+from tiered.stores.object_encoding import EncodingChoice
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
@@ -120,18 +120,18 @@ class Fleet:
 # --- partitions in the bucket ----------------------------------------------------------------------------------------
 
 
-def look_at_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
+def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
     """Return a unit for each of the bucket's stages. Raises Unavailable; other errors are failed units."""
     look = (
-        guarded(Stage.DELETION, _look_at_deletion, fleet, store, name, now_ms),
-        guarded(Stage.RETENTION, _look_at_retention, fleet, store, name, now_ms),
-        guarded(Stage.COMPACTION, look_at_compaction, fleet, store, name),
-        guarded(Stage.MERGE, _look_at_merging, fleet, store, name, now_ms),
+        failed_on_error(Stage.DELETION, _plan_deletion, fleet, store, name, now_ms),
+        failed_on_error(Stage.RETENTION, _plan_retention, fleet, store, name, now_ms),
+        failed_on_error(Stage.COMPACTION, plan_unit_of_compaction, fleet, store, name),
+        failed_on_error(Stage.MERGE, _plan_merging, fleet, store, name, now_ms),
     )
     return list(look)
 
 
-def guarded(
+def failed_on_error(
     stage: Stage, do: Callable[..., R], fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *more: object
 ) -> R | Unit:
     """Run `do` for a partition of a topic that is not deleted; turn errors into a failed unit.
@@ -149,7 +149,7 @@ def guarded(
         return _of(stage, name, State.FAILED, why=str(error))
 
 
-def _look_at_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+def _plan_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     return _deletion_unit(_deletion(fleet, store, name, now_ms), State.DUE)
 
 
@@ -172,8 +172,8 @@ def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_m
 
 
 def _deletion_unit(plan: DeletionPlan, state: State) -> Unit:
-    if plan.left_alone:
-        return _of(Stage.DELETION, plan.name, State.LEFT_ALONE, why=plan.left_alone, bytes_before=plan.size_bytes)
+    if plan.skip_reason:
+        return _of(Stage.DELETION, plan.name, State.LEFT_ALONE, why=plan.skip_reason, bytes_before=plan.size_bytes)
     if not plan.is_due:
         return _of(Stage.DELETION, plan.name, State.NOTHING)
     figures = {"bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
@@ -185,7 +185,7 @@ def _gone(objects: int, manifests: int) -> str:
     return ", ".join(f"{count} {what}" for count, what in counted if count) or "nothing"
 
 
-def _look_at_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+def _plan_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     return _retention_unit(plan_retention(store, name, _known(fleet, store, name), now_ms=now_ms), State.DUE)
 
 
@@ -197,8 +197,8 @@ def retain(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: 
 
 
 def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
-    if plan.left_alone:
-        return _of(Stage.RETENTION, plan.name, State.LEFT_ALONE, why=plan.left_alone)
+    if plan.skip_reason:
+        return _of(Stage.RETENTION, plan.name, State.LEFT_ALONE, why=plan.skip_reason)
     if not plan.log_start_offset:
         return _of(Stage.RETENTION, plan.name, State.NOTHING)
     figures = {"rows_before": plan.entries, "bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
@@ -209,7 +209,7 @@ def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
     return _of(Stage.RETENTION, plan.name, state, why=why, **figures)
 
 
-def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
+def plan_unit_of_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
     """Return whether a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
     log = CoWriterLog(store, name.prefix)
     manifest = log.join()
@@ -225,7 +225,7 @@ def look_at_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionNa
     size, dirty = sum(entry.size_bytes for entry in entries), dirty_bytes(entries)
     is_due = is_dirty_enough(dirty, size - dirty, rules.min_cleanable_dirty_ratio)
     why = f"{dirty / size:.0%} dirty" if size else ""
-    cost = cost_of(entries, Keeping()).dollars if is_due else 0.0
+    cost = cost_of(entries, EncodingChoice()).dollars if is_due else 0.0
     figures = {"rows_before": len(entries), "bytes_before": size, "size_bytes": size}
     return _of(Stage.COMPACTION, name, State.DUE if is_due else State.NOTHING, why=why, dollars=cost, **figures)
 
@@ -282,7 +282,7 @@ def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, no
     return plan_merge(store, name, now_ms=now_ms, target_bytes=fleet.target_bytes, settings=fleet.settings_of)
 
 
-def _look_at_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
+def _plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     plan = plan_merging(fleet, store, name, now_ms)
     entries, size = sum(len(group.entries) for group in plan.groups), sum(group.size_bytes for group in plan.groups)
     figures = {"rows_before": entries, "rows_after": len(plan.groups), "bytes_before": size, "size_bytes": size}
@@ -324,14 +324,14 @@ def _of(stage: Stage, name: RemotePartitionName, state: State, **more: object) -
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def look_at_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
+def plan_unit_of_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
     """Plan cleaning and tiering of a node. Changes nothing. Raises Unavailable."""
     from tiered.manager.manager import LogManager
 
     try:
         config = _node_config(fleet, directory)
         with LogManager.open(config, now_ms=now_ms, read_only=True) as manager:
-            why = _not_ours(fleet, config, manager)
+            why = _skip_reason(fleet, config, manager)
             snapshots = manager.snapshots(now_ms, fleet.topics or None)
             planned = manager.plan(now_ms, fleet.topics or None)
             problems = dict(manager.problems)
@@ -361,7 +361,7 @@ def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
     """
     from tiered.manager.manager import LogManager
 
-    look = look_at_node(fleet, directory, now_ms=now_ms)
+    look = plan_unit_of_node(fleet, directory, now_ms=now_ms)
     if look.state is not State.DUE:
         return look
     try:
@@ -406,7 +406,7 @@ def _node_config(fleet: Fleet, directory: str) -> Config:
     return Config.load(path, fleet.overrides, os.environ)
 
 
-def _not_ours(fleet: Fleet, config: Config, manager: object) -> str:
+def _skip_reason(fleet: Fleet, config: Config, manager: object) -> str:
     """Return why a node is left alone; empty if it may be opened."""
     from local.storage import DiskStorage
     from tiered.manager.manager import LogManager

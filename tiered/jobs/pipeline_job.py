@@ -27,12 +27,12 @@ from tiered.jobs.pipeline import (
     Unit,
     compact_whole,
     delete_due,
-    guarded,
-    look_at_compaction,
-    look_at_node,
-    look_at_partition,
+    failed_on_error,
     merged_unit,
     plan_merging,
+    plan_unit_of_compaction,
+    plan_unit_of_node,
+    plan_units_of_partition,
     retain,
     work_node,
 )
@@ -136,13 +136,15 @@ def plan_pipeline(
         return found
 
     progress(0, everything)
-    looks = runner.waves("reading nodes", fleet.nodes, lambda node: [look_at_node(fleet, node, now_ms=now_ms)])
-    found = heard(looks, (1 for _ in fleet.nodes))
+    reports_of_nodes = runner.waves(
+        "reading nodes", fleet.nodes, lambda node: [plan_unit_of_node(fleet, node, now_ms=now_ms)]
+    )
+    found = heard(reports_of_nodes, (1 for _ in fleet.nodes))
     packs = packs_of(names)
 
     def look(pack: Sequence[RemotePartitionName]) -> list[Unit]:
         with fleet.bucket.opened() as store:
-            return [unit for name in pack for unit in look_at_partition(fleet, store, name, now_ms=now_ms)]
+            return [unit for name in pack for unit in plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
 
     return found + heard(runner.waves("reading partitions", packs, look), map(len, packs))
 
@@ -195,8 +197,8 @@ class _Job:
         """Clean and tier nodes, the largest work first, one task each: a node has one manager."""
         fleet, now_ms = self._fleet, self._now_ms()
         nodes = self._left(Stage.CLEAN_AND_TIER, fleet.nodes, str)
-        looks = self._all("reading nodes", nodes, lambda node: look_at_node(fleet, node, now_ms=now_ms))
-        due = self._due(looks)
+        reports_of_nodes = self._all("reading nodes", nodes, lambda node: plan_unit_of_node(fleet, node, now_ms=now_ms))
+        due = self._due(reports_of_nodes)
         self._work(
             Stage.CLEAN_AND_TIER,
             "cleaning and tiering nodes",
@@ -220,7 +222,7 @@ class _Job:
 
         def do(pack: Sequence[RemotePartitionName]) -> list[Unit]:
             with fleet.bucket.opened() as store:
-                return [guarded(stage, work, fleet, store, name, now_ms) for name in pack]
+                return [failed_on_error(stage, work, fleet, store, name, now_ms) for name in pack]
 
         self._work(stage, told, self._packs(stage), do)
 
@@ -230,19 +232,25 @@ class _Job:
 
         def look(pack: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, Unit]]:
             with fleet.bucket.opened() as store:
-                return [(name, guarded(Stage.COMPACTION, look_at_compaction, fleet, store, name)) for name in pack]
+                return [
+                    (name, failed_on_error(Stage.COMPACTION, plan_unit_of_compaction, fleet, store, name))
+                    for name in pack
+                ]
 
         def do(pack: Sequence[RemotePartitionName]) -> list[Unit]:
             with fleet.bucket.opened() as store:
-                return [guarded(Stage.COMPACTION, compact_whole, fleet, store, name, job_id, now_ms) for name in pack]
+                return [
+                    failed_on_error(Stage.COMPACTION, compact_whole, fleet, store, name, job_id, now_ms)
+                    for name in pack
+                ]
 
-        looks = [
+        reports_of_nodes = [
             each
             for of_task in self._all("finding dirty partitions", self._packs(Stage.COMPACTION), look)
             for each in of_task
         ]
-        of = {unit.unit: name for name, unit in looks}
-        due = self._due([unit for _, unit in looks])
+        of = {unit.unit: name for name, unit in reports_of_nodes}
+        due = self._due([unit for _, unit in reports_of_nodes])
         for each in due:
             if each.size_bytes > self._small_bytes and not self._should_stop():
                 self._over([self._compacted(of[each.unit], each, now_ms)])
@@ -264,7 +272,7 @@ class _Job:
 
         def plan(pack: Sequence[RemotePartitionName]) -> list[RewritePlan | Unit]:
             with fleet.bucket.opened() as store:
-                return [guarded(Stage.MERGE, plan_merging, fleet, store, name, now_ms) for name in pack]
+                return [failed_on_error(Stage.MERGE, plan_merging, fleet, store, name, now_ms) for name in pack]
 
         packs = self._packs(Stage.MERGE)
         everything, done = sum(map(len, packs)), 0
@@ -301,11 +309,12 @@ class _Job:
         self.was_cut |= len(found) < len(work)
         return found
 
-    def _due(self, looks: Sequence[Unit]) -> list[Unit]:
+    def _due(self, reports_of_nodes: Sequence[Unit]) -> list[Unit]:
         """Return the due units, the largest first. The others are finished."""
-        self._over([each for each in looks if each.state is not State.DUE])
+        self._over([each for each in reports_of_nodes if each.state is not State.DUE])
         return sorted(
-            (each for each in looks if each.state is State.DUE), key=lambda each: (-each.size_bytes, each.unit)
+            (each for each in reports_of_nodes if each.state is State.DUE),
+            key=lambda each: (-each.size_bytes, each.unit),
         )
 
     def _packs(self, stage: Stage) -> list[tuple[RemotePartitionName, ...]]:

@@ -47,7 +47,7 @@ from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import Fate, Replacement, fate_of, replace_tiled
+from remote.manifest.job_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
 from remote.manifest.manifest import AppliedJob
 from remote.manifest.manifest_changes import unlink_uploads
 from remote.segment_entry import SegmentEntry
@@ -57,7 +57,7 @@ from remote.segments.object_encoding import ObjectEncoding
 from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from tiered.jobs.joined_segments import check_same_bytes, joined
-from tiered.stores.object_encoding import Keeping, SettingsOf, kept_as, own_settings
+from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
 TARGET_BYTES = 256 << 20  # of a merged segment
 SMALL_RATIO = 0.5  # a segment below this share of the target is small
@@ -67,7 +67,7 @@ OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Only:
+class EntryFilter:
     """Filter of segment entries by size and by the newest record's time; None is no bound.
 
     An entry passes with at least `min_bytes` stored bytes and a newest record in ``[since_ms, until_ms)``. The upload
@@ -86,11 +86,11 @@ class Only:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Entries that become one segment in the object encoding `keeping`. It can be pickled."""
+    """Entries that become one segment in the object encoding `encoding`. It can be pickled."""
 
     number: int
     entries: tuple[SegmentEntry, ...]
-    keeping: Keeping
+    encoding: EncodingChoice
 
     @property
     def size_bytes(self) -> int:
@@ -189,7 +189,7 @@ def plan_merge(
     log, entries, own = _joined_rows(store, name)
     known = settings(name.topic, own)
     groups = [
-        RewriteGroup(number=number, entries=tuple(run), keeping=kept_as(run[0], known))
+        RewriteGroup(number=number, entries=tuple(run), encoding=encoding_of_entry(run[0], known))
         for number, run in enumerate(small_runs(entries, target_bytes))
     ]
     return _plan("merge", log, name, groups, now_ms, prices)
@@ -205,7 +205,7 @@ def plan_recode(
     decrypts: bool = False,
     storage_class: str | None = None,
     prices: PriceTable = BUILT_IN,
-    only: Callable[[SegmentEntry], bool] | None = None,
+    entry_filter: Callable[[SegmentEntry], bool] | None = None,
     settings: SettingsOf = own_settings,
 ) -> RewritePlan:
     """Plan to rewrite each entry that has another object encoding than the requested one.
@@ -219,9 +219,9 @@ def plan_recode(
     log, entries, own = _joined_rows(store, name)
     known = settings(name.topic, own)
     groups: list[RewriteGroup] = []
-    for entry in filter(only or Only(), entries):
-        now, kept = kept_as(entry), kept_as(entry, known)
-        wanted = Keeping(
+    for entry in filter(entry_filter or EntryFilter(), entries):
+        now, kept = encoding_of_entry(entry), encoding_of_entry(entry, known)
+        wanted = EncodingChoice(
             codec=now.codec if codec is None else codec,
             key_id=None if decrypts else now.key_id if key_id is None else key_id,
             storage_class=now.storage_class if storage_class is None else storage_class,
@@ -229,8 +229,8 @@ def plan_recode(
         if wanted != now:
             key = wanted.key_id if decrypts or wanted.key_id is not None else kept.key_id
             there = kept.storage_class if storage_class is None else storage_class
-            keeping = replace(wanted, key_id=key, level=kept.level, storage_class=there)
-            groups.append(RewriteGroup(number=len(groups), entries=(entry,), keeping=keeping))
+            encoding = replace(wanted, key_id=key, level=kept.level, storage_class=there)
+            groups.append(RewriteGroup(number=len(groups), entries=(entry,), encoding=encoding))
     return _plan("recode", log, name, groups, now_ms, prices)
 
 
@@ -255,7 +255,9 @@ def _fits(run: Sequence[SegmentEntry], entry: SegmentEntry, target_bytes: int) -
     last = run[-1]
     size = sum(each.size_bytes for each in run) + entry.size_bytes
     is_next = last.next_offset == entry.base_offset and entry.next_offset - run[0].base_offset <= OFFSETS_MAX
-    is_alike = kept_as(last) == kept_as(entry) and (last.cleaned_through is None) == (entry.cleaned_through is None)
+    is_alike = encoding_of_entry(last) == encoding_of_entry(entry) and (last.cleaned_through is None) == (
+        entry.cleaned_through is None
+    )
     return is_next and is_alike and size <= min(target_bytes, OFFSETS_MAX)
 
 
@@ -277,7 +279,7 @@ def _plan(
     now_ms: int,
     prices: PriceTable,
 ) -> RewritePlan:
-    costs = [cost_of(group.entries, group.keeping, prices, replaced_ms=now_ms) for group in groups]
+    costs = [cost_of(group.entries, group.encoding, prices, replaced_ms=now_ms) for group in groups]
     manifests = -(-len(groups) // GROUPS_A_MANIFEST)
     total = RewriteCost(
         gets=sum(each.gets for each in costs),
@@ -291,7 +293,11 @@ def _plan(
 
 
 def cost_of(
-    entries: Sequence[SegmentEntry], keeping: Keeping, prices: PriceTable = BUILT_IN, *, replaced_ms: int | None = None
+    entries: Sequence[SegmentEntry],
+    encoding: EncodingChoice,
+    prices: PriceTable = BUILT_IN,
+    *,
+    replaced_ms: int | None = None,
 ) -> RewriteCost:
     """Return the cost to read `entries` and write them as one segment, assumed as large as its records.
 
@@ -302,7 +308,7 @@ def cost_of(
     size = sum(entry.size_bytes for entry in entries)
     puts = upload_requests(size) + 1
     read = sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
-    there = prices.of(keeping.storage_class)
+    there = prices.of(encoding.storage_class)
     dollars = request_cost(puts=puts - 1, gets=1, prices=there) + size / GIB * there.write_per_gb
     dollars += request_cost(puts=1, gets=1 + len(entries), prices=prices.of(None))
     for entry in entries:
@@ -351,9 +357,9 @@ def _rewritten(
     plan: RewritePlan, group: RewriteGroup, store: ObjectStore, keys: KeyRing, target: ObjectStore, chunk_bytes: int
 ) -> RewrittenGroup:
     remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
-    object_encoding = group.keeping.object_encoding(keys)
+    object_encoding = group.encoding.object_encoding(keys)
     if len(group.entries) == 1 and (
-        kept_as(group.entries[0]) == group.keeping or _would_stay(remote, group, object_encoding)
+        encoding_of_entry(group.entries[0]) == group.encoding or _would_stay(remote, group, object_encoding)
     ):
         return RewrittenGroup(
             number=group.number, replacement=None, stored_before=group.stored_bytes, stored_after=group.stored_bytes
@@ -379,7 +385,7 @@ def _rewritten(
 def _would_stay(remote: RemotePartition, group: RewriteGroup, object_encoding: ObjectEncoding) -> bool:
     """Return whether compression is the only requested change and would not pay."""
     (entry,) = group.entries
-    if replace(group.keeping, codec=entry.codec) != kept_as(entry) or object_encoding.codec == RAW:
+    if replace(group.encoding, codec=entry.codec) != encoding_of_entry(entry) or object_encoding.codec == RAW:
         return False
     return not object_encoding.pays(remote.read(entry, 0, min(CHUNK_BYTES, entry.size_bytes)))
 
@@ -415,13 +421,13 @@ def commit_groups(
     change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=True)
     manifest = log.commit(change, now_ms, touches=touches)
     there = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
-    fates = [fate_of(there, manifest.log_start_offset, each) for each in replaced]
-    put = [each for each, fate in zip(made, fates, strict=True) if fate is Fate.COMMITTED]
+    outcomes = [outcome_of_group(there, manifest.log_start_offset, each) for each in replaced]
+    put = [each for each, group_outcome in zip(made, outcomes, strict=True) if group_outcome is GroupOutcome.COMMITTED]
     ulids = [ulid for each in put if each.replacement is not None for ulid in each.replacement.ulids]
     return replace(
         outcome,
-        given_up=fates.count(Fate.LOST),
-        expired=outcome.expired + fates.count(Fate.EXPIRED),
+        given_up=outcomes.count(GroupOutcome.LOST),
+        expired=outcome.expired + outcomes.count(GroupOutcome.EXPIRED),
         rows_before=len(ulids),
         rows_after=len(put),
         stored_before=sum(each.stored_before for each in put),

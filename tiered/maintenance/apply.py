@@ -62,7 +62,7 @@ from tiered.maintenance.upload_and_commit import (
     Clock,
     advance_entries,
     copy_in_groups,
-    copy_together,
+    copy_in_one_commit,
     no_time,
     replace_remote,
 )
@@ -302,7 +302,9 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
         case CopySegment() if state.partition.rules.cleanup_compact:
             copies = [each for each in run if isinstance(each, CopySegment)]
             now_ms, stop = state.now_ms, state.stops_uploads
-            _record(state, run, copy_together(state.partition, state.store, copies, now_ms=now_ms, should_stop=stop))
+            _record(
+                state, run, copy_in_one_commit(state.partition, state.store, copies, now_ms=now_ms, should_stop=stop)
+            )
         case CopySegment():
             _copy(state, [each for each in run if isinstance(each, CopySegment)])
         case _:

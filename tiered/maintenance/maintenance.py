@@ -51,12 +51,12 @@ class Maintenance:
     """
 
     def __init__(
-        self, hands: ManagerServices, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]
+        self, services: ManagerServices, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]
     ) -> None:
         """`threads` are the numbers of copiers and expirers (`tiered.maintenance.remote_tasks`)."""
         self.lock = threading.RLock()
-        self.tasks = RemoteTasks(hands, *threads)
-        self._hands = hands
+        self.tasks = RemoteTasks(services, *threads)
+        self._services = services
         self._look, self._plan = look, plan
         self._checkpointed_ms = 0
         self.refused: DiskFailed | None = None  # why checkpoints wait; each run tries again
@@ -64,19 +64,19 @@ class Maintenance:
     def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
         """One maintenance run; True if more work is due (tasks requeue their own)."""
         with self.lock:
-            self._hands.opener.pauses.refresh()
+            self._services.opener.pauses.refresh()
             self._look_after_disks(now_ms)
             self.tasks.pass_time(now_ms)
             self._note_fenced()
             work = self._work_off if waits else self._hand_out
             more = work(now_ms, should_stop)
-            self._hands.opener.keep_counts(now_ms)
+            self._services.opener.keep_counts(now_ms)
             if not 0 <= now_ms - self._checkpointed_ms < CHECKPOINT_INTERVAL_MS:  # the clock may be set back
-                was_refused, self.refused = self.refused, self._hands.directories.try_checkpoints()
+                was_refused, self.refused = self.refused, self._services.directories.try_checkpoints()
                 if self.refused is None:
                     self._checkpointed_ms = now_ms
                     if was_refused is not None:  # the same disk may have refused its copy of the topics
-                        self._hands.heal_topics()
+                        self._services.heal_topics()
         return more
 
     def apply(
@@ -95,7 +95,7 @@ class Maintenance:
         during the wait.
         """
         done: dict[TopicPartition, Applied] = {}
-        self._hands.opener.pauses.refresh()
+        self._services.opener.pauses.refresh()
         while True:
             busy: list[TopicPartition] = []
             with self.lock:
@@ -124,7 +124,7 @@ class Maintenance:
         rules: Mapping[TopicPartition, PartitionRules],
     ) -> dict[TopicPartition, Applied]:
         """Apply a plan to the partitions without a running task; calls `busy` with each other one."""
-        hands, is_store_down = self._hands, threading.Event()
+        services, is_store_down = self._services, threading.Event()
 
         def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
             must_let_go = self._letting_go(name, should_stop)
@@ -140,26 +140,26 @@ class Maintenance:
                 applied = apply_partition(
                     held,
                     decisions,
-                    directory=hands.directories.of(name),
-                    store=hands.store,
+                    directory=services.directories.of(name),
+                    store=services.store,
                     now_ms=plan.now_ms,
-                    clean=partial(hands.cleaning().clean, now_ms=plan.now_ms, should_stop=must_let_go),
+                    clean=partial(services.cleaning().clean, now_ms=plan.now_ms, should_stop=must_let_go),
                     progress=partial(progress, name),
                     should_stop=should_stop,
                     drops_copied=drops_copied,
                     rules=rules.get(name),
                 )
-                hands.forget(name)
+                services.forget(name)
             except LogError as error:
                 if isinstance(error, Unavailable):
                     is_store_down.set()
-                hands.note(name, error)
+                services.note(name, error)
                 return None
             finally:
                 held.tier_lock.release()
             return applied
 
-        return apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+        return apply_plan(plan, apply_one, threads=services.cleaning().settings.threads)
 
     def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
         """Apply a plan of drops to the segments still present, in parallel to tasks. Never waits."""
@@ -173,59 +173,59 @@ class Maintenance:
             wanted = [each for each in drops if isinstance(each, DropLocal)]
             return [each for each in wanted if there.get(each.base_offset) == each.next_offset]
 
-        hands = self._hands
+        services = self._services
         try:
             return apply_on_disk(
-                hands.find(name),
+                services.find(name),
                 decide,
-                directory=hands.directories.of(name),
+                directory=services.directories.of(name),
                 now_ms=now_ms,
                 clean=lambda partition, directory, decision: None,
                 should_stop=lambda: False,
             )
         except LogError as error:
-            hands.note(name, error)
+            services.note(name, error)
             return None
 
     def _look_after_disks(self, now_ms: int) -> None:
-        for held in self._hands.held():
+        for held in self._services.held():
             try:
                 held.log.flush_if_due(now_ms)
                 held.log.expire_producers(now_ms)
                 held.log.remove_deleted(now_ms)
                 look_after_views(held, now_ms)
-                reset_misplaced(held, self._hands.directories.of(held.name))
+                reset_misplaced(held, self._services.directories.of(held.name))
             except LogError as error:
-                self._hands.note(held.name, error)
-        self._hands.directories.remove_deleted(now_ms)
+                self._services.note(held.name, error)
+        self._services.directories.remove_deleted(now_ms)
 
     def _note_fenced(self) -> None:
         """Stop partitions with a new writer that a reader saw first: this process is no longer their writer."""
-        for held in self._hands.held():
+        for held in self._services.held():
             try:
                 held.check_not_fenced()
             except Fenced as error:
-                self._hands.note(held.name, error)
+                self._services.note(held.name, error)
 
     def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
-        hands = self._hands
+        services = self._services
         while not self.tasks.wait_idle(LOOK_S) and not should_stop():
             pass  # a running task would invalidate the plan
-        for held in hands.held():
-            if should_stop() or any(isinstance(error, Unavailable) for error in hands.acquire([held], now_ms)):
+        for held in services.held():
+            if should_stop() or any(isinstance(error, Unavailable) for error in services.acquire([held], now_ms)):
                 break
-        hands.opener.check_store(now_ms)
-        rules = {held.name: held.rules for held in hands.held()}
-        planned = hands.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
+        services.opener.check_store(now_ms)
+        rules = {held.name: held.rules for held in services.held()}
+        planned = services.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
         applied = self.apply(
             planned, progress=_ignore_decision, should_stop=should_stop, drops_copied=True, rules=rules
         )
-        more = hands.deletion.step(now_ms)
+        more = services.deletion.step(now_ms)
         return more or any(result.done for result in applied.values())
 
     def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
         """Do the work that concerns the disk alone; tasks do the rest."""
-        hands = self._hands
+        services = self._services
         due: list[tuple[TopicPartition, Due]] = []
         decisions: dict[TopicPartition, list[Decision]] = {}
         for snapshot in self._look(now_ms):
@@ -233,7 +233,7 @@ class Maintenance:
             held, planned = self._find(name), plan_partition(snapshot)
             if held is None:
                 continue
-            is_waiting = hands.opener.is_waiting(held)
+            is_waiting = services.opener.is_waiting(held)
             wanted = due_tasks(snapshot, planned, is_waiting=is_waiting)
             if snapshot.is_tiered and (is_waiting or (held.is_writer and (wanted.copies or wanted.rest))):
                 due.append((name, wanted))
@@ -242,49 +242,49 @@ class Maintenance:
             mine = on_disk(planned) if snapshot.is_tiered else planned
             if mine and (held.is_writer or not snapshot.is_tiered):
                 decisions[name] = list(mine)
-        plan = hands.cleaning().take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._look, now_ms))
+        plan = services.cleaning().take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._look, now_ms))
         with self.lock:
             apply_one = partial(self._apply_on_disk, now_ms, should_stop)
-            applied = apply_plan(plan, apply_one, threads=hands.cleaning().settings.threads)
+            applied = apply_plan(plan, apply_one, threads=services.cleaning().settings.threads)
         if not should_stop():
             for name, wanted in due:
                 self.tasks.submit(name, wanted)
-            if not hands.deletion.is_done:
+            if not services.deletion.is_done:
                 self.tasks.submit_deletions()
         return any(result.done for result in applied.values())
 
     def _find(self, name: TopicPartition) -> Partition | None:
         """The partition; None, with a note, if its disk went offline in between."""
         try:
-            return self._hands.find(name)
+            return self._services.find(name)
         except DiskFailed as error:
-            self._hands.note(name, error)
+            self._services.note(name, error)
             return None
 
     def _apply_on_disk(
         self, now_ms: int, should_stop: ShouldStop, name: TopicPartition, decisions: Sequence[Decision]
     ) -> Applied | None:
-        hands, must_let_go = self._hands, self._letting_go(name, should_stop)
+        services, must_let_go = self._services, self._letting_go(name, should_stop)
         if must_let_go():
             return None
         try:
             applied = apply_on_disk(
-                hands.find(name),
+                services.find(name),
                 partial(_still_due, may_clean=any(isinstance(each, CleanLog) for each in decisions)),
-                directory=hands.directories.of(name),
+                directory=services.directories.of(name),
                 now_ms=now_ms,
-                clean=partial(hands.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
+                clean=partial(services.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
                 should_stop=should_stop,
             )
             if applied is not None and not self.tasks.has_failed(name):
-                hands.forget(name)
+                services.forget(name)
         except LogError as error:
-            hands.note(name, error)
+            services.note(name, error)
             return None
         return applied
 
     def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
-        return lambda: should_stop() or not self._hands.directories.is_online(name)
+        return lambda: should_stop() or not self._services.directories.is_online(name)
 
 
 def _ignore_decision(name: TopicPartition, decision: Decision) -> None: ...

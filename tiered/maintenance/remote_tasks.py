@@ -76,7 +76,11 @@ from tiered.topics.topic_deletion import TopicDeletion
 _log = logging.getLogger(__name__)
 
 ON_DISK = (RollActive, CleanLog, DropLocal)
-_OVER = (DeletePending, DeletePage, CollectManifests)  # long unlinked: no other decision of a plan has to come first
+_ON_UNLINKED = (
+    DeletePending,
+    DeletePage,
+    CollectManifests,
+)  # long unlinked: no other decision of a plan has to come first
 _Key = TopicPartition | None  # None: the remains of deleted topics
 
 
@@ -105,9 +109,9 @@ class RemoteTasks:
     """The two task pools of a manager. Thread safe."""
 
     def __init__(
-        self, hands: ManagerServices, threads: int, expirers: int = 1, *, clock: Clock = time.monotonic
+        self, services: ManagerServices, threads: int, expirer_pool: int = 1, *, clock: Clock = time.monotonic
     ) -> None:
-        self._hands = hands
+        self._services = services
         self._clock = clock
         self._now_ms = 0
         self._failed: set[TopicPartition] = set()
@@ -115,24 +119,26 @@ class RemoteTasks:
         # after the lock was acquired, and checked when the lock is released. So no key is missed.
         self._wants_copier: set[TopicPartition] = set()
         self._wants_expirer: set[TopicPartition] = set()
-        self.copiers: TaskPool[TopicPartition] = TaskPool(threads, self._copy, clock=clock)
-        self.expirers: TaskPool[_Key] = TaskPool(expirers, self._expire, name="remote-log-expiration", clock=clock)
+        self.copier_pool: TaskPool[TopicPartition] = TaskPool(threads, self._copy, clock=clock)
+        self.expirer_pool: TaskPool[_Key] = TaskPool(
+            expirer_pool, self._expire, name="remote-log-expiration", clock=clock
+        )
 
     def submit(self, name: TopicPartition, due: Due) -> None:
         """Queue a partition in the pools that do its due work; a queued key is not queued twice."""
         if due.copies:
-            self.copiers.submit(name)
+            self.copier_pool.submit(name)
         if due.rest:
-            self.expirers.submit(name)
+            self.expirer_pool.submit(name)
 
     def submit_deletions(self) -> None:
-        self.expirers.submit(None)
+        self.expirer_pool.submit(None)
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no thread is working; False if the timeout ends first."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while self.states:
-            for pool in (self.expirers, self.copiers):  # an expirer may queue a copier
+            for pool in (self.expirer_pool, self.copier_pool):  # an expirer may queue a copier
                 left_s = None if until is None else max(0.0, until - time.monotonic())
                 if not pool.wait_idle(left_s):
                     return False
@@ -141,12 +147,12 @@ class RemoteTasks:
     @property
     def states(self) -> dict[_Key, State]:
         """The state in either pool of every key that is not idle."""
-        return {**self.expirers.states, **dict[_Key, State](self.copiers.states.items())}
+        return {**self.expirer_pool.states, **dict[_Key, State](self.copier_pool.states.items())}
 
     @property
     def loads(self) -> dict[str, Load]:
         """The load of the two pools."""
-        return {"copier": self.copiers.load, "expirer": self.expirers.load}
+        return {"copier": self.copier_pool.load, "expirer": self.expirer_pool.load}
 
     def has_failed(self, name: TopicPartition) -> bool:
         """Whether the last task of a partition failed. Success on its disk does not clear this."""
@@ -163,31 +169,31 @@ class RemoteTasks:
 
     def stop(self, deadline_s: float) -> bool:
         """Start nothing more and wait at most `deadline_s` for running tasks; whether all have ended."""
-        for pool in (self.copiers, self.expirers):
+        for pool in (self.copier_pool, self.expirer_pool):
             pool.stop(0.0)
         return self.wait_idle(deadline_s)
 
     def _copy(self, name: TopicPartition) -> bool:
         try:
-            return self._work(name, self._wants_copier, self._copier_slice)
+            return self._work(name, self._wants_copier, self._run_copier_turn)
         finally:
             if name in self._wants_expirer:
-                self.expirers.submit(name)
+                self.expirer_pool.submit(name)
 
     def _expire(self, key: _Key) -> bool:
         if key is None:
-            return self._hands.deletion.step(self._now_ms)
+            return self._services.deletion.step(self._now_ms)
         try:
-            return self._work(key, self._wants_expirer, self._expirer_slice)
+            return self._work(key, self._wants_expirer, self._run_expirer_turn)
         finally:
             if key in self._wants_copier:
-                self.copiers.submit(key)
+                self.copier_pool.submit(key)
 
     def _work(self, key: TopicPartition, wants: set[TopicPartition], work_on: Callable[[Partition], bool]) -> bool:
         """Run one slice; whether there is more."""
         wants.add(key)
         try:
-            held = self._hands.find(key)
+            held = self._services.find(key)
         except LogError:
             self._failed.discard(key)
             wants.discard(key)
@@ -209,41 +215,46 @@ class RemoteTasks:
             held.tier_lock.release()
 
     def _note(self, held: Partition, error: LogError) -> None:
-        if not held.is_deleted and self._hands.directories.is_online(held.name):
+        if not held.is_deleted and self._services.directories.is_online(held.name):
             self._failed.add(held.name)
-            self._hands.note(held.name, error)
+            self._services.note(held.name, error)
 
     def _forget(self, name: TopicPartition) -> None:
         self._failed.discard(name)
-        self._hands.forget(name)
+        self._services.forget(name)
 
-    def _copier_slice(self, held: Partition) -> bool:
-        return self._slice(held, next_slice)
+    def _run_copier_turn(self, held: Partition) -> bool:
+        return self._run_turn(held, next_copier_turn)
 
-    def _expirer_slice(self, held: Partition) -> bool:
-        return self._slice(held, lambda planned: Slice(decisions=tuple(beside_copies(planned)), leaves=sends(planned)))
+    def _run_expirer_turn(self, held: Partition) -> bool:
+        return self._run_turn(
+            held,
+            lambda planned: TurnPlan(
+                decisions=tuple(decisions_without_uploads(planned)), leaves_uploads=has_upload(planned)
+            ),
+        )
 
-    def _slice(self, held: Partition, choose: Callable[[Sequence[Decision]], Slice]) -> bool:
-        hands, now_ms = self._hands, self._now_ms
-        if hands.opener.is_waiting(held) and hands.acquire([held], now_ms):
+    def _run_turn(self, held: Partition, choose: Callable[[Sequence[Decision]], TurnPlan]) -> bool:
+        services, now_ms = self._services, self._now_ms
+        if services.opener.is_waiting(held) and services.acquire([held], now_ms):
             self._failed.add(held.name)
             return False
         if not held.is_writer:
             return False
-        hands.opener.pauses.refresh()
-        hands.opener.check_store(now_ms)
-        looks: list[tuple[Slice, Sequence[Decision]]] = []
+        services.opener.pauses.refresh()
+        services.opener.check_store(now_ms)
+        turns: list[tuple[TurnPlan, Sequence[Decision]]] = []
 
         def decide(snapshot: PartitionSnapshot) -> Sequence[Decision]:
             planned = plan_partition(snapshot)
-            looks.append((choose(planned), planned))
-            return looks[-1][0].decisions
+            turns.append((choose(planned), planned))
+            return turns[-1][0].decisions
 
         applied = apply_in_task(
             held,
             decide,
-            where=lambda: hands.directories.of(held.name),
-            store=hands.store,
+            where=lambda: services.directories.of(held.name),
+            store=services.store,
             now_ms=now_ms,
             should_stop=lambda: self._must_stop(held),
             clock=self._clock,
@@ -251,8 +262,8 @@ class RemoteTasks:
         if applied is None:
             return False
         held.check_not_fenced()
-        chosen, planned = looks[-1]
-        if chosen.leaves:
+        chosen, planned = turns[-1]
+        if chosen.leaves_uploads:
             self._wants_copier.add(held.name)  # a copier reports its own problem
         elif chosen.decisions or not any(isinstance(each, CleanLog) for each in planned):
             # Also if nothing was left to do: the cause has passed. A log to be cleaned copies later.
@@ -260,20 +271,20 @@ class RemoteTasks:
         return chosen.has_more and bool(applied.done)
 
     def _must_stop(self, held: Partition) -> bool:
-        is_online = self._hands.directories.is_online(held.name)
-        return self.copiers.is_stopping or held.is_deleted or not is_online
+        is_online = self._services.directories.is_online(held.name)
+        return self.copier_pool.is_stopping or held.is_deleted or not is_online
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class TurnPlan:
     """The decisions of one turn. `has_more`: copies are left for the next one.
 
-    `leaves`: all are a copier's.
+    `leaves_uploads`: all are a copier's.
     """
 
     decisions: tuple[Decision, ...]
     has_more: bool = False
-    leaves: bool = False
+    leaves_uploads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,26 +317,26 @@ def due_tasks(snapshot: PartitionSnapshot, planned: Sequence[Decision], *, is_wa
     A partition that waits for its acquisition copies afterwards. If its older entries are unknown, or it is copying,
     more may be due than is planned.
     """
-    rest = is_waiting or page_to_know(snapshot) is not None or bool(beside_copies(planned))
-    return Due(copies=(sends(planned) or bool(snapshot.copying)) and not is_waiting, rest=rest)
+    rest = is_waiting or page_to_know(snapshot) is not None or bool(decisions_without_uploads(planned))
+    return Due(copies=(has_upload(planned) or bool(snapshot.copying)) and not is_waiting, rest=rest)
 
 
-def sends(planned: Sequence[Decision]) -> bool:
+def has_upload(planned: Sequence[Decision]) -> bool:
     """Whether the plan has an upload."""
     return any(isinstance(each, SENDING) for each in planned)
 
 
-def beside_copies(planned: Sequence[Decision]) -> list[Decision]:
+def decisions_without_uploads(planned: Sequence[Decision]) -> list[Decision]:
     """The decisions that send requests and wait for no upload.
 
     If entries are to be replaced, or a view is to merge expiring records, only long-unlinked objects are left.
     """
     if any(isinstance(each, SENDING) and not isinstance(each, CopySegment) for each in planned):
-        return [each for each in planned if isinstance(each, _OVER)]
+        return [each for each in planned if isinstance(each, _ON_UNLINKED)]
     return [each for each in planned if not isinstance(each, (*ON_DISK, *SENDING))]
 
 
-def next_slice(planned: Sequence[Decision]) -> Slice:
+def next_copier_turn(planned: Sequence[Decision]) -> TurnPlan:
     """The part of a plan for one task: without rolls and cleanings, and one commit's worth of copies.
 
     Indivisible copies are one commit, however many they are (`policies.tiering`).
@@ -341,4 +352,4 @@ def next_slice(planned: Sequence[Decision]) -> Slice:
                 continue
             segments, size_bytes = segments + 1, size_bytes + each.size_bytes
         taken.append(each)
-    return Slice(decisions=tuple(taken), has_more=left > 0)
+    return TurnPlan(decisions=tuple(taken), has_more=left > 0)

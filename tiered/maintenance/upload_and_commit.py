@@ -54,7 +54,7 @@ from tiered.partition.segment_inspection import count_records, segment_to_copy
 
 COMMIT_S = 1.0  # longest wait of an upload for others to share a commit with
 Clock = Callable[[], float]
-Told = Callable[[Sequence[CopySegment]], None]
+OnCommitted = Callable[[Sequence[CopySegment]], None]
 
 
 def no_time() -> float:
@@ -63,7 +63,7 @@ def no_time() -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ways:
+class _CommitContext:
     """The requirements of a commit, and the state at its start."""
 
     partition: Partition
@@ -88,28 +88,28 @@ def copy_in_groups(
     partition: Partition,
     store: ObjectStore | None,
     run: Sequence[CopySegment],
-    told: Told,
+    on_committed: OnCommitted,
     *,
     now_ms: int,
     should_stop: Callable[[], bool],
     clock: Clock = no_time,
 ) -> None:
-    """Upload the segments of `run` and commit them in groups; `told` gets each group's decisions.
+    """Upload the segments of `run` and commit them in groups; `on_committed` gets each group's decisions.
 
     Ends at the first segment for which the state changed, and at `should_stop`. An upload error is raised after the
     earlier uploads were committed.
     """
-    ways = _ways(partition, store, now_ms)
-    if ways is None:
+    context = _commit_context(partition, store, now_ms)
+    if context is None:
         return
     group, reached = _Group(), 0
     try:
         for decision in run:
-            info = None if should_stop() else _next_to_copy(ways, decision, reached)
+            info = None if should_stop() else _next_to_copy(context, decision, reached)
             if info is None:
                 break
             began_s = clock()
-            entry = _uploaded(ways, info)
+            entry = _uploaded(context, info)
             if entry is None:
                 break
             if not group.entries:
@@ -121,16 +121,16 @@ def copy_in_groups(
             reached = info.next_offset
             if completes_commit(len(group.entries), group.size_bytes) or clock() - group.began_s >= COMMIT_S:
                 whole, group = group, _Group()
-                _commit_group(ways, whole, told)
+                _commit_group(context, whole, on_committed)
     except LogError as error:
         if not isinstance(error, Conflict):
             with suppress(Unavailable):  # then they stay notes
-                _commit_group(ways, group, told)
+                _commit_group(context, group, on_committed)
         raise
-    _commit_group(ways, group, told)
+    _commit_group(context, group, on_committed)
 
 
-def copy_together(
+def copy_in_one_commit(
     partition: Partition,
     store: ObjectStore | None,
     run: Sequence[CopySegment],
@@ -139,35 +139,35 @@ def copy_together(
     should_stop: Callable[[], bool],
 ) -> list[CopySegment]:
     """Upload and commit all of `run` in one commit; none if the state changed, or at `should_stop`."""
-    ways = _ways(partition, store, now_ms)
-    infos = _whole(ways, run) if ways is not None else []
-    if ways is None or not infos:
+    context = _commit_context(partition, store, now_ms)
+    infos = _whole(context, run) if context is not None else []
+    if context is None or not infos:
         return []
-    cut = min(ways.snapshot.clean_cut, infos[-1].next_offset)
+    cut = min(context.snapshot.clean_cut, infos[-1].next_offset)
     uploads = []
     for info in infos:
-        entry = None if should_stop() else _uploaded(ways, info)
+        entry = None if should_stop() else _uploaded(context, info)
         if entry is None:
             return []
         uploads.append(entry)
     if partition.is_deleted:
-        _discard(ways, uploads)
+        _discard(context, uploads)
         return []
-    _commit(ways, add_segments([replace(entry, cleaned_through=cut) for entry in uploads]), infos)
+    _commit(context, add_segments([replace(entry, cleaned_through=cut) for entry in uploads]), infos)
     return list(run)
 
 
 def replace_remote(partition: Partition, store: ObjectStore | None, decision: ReplaceRemote, *, now_ms: int) -> bool:
     """Upload a segment and commit its entry in the place of others; False if the state changed."""
-    ways = _ways(partition, store, now_ms)
-    if ways is None or not _is_still_due(ways, decision):
+    context = _commit_context(partition, store, now_ms)
+    if context is None or not _is_still_due(context, decision):
         return False
-    info = _closed(ways.snapshot, decision.base_offset)
-    uploaded = _uploaded(ways, info)
+    info = _closed(context.snapshot, decision.base_offset)
+    uploaded = _uploaded(context, info)
     if uploaded is None:
         return False
-    entry = replace(uploaded, cleaned_through=ways.snapshot.clean_cut)
-    _commit(ways, replace_segments(entry, decision.ulids), [info])
+    entry = replace(uploaded, cleaned_through=context.snapshot.clean_cut)
+    _commit(context, replace_segments(entry, decision.ulids), [info])
     return True
 
 
@@ -179,13 +179,13 @@ def advance_entries(
     Cleaning only removes records, so equal counts mean equal records.
     The other entries are noted as shrunk. One commit for all.
     """
-    ways = _ways(partition, store, now_ms)
-    if ways is None:
+    context = _commit_context(partition, store, now_ms)
+    if context is None:
         return []
-    entries = {entry.ulid: entry for entry in ways.manifest.segments}
+    entries = {entry.ulid: entry for entry in context.manifest.segments}
     done = []
     for decision in run:
-        if not _is_still_due(ways, decision):
+        if not _is_still_due(context, decision):
             continue
         segment = partition.log.segment(decision.base_offset)
         if count_records(segment) == sum(entries[ulid].record_count for ulid in decision.ulids):
@@ -195,22 +195,22 @@ def advance_entries(
     if done:
         cut = min(decision.cleaned_through for decision in done)
         ulids = [ulid for decision in done for ulid in decision.ulids]
-        _commit(ways, advance_cleaned_offset(ulids, min(cut, ways.manifest.next_offset)), [])
+        _commit(context, advance_cleaned_offset(ulids, min(cut, context.manifest.next_offset)), [])
     return done
 
 
-def _ways(partition: Partition, store: ObjectStore | None, now_ms: int) -> _Ways | None:
+def _commit_context(partition: Partition, store: ObjectStore | None, now_ms: int) -> _CommitContext | None:
     metadata, manifest = partition.metadata, partition.manifest()
     if metadata is None or manifest is None or store is None:
         return None
     # The caller itself copies the marked segments.
     snapshot = replace(partition.snapshot(now_ms), copying=frozenset())
-    return _Ways(partition=partition, metadata=metadata, store=store, manifest=manifest, snapshot=snapshot)
+    return _CommitContext(partition=partition, metadata=metadata, store=store, manifest=manifest, snapshot=snapshot)
 
 
-def _next_to_copy(ways: _Ways, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
+def _next_to_copy(context: _CommitContext, decision: CopySegment, uploaded_upto: int) -> SegmentInfo | None:
     """The segment on the disk; None if it no longer exists, is committed, or would leave a hole."""
-    partition, manifest = ways.partition, ways.partition.manifest()
+    partition, manifest = context.partition, context.partition.manifest()
     info = partition.closed_segment(decision.base_offset, decision.next_offset)
     if info is None or manifest is None or info.base_offset < max(manifest.entries_end_offset, uploaded_upto):
         return None
@@ -226,41 +226,41 @@ def _leaves_hole(partition: Partition, info: SegmentInfo, copied_upto: int) -> b
     )
 
 
-def _commit_group(ways: _Ways, group: _Group, told: Told) -> None:
-    if group.entries and ways.partition.is_deleted:
-        _discard(ways, group.entries)
+def _commit_group(context: _CommitContext, group: _Group, on_committed: OnCommitted) -> None:
+    if group.entries and context.partition.is_deleted:
+        _discard(context, group.entries)
     elif group.entries:
-        _commit(ways, add_segments(group.entries), group.infos)
-        told(group.decisions)
+        _commit(context, add_segments(group.entries), group.infos)
+        on_committed(group.decisions)
 
 
-def _discard(ways: _Ways, entries: Sequence[SegmentEntry]) -> None:
+def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
     """Delete uploads of a topic that this machine deleted since, unless a commit of them was sent.
 
     A commit in doubt may have happened. Its objects may have readers and pins, and are deleted with the topic.
     """
-    tried = {each.entry.ulid for each in ways.partition.uploaded.values() if each.is_tried}
+    tried = {each.entry.ulid for each in context.partition.uploaded.values() if each.is_tried}
     keys = [key for entry in entries if entry.ulid not in tried for key in (entry.data_key, entry.indexes_key)]
-    ways.store.delete([ways.partition.prefix + key for key in keys])
+    context.store.delete([context.partition.prefix + key for key in keys])
 
 
-def _whole(ways: _Ways, run: Sequence[CopySegment]) -> list[SegmentInfo]:
+def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentInfo]:
     """The segments of `run`, if they are still exactly the clean ones without an entry; else none."""
-    cut, start = ways.snapshot.clean_cut, ways.manifest.next_offset
+    cut, start = context.snapshot.clean_cut, context.manifest.next_offset
     found = [
         info
-        for info in ways.snapshot.closed
+        for info in context.snapshot.closed
         if info.next_offset > start and not info.is_empty and info.next_offset <= cut
     ]
     ranges = [(info.base_offset, info.next_offset) for info in found]
     is_same = ranges == [(decision.base_offset, decision.next_offset) for decision in run]
-    return found if is_same and found and found[0].base_offset >= ways.manifest.entries_end_offset else []
+    return found if is_same and found and found[0].base_offset >= context.manifest.entries_end_offset else []
 
 
-def _is_still_due(ways: _Ways, decision: ReplaceRemote | AdvanceCleanedOffset) -> bool:
+def _is_still_due(context: _CommitContext, decision: ReplaceRemote | AdvanceCleanedOffset) -> bool:
     """Whether the policy would decide it now, for entries in the manifest itself; entries in pages stay."""
-    known = {entry.ulid for entry in ways.manifest.segments}
-    due = [one for one in replacements(ways.snapshot) if isinstance(one, type(decision))]
+    known = {entry.ulid for entry in context.manifest.segments}
+    due = [one for one in replacements(context.snapshot) if isinstance(one, type(decision))]
     return known.issuperset(decision.ulids) and any(
         (one.base_offset, one.next_offset, one.ulids) == (decision.base_offset, decision.next_offset, decision.ulids)
         for one in due
@@ -271,23 +271,23 @@ def _closed(snapshot: PartitionSnapshot, base_offset: int) -> SegmentInfo:
     return next(info for info in snapshot.closed if info.base_offset == base_offset)
 
 
-def _uploaded(ways: _Ways, info: SegmentInfo) -> SegmentEntry | None:
+def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None:
     """The segment's entry; uploaded now unless an earlier attempt of this epoch uploaded these bytes.
 
     None if the log moved to another directory during the copy: the next maintenance finds it there.
     """
-    partition, manifest = ways.partition, ways.manifest
+    partition, manifest = context.partition, context.manifest
     segment = partition.log.segment(info.base_offset)
     known = partition.uploaded.get(segment)
     if known is not None and (known.epoch, known.entry.next_offset) == (manifest.epoch, info.next_offset):
         return known.entry
     try:
         entry = copy_segment(
-            ways.store,
+            context.store,
             partition.prefix,
             segment_to_copy(partition.log, info),
             epoch=manifest.epoch,
-            now_ms=ways.snapshot.now_ms,
+            now_ms=context.snapshot.now_ms,
             object_encoding=partition.object_encoding,
             progress=partition.copy_progress(info),
         )
@@ -299,15 +299,15 @@ def _uploaded(ways: _Ways, info: SegmentInfo) -> SegmentEntry | None:
     return entry
 
 
-def _commit(ways: _Ways, change: Change, infos: Collection[SegmentInfo]) -> None:
+def _commit(context: _CommitContext, change: Change, infos: Collection[SegmentInfo]) -> None:
     """Commit `change`, and unlink uploads of segments that no longer exist."""
-    partition = ways.partition
+    partition = context.partition
     used = {partition.log.segment(info.base_offset) for info in infos}
     lost = {segment: each for segment, each in partition.uploaded.items() if segment.is_retired}
     # Uploads of an earlier epoch are orphans, which GC finds by their names.
-    unlink = unlink_uploads([each.entry for each in lost.values() if each.epoch == ways.manifest.epoch])
+    unlink = unlink_uploads([each.entry for each in lost.values() if each.epoch == context.manifest.epoch])
     for segment in used & partition.uploaded.keys():
         partition.uploaded[segment] = replace(partition.uploaded[segment], is_tried=True)
-    ways.metadata.commit(lambda manifest: unlink(change(manifest)), ways.snapshot.now_ms)
+    context.metadata.commit(lambda manifest: unlink(change(manifest)), context.snapshot.now_ms)
     for segment in used | set(lost):
         partition.uploaded.pop(segment, None)

@@ -447,7 +447,7 @@ class LogManager(
         from tiered.maintenance.maintenance import Maintenance
         from tiered.maintenance.remote_tasks import ManagerServices
 
-        hands = ManagerServices(
+        services = ManagerServices(
             directories=self._directory,
             store=self._store,
             opener=self._opener,
@@ -462,7 +462,7 @@ class LogManager(
         )
         look = partial(self._looked_at, may_ask=False)
         return Maintenance(
-            hands, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan
+            services, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan
         )
 
     def _open_all(self, now_ms: int, progress: OnProgress) -> None:

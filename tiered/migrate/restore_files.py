@@ -199,5 +199,5 @@ def _write_producers(storage: Storage, directory: str, snapshot: bytes, offset: 
 
 def _write_last_producers(storage: Storage, directory: str, remote: RemotePartition, planned: PartitionRestore) -> None:
     """For a log without an entry on the disk: write the producers at the end of the bucket's last entry."""
-    if planned.last_row is not None:
-        _write_producers(storage, directory, bytes(remote.indexes(planned.last_row).producers), planned.next_offset)
+    if planned.last_entry is not None:
+        _write_producers(storage, directory, bytes(remote.indexes(planned.last_entry).producers), planned.next_offset)

@@ -109,7 +109,9 @@ def _may_give_way(
 
 def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -> bool:
     """Whether every segment there is an entry of the bucket, byte for byte."""
-    entries = {segment_file(entry.base_offset, LOG): entry for entry in (*planned.left_rows, *planned.entries)}
+    entries = {
+        segment_file(entry.base_offset, LOG): entry for entry in (*planned.remote_only_entries, *planned.entries)
+    }
     found = [name for name, size in _logs(storage, place).items() if size]
     return all(name in entries and is_whole(storage, place, entries[name]) for name in found)
 

@@ -37,7 +37,7 @@ from tiered.config.properties import DEFAULTS
 from tiered.config.topic_settings import log_settings
 from tiered.migrate.restore_files import STAGING, Progress, ShouldStop, lay_down, trusted_upto
 from tiered.migrate.restore_place import check_restore, holds_all, topic_id_for
-from tiered.migrate.restore_plan import LeftOut, PartitionRestore, TopicRestore, plan_partition
+from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, TopicRestore, plan_partition
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.node.writer_ids import RESTORE, signed_for
 
@@ -65,13 +65,13 @@ class RestoredPartition:
 class RestoreOutcome:
     """The restored partitions.
 
-    If `should_stop` ended the run, it is not complete: run it again, whole segments stay. `left_out` has the partitions
+    If `should_stop` ended the run, it is not complete: run it again, whole segments stay. `skipped` has the partitions
     that prevented the restore of their topics, with the reasons.
     """
 
     partitions: tuple[RestoredPartition, ...] = ()
     is_complete: bool = True
-    left_out: tuple[LeftOut, ...] = ()
+    skipped: tuple[SkippedPartition, ...] = ()
 
 
 def run_restore(
@@ -97,25 +97,25 @@ def run_restore(
         check_restore(topics, storage, root)
         registry = TopicRegistry([(storage, root)])
         done: list[RestoredPartition] = []
-        left_out: list[LeftOut] = []
+        skipped: list[SkippedPartition] = []
         is_complete = True
         for topic in topics:
             work = _TopicWork(store, storage, directory, topic, now_ms, keys)
             try:
                 is_complete = work.fetch(should_stop, progress)
             except (Corrupt, NotFound) as error:
-                left_out.append(LeftOut(name=work.current(), error=error))
+                skipped.append(SkippedPartition(name=work.current(), error=error))
                 continue
             if not is_complete:
                 break
             done += work.finish(registry)
-        if left_out and not done and is_complete:
-            raise left_out[0].error
+        if skipped and not done and is_complete:
+            raise skipped[0].error
     except BaseException:
         directory.abandon()
         raise
     directory.close(is_clean=is_clean)
-    return RestoreOutcome(partitions=tuple(done), is_complete=is_complete, left_out=tuple(left_out))
+    return RestoreOutcome(partitions=tuple(done), is_complete=is_complete, skipped=tuple(skipped))
 
 
 class _TopicWork:

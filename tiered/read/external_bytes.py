@@ -32,11 +32,11 @@ Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class SegmentFacts:
     """A segment with all facts known. `size_bytes` is below the object's size if its end was torn.
 
-    Without `has_all_epochs`, `epochs` are those of the first batch alone. `is_begun`: the epoch of the first batch was
-    read. `is_verified`: the epochs of all batches were read.
+    Without `has_all_epochs`, `epochs` are those of the first batch alone. `is_first_epoch_read`: the epoch of the first
+    batch was read. `is_verified`: the epochs of all batches were read.
     """
 
     segment: ExternalSegment
@@ -45,17 +45,17 @@ class Told:
     max_timestamp_ms: int | None
     epochs: tuple[tuple[int, int], ...]
     has_all_epochs: bool = True
-    is_begun: bool = False
+    is_first_epoch_read: bool = False
     is_verified: bool = False
 
 
-def tell(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -> Told | None:
+def read_segment_facts(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -> SegmentFacts | None:
     """Read the facts that the layout left open from the bytes; None for a torn log without a whole batch.
 
     Raises Corrupt if the log does not start with a batch, or its side files contradict it.
     """
     if segment.next_offset is not None and segment.epochs is not None:
-        return Told(
+        return SegmentFacts(
             segment=segment,
             next_offset=segment.next_offset,
             size_bytes=segment.size_bytes,
@@ -70,37 +70,37 @@ def tell(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment) -
         raise Corrupt("cannot read a segment, it does not begin with a batch", object=segment.data_key)
     found_offset, size_bytes, latest_ms = end
     next_offset = segment.next_offset or found_offset
-    beside = None if segment.epochs else _epochs_beside(store, segment, next_offset)
-    return Told(
+    checkpoint_epochs = None if segment.epochs else _epochs_of_checkpoint(store, segment, next_offset)
+    return SegmentFacts(
         segment=segment,
         next_offset=next_offset,
         size_bytes=size_bytes if segment.may_be_torn else segment.size_bytes,
         max_timestamp_ms=latest_ms if segment.max_timestamp_ms is None else segment.max_timestamp_ms,
-        epochs=segment.epochs or (_first_epoch(segment, read) if beside is None else beside),
-        has_all_epochs=segment.epochs is not None or beside is not None,
+        epochs=segment.epochs or (_first_epoch(segment, read) if checkpoint_epochs is None else checkpoint_epochs),
+        has_all_epochs=segment.epochs is not None or checkpoint_epochs is not None,
     )
 
 
-def with_all_epochs(store: ObjectStore, layout: ExternalFormat, told: Told) -> Told:
+def with_all_epochs(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts) -> SegmentFacts:
     """The segment with the epochs of all its batches.
 
     Without a copied checkpoint, all batch headers are read.
     """
-    if told.has_all_epochs:
-        return told
-    if told.segment.index_bytes.get("epochs"):
+    if facts.has_all_epochs:
+        return facts
+    if facts.segment.index_bytes.get("epochs"):
         with suppress(Corrupt):  # then the batches decide
-            beside = LeaderEpochs(checkpoint_of(store, layout, told))
-            own = beside.between(told.segment.base_offset, told.next_offset)
-            return replace(told, epochs=own, has_all_epochs=True)
+            checkpoint_epochs = LeaderEpochs(checkpoint_of(store, layout, facts))
+            own = checkpoint_epochs.between(facts.segment.base_offset, facts.next_offset)
+            return replace(facts, epochs=own, has_all_epochs=True)
     epochs = LeaderEpochs()
-    for _, _, table in slices_of(reader_of(store, layout, told.segment)):
+    for _, _, table in slices_of(reader_of(store, layout, facts.segment)):
         changes = np.flatnonzero(np.diff(table.leader_epochs, prepend=-2))
         for batch in changes.tolist():
             if (epoch := int(table.leader_epochs[batch])) >= 0:
                 epochs = epochs.assign(epoch, int(table.base_offsets[batch]))
-    first = ((epochs.entries[0][0], told.segment.base_offset), *epochs.entries[1:]) if epochs.entries else ()
-    return replace(told, epochs=first, has_all_epochs=True)
+    first = ((epochs.entries[0][0], facts.segment.base_offset), *epochs.entries[1:]) if epochs.entries else ()
+    return replace(facts, epochs=first, has_all_epochs=True)
 
 
 def built_indexes(read: Read, base_offset: int) -> tuple[bytes, bytes]:
@@ -127,16 +127,16 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
     raise Corrupt("cannot cut a segment, it ends before the offset", offset=offset, base_offset=base_offset)
 
 
-def row_of(told: Told, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
+def entry_of_facts(facts: SegmentFacts, layout: ExternalFormat, *, next_offset: int, size_bytes: int) -> SegmentEntry:
     """The segment entry of a segment that is read up to `next_offset`, its first `size_bytes` bytes.
 
     `indexes` has the size of each existing index. A transaction index that starts at -1 must be rebuilt from the
     batches. The record count is unknown: 0.
     """
-    segment = told.segment
+    segment = facts.segment
     indexes = {section: IndexRange(start=0, length=size) for section, size in segment.index_bytes.items()}
-    knows = segment.snapshot_offset in (None, told.next_offset)
-    if not segment.tells_transactions or not knows:
+    knows = segment.snapshot_offset in (None, facts.next_offset)
+    if not segment.has_transactions or not knows:
         indexes["txn"] = IndexRange(start=-1, length=1)
         indexes.pop("producers", None)
     return SegmentEntry(
@@ -146,9 +146,9 @@ def row_of(told: Told, layout: ExternalFormat, *, next_offset: int, size_bytes: 
         size_bytes=size_bytes,
         stored_bytes=segment.stored_bytes,
         record_count=0,
-        max_timestamp_ms=told.max_timestamp_ms,
+        max_timestamp_ms=facts.max_timestamp_ms,
         min_timestamp_ms=None,
-        epochs=tuple((epoch, start) for epoch, start in told.epochs if start < next_offset),
+        epochs=tuple((epoch, start) for epoch, start in facts.epochs if start < next_offset),
         data_crc32c=0,
         data_key=segment.data_key,
         indexes_key=f"{segment.data_key} of {layout.layout.value}",
@@ -159,7 +159,7 @@ def row_of(told: Told, layout: ExternalFormat, *, next_offset: int, size_bytes: 
     )
 
 
-def is_told(entry: SegmentEntry) -> bool:
+def has_known_transactions(entry: SegmentEntry) -> bool:
     """Whether the bucket has this entry's transactions; if not, all batches up to its end must be read."""
     return "txn" not in entry.indexes or entry.indexes["txn"].start >= 0
 
@@ -169,8 +169,10 @@ def reader_of(store: ObjectStore, layout: ExternalFormat, segment: ExternalSegme
     if segment.index_keys or (segment.codec == "none" and segment.key_id is None):
         size = segment.size_bytes
         return lambda at, length: store.get_range(segment.data_key, at, min(length, max(0, size - at)))
-    pseudo = Told(segment=segment, next_offset=segment.base_offset + 1, size_bytes=0, max_timestamp_ms=None, epochs=())
-    entry = row_of(pseudo, layout, next_offset=pseudo.next_offset, size_bytes=segment.size_bytes)
+    pseudo = SegmentFacts(
+        segment=segment, next_offset=segment.base_offset + 1, size_bytes=0, max_timestamp_ms=None, epochs=()
+    )
+    entry = entry_of_facts(pseudo, layout, next_offset=pseudo.next_offset, size_bytes=segment.size_bytes)
     return ExternalObject(store, segment.data_key, layout.parts(store, entry)).read
 
 
@@ -210,7 +212,7 @@ def _scanned(read: Read, start: int) -> tuple[int, int, int | None] | None:
     return None if reached is None else (reached, size, latest if latest >= 0 else None)
 
 
-def _epochs_beside(store: ObjectStore, segment: ExternalSegment, end: int) -> tuple[tuple[int, int], ...] | None:
+def _epochs_of_checkpoint(store: ObjectStore, segment: ExternalSegment, end: int) -> tuple[tuple[int, int], ...] | None:
     """The epochs from the checkpoint of the segment; None without one, or if it is damaged."""
     if (key := segment.index_keys.get("epochs")) is not None:
         with suppress(Corrupt):  # then the first batch decides; the checkpoint is a finding
@@ -224,12 +226,12 @@ def _first_epoch(segment: ExternalSegment, read: Read) -> tuple[tuple[int, int],
     return ((header.leader_epoch, segment.base_offset),) if header is not None and header.leader_epoch >= 0 else ()
 
 
-def checkpoint_of(store: ObjectStore, layout: ExternalFormat, told: Told) -> tuple[tuple[int, int], ...]:
+def checkpoint_of(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts) -> tuple[tuple[int, int], ...]:
     """The leader-epoch checkpoint copied with a segment; empty without one. Raises Corrupt."""
-    key = told.segment.index_keys.get("epochs")
+    key = facts.segment.index_keys.get("epochs")
     if key is not None:
         return parse_lineage(store.get(key), key)
-    entry = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
+    entry = entry_of_facts(facts, layout, next_offset=facts.next_offset, size_bytes=facts.size_bytes)
     return parse_lineage(layout.parts(store, entry).epochs or b"", entry.data_key)
 
 

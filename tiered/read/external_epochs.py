@@ -26,16 +26,16 @@ from local.index.index_files import slices_of
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Finding, Severity, damaged
 from remote.external.external_layout import ExternalFormat
-from remote.external.external_lineage import Chosen, Copy
+from remote.external.external_lineage import Copy, ReadRangeOfCopy
 from remote.store import ObjectStore
-from tiered.read.external_bytes import Told, checkpoint_of, reader_of
+from tiered.read.external_bytes import SegmentFacts, checkpoint_of, reader_of
 
 THREADS = 16
 Note = Callable[[Finding], None]
 
 
-def checkpoint_beside(
-    store: ObjectStore, layout: ExternalFormat, found: Sequence[Told], note: Note
+def newest_checkpoint(
+    store: ObjectStore, layout: ExternalFormat, found: Sequence[SegmentFacts], note: Note
 ) -> tuple[tuple[tuple[int, int], ...], bool]:
     """(the newest valid leader-epoch checkpoint, whether a newer one is broken); empty without one."""
     with_epochs = [each for each in found if each.epochs and each.segment.index_bytes.get("epochs")]
@@ -48,7 +48,7 @@ def checkpoint_beside(
             is_doubtful = True
             continue
         if entries and not _agrees(LeaderEpochs(entries), each):
-            if each.is_begun or each.is_verified:
+            if each.is_first_epoch_read or each.is_verified:
                 what = "its leader epoch checkpoint contradicts its batches and is ignored"
                 note(Finding(severity=Severity.WARNING, path=each.segment.data_key, what=what, offsets=_range(each)))
             is_doubtful = True
@@ -57,7 +57,7 @@ def checkpoint_beside(
     return (), is_doubtful
 
 
-def hidden(copies: Sequence[Copy], chosen: Sequence[Chosen]) -> list[tuple[int, int]]:
+def hidden(copies: Sequence[Copy], chosen: Sequence[ReadRangeOfCopy]) -> list[tuple[int, int]]:
     """The offsets that a copy holds and that are not read."""
     bases = {copy.number: copy.base_offset for copy in copies}
     read = sorted((bases[each.number], each.next_offset) for each in chosen)
@@ -73,7 +73,7 @@ def hidden(copies: Sequence[Copy], chosen: Sequence[Chosen]) -> list[tuple[int, 
     return found
 
 
-def overlaps(found: Sequence[Told]) -> bool:
+def overlaps(found: Sequence[SegmentFacts]) -> bool:
     """Whether different segments hold the same offset; copies of one segment do not count."""
     ordered = sorted({(each.segment.base_offset, each.next_offset, each.epochs) for each in found})
     return any(one[1] > two[0] for one, two in pairwise(ordered))
@@ -82,87 +82,97 @@ def overlaps(found: Sequence[Told]) -> bool:
 def verified(
     store: ObjectStore,
     layout: ExternalFormat,
-    found: Sequence[Told],
+    found: Sequence[SegmentFacts],
     unread: Sequence[tuple[int, int]],
     note: Note,
-) -> list[Told]:
+) -> list[SegmentFacts]:
     """The segments with the epochs of their batches; see the module text.
 
     `unread` are the offsets that would be hidden. Unreadable segments are left out.
     """
     bases = sorted({each.segment.base_offset for each in found})
 
-    def is_doubtful(told: Told) -> bool:
-        is_unread = any(base < told.next_offset and told.segment.base_offset < end for base, end in unread)
-        return is_unread or any(_overlap(told, each) for each in found)
+    def is_doubtful(facts: SegmentFacts) -> bool:
+        is_unread = any(base < facts.next_offset and facts.segment.base_offset < end for base, end in unread)
+        return is_unread or any(_overlap(facts, each) for each in found)
 
     with ThreadPoolExecutor(THREADS, "tiered-epochs") as threads:
-        answers = threads.map(lambda told: _verified(store, layout, told, is_doubtful(told), bases, note), found)
-        return [told for told in answers if told is not None]
+        answers = threads.map(
+            lambda facts: _verified(store, layout, facts, is_doubtful(facts), bases, note),
+            found,
+        )
+        return [facts for facts in answers if facts is not None]
 
 
 def _verified(
     store: ObjectStore,
     layout: ExternalFormat,
-    told: Told,
+    facts: SegmentFacts,
     is_doubtful: bool,
     bases: Sequence[int],
     note: Note,
-) -> Told | None:
-    if told.is_verified or (told.is_begun and not is_doubtful):
-        return told
+) -> SegmentFacts | None:
+    if facts.is_verified or (facts.is_first_epoch_read and not is_doubtful):
+        return facts
     try:
-        read = reader_of(store, layout, told.segment)
+        read = reader_of(store, layout, facts.segment)
         header = read_header(read(0, HEADER_BYTES))
         if header is None:
-            raise Corrupt("cannot read a segment, it does not begin with a batch", object=told.segment.data_key)
-        is_plain = len(told.epochs) == 1 and header.leader_epoch in (-1, told.epochs[0][0])
+            raise Corrupt("cannot read a segment, it does not begin with a batch", object=facts.segment.data_key)
+        is_plain = len(facts.epochs) == 1 and header.leader_epoch in (-1, facts.epochs[0][0])
         if is_plain and not is_doubtful:
-            return replace(told, is_begun=True, has_all_epochs=True)
-        epochs, end = _scanned(read, told)
+            return replace(facts, is_first_epoch_read=True, has_all_epochs=True)
+        epochs, end = _scanned(read, facts)
     except Corrupt as error:
-        note(replace(damaged(error, told.segment.data_key), offsets=_range(told)))
+        note(replace(damaged(error, facts.segment.data_key), offsets=_range(facts)))
         return None
-    claimed = told.epochs
+    claimed = facts.epochs
     if epochs and claimed and epochs != claimed:
         what = f"its leader epochs contradict its batches: claimed={_text(claimed)} batches={_text(epochs)}"
-        note(Finding(severity=Severity.WARNING, path=told.segment.data_key, what=what, offsets=_range(told)))
+        note(
+            Finding(
+                severity=Severity.WARNING,
+                path=facts.segment.data_key,
+                what=what,
+                offsets=_range(facts),
+            )
+        )
     # A cleaned segment ends before its last offset. Its end beyond the next segment's base is not trusted.
-    limit = min((base for base in bases if base >= end), default=told.next_offset)
-    next_offset = min(told.next_offset, max(end, limit))
-    return replace(told, epochs=epochs or claimed, next_offset=next_offset, has_all_epochs=True, is_verified=True)
+    limit = min((base for base in bases if base >= end), default=facts.next_offset)
+    next_offset = min(facts.next_offset, max(end, limit))
+    return replace(facts, epochs=epochs or claimed, next_offset=next_offset, has_all_epochs=True, is_verified=True)
 
 
-def _scanned(read: Callable[[int, int], bytes], told: Told) -> tuple[tuple[tuple[int, int], ...], int]:
-    epochs, end = LeaderEpochs(), told.segment.base_offset
+def _scanned(read: Callable[[int, int], bytes], facts: SegmentFacts) -> tuple[tuple[tuple[int, int], ...], int]:
+    epochs, end = LeaderEpochs(), facts.segment.base_offset
     for _, _, table in slices_of(read):
         for batch in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
             if (epoch := int(table.leader_epochs[batch])) >= 0:
                 epochs = epochs.assign(epoch, int(table.base_offsets[batch]))
         end = int(table.last_offsets[-1]) + 1
     entries = epochs.entries
-    return ((entries[0][0], told.segment.base_offset), *entries[1:]) if entries else (), end
+    return ((entries[0][0], facts.segment.base_offset), *entries[1:]) if entries else (), end
 
 
-def _agrees(checkpoint: LeaderEpochs, told: Told) -> bool:
+def _agrees(checkpoint: LeaderEpochs, facts: SegmentFacts) -> bool:
     """Whether a checkpoint has the segment's epochs.
 
     A checkpoint that starts inside it was cut by DeleteRecords.
     """
-    base, end = _range(told)
+    base, end = _range(facts)
     if checkpoint.entries[0][1] > base:
         return True
-    return [epoch for epoch, _ in checkpoint.between(base, end)] == [epoch for epoch, _ in told.epochs]
+    return [epoch for epoch, _ in checkpoint.between(base, end)] == [epoch for epoch, _ in facts.epochs]
 
 
-def _overlap(one: Told, two: Told) -> bool:
+def _overlap(one: SegmentFacts, two: SegmentFacts) -> bool:
     is_copy = _range(one) == _range(two) and one.epochs == two.epochs
     (base, end), (other, other_end) = _range(one), _range(two)
     return not is_copy and max(base, other) < min(end, other_end)
 
 
-def _range(told: Told) -> tuple[int, int]:
-    return told.segment.base_offset, told.next_offset
+def _range(facts: SegmentFacts) -> tuple[int, int]:
+    return facts.segment.base_offset, facts.next_offset
 
 
 def _without(start: int, end: int, read: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

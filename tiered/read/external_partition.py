@@ -30,8 +30,16 @@ from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.index_bundle import IndexBundle
 from remote.store import Body, ObjectStore
-from tiered.read.external_bytes import Told, built_indexes, is_told, position_of, row_of, tell, with_all_epochs
-from tiered.read.external_epochs import checkpoint_beside, hidden, overlaps, verified
+from tiered.read.external_bytes import (
+    SegmentFacts,
+    built_indexes,
+    entry_of_facts,
+    has_known_transactions,
+    position_of,
+    read_segment_facts,
+    with_all_epochs,
+)
+from tiered.read.external_epochs import hidden, newest_checkpoint, overlaps, verified
 from tiered.read.partition_source import PartitionSource
 
 THREADS = 16
@@ -62,12 +70,12 @@ class ExternalPartition(RemotePartition):
         return super().read(segment, position, length, in_one_piece=in_one_piece)
 
     def txn_index(self, segment: SegmentEntry) -> Body:
-        if is_told(segment):
+        if has_known_transactions(segment):
             return self.indexes(segment).txn
         return self._replay.aborted(segment, self._entries())
 
     def producer_snapshot(self, segment: SegmentEntry) -> Body:
-        if is_told(segment) and "producers" in segment.indexes:
+        if has_known_transactions(segment) and "producers" in segment.indexes:
             return self.indexes(segment).producers
         return self._replay.producers(segment, self._entries())
 
@@ -161,7 +169,7 @@ class Replay:
 class Known:
     """Results of earlier scans of a partition: segments by key, size and time; findings by key."""
 
-    told: dict[tuple[str, int, int], Told | None] = field(default_factory=dict)
+    facts: dict[tuple[str, int, int], SegmentFacts | None] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
 
 
@@ -193,7 +201,7 @@ def list_rows(
     such a segment is left out, the others are read. Raises the layout's errors.
     """
     seen = Known() if known is None else known
-    known_told, findings = seen.told, {} if findings is None else findings
+    known_facts, findings = seen.facts, {} if findings is None else findings
 
     def note(found: Finding) -> None:
         findings[found.path] = seen.findings[found.path] = found
@@ -207,14 +215,14 @@ def list_rows(
             if each.data_key in seen.findings:
                 note(seen.findings[each.data_key])
     keys = [(each.data_key, each.stored_bytes, each.stamp_ms) for each in segments]
-    fresh = [(key, each) for key, each in zip(keys, segments, strict=True) if key not in known_told]
+    fresh = [(key, each) for key, each in zip(keys, segments, strict=True) if key not in known_facts]
     with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
-        answers = threads.map(lambda pair: _tell(store, layout, pair[1], note), fresh)
-        known_told.update((key, told) for (key, _), told in zip(fresh, answers, strict=True))
-    found = [told for key in keys if (told := known_told[key]) is not None]
-    found, known_epochs = _settled(store, layout, found, note)
-    told_by_key = {told.segment.data_key: told for told in found}
-    known_told.update((key, told_by_key.get(key[0])) for key in keys)
+        answers = threads.map(lambda pair: _segment_facts(store, layout, pair[1], note), fresh)
+        known_facts.update((key, facts) for (key, _), facts in zip(fresh, answers, strict=True))
+    found = [facts for key in keys if (facts := known_facts[key]) is not None]
+    found, known_epochs = _with_checked_epochs(store, layout, found, note)
+    facts_by_key = {facts.segment.data_key: facts for facts in found}
+    known_facts.update((key, facts_by_key.get(key[0])) for key in keys)
     copies = _copies(found)
     chosen = choose(copies, known_epochs)
     try:
@@ -234,66 +242,66 @@ def list_rows(
         _log.info(
             "deleted local copies that are no longer needed: partition=%s segments=%d", name.topic_partition, left_out
         )
-    return _all_or_none_told(entries)
+    return _with_transactions_of_all_or_none(entries)
 
 
-def _tell(
+def _segment_facts(
     store: ObjectStore, layout: ExternalFormat, segment: ExternalSegment, note: Callable[[Finding], None]
-) -> Told | None:
-    """As `tell`; a damaged segment is a finding."""
+) -> SegmentFacts | None:
+    """As `read_segment_facts`; a damaged segment is a finding."""
     try:
-        return tell(store, layout, segment)
+        return read_segment_facts(store, layout, segment)
     except Corrupt as error:
         note(replace(damaged(error, segment.data_key), offsets=(segment.base_offset, segment.base_offset + 1)))
         return None
 
 
-def _settled(
-    store: ObjectStore, layout: ExternalFormat, found: list[Told], note: Callable[[Finding], None]
-) -> tuple[list[Told], tuple[tuple[int, int], ...]]:
+def _with_checked_epochs(
+    store: ObjectStore, layout: ExternalFormat, found: list[SegmentFacts], note: Callable[[Finding], None]
+) -> tuple[list[SegmentFacts], tuple[tuple[int, int], ...]]:
     """(the segments with all epochs, the checkpoint of the last leader); in doubt the batches decide."""
-    known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
+    known_epochs, is_doubtful = newest_checkpoint(store, layout, found, note)
     if known_epochs or is_doubtful or overlaps(found):
         # The offset of each epoch's first batch decides which copy counts.
         with ThreadPoolExecutor(THREADS, "tiered-foreign") as threads:
-            found = list(threads.map(lambda told: with_all_epochs(store, layout, told), found))
+            found = list(threads.map(lambda facts: with_all_epochs(store, layout, facts), found))
     for _ in range(2):  # epochs corrected in the first pass may hide other offsets
         copies = _copies(found)
         unread = hidden(copies, choose(copies, known_epochs))
         if is_doubtful or unread or overlaps(found):
             found = verified(store, layout, found, unread, note)
-            known_epochs, is_doubtful = checkpoint_beside(store, layout, found, note)
+            known_epochs, is_doubtful = newest_checkpoint(store, layout, found, note)
     return found, known_epochs
 
 
-def _copies(found: Sequence[Told]) -> list[Copy]:
+def _copies(found: Sequence[SegmentFacts]) -> list[Copy]:
     return [
         Copy(
             number=number,
-            base_offset=told.segment.base_offset,
-            next_offset=told.next_offset,
-            epochs=told.epochs,
-            stamp_ms=told.segment.stamp_ms,
+            base_offset=facts.segment.base_offset,
+            next_offset=facts.next_offset,
+            epochs=facts.epochs,
+            stamp_ms=facts.segment.stamp_ms,
         )
-        for number, told in enumerate(found)
+        for number, facts in enumerate(found)
     ]
 
 
-def _entry(store: ObjectStore, layout: ExternalFormat, told: Told, next_offset: int) -> SegmentEntry:
+def _entry(store: ObjectStore, layout: ExternalFormat, facts: SegmentFacts, next_offset: int) -> SegmentEntry:
     """The segment entry, cut where another leader's records begin."""
-    entry = row_of(told, layout, next_offset=told.next_offset, size_bytes=told.size_bytes)
-    if next_offset >= told.next_offset:
+    entry = entry_of_facts(facts, layout, next_offset=facts.next_offset, size_bytes=facts.size_bytes)
+    if next_offset >= facts.next_offset:
         return entry
     parts = layout.parts(store, entry)
     body = ExternalObject(store, entry.data_key, parts)
     offsets = parts.offset if parts.offset is not None else built_indexes(body.read, entry.base_offset)[0]
     cut = position_of(body.read, offsets, entry.base_offset, next_offset)
-    return row_of(told, layout, next_offset=next_offset, size_bytes=cut)
+    return entry_of_facts(facts, layout, next_offset=next_offset, size_bytes=cut)
 
 
-def _all_or_none_told(entries: list[SegmentEntry]) -> list[SegmentEntry]:
+def _with_transactions_of_all_or_none(entries: list[SegmentEntry]) -> list[SegmentEntry]:
     """Keep the transactions of all entries or of none: each index relies on those before it."""
-    if all(is_told(entry) for entry in entries):
+    if all(has_known_transactions(entry) for entry in entries):
         return entries
     unknown = {"txn": IndexRange(start=-1, length=1)}
     return [replace(entry, indexes={**entry.indexes, **unknown}) for entry in entries]

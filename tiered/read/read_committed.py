@@ -49,7 +49,7 @@ def producers_in_bucket(source: PartitionSource) -> ProducerState:
 
 
 def _last_producers(remote: RemotePartition | None, index: MetadataIndex) -> ProducerState:
-    last = index.last_row()
+    last = index.last_entry()
     if last is None or remote is None:
         return ProducerState()
     snapshot = remote.producer_snapshot(last)

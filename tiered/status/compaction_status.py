@@ -62,12 +62,12 @@ def compaction_status(
     snapshots = [each for each in look(now_ms, topics) if each.rules.cleanup_compact]
     states = {held.name: str(held.log.cleaning.now) for held in manager.partitions(topics)}
     last = {run.name: run for run in manager.cleaning.runs}
-    left_alone = manager.cleaning.uncleanable
+    uncleanable = manager.cleaning.uncleanable
     return {
         each.partition: LogCleaningStatus(
             log=log_to_clean(each),
             state=states.get(each.partition, "none"),
-            uncleanable=left_alone.get(each.partition),
+            uncleanable=uncleanable.get(each.partition),
             last_run=last.get(each.partition),
         )
         for each in snapshots

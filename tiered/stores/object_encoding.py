@@ -5,7 +5,7 @@
 | manager, compacted view | effective settings of the topic on its node |
 | sidecar (`tiered.migrate.adopt`), import | configuration and options of the command, over the settings of the source |
 | bulk ingest, bucket compaction | settings of the job over the manifest's (`with_key_of`) |
-| merge, recode, copy, repair | the encoding of the entry that is rewritten (`kept_as`), changed where asked |
+| merge, recode, copy, repair | the encoding of the entry that is rewritten (`encoding_of_entry`), changed where asked |
 
 A writer that has no view of the node's configuration never writes plaintext behind encrypted entries. If its settings
 name no key, the key of the newest encrypted entry is used. A rewriting writer encrypts plaintext entries if the
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = [
     "KEY_ID",
     "BucketSettings",
-    "Keeping",
+    "EncodingChoice",
     "SettingsOf",
     "encoding_of",
-    "kept_as",
+    "encoding_of_entry",
+    "encoding_of_settings",
     "own_settings",
-    "settled_keeping",
     "with_key_of",
 ]
 
@@ -45,7 +45,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class EncodingChoice:
     """The object encoding without secrets: codec ("none", "zstd"), key id, storage class.
 
     `level` is zstd's for new objects, None for its default. Entries do not record it, so it takes no part in
@@ -112,10 +112,10 @@ def with_key_of(settings: Mapping[str, str], entries: Iterable[SegmentEntry]) ->
     return found
 
 
-def settled_keeping(settings: Mapping[str, str]) -> Keeping:
+def encoding_of_settings(settings: Mapping[str, str]) -> EncodingChoice:
     """The encoding that `settings` name; missing settings have their defaults. Needs no key ring."""
     said = object_encoding({**settings, KEY_ID: ""}, NO_KEYS)
-    return Keeping(
+    return EncodingChoice(
         codec=CODECS[said.codec],
         key_id=settings.get(KEY_ID) or None,
         storage_class=said.storage_class,
@@ -123,13 +123,13 @@ def settled_keeping(settings: Mapping[str, str]) -> Keeping:
     )
 
 
-def kept_as(entry: SegmentEntry, settings: Mapping[str, str] = _NOTHING) -> Keeping:
+def encoding_of_entry(entry: SegmentEntry, settings: Mapping[str, str] = _NOTHING) -> EncodingChoice:
     """The encoding of `entry`; a plaintext entry gets the key of the settings if they name one.
 
     The storage class is that of the settings if they name one: the store was opened with it.
     """
-    said = settled_keeping(settings)
-    return Keeping(
+    said = encoding_of_settings(settings)
+    return EncodingChoice(
         codec=entry.codec,
         key_id=entry.key_id or settings.get(KEY_ID) or None,
         storage_class=said.storage_class if STORAGE_CLASS in settings else entry.storage_class,

@@ -13,7 +13,7 @@ from local.errors import AccessDenied, ErrorCode, InvalidRequest, LogError, NotF
 from policies.decisions import CopySegment
 from tiered.cli.errors import one_line
 from tiered.health.lint import _mistake
-from tiered.maintenance.remote_tasks import next_slice
+from tiered.maintenance.remote_tasks import next_copier_turn
 from tiered.node.work_report import WorkJournal
 from tiered.status.status_report import _SET_CLOCK, _of_node
 
@@ -107,6 +107,6 @@ def test_indivisible_copies_are_one_slice_for_any_reason_text() -> None:
         fields = {"size_bytes": 1 << 20, "reason": "reworded", "is_indivisible": is_indivisible}
         return [CopySegment(base_offset=at, next_offset=at + 1, **fields) for at in range(110)]  # type: ignore[arg-type]
 
-    whole, parts = (next_slice(planned(is_indivisible=each)) for each in (True, False))
+    whole, parts = (next_copier_turn(planned(is_indivisible=each)) for each in (True, False))
     assert (len(whole.decisions), whole.has_more) == (110, False)
     assert (len(parts.decisions), parts.has_more) == (64, True)

@@ -23,7 +23,7 @@ from remote.segments import chunk_table, index_bundle
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket, damage
 from tiered.manager.manager import LogManager
-from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
 
@@ -61,7 +61,7 @@ def test_deep_check_finds_nothing_and_covers_every_kind_of_object(world: World) 
 def test_manager_takes_over_the_bucket_and_continues_it(world: World) -> None:
     _, expected = first_release.load()
     disk = ModelDisk()
-    wish = RestoreWish(kept=Kept.NONE, takes_over=True)
+    wish = RestoreWish(kept=LocalSegments.NONE, takes_over=True)
     plan = plan_restore(world.store, list_partitions(world.store), wish, now_ms=NOW, keys=first_release.KEYS)
     run_restore(world.store, plan, disk, "./new", now_ms=lambda: NOW, keys=first_release.KEYS)
     with pytest.MonkeyPatch.context() as patch:

@@ -28,7 +28,7 @@ from tiered.cli.main import invoke
 from tiered.config.config import Config
 from tiered.config.key_rings import keyed_store
 from tiered.config.price_file import configured_prices
-from tiered.cost.cost_advising import kept_segments
+from tiered.cost.cost_advising import stored_segments_of
 from tiered.inspect.segment_table import TableOptions, segment_rows
 from tiered.manager.manager import LogManager
 from tiered.observe.metrics import Metrics
@@ -346,7 +346,11 @@ def _kept(manager: LogManager, tell: Tell) -> None:
         figures = {name: getattr(point, name) for name in ("local_bytes", "remote_bytes", "lag_bytes", "at_risk_bytes")}
         tell("notes", place, {**figures, "kept_dollars": point.dollars_per_month})
     for topic in set(TOPICS) - {"cleaned"}:  # a view is not part of the topic's segments
-        tell("advice", topic, {"stored_bytes": sum(each.stored_bytes for each in kept_segments(manager, topic, LATER))})
+        tell(
+            "advice",
+            topic,
+            {"stored_bytes": sum(each.stored_bytes for each in stored_segments_of(manager, topic, LATER))},
+        )
 
 
 def _bucket_alone(home: Path, tell: Tell) -> None:

@@ -231,7 +231,7 @@ def _in_tasks(
 def _plan_row(plan: CompactionPlan) -> BucketCompactionPlan:
     from tiered.jobs.pipeline import dirty_bytes
     from tiered.jobs.rewriting import cost_of
-    from tiered.stores.object_encoding import Keeping
+    from tiered.stores.object_encoding import EncodingChoice
 
     rows = [row for group in plan.groups for row in group.entries]
     return BucketCompactionPlan.of(
@@ -240,7 +240,7 @@ def _plan_row(plan: CompactionPlan) -> BucketCompactionPlan:
         segments=len(rows),
         dirty_bytes=dirty_bytes(rows),
         was_done=plan.is_done,
-        dollars=cost_of(rows, Keeping()).dollars if rows else 0.0,
+        dollars=cost_of(rows, EncodingChoice()).dollars if rows else 0.0,
     )
 
 

@@ -165,7 +165,7 @@ def _plans(
     prices: PriceTable,
 ) -> list[ImportPlan]:
     from tiered.migrate.import_bucket import plan_import, topic_id_for
-    from tiered.stores.object_encoding import KEY_ID, settled_keeping
+    from tiered.stores.object_encoding import KEY_ID, encoding_of_settings
 
     names = _named(theirs.partitions(source), targets, source.url)
     topics = {name.topic: name.topic_id for name in names}
@@ -181,7 +181,7 @@ def _plans(
             bucket.store,
             topic_id=ids[name.topic],
             now_ms=now_ms(),
-            keeping=settled_keeping(settings[name.topic]),
+            encoding=encoding_of_settings(settings[name.topic]),
             properties=own,
             prices=prices,
         )

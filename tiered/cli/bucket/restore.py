@@ -22,7 +22,7 @@ from tiered.config.units import counted, format_bytes, format_count, format_doll
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from tiered.migrate.restore_plan import LeftOut, PartitionRestore, TopicRestore
+    from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, TopicRestore
     from tiered.migrate.restore_running import RestoredPartition
 
 
@@ -120,11 +120,11 @@ def restore(
     """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
     from local.storage import DiskStorage
     from tiered.migrate.restore_place import check_restore
-    from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+    from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
     from tiered.migrate.restore_running import run_restore
 
     wish = RestoreWish(
-        kept=Kept(kept),
+        kept=LocalSegments(kept),
         to_offset=to_offset,
         to_time_ms=parse_time(to_time, now_ms()) if to_time is not None else None,
         takes_over=take_over,
@@ -136,10 +136,10 @@ def restore(
     root = os.path.abspath(directory)
     with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
         names = bucket.partitions(targets, topic_id)
-        left_out: list[LeftOut] = []
+        skipped: list[SkippedPartition] = []
         missing = bucket.missing(targets, names)
         plan = plan_restore(
-            bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys, left_out=left_out, missing=missing
+            bucket.store, names, wish, now_ms=now_ms(), keys=bucket.keys, skipped=skipped, missing=missing
         )
         check_restore(plan, DiskStorage(), root)
         parts = [each for topic in plan for each in topic.partitions]
@@ -149,7 +149,7 @@ def restore(
             rows = [_planned(each, prices) for each in parts]
             print_result(RestorePlanned(dry_run=True, dollars=dollars, partitions=rows), output)
             session.say(f"${format_dollars(dollars)}; nothing changed")
-            return _say_left_out(left_out)
+            return _print_skipped(skipped)
         if not yes:
             _ask(plan, parts, root, dollars)
         with byte_progress(session, "restored", sum(each.size_bytes for each in parts)) as progress:
@@ -169,7 +169,7 @@ def restore(
         session.say("interrupted; complete files stay, run the same command to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
     _say_rest(session, outcome.partitions, root)
-    return _say_left_out([*left_out, *outcome.left_out])
+    return _print_skipped([*skipped, *outcome.skipped])
 
 
 def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: str, dollars: float) -> None:
@@ -181,12 +181,12 @@ def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: 
     click.confirm(f"restore {told}?", abort=True, err=True)
 
 
-def _say_left_out(left_out: Sequence[LeftOut]) -> int:
+def _print_skipped(skipped: Sequence[SkippedPartition]) -> int:
     """Print each partition that prevented the restore of its topic; return the exit code."""
-    for each in left_out:
+    for each in skipped:
         hint = "exclude the topic: name its other partitions, or repair this one ('tiered scrub')"
         click.echo(f"! {each.name.topic}/{each.name.partition}: {each.error}; {hint}", err=True)
-    return worst(each.error for each in left_out)
+    return worst(each.error for each in skipped)
 
 
 def _say_rest(session: Session, done: Sequence[RestoredPartition], root: str) -> None:

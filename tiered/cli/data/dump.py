@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from local.names import TopicPartition
     from local.verify.findings import Finding
     from remote.segments.encryption import KeyRing
-    from tiered.inspect.dump_files import Sheet
+    from tiered.inspect.dump_files import Section
     from tiered.inspect.dump_rows import DecodeRecord
     from tiered.inspect.dump_sources import FileSource
     from tiered.inspect.dumping import Filter, LogDump
@@ -432,8 +432,8 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
         session.say(f"{source.place} passed the sanity check")
         return Exit.DONE
     if not asked.verify_index_only:
-        sheets = dump_files.sheets_of(source, _ring_for(session, source))
-        _print_sheets(asked, _chosen(asked, sheets), source)
+        sections = dump_files.sections_of(source, _ring_for(session, source))
+        _print_sections(asked, _chosen(asked, sections), source)
     compared = dump_files.compare_with_log(source)
     if compared is not None:
         return _tell_findings(session, compared)
@@ -446,34 +446,34 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
     return Exit.DONE
 
 
-def _chosen(asked: _Asked, sheets: list[Sheet]) -> list[Sheet]:
+def _chosen(asked: _Asked, sections: list[Section]) -> list[Section]:
     if asked.section is None:
-        if len(sheets) > 1 and asked.form == "csv":
+        if len(sections) > 1 and asked.form == "csv":
             raise click.UsageError(
-                f"csv prints one kind of rows: choose a --section of {[each.name for each in sheets]}"
+                f"csv prints one kind of rows: choose a --section of {[each.name for each in sections]}"
             )
-        return sheets
-    chosen = [each for each in sheets if each.name == asked.section]
+        return sections
+    chosen = [each for each in sections if each.name == asked.section]
     if not chosen:
         raise InvalidRequest(
-            "the section does not exist", section=asked.section, there_are=[each.name for each in sheets]
+            "the section does not exist", section=asked.section, there_are=[each.name for each in sections]
         )
     return chosen
 
 
-def _print_sheets(asked: _Asked, sheets: list[Sheet], source: FileSource) -> None:
+def _print_sections(asked: _Asked, sections: list[Section], source: FileSource) -> None:
     from tiered.inspect.dump_sources import Kind
 
     form, path = asked.form, source.place
-    rows_of = {sheet.name: list(islice(sheet.rows, asked.count)) for sheet in sheets}
+    rows_of = {section.name: list(islice(section.rows, asked.count)) for section in sections}
     if form == "json" and source.kind not in (None, Kind.MANIFEST):
         from tiered.cli.data.dump_results import file_result
 
         print_result(file_result(source.kind, path, rows_of), form)
         return
     if form == "json":
-        first, *others = sheets
-        rest = {sheet.name: rows_of[sheet.name] for sheet in others}
+        first, *others = sections
+        rest = {section.name: rows_of[section.name] for section in others}
         print_fields(
             first.name,
             map(msgspec.to_builtins, rows_of[first.name]),
@@ -484,20 +484,20 @@ def _print_sheets(asked: _Asked, sheets: list[Sheet], source: FileSource) -> Non
             **rest,
         )
         return
-    for sheet in sheets:
-        rows: Iterable[Mapping[str, object]] = map(msgspec.to_builtins, rows_of[sheet.name])
-        names = sheet.fields
+    for section in sections:
+        rows: Iterable[Mapping[str, object]] = map(msgspec.to_builtins, rows_of[section.name])
+        names = section.fields
         if form == "text":
-            write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
+            write_lines([f"{section.name}:"] if len(sections) > 1 else [])
             write_lines(map(entry_line, rows))
             continue
-        if len(sheets) > 1 and form == "jsonl":
+        if len(sections) > 1 and form == "jsonl":
             names = ("section", *names)
-            rows = ({"section": sheet.name, **row} for row in rows)
+            rows = ({"section": section.name, **row} for row in rows)
         if form == "table":
-            write_lines(f"{name}: {value}" for name, value in sheet.facts.items())
-            write_lines([f"{sheet.name}:"] if len(sheets) > 1 else [])
-        print_fields(sheet.name, rows, names, form)
+            write_lines(f"{name}: {value}" for name, value in section.facts.items())
+            write_lines([f"{section.name}:"] if len(sections) > 1 else [])
+        print_fields(section.name, rows, names, form)
 
 
 def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:

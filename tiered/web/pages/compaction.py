@@ -76,7 +76,7 @@ class Compaction:
     now_ms: int
 
 
-def look_at_compaction(manager: LogManager, now_ms: int) -> Compaction:
+def compaction_data(manager: LogManager, now_ms: int) -> Compaction:
     """Collect the state of compaction without a store request. Dirtiest logs first."""
     found = compaction_status(manager, now_ms, may_ask=False).values()
     return Compaction(

@@ -23,7 +23,7 @@ from tiered.status.tier_history import still_there
 from tiered.status.tier_journal import read_series
 from tiered.web.html import Html, tag
 from tiered.web.pages.assets import SCRIPT, icon, lab_script, stylesheet
-from tiered.web.pages.compaction import Compaction, compaction_facts, compaction_page, look_at_compaction
+from tiered.web.pages.compaction import Compaction, compaction_data, compaction_facts, compaction_page
 from tiered.web.pages.data_loader import DEADLINE_S, DataLoader, Loaded, PageDeadline
 from tiered.web.pages.history import HistoryData
 from tiered.web.pages.manager_cache import ManagerCache
@@ -186,7 +186,7 @@ class Site:
 
     def _compaction(self) -> Loaded[Compaction]:
         def read(manager: LogManager) -> Compaction:
-            return look_at_compaction(manager, self._now_ms())
+            return compaction_data(manager, self._now_ms())
 
         return self._cache.load(self._loader, "compaction", read, keep_ms=CACHE_MS)
 

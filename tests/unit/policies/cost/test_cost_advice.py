@@ -11,7 +11,7 @@ from manager_world import DAY, NOW, TIERED, World, send, settle
 
 from local.format.record import Record
 from policies.cost import cost_advice as cost_advice_policy
-from policies.cost.cost_advice import KeptSegment, advise_costs
+from policies.cost.cost_advice import StoredSegment, advise_costs
 from policies.cost.prices import BUILT_IN
 from policies.cost.scenarios import Scenario, Stream, cost_of
 from policies.cost.simulation import Reads, Workload
@@ -21,10 +21,10 @@ from remote.manifest.catalog import list_partitions
 from remote.store.middleware.metered_store import MeteredStore
 from tiered.cli.arguments import parse_time
 from tiered.config.price_file import price_rows
-from tiered.cost.cost_advising import cost_advice, kept_segments
+from tiered.cost.cost_advising import cost_advice, stored_segments_of
 from tiered.cost.cost_history import measured_streams
 from tiered.cost.topic_cost import cost_report
-from tiered.jobs.rewriting import Only, plan_recode, run_rewrite
+from tiered.jobs.rewriting import EntryFilter, plan_recode, run_rewrite
 
 MIB = 1 << 20
 STREAM = Stream(
@@ -34,7 +34,9 @@ STREAM = Stream(
     rules=PartitionRules(retention_ms=180 * DAY, local_retention_ms=3 * DAY),
     zstd_share=0.5,
 )
-SETTLED = KeptSegment(stored_bytes=GIB, storage_class="STANDARD", lived_ms=10 * DAY, left_ms=170 * DAY, is_settled=True)
+SETTLED = StoredSegment(
+    stored_bytes=GIB, storage_class="STANDARD", lived_ms=10 * DAY, remaining_ms=170 * DAY, is_settled=True
+)
 
 
 def advice(stream=STREAM, segments=(), **more):
@@ -93,9 +95,9 @@ def test_a_move_out_of_a_class_saves_at_the_price_of_its_last_bands():
     ("segment", "classes"),
     [
         ({"is_settled": False}, []),
-        ({"left_ms": 20 * DAY}, []),
-        ({"left_ms": 60 * DAY}, ["STANDARD_IA"]),
-        ({"left_ms": None}, ["GLACIER_IR"]),
+        ({"remaining_ms": 20 * DAY}, []),
+        ({"remaining_ms": 60 * DAY}, ["STANDARD_IA"]),
+        ({"remaining_ms": None}, ["GLACIER_IR"]),
         ({"stored_bytes": 100 << 10}, []),
         ({"storage_class": "GLACIER_IR"}, []),
     ],
@@ -111,7 +113,7 @@ def test_the_cost_of_a_move_includes_the_rest_of_the_minimum_duration():
 
 
 def test_a_move_with_a_payback_time_above_the_limit_is_left_out(monkeypatch):
-    small = [replace(SETTLED, stored_bytes=200 << 10, left_ms=None)] * 10_000
+    small = [replace(SETTLED, stored_bytes=200 << 10, remaining_ms=None)] * 10_000
     (found,) = [each for each in advice(segments=small, least_dollars=0.0001) if each.segments]
     assert 9 < found.payback_months < 11
     monkeypatch.setattr(cost_advice_policy, "PAYBACK_MONTHS_MAX", 5.0)
@@ -125,15 +127,15 @@ def test_segments_that_are_still_on_the_disk_are_not_settled():
         send(manager, 300)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        before = kept_segments(manager, "t", NOW)
+        before = stored_segments_of(manager, "t", NOW)
         assert before
         assert not any(each.is_settled for each in before)
         manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
         settle(manager)
-        after = kept_segments(manager, "t", NOW + DAY)
+        after = stored_segments_of(manager, "t", NOW + DAY)
         assert all(each.is_settled for each in after)
         assert {each.lived_ms for each in after} == {DAY}
-        assert all(each.left_ms == pytest.approx(88 * DAY, rel=0.01) for each in after)
+        assert all(each.remaining_ms == pytest.approx(88 * DAY, rel=0.01) for each in after)
 
 
 # Prices that bill objects as small as in these tests by the byte, in cents.
@@ -163,12 +165,12 @@ def months_of_segments(world, tmp_path):
     return prices
 
 
-def asked_of(command: str) -> tuple[str, Only]:
+def asked_of(command: str) -> tuple[str, EntryFilter]:
     """The class and the limits in a proposed command, parsed as the command line does."""
     words = shlex.split(command)
     option = {words[at]: words[at + 1] for at in range(len(words) - 1) if words[at].startswith("--")}
     since, until = (parse_time(option[name], NOW) for name in ("--since", "--until"))
-    return option["--storage-class"], Only(min_bytes=int(option["--min-bytes"]), since_ms=since, until_ms=until)
+    return option["--storage-class"], EntryFilter(min_bytes=int(option["--min-bytes"]), since_ms=since, until_ms=until)
 
 
 def test_a_proposed_move_rewrites_the_counted_segments_and_saves_the_stated_amount(tmp_path):
@@ -179,10 +181,10 @@ def test_a_proposed_move_rewrites_the_counted_segments_and_saves_the_stated_amou
     with world.open(read_only=True, cost_prices=prices) as manager:
         (move,) = [each for each in cost_advice(manager, NOW).advice if each.segments]
         before = cost_report(manager, NOW).bills[0]
-    to, only = asked_of(move.command)
+    to, entry_filter = asked_of(move.command)
     done, once, puts, metered = [], 0.0, 0, MeteredStore(world.store)
     for name in list_partitions(world.store):
-        plan = plan_recode(world.store, name, now_ms=NOW, storage_class=to, only=only, prices=SMALL)
+        plan = plan_recode(world.store, name, now_ms=NOW, storage_class=to, entry_filter=entry_filter, prices=SMALL)
         done += [entry for group in plan.groups for entry in group.entries]
         once += plan.cost.dollars
         puts += plan.cost.puts
@@ -217,7 +219,7 @@ def test_no_move_is_proposed_if_retention_expires_the_segments_before_the_paybac
     small = replace(SETTLED, stored_bytes=1 << 20)
     dear = replace(BUILT_IN, classes={"STANDARD": BUILT_IN.of("STANDARD"), "STANDARD_IA": BUILT_IN.of("STANDARD_IA")})
     for days, is_worth in ((31, False), (360, True)):
-        kept = [replace(small, left_ms=days * DAY)] * 100_000
+        kept = [replace(small, remaining_ms=days * DAY)] * 100_000
         found = [each for each in advise_costs([STREAM], {"t": kept}, dear) if each.segments]
         assert bool(found) == is_worth, days
 

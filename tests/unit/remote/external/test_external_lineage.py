@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_profile import examples
 
-from remote.external.external_lineage import Chosen, Copy, choose, lineage_of
+from remote.external.external_lineage import Copy, ReadRangeOfCopy, choose, lineage_of
 
 
 def _copy(number, base, following, epochs=(), stamp=0):
@@ -33,13 +33,13 @@ CASES = {
 def test_choice_among_copies_in_kafkas_own_cases() -> None:
     for what, (copies, expected) in CASES.items():
         found = choose([_copy(number, *each) for number, each in enumerate(copies)])
-        assert found == [Chosen(*each) for each in expected], what
+        assert found == [ReadRangeOfCopy(*each) for each in expected], what
 
 
 def test_of_two_equal_copies_the_newer_is_read() -> None:
     for stamps in ((1, 2), (2, 1)):
         copies = [_copy(number, 0, 10, [(0, 0)], stamp) for number, stamp in enumerate(stamps)]
-        assert choose(copies) == [Chosen(stamps.index(2), 10)]
+        assert choose(copies) == [ReadRangeOfCopy(stamps.index(2), 10)]
 
 
 @st.composite

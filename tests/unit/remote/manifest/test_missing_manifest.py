@@ -19,7 +19,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
 from tiered.inspect.segment_table import TableOptions, segment_rows
-from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark.source.options import parse_options
 from tiered.spark.source.planning import plan_read
@@ -64,7 +64,7 @@ READERS = {
     "refresh": lambda store, name: MetadataLog(store, name.prefix).refresh(),
     "spark": lambda store, name: plan_read(store, parse_options({"path": "memory://b", "subscribe": "t"}), now_ms=NOW),
     "segments": lambda store, name: list(segment_rows(store, name, TableOptions(now_ms=NOW))),
-    "restore": lambda store, name: plan_restore(store, [name], RestoreWish(kept=Kept.ALL), now_ms=NOW),
+    "restore": lambda store, name: plan_restore(store, [name], RestoreWish(kept=LocalSegments.ALL), now_ms=NOW),
     "orphans": lambda store, name: find_orphans(store, name.prefix, MetadataLog(store, name.prefix), now_ms=NOW),
 }
 

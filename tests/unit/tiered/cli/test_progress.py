@@ -143,10 +143,10 @@ def test_every_long_command_has_the_progress_option() -> None:
     names = "append run apply scrub verify repair import adopt restore fork backfill compact gc rotate-keys bench"
     context = click.Context(main)
     found = [main.get_command(context, name) for name in names.split()]
-    for name, only in {"rewrite": None, "pipeline": None, "view": "build", "log-dirs": "move"}.items():
+    for name, entry_filter in {"rewrite": None, "pipeline": None, "view": "build", "log-dirs": "move"}.items():
         group = main.get_command(context, name)
         assert isinstance(group, click.Group)
-        found += [each for own, each in group.commands.items() if only in (None, own)]
+        found += [each for own, each in group.commands.items() if entry_filter in (None, own)]
     for command in found:
         assert command is not None
         (option,) = (each for each in command.params if each.name == "progress")

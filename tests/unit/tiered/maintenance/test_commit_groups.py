@@ -22,7 +22,7 @@ from remote.manifest.manifest import Manifest
 from remote.store import UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.key_rotation import rotate_keys
-from tiered.maintenance.upload_and_commit import copy_in_groups, copy_together
+from tiered.maintenance.upload_and_commit import copy_in_groups, copy_in_one_commit
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 
@@ -250,7 +250,7 @@ def test_objects_of_a_commit_in_doubt_are_kept_when_the_topic_is_deleted(world: 
                 return False
 
             if policy == "compact":
-                copy_together(held, store, copies, now_ms=NOW, should_stop=ask)  # type: ignore[arg-type]
+                copy_in_one_commit(held, store, copies, now_ms=NOW, should_stop=ask)  # type: ignore[arg-type]
             else:
                 copy_in_groups(held, store, copies, lambda told: None, now_ms=NOW, should_stop=ask)  # type: ignore[arg-type]
 

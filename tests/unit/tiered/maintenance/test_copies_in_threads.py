@@ -297,7 +297,7 @@ def test_partition_has_only_one_task_at_a_time(world: World, store: HangingStore
         for _ in range(5):
             manager.tick(NOW, waits=False)
         assert len(store.uploads) == 1
-        assert set(manager._rounds.tasks.copiers.states) == {NAME}
+        assert set(manager._rounds.tasks.copier_pool.states) == {NAME}
         _finish(manager, store)
         assert len(store.uploads) == len(_manifest(manager).segments) == 3, "no segment may be uploaded twice"
 
@@ -312,7 +312,7 @@ def test_partitions_are_copied_at_once_by_all_threads_of_the_pool(world: World, 
         store.hanging.add("t")
         manager.tick(NOW, waits=False)
         store.wait_for(3)
-        assert len(manager._rounds.tasks.copiers.states) >= 6
+        assert len(manager._rounds.tasks.copier_pool.states) >= 6
         _finish(manager, store)
         assert store.at_once_max == 3
         assert all(len(_manifest(manager, TopicPartition(f"t-{at}", 0)).segments) == 1 for at in range(6))
@@ -501,9 +501,9 @@ def test_close_waits_for_the_running_upload_and_commits_it(world: World, store: 
     manager = _started(world, store)
     closing = threading.Thread(target=lambda: manager.close(drain_s=LIMIT_S))
     closing.start()
-    copiers = manager._rounds.tasks.copiers
-    with copiers._changed:
-        assert copiers._changed.wait_for(lambda: copiers.is_stopping, LIMIT_S)
+    copier_pool = manager._rounds.tasks.copier_pool
+    with copier_pool._changed:
+        assert copier_pool._changed.wait_for(lambda: copier_pool.is_stopping, LIMIT_S)
     store.let_go()
     closing.join(LIMIT_S)
     assert not closing.is_alive()
@@ -530,7 +530,7 @@ def test_upload_that_ends_after_a_close_with_deadline_changes_nothing(world: Wor
 def test_keyboard_interrupt_does_not_wait_for_a_hanging_upload(world: World, store: HangingStore) -> None:
     with pytest.raises(KeyboardInterrupt), _started(world, store) as manager:
         raise KeyboardInterrupt
-    assert set(manager._rounds.tasks.copiers.states) == {NAME}, "the upload still hangs"
+    assert set(manager._rounds.tasks.copier_pool.states) == {NAME}, "the upload still hangs"
     with world.open() as again:
         assert len(_offsets(again)) == 60
 
@@ -559,7 +559,7 @@ def test_expiry_and_deletion_run_as_tasks(world: World, store: HangingStore) -> 
 
 def _drain(manager: LogManager, but: set[TopicPartition]) -> None:
     tasks = manager._rounds.tasks
-    for pool in (tasks.expirers, tasks.copiers, tasks.expirers):
+    for pool in (tasks.expirer_pool, tasks.copier_pool, tasks.expirer_pool):
         with pool._changed:
             assert pool._changed.wait_for(lambda pool=pool: set(pool._states) <= but, LIMIT_S)
 

@@ -53,65 +53,65 @@ class Gate:
 
 def test_key_has_one_running_task_and_one_repeat_if_submitted_again() -> None:
     gate = Gate()
-    copiers = TaskPool(4, gate.work)
-    assert copiers.submit("a")
+    copier_pool = TaskPool(4, gate.work)
+    assert copier_pool.submit("a")
     gate.wait_begun(1)
-    assert copiers.states == {"a": State.RUNNING}
-    assert copiers.submit("a")
-    assert not copiers.submit("a"), "a repeat is already queued"
-    assert copiers.states == {"a": State.RERUN}
+    assert copier_pool.states == {"a": State.RUNNING}
+    assert copier_pool.submit("a")
+    assert not copier_pool.submit("a"), "a repeat is already queued"
+    assert copier_pool.states == {"a": State.RERUN}
     gate.open()
-    assert copiers.wait_idle(LIMIT_S)
+    assert copier_pool.wait_idle(LIMIT_S)
     assert (gate.begun, gate.at_once_max) == (["a", "a"], 1)
 
 
 def test_task_pool_never_exceeds_its_number_of_threads() -> None:
     gate = Gate()
-    copiers = TaskPool(3, gate.work)
+    copier_pool = TaskPool(3, gate.work)
     for at in range(12):
-        copiers.submit(f"k{at}")
+        copier_pool.submit(f"k{at}")
     gate.wait_begun(3)
-    assert sorted(copiers.states.values(), key=str).count(State.RUNNING) == 3
+    assert sorted(copier_pool.states.values(), key=str).count(State.RUNNING) == 3
     gate.open()
-    assert copiers.wait_idle(LIMIT_S)
+    assert copier_pool.wait_idle(LIMIT_S)
     assert (sorted(gate.begun), gate.at_once_max) == (sorted(f"k{at}" for at in range(12)), 3)
 
 
 def test_key_with_more_work_is_queued_behind_the_waiting_keys() -> None:
     gate = Gate()
     gate.more = {"long": 2}
-    copiers = TaskPool(1, gate.work)
+    copier_pool = TaskPool(1, gate.work)
     for key in ("long", "b", "c"):
-        copiers.submit(key)
+        copier_pool.submit(key)
     gate.open()
-    assert copiers.wait_idle(LIMIT_S)
+    assert copier_pool.wait_idle(LIMIT_S)
     assert gate.begun == ["long", "b", "c", "long", "long"]
 
 
 def test_hanging_task_does_not_delay_other_tasks() -> None:
     gate = Gate()
-    copiers = TaskPool(2, gate.work)
-    copiers.submit("hangs")
+    copier_pool = TaskPool(2, gate.work)
+    copier_pool.submit("hangs")
     gate.wait_begun(1)
     for at, key in enumerate("abc"):
-        copiers.submit(key)
+        copier_pool.submit(key)
         gate.wait_begun(2 + at)
         gate.let(key)
     gate.open()
-    assert copiers.wait_idle(LIMIT_S)
+    assert copier_pool.wait_idle(LIMIT_S)
 
 
 def test_stopped_pool_starts_no_queued_task_and_waits_for_running_ones() -> None:
     gate = Gate()
-    copiers = TaskPool(1, gate.work)
-    copiers.submit("a")
+    copier_pool = TaskPool(1, gate.work)
+    copier_pool.submit("a")
     gate.wait_begun(1)
-    copiers.submit("b")
-    copiers.submit("a")
-    assert not copiers.stop(0.0), "the running task must not be finished yet"
-    assert not copiers.submit("c")
+    copier_pool.submit("b")
+    copier_pool.submit("a")
+    assert not copier_pool.stop(0.0), "the running task must not be finished yet"
+    assert not copier_pool.submit("c")
     gate.open()
-    assert copiers.stop(LIMIT_S)
+    assert copier_pool.stop(LIMIT_S)
     assert gate.begun == ["a"]
 
 
@@ -120,7 +120,7 @@ def test_queued_tasks_run_later_when_no_thread_can_be_started(monkeypatch: pytes
     """The process has reached its limit of threads. Two submissions of each key fail to start one."""
     gate = Gate()
     gate.open()
-    copiers = TaskPool(2, gate.work)
+    copier_pool = TaskPool(2, gate.work)
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -128,10 +128,10 @@ def test_queued_tasks_run_later_when_no_thread_can_be_started(monkeypatch: pytes
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
         for _ in range(2):
-            copiers.submit("a")
-            copiers.submit("c")
-    copiers.submit(asked)
-    assert copiers.wait_idle(LIMIT_S)
+            copier_pool.submit("a")
+            copier_pool.submit("c")
+    copier_pool.submit(asked)
+    assert copier_pool.wait_idle(LIMIT_S)
     assert sorted(gate.begun) == sorted({"a", "c", asked})
 
 
@@ -144,31 +144,31 @@ def test_exception_of_a_task_ends_only_this_task(caplog) -> None:
         done.append(key)
         return False
 
-    copiers = TaskPool(1, work)
+    copier_pool = TaskPool(1, work)
     for key in ("bad", "good", "bad", "better"):
-        copiers.submit(key)
-    assert copiers.wait_idle(LIMIT_S)
+        copier_pool.submit(key)
+    assert copier_pool.wait_idle(LIMIT_S)
     assert sorted(done) == ["better", "good"]
     assert "a task broke off" in caplog.text
 
 
 def test_load_counts_queued_and_running_tasks_and_the_age_of_the_oldest() -> None:
     gate, now_s = Gate(), [100.0]
-    copiers = TaskPool(1, gate.work, clock=lambda: now_s[0])
-    assert copiers.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)
-    copiers.submit("a")
+    copier_pool = TaskPool(1, gate.work, clock=lambda: now_s[0])
+    assert copier_pool.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)
+    copier_pool.submit("a")
     gate.wait_begun(1)
     now_s[0] = 103.0
     for key in ("b", "c", "b", "a"):
-        copiers.submit(key)
+        copier_pool.submit(key)
     now_s[0] = 110.0
-    assert copiers.load == Load(threads=1, queued=2, running=1, oldest_wait_s=7.0, oldest_turn_s=10.0)
+    assert copier_pool.load == Load(threads=1, queued=2, running=1, oldest_wait_s=7.0, oldest_turn_s=10.0)
     gate.let("a")
     gate.wait_begun(2)
     now_s[0] = 111.0
-    assert copiers.load == Load(threads=1, queued=2, running=1, oldest_wait_s=8.0, oldest_turn_s=1.0), (
+    assert copier_pool.load == Load(threads=1, queued=2, running=1, oldest_wait_s=8.0, oldest_turn_s=1.0), (
         "a repeat of `a` is queued last"
     )
     gate.open()
-    assert copiers.wait_idle(LIMIT_S)
-    assert copiers.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)
+    assert copier_pool.wait_idle(LIMIT_S)
+    assert copier_pool.load == Load(threads=1, queued=0, running=0, oldest_wait_s=0.0, oldest_turn_s=0.0)

@@ -57,7 +57,7 @@ def test_subtle_e_swap_file_is_used_only_below_the_smallest_cleaned_file(
         log.close()
 
 
-def only(batches: list[Batch], base_offset: int) -> Batch:
+def entry_filter(batches: list[Batch], base_offset: int) -> Batch:
     (found,) = [batch for batch in batches if batch.base_offset == base_offset]
     return found
 
@@ -67,7 +67,7 @@ def test_subtle_f_empty_retained_batch_keeps_its_times_and_end_offset() -> None:
     story.write(7, 1, is_transactional=False)  # the last batch of its producer, retained only for its sequence number
     story.put(1, 2)
     story.round()
-    kept = only(story.batches, 0)
+    kept = entry_filter(story.batches, 0)
     assert (kept.records, kept.last_offset) == ((), 0)
     assert (kept.base_timestamp_ms, kept.max_timestamp_ms) == (-1, NOW)
     assert [record.offset for record in story.log.records(0)] == [1, 2], "an empty batch must give no record"
@@ -81,7 +81,7 @@ def test_subtle_g_delete_horizon_is_no_record_time_and_is_not_moved_by_a_second_
     story.put(1, timestamp_ms=NOW + 5)
     story.log.append([Record(b"1", None, NOW - 7), Record(b"2", b"v", NOW - 9)], now_ms=NOW)
     story.round()
-    kept = only(story.batches, 1)
+    kept = entry_filter(story.batches, 1)
     assert kept.horizon_ms == NOW + DAY_MS
     assert [record.timestamp_ms for record in kept.records] == [NOW - 7, NOW - 9], (
         "the time deltas of the records are negative now"
@@ -91,8 +91,8 @@ def test_subtle_g_delete_horizon_is_no_record_time_and_is_not_moved_by_a_second_
     assert story.log.offset_for_timestamp(NOW) is None
     story.put(3)
     story.round(NOW + 1000)
-    assert only(story.batches, 1).horizon_ms == NOW + DAY_MS
-    assert [record.timestamp_ms for record in only(story.batches, 1).records] == [NOW - 7, NOW - 9]
+    assert entry_filter(story.batches, 1).horizon_ms == NOW + DAY_MS
+    assert [record.timestamp_ms for record in entry_filter(story.batches, 1).records] == [NOW - 7, NOW - 9]
     story.round(NOW + DAY_MS)
     assert story.offsets == [2, 3], "the tombstone must be removed at the first horizon"
 
@@ -111,4 +111,4 @@ def test_subtle_h_user_key_equal_to_a_commit_marker_key_is_compacted_separately(
     story.log.append([Record(looks, b"b", NOW)], now_ms=NOW)
     story.round()
     assert story.offsets == [1, 2, 3], "a record must not remove the marker with the same key bytes"
-    assert only(story.batches, 2).is_control
+    assert entry_filter(story.batches, 2).is_control

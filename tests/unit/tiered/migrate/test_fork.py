@@ -32,7 +32,7 @@ from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.orphan_collection import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager
 from tiered.migrate.fork import PIN_MS, ForkPlan, plan_fork, run_fork
-from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
 
@@ -93,7 +93,7 @@ def _delete_the_topic(world: World) -> None:
 def _manager_of_the_fork(world: World) -> LogManager:
     disk = ModelDisk()
     plan = plan_restore(
-        world.store, _names(world.store, "f"), RestoreWish(kept=Kept.NONE, takes_over=True), now_ms=LATER
+        world.store, _names(world.store, "f"), RestoreWish(kept=LocalSegments.NONE, takes_over=True), now_ms=LATER
     )
     run_restore(world.store, plan, disk, "./other", now_ms=lambda: LATER)
     return LogManager.open(replace(world.config, data_dir="./other"), now_ms=LATER, storage=disk, store=world.store)

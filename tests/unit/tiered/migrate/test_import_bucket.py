@@ -31,9 +31,9 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
-from tiered.jobs.rewriting import Keeping
+from tiered.jobs.rewriting import EncodingChoice
 from tiered.migrate.import_bucket import plan_import, run_import
-from tiered.migrate.restore_plan import Kept, RestoreWish, plan_restore
+from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
 
@@ -76,13 +76,15 @@ def _run(source, layout, target, plan, **kw):
     return run_import(source, layout, target, plan, now_ms=lambda: NOW, **kw)
 
 
-@pytest.mark.parametrize("keeping", [Keeping(), Keeping(codec="zstd", key_id="k")], ids=["as it is", "sealed"])
+@pytest.mark.parametrize(
+    "encoding", [EncodingChoice(), EncodingChoice(codec="zstd", key_id="k")], ids=["as it is", "sealed"]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_import_has_the_records_of_its_source_and_is_sound(sample, key, layout, keeping) -> None:
+def test_import_has_the_records_of_its_source_and_is_sound(sample, key, layout, encoding) -> None:
     source, theirs = _source(layout, sample, key)
     before = {info.key: info.size_bytes for info in source.list("")}
     target = MemoryStore("memory://ours")
-    plan = _plan(source, theirs, target, keeping=keeping, properties={"retention.ms": "1000"})
+    plan = _plan(source, theirs, target, encoding=encoding, properties={"retention.ms": "1000"})
     assert list(target.list("")) == []  # a plan changes nothing
     assert plan.size_bytes == sum(len(files.log) for files in sample.segments)
     assert plan.cost.dollars > 0
@@ -97,7 +99,7 @@ def test_import_has_the_records_of_its_source_and_is_sound(sample, key, layout, 
     assert manifest.properties == {"retention.ms": "1000"}
     assert [entry.record_count for entry in manifest.segments] == _counts(sample)
     assert {epoch for entry in manifest.segments for epoch, _ in entry.epochs} == {0, 2}
-    assert all((entry.codec == "zstd") <= (keeping.codec == "zstd") for entry in manifest.segments)
+    assert all((entry.codec == "zstd") <= (encoding.codec == "zstd") for entry in manifest.segments)
     assert_sound(target, keys=RING)
     assert {info.key: info.size_bytes for info in source.list("")} == before
 
@@ -306,7 +308,7 @@ def test_manager_continues_after_an_import_with_a_higher_leader_epoch(tmp_path) 
     world = World()
     _run(source, theirs, world.store, _plan(source, theirs, world.store))
     disk = ModelDisk()
-    wish = RestoreWish(kept=Kept.NONE, takes_over=True)
+    wish = RestoreWish(kept=LocalSegments.NONE, takes_over=True)
     plan = plan_restore(world.store, list_partitions(world.store), wish, now_ms=NOW)
     run_restore(world.store, plan, disk, "./data", now_ms=lambda: NOW)
     for turn in range(3):

@@ -25,7 +25,7 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
-from tiered.migrate.restore_plan import Kept, RestoreWish, TopicRestore, plan_restore
+from tiered.migrate.restore_plan import LocalSegments, RestoreWish, TopicRestore, plan_restore
 from tiered.migrate.restore_running import RestoreOutcome, run_restore
 from tiered.read.bucket_reader import RemoteLog
 
@@ -165,8 +165,8 @@ def test_restore_of_a_cleaned_topic_to_an_offset_needs_acceptance_of_missing_key
 @pytest.mark.parametrize("wish", [
     {"to_offset": 5, "to_time_ms": 5},
     {"to_offset": 5, "takes_over": True},
-    {"kept": Kept.NONE},
-    {"kept": Kept.RECENT},
+    {"kept": LocalSegments.NONE},
+    {"kept": LocalSegments.RECENT},
 ])  # fmt: skip
 def test_contradictory_restore_options_are_refused(wish: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="cannot restore"):
@@ -191,15 +191,15 @@ def test_takeover_of_some_partitions_of_a_topic_is_refused() -> None:
     assert world.store._objects == before
 
 
-@pytest.mark.parametrize("kept", Kept)
+@pytest.mark.parametrize("kept", LocalSegments)
 @pytest.mark.parametrize("kind", ["plain", "compacted", "transactions"])
-def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(kept: Kept, kind: str) -> None:
+def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(kept: LocalSegments, kind: str) -> None:
     world, disk = _world(kind), ModelDisk()
     before = _in_bucket(world.store)
     with world.open() as former:
         entries = _manifest(world).segments
         (done,) = _restore(world.store, disk, kept=kept, takes_over=True).partitions
-        assert (done.size_bytes > 0) == (kept is Kept.ALL)
+        assert (done.size_bytes > 0) == (kept is LocalSegments.ALL)
         held = former.partition(NAME)
         assert held.metadata is not None
         with pytest.raises(Fenced):
@@ -227,10 +227,10 @@ def test_restore_of_recent_segments_keeps_those_of_local_retention() -> None:
         manager.roll("t", now_ms=NOW)
         settle(manager)
     disk = ModelDisk()
-    (planned,) = _plan(world.store, kept=Kept.RECENT, takes_over=True)[0].partitions
+    (planned,) = _plan(world.store, kept=LocalSegments.RECENT, takes_over=True)[0].partitions
     assert 5000 <= planned.size_bytes < 7000
     assert planned.remote_bytes > 4000
-    _restore(world.store, disk, kept=Kept.RECENT, takes_over=True)
+    _restore(world.store, disk, kept=LocalSegments.RECENT, takes_over=True)
     with _manager(world, disk) as manager:
         assert [record.value for record in manager.reader().records(NAME, 0)] == [b"value %d" % at for at in range(500)]
 
@@ -350,7 +350,7 @@ def test_restore_never_replaces_records_that_only_the_disk_has() -> None:
 def test_files_of_an_unfinished_restore_are_replaced_with_other_options() -> None:
     """The restore was interrupted before its topic list was written. All its files are in the bucket too."""
     world, disk = _world(), ModelDisk()
-    for kept in (Kept.ALL, Kept.RECENT, Kept.NONE, Kept.ALL):
+    for kept in (LocalSegments.ALL, LocalSegments.RECENT, LocalSegments.NONE, LocalSegments.ALL):
         _restore(world.store, disk, kept=kept, takes_over=True)
         disk.unlink(f"{ROOT}/topics.json")
     assert _on_disk(disk) == _in_bucket(world.store)

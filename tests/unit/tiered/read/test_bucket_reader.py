@@ -73,8 +73,8 @@ def test_deleted_topic_is_not_listed_and_does_not_make_its_name_ambiguous(store:
     _partition(store, "u", NEW, 0)
     view.refresh()
     assert view.topics() == ["t", "u"]
-    (only,) = view.each_of("u")
-    assert only.manifest(TopicPartition("u", 0)).topic_id == NEW
+    (entry_filter,) = view.each_of("u")
+    assert entry_filter.manifest(TopicPartition("u", 0)).topic_id == NEW
 
 
 @pytest.mark.damages_bucket

@@ -14,7 +14,7 @@ from external_truth import assert_reads
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Severity
 from remote.external.external_layout import LayoutOptions
-from remote.external.external_lineage import Chosen, Copy
+from remote.external.external_lineage import Copy, ReadRangeOfCopy
 from remote.external.layout_detection import external_format
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
@@ -120,7 +120,7 @@ def test_wrong_epoch_is_a_finding_that_names_the_object(sample, tmp_path, capfd)
 # --- an unreadable manifest is left out, and the rest is read --------------------------------------------------------
 
 
-BROKEN = {"it is not JSON": b"\x00\xff", "another version": b'{"version":"7"}', "too large": b" " * ((16 << 20) + 1)}
+BROKEN = {"not json": b"\x00\xff", "another version": b'{"version":"7"}', "too large": b" " * ((16 << 20) + 1)}
 
 
 @pytest.mark.parametrize("what", BROKEN)
@@ -231,4 +231,4 @@ def test_import_with_a_blocked_segment_exits_4(sample, tmp_path, capfd) -> None:
 )
 def test_hidden_offsets_are_the_offsets_of_copies_that_are_not_read(ranges, chosen, expected) -> None:
     copies = [Copy(number=at, base_offset=base, next_offset=end) for at, (base, end) in enumerate(ranges)]
-    assert hidden(copies, [Chosen(number, end) for number, end in chosen]) == expected
+    assert hidden(copies, [ReadRangeOfCopy(number, end) for number, end in chosen]) == expected

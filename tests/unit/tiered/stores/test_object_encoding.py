@@ -40,7 +40,7 @@ from tiered.config.topic_settings import STORAGE_CLASS
 from tiered.jobs.ingest import commit_ingest
 from tiered.stores import configured_store as configured_store_module
 from tiered.stores.configured_store import addressed_store, configured_store
-from tiered.stores.object_encoding import KEY_ID, BucketSettings, kept_as, with_key_of
+from tiered.stores.object_encoding import KEY_ID, BucketSettings, encoding_of_entry, with_key_of
 
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
 PLAIN = ("-X", "cleanup.policy=delete")  # a broker of these tests has no metadata
@@ -356,20 +356,20 @@ def test_key_of_the_settings_takes_precedence_over_the_key_of_entries(place: Pla
     assert with_key_of({}, entries)[KEY_ID] == "one"
     assert with_key_of({KEY_ID: ""}, entries)[KEY_ID] == "one"
     assert with_key_of({KEY_ID: "two"}, entries)[KEY_ID] == "two"
-    assert kept_as(entries[0], {KEY_ID: "two"}).key_id == "one"
+    assert encoding_of_entry(entries[0], {KEY_ID: "two"}).key_id == "one"
 
 
 @pytest.mark.parametrize("stored", [None, "GLACIER_IR"])
 def test_rewritten_entry_has_the_storage_class_of_the_opened_store(stored: str | None, place: Place) -> None:
     assert _manager(place, {}) == 0
     entry = replace(place.entries()[0][1], storage_class=stored)
-    assert kept_as(entry).storage_class == stored
+    assert encoding_of_entry(entry).storage_class == stored
     for text, expected in (("default", None), ("STANDARD_IA", "STANDARD_IA")):
         for known in (
             Config(data_dir="", defaults={STORAGE_CLASS: text}).topic_properties("t"),
             BucketSettings(config=Config(data_dir="", overrides={STORAGE_CLASS: text}), is_node=False).of("t", {}),
         ):
-            assert kept_as(entry, known).storage_class == expected
+            assert encoding_of_entry(entry, known).storage_class == expected
 
 
 # --- structure ------------------------------------------------------------------------------------------------------

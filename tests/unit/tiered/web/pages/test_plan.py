@@ -18,7 +18,7 @@ from remote.manifest.page_out import PageRule
 from tiered.config.units import counted
 from tiered.manager.manager import LogManager
 from tiered.plans.planning import priced_plan
-from tiered.web.pages.compaction import compaction_page, look_at_compaction
+from tiered.web.pages.compaction import compaction_data, compaction_page
 from tiered.web.pages.plan import Asked, plan_page
 
 
@@ -201,7 +201,7 @@ def test_compaction_page_equals_the_commands(world: World) -> None:
         send(manager, 300, start=300)
         found = data(site(world, manager), "/compaction?format=json")
         (row,) = found["partitions"]
-        (log,) = look_at_compaction(manager, NOW).logs
+        (log,) = compaction_data(manager, NOW).logs
         assert row["dirty_ratio"] == round(log.log.dirty_ratio, 4) > 0
         assert row["state"] == "due"
         assert len(found["runs"]) == len(manager.cleaning.runs) > 0
@@ -214,7 +214,7 @@ def test_compaction_page_equals_the_commands(world: World) -> None:
 def test_compaction_page_is_bounded_and_shows_failed_runs(world: World) -> None:
     manager, _ = many(world, 1)
     with manager:
-        one = look_at_compaction(manager, NOW)
+        one = compaction_data(manager, NOW)
         (log,) = one.logs
         logs = [replace(log, log=replace(log.log, partition=TopicPartition("t", n))) for n in range(1000)]
         failed = CleaningRun(topic="t", partition=3, at_ms=NOW, error="<b>a record is damaged</b>")
@@ -230,7 +230,7 @@ def test_compaction_page_shows_advice_above_the_logs(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {**COMPACTED, "min.compaction.lag.ms": "30d", "segment.ms": "40d"}, now_ms=NOW)
         send(manager, 300)
-        found = look_at_compaction(manager, NOW + 20 * DAY)
+        found = compaction_data(manager, NOW + 20 * DAY)
         body = compaction_page(found, {})
         assert Sound.problems(body) == []
         for each in found.advice:
