@@ -79,7 +79,7 @@ _PAGES: dict[str, tuple[str, ...]] = {
     "rotate-keys": ("cli.bucket.rotate_keys:KeysRotated", "rotate-keys"),
     "scrub": ("cli.bucket.scrub:Scrubbed", "scrub"),
     "status": ("cli.node.status:Status", "status"),
-    "status-history": ("cli.node.status_history:StatusHistory", "status"),
+    "status-history": ("cli.node.status:StatusHistory", "status"),
     "status-partitions": ("cli.node.status:StatusByPartition", "status"),
     "topic": ("cli.topics.topic:Topics", "topic alter", "topic create", "topic delete", "topic list"),
     "topic-alter-dry-run": ("cli.topics.topic_dry_runs:AlteredTopic", "topic alter"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import shlex
 import sys
 from collections.abc import Collection, Sequence
@@ -16,6 +17,7 @@ from tiered.cli.render import (
     SCHEMA_VERSION,
     Column,
     PartitionRow,
+    Result,
     Struct,
     columns_of,
     number,
@@ -113,6 +115,31 @@ class StatusByPartition(StatusFacts, tag_field="schema_version", tag=SCHEMA_VERS
     partitions: list[PartitionFigures]
 
 
+def _time(at_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+class TierNote(Struct):
+    """Both tiers at a time, of one topic or (null) of all together. Null: the bucket was not read then."""
+
+    topic: Annotated[str | None, text("TOPIC")]
+    at_ms: Annotated[int, text("TIME (UTC)", _time)]
+    local_bytes: Annotated[int, number("LOCAL", format_bytes)]
+    remote_bytes: Annotated[int | None, number("REMOTE", format_bytes)]
+    lag_bytes: Annotated[int | None, number("UPLOAD LAG", format_bytes)]
+    at_risk_bytes: Annotated[int | None, number("AT RISK", format_bytes)]
+    dollars_per_month: Annotated[float | None, number("$/MONTH", format_dollars)]
+    missing_partitions: Annotated[int, number("NOT OPEN")]
+
+
+class StatusHistory(Result):
+    """``tiered status --history``; notes within ``[since_ms, until_ms]``, by topic and time."""
+
+    since_ms: int
+    until_ms: int
+    notes: list[TierNote]
+
+
 @click.command("status")
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("-p", "--partitions", "by_partition", is_flag=True, help="Print a line for each partition.")
@@ -150,8 +177,6 @@ def status(
     figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10, also without --check.
     """
     if history is not None:
-        from tiered.cli.node.status_history import show_history
-
         if by_partition or section or check or watch:
             raise click.UsageError("--history has its own columns, and excludes -p, --section, --check and --watch")
         show_history(session, topics, _ms("--history", history), output)
@@ -345,3 +370,21 @@ def _ms(option: str, text: str) -> int:
     if value is None or value <= 0:
         raise InvalidRequest(f"invalid {option}", text=repr(text), expected="a duration such as 30s")
     return value
+
+
+def show_history(session: Session, topics: Sequence[str], span_ms: int, output: str) -> None:
+    """Show the notes of the last `span_ms`, oldest first: for each of `topics`, or for all together without topics."""
+    from tiered.status.tier_history import tier_history
+
+    found = tier_history(session.config(), now_ms(), span_ms=span_ms, topics=topics)
+    rows = [TierNote.of(point, topic=each.topic) for each in found for point in each.points]
+    columns = columns_of(TierNote)
+    print_result(
+        StatusHistory(found[0].since_ms, found[0].until_ms, rows), output, columns=columns if topics else columns[1:]
+    )
+    if not rows:
+        session.say("no history of that time: tiered run records a point every five minutes")
+        return
+    steps = sorted({each.step_ms for each in found})
+    lasted = ", ".join(format_ms(step) for step in steps)
+    session.say(f"{counted(len(rows), 'point')}, one for each {lasted} in which a manager ran")

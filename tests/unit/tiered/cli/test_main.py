@@ -9,8 +9,7 @@ import click
 import pytest
 
 from tiered.cli.errors import Exit
-from tiered.cli.examples import EXAMPLES
-from tiered.cli.main import invoke, main
+from tiered.cli.main import EXAMPLES, invoke, main
 
 
 def _commands(group: click.Group, context: click.Context, path: str = "") -> list[tuple[str, click.Command]]:
