@@ -208,7 +208,7 @@ def _headers(value: object, line: int) -> tuple[Header, ...]:
 
 def _name(value: object, line: int) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest("invalid line, a header key is not a string", line=line)
+        raise InvalidRequest("invalid line, headers have a key that is not a string", line=line)
     _utf8(value, "a header's key", line)
     return value
 

@@ -161,7 +161,7 @@ def partitions(patient: Patient) -> Iterator[Finding]:
         rest = "" if whole == count else "; the others are listed above"
         # A partition with a problem does not count, although its log opens: a start refuses it.
         state = State.OK if whole == count else State.SKIPPED
-        yield Finding(check="partitions", state=state, what=f"{whole} of {count} can be decrypted{rest}")
+        yield Finding(check="partitions", state=state, what=f"{whole} of {count} can be opened{rest}")
         for each in held:
             yield from _of_manifest(each)
         yield from _pins(patient, held, now_ms)
@@ -177,7 +177,7 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
         what = f"{held.name}: encrypted, and its manifests are not sealed: forgeries and rollbacks are not detected"
         step = f"upgrade all readers, then: tiered rotate-keys {manifest.topic}"
         yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
-    if held.stopped is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
+    if held.fatal_error is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
         yield _behind(held, manifest)
     size_bytes = encoded_size(manifest)
     if size_bytes > MANIFEST_BYTES_LARGE:

@@ -112,8 +112,8 @@ def test_invalid_values_are_refused_in_one_line_and_change_nothing(
 # Broken places: the hint that the answers must contain, and the change of the configuration. None: no change.
 _PLACES = {
     "the directory does not exist": ("tiered init", None),
-    "the bucket is gone": ("mend the url", ("/bucket", "/gone")),
-    "the log directory is a file": ("a file stands where a directory should be", ('"data"', '"lines"')),
+    "the bucket is gone": ("correct the url", ("/bucket", "/gone")),
+    "the log directory is a file": ("a file exists at the path of a directory", ('"data"', '"lines"')),
     "another manager is at work": ("stop that manager, or wait", None),
 }
 

@@ -79,7 +79,7 @@ def test_error_code_survives_restating_and_pickling() -> None:
 @pytest.mark.parametrize(
     ("error", "hint"),
     [
-        (NotFound("reworded").with_code(ErrorCode.STORE_DIRECTORY_MISSING), "mend the url"),
+        (NotFound("reworded").with_code(ErrorCode.STORE_DIRECTORY_MISSING), "correct the url"),
         (AccessDenied("reworded").with_code(ErrorCode.CREDENTIALS_MISSING), "AWS_PROFILE"),
     ],
 )

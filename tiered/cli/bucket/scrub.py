@@ -38,9 +38,9 @@ class ScrubFinding(Struct):
     partition: Annotated[int, number("PARTITION")]
     object: Annotated[str, text("OBJECT")]
     what: Annotated[str, text("FINDING")]
-    at: Annotated[int | None, number("POSITION")]
-    base_offset: Annotated[int | None, number("FROM OFFSET")]
-    next_offset: Annotated[int | None, number("TO OFFSET")]
+    at: Annotated[int | None, number("BYTE")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
     good_copy: Annotated[str | None, text("GOOD COPY")]
     topic_id: str
     length: int | None
@@ -135,7 +135,7 @@ def scrub(
         _write(path, found)
     findings = [ScrubFinding.of(each) for each in found.findings]
     print_result(Scrubbed.of(found, report=path, lost=[str(name) for name in lost], findings=findings), output)
-    _tell(session, found, path)
+    _print_summary(session, found, path)
     session.report_problems(lost)
     if found.of("corrupt"):
         return Exit.CORRUPTION
@@ -221,7 +221,7 @@ def _write(path: str, found: ScrubReport) -> None:
     write_given(path, encode_report(found), _WRITING)
 
 
-def _tell(session: Session, found: ScrubReport, path: str | None) -> None:
+def _print_summary(session: Session, found: ScrubReport, path: str | None) -> None:
     objects = sum(count for each in found.partitions for count in each.objects.values())
     size = sum(each.size_bytes for each in found.partitions)
     depth = _depth(found)

@@ -22,10 +22,10 @@ class VerifyFinding(Struct):
 
     severity: Annotated[str, text("SEVERITY")]
     path: Annotated[str, text("PATH")]
-    at: Annotated[int | None, number("POSITION")]
+    at: Annotated[int | None, number("BYTE")]
     what: Annotated[str, text("FINDING")]
-    base_offset: Annotated[int | None, number("FROM OFFSET")]
-    next_offset: Annotated[int | None, number("TO OFFSET")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
 
 
 class VerifiedRemote(Result):
@@ -95,7 +95,7 @@ def verify_remote(
     found = verdict.report
     if found.findings or output != "table":
         print_result(_verified(verdict, [str(name) for name in lost]), output)
-    _tell(session, verdict, targets)
+    _print_summary(session, verdict, targets)
     session.report_problems(lost)
     told = [each for each in found.findings if each.severity != "info"]
     if found.of("corrupt"):
@@ -133,7 +133,7 @@ def _verified(verdict: BucketVerdict, lost: list[str]) -> VerifiedRemote:
     )
 
 
-def _tell(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
+def _print_summary(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
     """Print the checked part, the total, the seed, and the next step for damage."""
     from tiered.config.units import counted, format_bytes
 

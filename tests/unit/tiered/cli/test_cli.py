@@ -215,7 +215,7 @@ def test_directory_may_have_special_characters_in_its_name(home: Path, capfd, na
 
 def test_init_refuses_a_directory_name_that_is_not_utf8(home: Path, capfd) -> None:
     assert invoke(["init", os.fsdecode(b"\xff")]) == 2
-    assert "not utf-8" in capfd.readouterr().err
+    assert "not UTF-8" in capfd.readouterr().err
     assert not (home / os.fsdecode(b"\xff")).exists()
 
 

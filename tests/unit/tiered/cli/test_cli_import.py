@@ -108,7 +108,7 @@ def test_remote_ls_reports_missing_offsets_on_stderr(sample, tmp_path, capfd) ->
         put_log(store, files)
     assert invoke(["remote", "ls", tmp_path.as_uri()]) == 0
     lost = sample.segments[1]
-    assert f"no segment holds the offsets {lost.base} to {lost.next - 1}" in capfd.readouterr().err
+    assert f"no segment covers the offsets {lost.base} to {lost.next - 1}" in capfd.readouterr().err
 
 
 def test_import_shows_a_dry_run_then_imports_and_does_nothing_when_repeated(
@@ -121,7 +121,7 @@ def test_import_shows_a_dry_run_then_imports_and_does_nothing_when_repeated(
     assert planned["partitions"][0]["segments"] == len(sample.segments)
     assert list(open_store(ours).list("")) == []
     assert invoke([*words]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     (done,) = _json(capfd, *words, "--yes", "--codec", "zstd")["partitions"]
     assert (done["records"], done["next_offset"], done["is_complete"]) == (len(sample.records), sample.end, True)
     assert _read(capfd, ours) == _read(capfd, logs, "--layout", "auto")
@@ -139,7 +139,7 @@ def test_import_shows_a_dry_run_then_imports_and_does_nothing_when_repeated(
 
 def test_import_that_is_not_possible_is_refused_with_the_next_step(sample, logs, ours, capfd) -> None:
     assert invoke(["import", logs, "nothing-like-it", "--remote", ours, "--dry-run"]) == 1
-    assert "there is none" in capfd.readouterr().err
+    assert "not in the bucket" in capfd.readouterr().err
     assert invoke(["import", logs, "--remote", ours, "--yes"]) == 0
     assert invoke(["import", ours, "--remote", logs, "--dry-run"]) == 2
     assert "tiered rewrite copy" in capfd.readouterr().err

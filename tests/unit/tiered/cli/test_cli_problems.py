@@ -218,7 +218,7 @@ def test_status_section_shows_its_columns_and_an_unknown_one_is_refused(home: Pa
     assert invoke(["status", "--section", "money"]) == 2
     assert "expected=local,remote,lag,cost" in capfd.readouterr().err
     assert invoke(["status", "--section", "remote"]) == 0
-    assert capfd.readouterr().out.splitlines()[0].split() == ["TOPIC", "PARTS", "OFFSETS", "REMOTE"]
+    assert capfd.readouterr().out.splitlines()[0].split() == ["TOPIC", "PARTITIONS", "OFFSETS", "REMOTE"]
 
 
 @pytest.mark.parametrize("error", [AccessDenied, NotFound, Unavailable])
@@ -240,7 +240,7 @@ def test_read_only_commands_show_the_disk_when_the_bucket_cannot_be_read(
     assert row["local_bytes"] == row["at_risk_bytes"] > 0
     assert (row["remote_bytes"], row["lag_bytes"], row["dollars_per_month"]) == (None, None, None)
     assert err.count("cannot read an object, refused") == 1
-    assert "! 2 partitions (orders/0, orders/1): reading an object, refused" in err
+    assert "! 2 partitions (orders/0, orders/1): cannot read an object, refused" in err
     assert invoke(["status", "--check"]) == 10
     assert " - " in capfd.readouterr().out
     assert invoke(["plan"]) == unread
@@ -294,7 +294,7 @@ def test_manager_that_cannot_write_its_report_is_still_shown_as_running(home: Pa
         worker.round(now_ms())
         capfd.readouterr()
         assert invoke(["status"]) == 0
-        told = f"process {os.getpid()} is at work here; its report is "
+        told = f"process {os.getpid()} runs on this directory; its report is "
         assert told in capfd.readouterr().err
         assert invoke(["doctor", "--no-probe"]) == 3
         assert told in capfd.readouterr().out

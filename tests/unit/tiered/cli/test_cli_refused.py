@@ -157,7 +157,7 @@ def test_doctor_of_a_diverged_directory_reports_that_it_cannot_be_opened(diverge
     assert _run(diverged / "a", "doctor -o json") == 10
     found = json.loads(capfd.readouterr().out)["findings"]
     told = [(each["state"], each["what"]) for each in found if each["check"] in ("partitions", "index")]
-    assert ("skipped", "0 of 1 can be opened; the others are named above") in told
+    assert ("skipped", "0 of 1 can be opened; the others are listed above") in told
     assert not any(
         "the next start continues at the end of the bucket" in f"{each['what']} {each['next']}" for each in found
     )

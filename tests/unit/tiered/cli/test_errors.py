@@ -59,7 +59,7 @@ CASES = [
     (["append", "orders/9", "lines"], 1, ["partition=orders/9"]),
     (["append", "orders", "no-such-file"], 2, ["no-such-file"]),
     (["append", "orders", "lines", "-K", "#"], 2, ["no key separator", "line=1"]),
-    (["append", "orders", "lines", "--jsonl"], 2, ["not json", "line=1"]),
+    (["append", "orders", "lines", "--jsonl"], 2, ["it is not JSON", "line=1"]),
     (["append", "orders", "lines", "--jsonl", "-K", ":"], 2, ["remove -K"]),
     (["consume", "orders/../0"], 2, ["text='orders/../0'"]),
     (["consume", "orders/9"], 1, ["partition=orders/9"]),

@@ -43,7 +43,7 @@ def test_cell_with_a_line_break_is_laid_out_by_rich(capsys) -> None:
     assert capsys.readouterr().out == "A       B\none     1\ntwo\n"
 
 
-COLUMNS = (Column("name", "NAME"), Column("size", "SIZE", is_number=True), Column("why", "OBSERVATION AND ADVICE"))
+COLUMNS = (Column("name", "NAME"), Column("size", "SIZE", is_number=True), Column("why", "WHAT WAS SEEN"))
 ROWS = [
     {"name": "orders", "size": 12345, "why": "a reason of quite a few words that goes on"},
     {"name": "b", "size": 1},

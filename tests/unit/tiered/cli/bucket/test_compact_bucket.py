@@ -68,11 +68,11 @@ def test_compact_bucket_cleans_a_topic_and_a_repeated_job_does_nothing(at, where
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (["plain", "--bucket"], 2, "not compacted"),
+        (["plain", "--bucket"], 2, "does not include compact"),
         (["t", "--bucket", "--roll"], 2, "closed"),
-        (["t", "--resume", "a"], 2, "for the bucket"),
-        (["t", "--bucket", "--resume", "a/b"], 2, "not a job"),
-        (["nowhere", "--bucket"], 1, "there is none"),
+        (["t", "--resume", "a"], 2, "apply to the bucket"),
+        (["t", "--bucket", "--resume", "a/b"], 2, "invalid --resume"),
+        (["nowhere", "--bucket"], 1, "not in the bucket"),
     ],
 )
 def test_compact_bucket_refuses_invalid_arguments(at, words, code, why, capfd) -> None:

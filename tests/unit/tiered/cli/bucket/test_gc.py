@@ -78,7 +78,7 @@ def test_gc_lists_orphans_and_deletes_only_listed_ones_that_are_old_enough(
     assert "1 old enough" in said
     assert _objects(tmp_path) == before
     assert invoke([*at, "gc", "--delete"]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     assert invoke([*at, "gc", "--delete", "--yes"]) == 0
     assert "deleted 1, 11 B; kept 1 younger than 3d" in capfd.readouterr().err
     assert len(before - _objects(tmp_path)) == 1
@@ -117,7 +117,7 @@ def test_gc_names_a_partition_it_cannot_open_and_lists_the_others(beside_secret:
     assert {each["topic"] for each in json.loads(out)["orphans"]} == {"t"}
     (line,) = (line for line in said.splitlines() if line.startswith("! "))
     assert line.startswith("! secret-")
-    assert "cannot be judged" in line
+    assert "cannot be checked" in line
     assert "k1" in line
 
 
@@ -143,6 +143,6 @@ def test_problem_of_a_missing_key_names_the_next_step(beside_secret: list[str], 
     assert invoke([*beside_secret, *command.split()]) != 0
     said = capfd.readouterr().err
     (line,) = (line for line in said.splitlines() if line.startswith("! secret/0"))
-    assert "next: put the key k1 into the key ring" in line
+    assert "next: add the key k1 to the key ring" in line
     assert "TIERED_KEY_RING" in line
     assert "credential" not in line

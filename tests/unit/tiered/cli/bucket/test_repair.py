@@ -52,7 +52,7 @@ def test_repair_of_a_scrub_report_makes_the_bucket_sound(at: list[str], tmp_path
     planned = json.loads(capfd.readouterr().out)["repairs"]
     assert [(each["state"], each["source"]) for each in planned] == [("to do", "local"), ("to do", "local")]
     assert invoke([*at, "repair", "r.json"]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     assert invoke([*at, "repair", "r.json", "--yes"]) == 0
     assert invoke([*at, "scrub", "--deep"]) == 0
     assert _read(at, tmp_path, capfd).endswith(before)

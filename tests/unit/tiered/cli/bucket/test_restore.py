@@ -48,7 +48,7 @@ def test_restore_does_what_its_dry_run_shows(at: list[str], tmp_path: Path, capf
     assert not (tmp_path / "there").exists()
     assert planned["dollars"] > 0
     assert invoke([*words, "--remote", url]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     assert invoke([*words, "--remote", url, "--yes"]) == 0
     (done,) = json.loads(capfd.readouterr().out)["partitions"]
     assert (done["next_offset"], done["size_bytes"]) == (planned["next_offset"], planned["size_bytes"])
@@ -102,7 +102,7 @@ def test_restore_refuses_a_directory_with_the_topic_before_it_asks_for_yes(
         assert invoke([*at, "restore", "t", "--to", "data", *more]) == 2
         said = capfd.readouterr().err
         assert "the directory already has it" in said
-        assert "say --yes" not in said
+        assert "add --yes" not in said
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")}.keys() == before.keys()
 
 
@@ -110,4 +110,4 @@ def test_restore_refuses_a_directory_with_the_topic_before_it_asks_for_yes(
 def test_restore_exits_4_when_an_object_of_an_entry_is_lost(at: list[str], tmp_path: Path, capfd, suffix: str) -> None:
     min((tmp_path / "bucket").rglob(f"data/*.{suffix}")).unlink()
     assert invoke([*at, "restore", "t", "--to", "there", "--yes"]) == 4
-    assert "its object is missing" in capfd.readouterr().err
+    assert "the newest manifest names it" in capfd.readouterr().err

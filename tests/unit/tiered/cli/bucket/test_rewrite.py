@@ -53,7 +53,7 @@ def test_rewrite_merge_does_what_its_dry_run_shows(at: list[str], tmp_path: Path
     before = _read(at, tmp_path, capfd)
     planned = _run(at, capfd, "merge", "t", "--target", "20KiB", "--dry-run")
     assert invoke([*at, "rewrite", "merge", "t", "--target", "20KiB"]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     done = _run(at, capfd, "merge", "t", "--target", "20KiB", "--yes", "--rate", "100MB/s")
     assert (done["rows_before"], done["rows_after"]) == (planned["segments"], planned["groups"])
     assert float(str(planned["dollars"])) > 0
@@ -98,7 +98,7 @@ def test_rewrite_copy_copies_a_topic_to_another_bucket_and_later_catches_up(
     planned = _run(at, capfd, *to, "--dry-run")
     assert not any((tmp_path / "other").iterdir())
     assert invoke([*at, "rewrite", *to]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     done = _run(at, capfd, *to, "--yes", "--codec", "zstd")
     assert (done["segments"], done["differences"], done["behind"]) == (planned["segments"], 0, 0)
     wanted = _read(at, tmp_path, capfd)

@@ -94,10 +94,10 @@ def test_scrub_of_a_bucket_by_url_finds_damage_without_a_local_copy(at: list[str
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (["no-such-topic"], 1, "there is none: name=no-such-topic"),
+        (["no-such-topic"], 1, "not in the bucket: name=no-such-topic"),
         (["--resume"], 2, "a scrub of metadata always starts from the beginning"),
         (["--deep", "--rate", "fast"], 2, "invalid rate"),
-        (["t", "--topic-id", "A" * 22], 1, "there is none"),
+        (["t", "--topic-id", "A" * 22], 1, "not in the bucket"),
     ],
 )
 def test_scrub_refuses_invalid_arguments(at: list[str], capfd, more: list[str], code: int, said: str) -> None:
@@ -171,7 +171,7 @@ def test_verify_of_encrypted_segments_without_a_key_does_not_count_them(encrypte
     told = json.loads(out)
     assert (told["read_segments"], told["read_bytes"]) == (0, 0)
     assert told["unread_segments"] == told["segments"] > 0
-    assert "could not be opened" in said
+    assert "could not be read" in said
 
 
 def test_resumed_scrub_keeps_the_findings_about_unread_segments(encrypted, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_scrub_reports_a_partition_missing_between_others(at: list[str], tmp_pat
     found = json.loads(capfd.readouterr().out)
     (told,) = (each for each in found["findings"] if each["severity"] == "warning")
     assert (told["topic"], told["partition"]) == ("three", 1)
-    assert "the manifest is unusable" in told["what"]
+    assert "has no manifest" in told["what"]
     assert found["unread_partitions"] == 1
 
 
@@ -215,7 +215,7 @@ def test_scrub_ignores_a_missing_partition_outside_its_arguments(at: list[str], 
 def test_verify_remote_names_a_partition_missing_between_others(at: list[str], tmp_path: Path, capfd) -> None:
     _without_a_middle_partition(at, tmp_path, capfd)
     assert invoke([*at, "verify", "--remote", "three"]) == 3
-    assert "the manifest is unusable" in capfd.readouterr().out
+    assert "has no manifest" in capfd.readouterr().out
 
 
 def test_restore_refuses_a_topic_with_a_missing_partition_unless_others_are_named(

@@ -84,15 +84,15 @@ def test_view_gap_is_reported_by_every_command_until_the_loss_is_accepted(at: li
     assert answer(capfd, *at, "view", "status", what="views", code=10)["state"] == "error"
     assert answer(capfd, *at, "view", "build", "t", "--accept-loss")["lost"] == [[horizon, horizon + 5]]
     assert invoke([*at, "view", "status"]) == 0
-    assert "were lost before the view took them up" in capfd.readouterr().err
+    assert "were lost before the view included them" in capfd.readouterr().err
     assert invoke([*at, "consume", "t", "--read-compacted", "-n", "1"]) == 0
-    assert "were lost before the view took them up" in capfd.readouterr().err
+    assert "were lost before the view included them" in capfd.readouterr().err
 
 
 def test_view_drop_needs_yes(at: list[str], capfd) -> None:
     answer(capfd, *at, "view", "build", "t")
     assert invoke([*at, "view", "drop", "t"]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     assert invoke([*at, "view", "drop", "t", "--yes"]) == 0
     assert invoke([*at, "consume", "t", "--read-compacted"]) == 1
     assert invoke([*at, "view", "drop", "t", "--yes"]) == 1
