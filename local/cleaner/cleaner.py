@@ -44,7 +44,7 @@ from local.cleaner.cleaner_io import CleanerThrottle
 from local.cleaner.offset_map import SEGMENTS_MAX, Buffer, build_offset_map, build_offset_map_of_part
 from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
 from local.cleaner.segment_grouping import POSITION_MAX, grouped, survivors
-from local.errors import CleaningAborted, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
+from local.errors import CleaningAborted, Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.index.index_building import IndexRows
 from local.log import Log
 from local.names import CLEANED, LOG, TopicPartition, segment_file
@@ -95,7 +95,7 @@ class _Work:
 
     log: Log
     storage: Storage
-    pace: CleanerThrottle
+    limiter: CleanerThrottle
     tally: _Tally
     now_ms: int
     delay_ms: int
@@ -151,15 +151,15 @@ def clean(
         return None
     between = (sealed[0].base_offset, upto)
     facts = _clean_context(log, between, first_dirty, now_ms, delete_retention_ms, tombstones_below)
-    pace = CleanerThrottle(log.partition, should_stop, throttle, clock)
+    limiter = CleanerThrottle(log.partition, should_stop, throttle, clock)
     began = clock()
-    found = _judge(log, storage, sealed, dirty, facts, buffer, pace)
+    found = _decide(log, storage, sealed, dirty, facts, buffer, limiter)
     if found.reach_offset > log.cleaner_reach:
         log.cleaner_reach = found.reach_offset
         announce()
     _log.info("%s", beginning(log.partition, found.segments, facts))
     out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
-    work = _Work(log, storage, pace, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms, out)
+    work = _Work(log, storage, limiter, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms, out)
     _rewrite(work, found.segments, progress, apart_at)
     log.cleaner_offset = found.upto_offset
     return _result(first_dirty, found, work, index_seconds=found.indexed - began, clean_seconds=clock() - found.indexed)
@@ -192,14 +192,14 @@ def _clean_context(
     )
 
 
-def _judge(
+def _decide(
     log: Log,
     storage: Storage,
     sealed: Sequence[SegmentInfo],
     dirty: Sequence[SegmentInfo],
     facts: CleanContext,
     buffer: Buffer,
-    pace: CleanerThrottle,
+    limiter: CleanerThrottle,
 ) -> _Found:
     """Run pass one and the decisions of pass two.
 
@@ -208,20 +208,20 @@ def _judge(
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
     where = {"from_offset": facts.dirty_from}
-    newest, fitting = build_offset_map(storage, segments, dirty[-1].next_offset, aborted, buffer, pace, **where)
+    newest, fitting = build_offset_map(storage, segments, dirty[-1].next_offset, aborted, buffer, limiter, **where)
     is_cut = fitting < min(len(dirty), SEGMENTS_MAX)
     reach_offset = upto_offset = facts.upto_offset
     if fitting == 0:
         end = dirty[0].next_offset
-        newest, upto_offset = build_offset_map_of_part(storage, segments[0], end, aborted, buffer, pace, **where)
+        newest, upto_offset = build_offset_map_of_part(storage, segments[0], end, aborted, buffer, limiter, **where)
         reach_offset, facts = upto_offset, replace(facts, upto_offset=end)
     elif fitting < len(dirty):
         reach_offset, upto_offset = dirty[fitting].next_offset, dirty[fitting].base_offset
         facts = replace(facts, upto_offset=upto_offset)
-    indexed, indexed_bytes = pace.clock(), pace.bytes_read
-    judge = RecordFilter(facts, newest, aborted)
+    indexed, indexed_bytes = limiter.clock(), limiter.bytes_read
+    record_filter = RecordFilter(facts, newest, aborted)
     judged = [
-        judge.segment(storage, log.segment(info.base_offset), info.next_offset, pace)
+        record_filter.segment(storage, log.segment(info.base_offset), info.next_offset, limiter)
         for info in sealed
         if info.next_offset <= facts.upto_offset and not info.is_empty
     ]
@@ -230,7 +230,7 @@ def _judge(
         upto_offset=upto_offset,
         reach_offset=reach_offset,
         distinct_keys=len(newest.keys),
-        invalid_records=newest.invalid_records + judge.invalid_records,
+        invalid_records=newest.invalid_records + record_filter.invalid_records,
         indexed=indexed,
         indexed_bytes=indexed_bytes,
         buffer_utilization=newest.utilization,
@@ -245,7 +245,7 @@ def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, 
     """
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
-    groups = grouped(judged, work.log.settings, work.storage, work.pace, apart_at=apart_at)
+    groups = grouped(judged, work.log.settings, work.storage, work.limiter, apart_at=apart_at)
     for done, group in enumerate(groups):
         progress(done, len(groups))
         _clean_group(work, group)
@@ -257,7 +257,7 @@ def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, 
 def _result(
     first_dirty: int, found: _Found, work: _Work, *, index_seconds: float, clean_seconds: float
 ) -> CleaningResult:
-    pace, tally = work.pace, work.tally
+    limiter, tally = work.limiter, work.tally
     return CleaningResult(
         first_dirty_offset=first_dirty,
         cleaner_offset=found.upto_offset,
@@ -268,8 +268,8 @@ def _result(
         distinct_keys=found.distinct_keys,
         invalid_records=found.invalid_records,
         indexed_bytes=found.indexed_bytes,
-        bytes_read=pace.bytes_read,
-        bytes_written=pace.bytes_written,
+        bytes_read=limiter.bytes_read,
+        bytes_written=limiter.bytes_written,
         index_seconds=index_seconds,
         clean_seconds=clean_seconds,
         buffer_utilization=found.buffer_utilization,
@@ -375,7 +375,7 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
 def _write_group(work: _Work, group: Sequence[SegmentVerdict], base_offset: int) -> int | None:
     log, storage = work.log, work.storage
     settings, rows = log.settings, IndexRows()
-    parts = work.pace.written(survivors(group, work.storage, work.pace, rows, work.horizon_ms, work.out))
+    parts = work.limiter.written(survivors(group, work.storage, work.limiter, rows, work.horizon_ms, work.out))
     path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
     size = storage.size(path)
     is_alone = len(group) == 1
@@ -392,3 +392,72 @@ def _write_group(work: _Work, group: Sequence[SegmentVerdict], base_offset: int)
             "cannot clean a segment, the remaining records are larger than the maximum segment size", **facts
         )
     return None
+
+
+# Clean a log that is in use: the cleaner behind the log's gate.
+#
+# Truncating or replacing records during a pass would let the pass restore them. A pass therefore runs between
+# `CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` first pause the gate. An aborted pass
+# restores the checkpoint in memory before the waiting call continues.
+
+
+def clean_log(
+    log: Log,
+    storage: Storage,
+    *,
+    clean_from: int = 0,
+    apart_at: int = 0,
+    upto_offset: int | None = None,
+    now_ms: int,
+    delete_delay_ms: int = 0,
+    delete_retention_ms: int = DAY_MS,
+    tombstones_below: int | None = 0,
+    buffer: Buffer = DEFAULT_BUFFER,
+    should_stop: Callable[[], bool] = lambda: False,
+    throttle: Callable[[int], None] = lambda size_bytes: None,
+    clock: Callable[[], float] = time.monotonic,
+    announce: Callable[[], None] = lambda: None,
+) -> CleaningResult | None:
+    """Run `clean` as the only pass over this log.
+
+    Raises CleaningAborted if the log is or becomes paused, or if retention deletes its segments during the pass.
+    """
+    gate = log.cleaning
+    if not gate.try_start():
+        raise CleaningAborted(
+            "cannot clean the log now, its cleaning state does not allow it", partition=log.partition, state=gate.now
+        )
+    before, first_offset = log.cleaner_offset, log.local_log_start_offset
+
+    def undo() -> None:
+        log.cleaner_offset = before
+
+    is_done = False
+    try:
+        result = clean(
+            log,
+            storage,
+            clean_from=clean_from,
+            apart_at=apart_at,
+            upto_offset=upto_offset,
+            now_ms=now_ms,
+            delete_delay_ms=delete_delay_ms,
+            delete_retention_ms=delete_retention_ms,
+            tombstones_below=tombstones_below,
+            buffer=buffer,
+            should_stop=lambda: gate.is_aborted or should_stop(),
+            throttle=throttle,
+            clock=clock,
+            announce=announce,
+        )
+    except (NotFound, Conflict) as error:
+        if log.local_log_start_offset == first_offset:
+            raise
+        raise CleaningAborted(
+            "the cleaner pass was aborted, segments of the log were deleted during the pass", partition=log.partition
+        ) from error
+    finally:
+        is_done = gate.end(undo)
+    if not is_done:
+        raise CleaningAborted("the cleaner was stopped on request", partition=log.partition)
+    return result

@@ -14,14 +14,20 @@ segment ends in zeros, also after a crash. Source: kafka `DumpLogSegments`, `Off
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from local import names
+from local.errors import Corrupt
 from local.format.columns import BatchTable
 from local.index import offset_index, time_index
+from local.log import recovery
+from local.names import OFFSET_INDEX, TIME_INDEX, parse_segment_file
+from local.storage import Storage, join, parent
 from local.verify.findings import Finding, Severity
 
 FINDINGS_MAX = 5  # of one kind and file; further findings are only counted
@@ -67,10 +73,10 @@ def check_offset_index(
     bad = np.zeros(len(entries), np.bool_)
     bad[1:] = (np.diff(offsets) <= 0) | (np.diff(positions) <= 0)
     bad |= entries["offset"] < 0
-    found += _told(bad, "index entry out of order", offset_index.ENTRY_BYTES, offsets, path)
+    found += _findings_of_entries(bad, "index entry out of order", offset_index.ENTRY_BYTES, offsets, path)
     row = np.searchsorted(places.positions, positions)
     is_start = _at(places.positions, row, -1) == positions
-    found += _told(
+    found += _findings_of_entries(
         ~is_start & ~bad,
         "the position of an index entry is not the start of a batch",
         offset_index.ENTRY_BYTES,
@@ -84,7 +90,7 @@ def check_offset_index(
     is_append &= _at(places.positions, append_row, places.size_bytes) < following
     checked = is_start & ~bad
     wrong = checked & (own != offsets) & ~is_append
-    found += _told(
+    found += _findings_of_entries(
         wrong,
         "the offset of an index entry is not the last offset of its batch",
         offset_index.ENTRY_BYTES,
@@ -107,10 +113,10 @@ def check_time_index(
     bad = np.zeros(len(entries), np.bool_)
     bad[1:] = (np.diff(timestamps) <= 0) | (np.diff(offsets) < 0)
     bad |= entries["offset"] < 0
-    found += _told(bad, "time index entry out of order", time_index.ENTRY_BYTES, offsets, path)
+    found += _findings_of_entries(bad, "time index entry out of order", time_index.ENTRY_BYTES, offsets, path)
     row = np.searchsorted(places.last_offsets, offsets)
     is_last = _at(places.last_offsets, row, -1) == offsets
-    found += _told(
+    found += _findings_of_entries(
         ~is_last & ~bad,
         "the offset of a time index entry is not the last offset of a batch",
         time_index.ENTRY_BYTES,
@@ -122,7 +128,7 @@ def check_time_index(
     checked = is_last & ~bad
     wrong = checked & (largest != timestamps)
     what = "the timestamp of a time index entry is not the largest so far"
-    found += _told(wrong, what, time_index.ENTRY_BYTES, offsets, path, largest)
+    found += _findings_of_entries(wrong, what, time_index.ENTRY_BYTES, offsets, path, largest)
     if (checked & ~wrong & (_at(places.max_timestamps, row, -1) != timestamps)).any():
         found.append(_information(path, "the time index entries cover whole appends, as Kafka up to 4.0 writes them"))
     return [*found, *_missing_time(timestamps, so_far, path, is_active=is_active)]
@@ -152,7 +158,7 @@ def _whole(data: bytes, entry_bytes: int, path: str) -> tuple[list[Finding], byt
     return found, kept
 
 
-def _told(
+def _findings_of_entries(
     rows: NDArray[np.bool_],
     what: str,
     entry_bytes: int,
@@ -206,3 +212,44 @@ def _information(path: str, what: str, at: int | None = None) -> Finding:
 def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:
     """`values[rows]`; `missing` for each row past the end."""
     return np.append(values, missing)[np.minimum(rows, len(values))]
+
+
+# Rebuild indexes that `local.verify.directories` found wrong or missing, under the directory's lock.
+#
+# Order of effects:
+#
+# 1. Lock each log directory.
+# 2. Write and sync all indexes of one segment (`recovery.rebuild_indexes`); repeat for each segment.
+#
+# A crash during step 2 leaves some indexes new and the others unchanged. The ``.log`` is never written.
+
+
+def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: Callable[[str], int]) -> list[str]:
+    """Rebuild the indexes that the findings name; return the paths of their logs.
+
+    `interval_of` returns ``index.interval.bytes`` of a partition's directory. If the headers of a log are damaged, its
+    indexes stay unchanged; the log has a finding of its own. Raises Conflict while a manager holds a log directory.
+    """
+    fixed = []
+    doomed = sorted({place for each in findings if (place := _place_of(each)) is not None})
+    doomed = [(directory, base) for directory, base in doomed if storage.exists(_log(directory, base))]
+    with ExitStack() as stack:
+        for root in sorted({parent(directory) for directory, _ in doomed}):
+            stack.enter_context(closing(storage.lock(join(root, names.LOCK))))
+        for directory, base in doomed:
+            with suppress(Corrupt):
+                recovery.rebuild_indexes(storage, directory, base, interval_bytes=interval_of(directory))
+                fixed.append(_log(directory, base))
+    return fixed
+
+
+def _place_of(finding: Finding) -> tuple[str, int] | None:
+    """The segment of the index that the finding concerns; None for any other finding."""
+    parsed = parse_segment_file(finding.path.rpartition("/")[2])
+    if parsed is None or parsed[1] not in (OFFSET_INDEX, TIME_INDEX) or finding.severity is Severity.INFO:
+        return None
+    return parent(finding.path), parsed[0]
+
+
+def _log(directory: str, base: int) -> str:
+    return join(directory, names.segment_file(base, names.LOG))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from local.cleaner.log_cleaning import clean_log
+from local.cleaner.cleaner import clean_log
 from local.errors import CleaningAborted, OffsetOutOfRange
 from local.format.compression import Codec
 from local.format.record import Record

@@ -134,10 +134,10 @@ class Cleaning:
         known = self._uncleanable.get(held.name)
         return held.log.cleaning.now.pauses == 0 and (known is None or now_ms >= known.retry_ms)
 
-    def take_turns(self, plan: Plan, look: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
+    def take_turns(self, plan: Plan, take_snapshots: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
         """The plan limited to one maintenance's cleanings; logs left out come sooner next time.
 
-        `look` returns the snapshots; it is called only if logs have to wait for each other.
+        `take_snapshots` returns the snapshots; it is called only if logs have to wait for each other.
         """
         from policies.compaction import by_priority, log_to_clean
         from policies.decisions import CleanLog
@@ -146,7 +146,7 @@ class Cleaning:
         if len(wants) < 2:
             self._waited = {}
             return plan
-        by_name = {snapshot.partition: snapshot for snapshot in look()}
+        by_name = {snapshot.partition: snapshot for snapshot in take_snapshots()}
         with self._lock:
             order = by_priority((log_to_clean(by_name[name]) for name in wants if name in by_name), self._waited)
             chosen = [log.partition for log in order[: self.settings.threads * LOGS_PER_THREAD]]
@@ -223,7 +223,7 @@ class Cleaning:
         snapshot: PartitionSnapshot,
         should_stop: Callable[[], bool],
     ) -> CleaningResult | None:
-        from local.cleaner.log_cleaning import clean_log
+        from local.cleaner.cleaner import clean_log
         from local.cleaner.offset_map import Buffer
         from policies.compaction import tombstones_below
 

@@ -97,7 +97,7 @@ def _verify_local(
     from local.storage import DiskStorage
     from local.verify.directories import VerifyOptions, size_of
     from local.verify.findings import Severity, worst
-    from local.verify.log_dir_checks import check_together
+    from local.verify.log_dir_checks import check_log_dirs
 
     storage, paths = DiskStorage(), _paths(session, targets)
     options = VerifyOptions(
@@ -106,7 +106,7 @@ def _verify_local(
         known_names=_own_names(),
         **_intervals(session, storage),
     )
-    found: list[Finding] = check_together(storage, session.config().data_dirs) if not targets else []
+    found: list[Finding] = check_log_dirs(storage, session.config().data_dirs) if not targets else []
     size_bytes = sum(size_of(storage, path) for path in paths)
     with byte_progress(session, "verified", size_bytes, bar_least_bytes=_BAR_BYTES_MIN) as on_bytes:
         for path in paths:
@@ -189,7 +189,7 @@ def _verified(
     session: Session, storage: Storage, path: str, options: VerifyOptions, on_bytes: OnBytes, *, fix_index: bool
 ) -> list[Finding]:
     from local.verify.directories import verify
-    from local.verify.index_repair import fix_indexes
+    from local.verify.index_checks import fix_indexes
     from tiered.health.view_verifying import verify_views
 
     found = [*verify(storage, path, options, on_bytes), *verify_views(storage, path)]

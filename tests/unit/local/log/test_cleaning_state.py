@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_cleaner import append, open_log, read_all
 
 from local.cleaner import cleaner
-from local.cleaner.log_cleaning import clean_log
+from local.cleaner.cleaner import clean_log
 from local.errors import CleaningAborted, InvalidRequest
 from local.log import Log
 from local.log.cleaning_state import Cleaning, CleaningGate, Event, State, after
