@@ -248,7 +248,7 @@ def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
     log = LogDump.of_stored(stored, source, _filter(asked)) if stored else LogDump.of_file(source, _filter(asked))
     base = source.base_offset
     _print_log(asked, log, [f"Dumping {source.place}", *([] if base is None else [f"Log starting offset: {base}"])])
-    _tell_gaps(session, log, source.place)
+    _print_gaps(session, log, source.place)
     if log.invalid_bytes and asked.count is None:
         name = source.place.rpartition("/")[2]
         session.say(f"found {log.invalid_bytes} invalid bytes at the end of {name}")
@@ -351,7 +351,7 @@ def _print_log(asked: _Asked, log: LogDump, title: list[str], *where: TopicParti
 
     form, count = asked.form, asked.count
     if asked.by_byte:
-        from tiered.cli.data.dump_hex import print_hex
+        from tiered.cli.data.dump_results import print_hex
 
         print_hex(islice(log.hex_batches(with_records=not asked.batches), count), title, form, where)
         return
@@ -412,7 +412,7 @@ def _time(text: str | None) -> int | None:
     return None if text is None else parse_time(text.removeprefix("@"), now_ms())
 
 
-def _tell_gaps(session: Session, log: LogDump, path: str) -> None:
+def _print_gaps(session: Session, log: LogDump, path: str) -> None:
     if log.gaps:
         session.say(f"{log.gaps} non-consecutive offsets in {path}; compaction leaves such gaps")
         for first, second in log.first_gaps:
@@ -436,7 +436,7 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
         _print_sections(asked, _chosen(asked, sections), source)
     compared = dump_files.compare_with_log(source)
     if compared is not None:
-        return _tell_findings(session, compared)
+        return _print_findings(session, compared)
     if asked.verify_index_only:
         raise InvalidRequest(
             "cannot compare an index with its log, the log is not in the same directory", path=source.place
@@ -500,7 +500,7 @@ def _print_sections(asked: _Asked, sections: list[Section], source: FileSource) 
         print_fields(section.name, rows, names, form)
 
 
-def _tell_findings(session: Session, findings: Iterable[Finding]) -> int:
+def _print_findings(session: Session, findings: Iterable[Finding]) -> int:
     """Print each finding on stderr; the exit code is that of the worst."""
     from local.verify.findings import Severity
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tiered.cli.render import Result, Struct
+from tiered.cli.render import Result, Struct, print_result, write_lines
 from tiered.inspect.dump_files import (
     AbortedTransaction,
     CheckpointEntry,
@@ -21,6 +22,17 @@ from tiered.inspect.dump_files import (
 from tiered.inspect.dump_output import FlatRecord
 from tiered.inspect.dump_rows import BatchRow
 from tiered.inspect.dump_sources import Kind
+
+if TYPE_CHECKING:
+    from local.names import TopicPartition
+    from tiered.inspect.dump_rows import BatchRow
+    from tiered.inspect.hex_dump import HexField
+
+
+_BYTES = 8  # in a line, so that it fits in 80 columns
+_MOMENTS = {"baseTimestamp", "maxTimestamp", "timestamp", "timestampDelta"}
+_LINES_MAX = 16  # of one field in the table; other forms have every byte
+Batches = Iterable["tuple[BatchRow, Iterable[HexField]]"]
 
 
 class DumpedField(Struct, rename="camel"):
@@ -181,3 +193,59 @@ def file_result(kind: Kind, path: str, rows_of: Mapping[str, Sequence[object]]) 
     """Return the result for a file that is no manifest; `rows_of` are the rows of each sheet."""
     result = DumpedBundle if kind is Kind.INDEXES else _OF_KIND.get(kind, DumpedPairs)
     return result(path=path, **rows_of)
+
+
+# ``tiered dump --hex``: the bytes of batches and records with the meaning of each.
+
+
+def print_hex(batches: Batches, title: list[str], output: str, where: Sequence[TopicPartition]) -> None:
+    """Print `title` and the fields as a table; other formats have `where` and a row for each field."""
+    if output in ("table", "text"):
+        write_lines(title)
+        write_lines(_lines(batches))
+        return
+    print_result(DumpedBytes.of(*where, fields=[]), output, rows=_rows(batches))
+
+
+def _lines(batches: Batches) -> Iterator[str]:
+    for row, fields in batches:
+        where = "" if row.position is None else f" at {row.position}"
+        yield f"batch{where}: offsets {row.base_offset}..{row.last_offset}, {row.size} bytes"
+        for field in fields:
+            yield from _field_lines(field)
+
+
+def _field_lines(field: HexField) -> Iterator[str]:
+    from tiered.inspect.hex_dump import text_of
+
+    place = "+" if field.is_inflated else " "
+    is_text = field.value == text_of(field.data) and len(field.data) > _BYTES
+    for number, at in enumerate(range(0, max(1, len(field.data)), _BYTES)):
+        data = field.data[at : at + _BYTES]
+        if number == _LINES_MAX:
+            yield f"{'':34}{'  ' * field.depth}... {len(field.data) - at} bytes more"
+            return
+        name = field.name if number == 0 else ""
+        value = text_of(data) if is_text else _short(field) if number == 0 else ""
+        words = f"{'  ' * field.depth}{name:<{20 - 2 * field.depth}} {value}".rstrip()
+        yield f"{place}{field.at + at:08x}  {data.hex(' '):<23} {words}"
+
+
+def _short(field: HexField) -> str:
+    """Format a moment without the number, which the bytes already show."""
+    return field.value.rpartition(": ")[2] if field.name in _MOMENTS else field.value
+
+
+def _rows(batches: Batches) -> Iterator[DumpedField]:
+    for row, fields in batches:
+        for field in fields:
+            yield DumpedField(
+                base_offset=row.base_offset,
+                position=row.position,
+                at=field.at,
+                is_inflated=field.is_inflated,
+                depth=field.depth,
+                field=field.name,
+                bytes=field.data.hex(),
+                value=field.value,
+            )
