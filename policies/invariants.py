@@ -37,7 +37,7 @@ from remote.manifest.view import DEFAULT_VIEW
 from remote.segment_entry import SegmentEntry, SegmentState
 
 _Gap = tuple[int, int]  # half open; the last gap has no end
-MANIFESTS_KEPT_MIN = 100  # manifests below the newest, for readers that are about to read one
+MANIFESTS_RETAINED_MIN = 100  # manifests below the newest, for readers that are about to read one
 _NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
 
 
@@ -382,8 +382,8 @@ def _check_delete(world: _World, decision: DeletePending | DeletePage) -> list[s
 
 
 def _check_collect(snapshot: PartitionSnapshot, decision: CollectManifests) -> list[str]:
-    if snapshot.head_sequence - decision.upto_sequence < MANIFESTS_KEPT_MIN:
-        return [f"leaves fewer than {MANIFESTS_KEPT_MIN} manifests below the newest"]
+    if snapshot.head_sequence - decision.upto_sequence < MANIFESTS_RETAINED_MIN:
+        return [f"leaves fewer than {MANIFESTS_RETAINED_MIN} manifests below the newest"]
     return []
 
 

@@ -138,14 +138,14 @@ class OffsetMap:
         return self._mapped.get(base_offset)
 
     def add(
-        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: CleanerThrottle
+        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle
     ) -> Added:
         """Enter all of a segment, or nothing that counts. Raises Corrupt, InvalidRequest, CleaningAborted."""
-        mapped = pace.mapped(storage, segment)
+        mapped = limiter.mapped(storage, segment)
         self._held = self.keys.hold(mapped)
         first_invalid, slices = self.invalid_records, []
         for start, end in slice_bounds(segment):
-            pace.read(end - start)
+            limiter.read(end - start)
             data = mapped[start:end]
             table = kernels.scan_batches(data, verify=False)
             is_plain = table.problem is None and not table.has_legacy and not (table.attributes & CODEC_BITS).any()
@@ -164,11 +164,11 @@ class OffsetMap:
         return Added.WHOLE
 
     def add_in_part(
-        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], pace: CleanerThrottle
+        self, storage: Storage, segment: Segment, aborted: Sequence[AbortedTransaction], limiter: CleanerThrottle
     ) -> Added:
         """Enter a segment up to the first record without room (`end_offset`). All records from there on stay."""
         self._is_in_part = True
-        return self.add(storage, segment, aborted, pace)
+        return self.add(storage, segment, aborted, limiter)
 
     def _add_plain(
         self, segment: Segment, start: int, data: memoryview, table: BatchTable, aborted: Sequence[AbortedTransaction]
@@ -264,7 +264,7 @@ def build_offset_map(
     next_offset: int,
     aborted: Sequence[AbortedTransaction],
     buffer: Buffer,
-    pace: CleanerThrottle,
+    limiter: CleanerThrottle,
     *,
     from_offset: int = 0,
 ) -> tuple[OffsetMap, int]:
@@ -278,7 +278,7 @@ def build_offset_map(
         newest = OffsetMap(keys, records, buffer, from_offset=from_offset)
         done, added = 0, Added.WHOLE
         for segment in segments[:SEGMENTS_MAX]:
-            added = newest.add(storage, segment, aborted, pace)
+            added = newest.add(storage, segment, aborted, limiter)
             if added is not Added.WHOLE:
                 break
             done += 1
@@ -294,7 +294,7 @@ def build_offset_map_of_part(
     next_offset: int,
     aborted: Sequence[AbortedTransaction],
     buffer: Buffer,
-    pace: CleanerThrottle,
+    limiter: CleanerThrottle,
     *,
     from_offset: int = 0,
 ) -> tuple[OffsetMap, int]:
@@ -306,7 +306,7 @@ def build_offset_map_of_part(
     """
     for keys in (Keys.IN_PLACE, Keys.DIGESTED):
         newest = OffsetMap(keys, next_offset - segment.base_offset, buffer, from_offset=from_offset)
-        if newest.add_in_part(storage, segment, aborted, pace) is not Added.PACKED:
+        if newest.add_in_part(storage, segment, aborted, limiter) is not Added.PACKED:
             break
     end = next_offset if newest.end_offset is None else newest.end_offset
     if not len(newest.keys) and newest.end_offset is not None:

@@ -145,7 +145,7 @@ class SegmentVerdict:
     has_legacy: bool = False
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
-    def measure(self, storage: Storage, pace: CleanerThrottle) -> None:
+    def measure(self, storage: Storage, limiter: CleanerThrottle) -> None:
         """Set both bounds to the exact value; reads the lengths of all records.
 
         Raises CleaningAborted, Corrupt, DiskFailed.
@@ -153,7 +153,7 @@ class SegmentVerdict:
         if self.bytes_least == self.bytes_most:
             return
         size = 0
-        for (_, data), verdict in zip(pace.slices(storage, self.segment, self.mapped), self.slices, strict=True):
+        for (_, data), verdict in zip(limiter.slices(storage, self.segment, self.mapped), self.slices, strict=True):
             table = kernels.scan_batches(data, verify=False)
             kept = kernels.count_bits(verdict.keep, table.record_counts)
             size += _sizes_after(table, kernels.kept_bytes(data, table, verdict.keep), kept, verdict.actions)
@@ -214,18 +214,18 @@ class RecordFilter:
         for producer_id in producer_ids:
             self._transactions.meet(producer_id, offset - 1)
 
-    def segment(self, storage: Storage, segment: Segment, next_offset: int, pace: CleanerThrottle) -> SegmentVerdict:
+    def segment(self, storage: Storage, segment: Segment, next_offset: int, limiter: CleanerThrottle) -> SegmentVerdict:
         """Decide on one segment. Raises Corrupt, CleaningAborted."""
         mapped = self._newest.mapped(segment.base_offset)
         found = SegmentVerdict(segment=segment, mapped=mapped, next_offset=next_offset)
         known = len(self._transactions.kept)
-        for number, (start, data) in enumerate(pace.slices(storage, segment, mapped, is_counted=False)):
+        for number, (start, data) in enumerate(limiter.slices(storage, segment, mapped, is_counted=False)):
             table = kernels.scan_batches(data, verify=False)
             check_whole(segment, start, table.valid_bytes, len(data))
             bits = self._known(segment, number, table)
             # Pass one has read the records of a dirty segment, and the rewrite reads them again: only headers count
             # here.
-            pace.read(len(data) if bits is None else len(table) * HEADER_BYTES)
+            limiter.read(len(data) if bits is None else len(table) * HEADER_BYTES)
             keep, tombstones = self._records(segment, number, data, table) if bits is None else bits
             self._batches(found, data, table, keep, tombstones)
         found.aborted = self._transactions.kept[known:]

@@ -26,7 +26,7 @@ def grouped(
     judged: Sequence[SegmentVerdict],
     settings: LogSettings,
     storage: Storage,
-    pace: CleanerThrottle,
+    limiter: CleanerThrottle,
     *,
     apart_at: int = 0,
 ) -> list[list[SegmentVerdict]]:
@@ -38,7 +38,7 @@ def grouped(
     groups: list[list[SegmentVerdict]] = []
     for each in judged:
         is_apart = each.segment.base_offset == apart_at
-        if groups and not is_apart and _fits([*groups[-1], each], settings, storage, pace):
+        if groups and not is_apart and _fits([*groups[-1], each], settings, storage, limiter):
             groups[-1].append(each)
         else:
             groups.append([each])
@@ -48,7 +48,7 @@ def grouped(
 def survivors(
     group: Sequence[SegmentVerdict],
     storage: Storage,
-    pace: CleanerThrottle,
+    limiter: CleanerThrottle,
     rows: IndexRows,
     horizon_ms: int,
     out: NDArray[np.uint8],
@@ -59,7 +59,7 @@ def survivors(
     """
     is_empty = all(each.is_empty for each in group)
     for each in group:
-        slices = pace.slices(storage, each.segment, each.mapped)
+        slices = limiter.slices(storage, each.segment, each.mapped)
         for (_, data), verdict in zip(slices, each.slices, strict=True):
             actions = verdict.actions
             if is_empty and each is group[-1] and verdict is each.slices[-1]:
@@ -72,7 +72,7 @@ def survivors(
                 yield part
 
 
-def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, pace: CleanerThrottle) -> bool:
+def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, limiter: CleanerThrottle) -> bool:
     """Whether the remains of `group` form a legal segment.
 
     Records are measured only if the bounds do not decide.
@@ -84,7 +84,7 @@ def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Stora
     if not _is_legal(group, sum(each.bytes_least for each in group), settings):
         return False
     for each in group:
-        each.measure(storage, pace)
+        each.measure(storage, limiter)
     return _is_legal(group, sum(each.bytes_most for each in group), settings)
 
 

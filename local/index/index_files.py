@@ -46,7 +46,9 @@ def time_entry(index: bytearray, base_offset: int, timestamp_ms: int | None, off
     return time_index.pack(base_offset, timestamp_ms, offset)
 
 
-def judge(offsets: Body | None, times: Body | None, log_bytes: int, first_timestamp_ms: Callable[[], int]) -> Judged:
+def check_indexes(
+    offsets: Body | None, times: Body | None, log_bytes: int, first_timestamp_ms: Callable[[], int]
+) -> Judged:
     """Return how much of both files is usable for a log of `log_bytes`. None stands for a missing file.
 
     `first_timestamp_ms` returns the first batch's largest timestamp (-1: none). It is called only if the time index
@@ -74,7 +76,7 @@ def check(storage: Storage, directory: str, base_offset: int, log_bytes: int) ->
     """Return why a segment's indexes are unusable, or None if they are usable. Reads both files whole."""
     offsets, times = (_read(storage, join(directory, segment_file(base_offset, each))) for each in INDEX_SUFFIXES)
     log_path = join(directory, segment_file(base_offset, LOG))
-    return judge(offsets, times, log_bytes, lambda: first_timestamp(storage, log_path)).problem
+    return check_indexes(offsets, times, log_bytes, lambda: first_timestamp(storage, log_path)).problem
 
 
 def first_timestamp(storage: Storage, log_path: str) -> int:

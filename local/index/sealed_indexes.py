@@ -1,7 +1,7 @@
 """The indexes of one closed segment for readers: checked at the first lookup, mapped while in use.
 
 **First use.** Opening a log must cost no more than a listing, so an index is not read before its first lookup. The
-first lookup checks both files once (`local.index.index_files.judge`). An unsound index is rebuilt from the log:
+first lookup checks both files once (`local.index.index_files.check_indexes`). An unsound index is rebuilt from the log:
 
 1. Build both files and write them under temporary names, without blocking other threads.
 2. Rename them into place under the segment's lock, unless the segment was dropped or replaced since step 1.
@@ -187,7 +187,7 @@ class SealedIndexes:
         """Return (largest timestamp or None, last offset of the first batch with it)."""
         found = self._last_time_entry() if self._judged is None else None
         if found is None:
-            if self._judge().problem is not None:
+            if self._checked().problem is not None:
                 return index_files.scan_times(self._read_log, self._base_offset)
             data = self.read(TIME_INDEX)[-time_index.ENTRY_BYTES :]
             if not data:
@@ -255,7 +255,7 @@ class SealedIndexes:
 
         Raises Corrupt if either file is unsound and not rebuilt, except in a read-only open.
         """
-        judged = self._judge()
+        judged = self._checked()
         if suffix in self._made:
             return bytearray(self._made[suffix])
         if judged.problem is not None and not self._access.is_shared:
@@ -279,7 +279,7 @@ class SealedIndexes:
     @contextmanager
     def _entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], tuple[int, int]]]]:
         """Yield (number of sound entries, function from slot to entry), for a binary search."""
-        judged = self._judge()
+        judged = self._checked()
         unpack, width = (offset_index if suffix == OFFSET_INDEX else time_index).ENTRY, ENTRY_BYTES[suffix]
         if suffix in self._made:
             made = self._made[suffix]
@@ -357,19 +357,19 @@ class SealedIndexes:
 
     # -- judging -------------------------------------------------------------------------------------------------
 
-    def _judge(self) -> Judged:
+    def _checked(self) -> Judged:
         """Return the result of the check, computed once. It has a `problem` only if a rebuild is impossible."""
         if self._judged is None:
             with self._judging:
                 if self._judged is None:
-                    self._judged = self._judge_files()
+                    self._judged = self._check_files()
         return self._judged
 
-    def _judge_files(self) -> Judged:
+    def _check_files(self) -> Judged:
         with self._held():
             offsets, times = (self._content(suffix) for suffix in INDEX_SUFFIXES)
         log_path = self._path(LOG)
-        judged = index_files.judge(
+        judged = index_files.check_indexes(
             offsets, times, self._log_bytes, lambda: index_files.first_timestamp(self._storage, log_path)
         )
         if judged.problem is None or self._access.is_shared:

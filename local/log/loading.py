@@ -93,7 +93,7 @@ def load(
         place = _Place(storage, directory, settings, files, snapshots, bases)
         found = _found_or_recovered(place, epochs, recovery_point)
     recovered_count = len(found.known_ends)
-    kept = _settled(place, found)
+    kept = _without_failed_roll(place, found)
     kept_bases = [segment.base_offset for segment in kept]
     if kept:
         snapshots.keep(kept_bases, found.next_offset)
@@ -109,7 +109,7 @@ def load(
     )
 
 
-def settle_producers(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offset: int) -> ProducerState:
+def producers_of_empty_log(snapshots: ProducerFiles, loaded: LoadedLog, log_start_offset: int) -> ProducerState:
     """Return the producers of a log that restarts empty: no segments, or all of them below its start.
 
     Deleted records were acknowledged, and a retry of them must still be known as a duplicate.
@@ -218,7 +218,7 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_
     return recovered.cut is not None
 
 
-def _settled(place: _Place, found: _Found) -> list[Segment]:
+def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
     """Return the segments without the rest of a failed roll. The log end is that of the last one."""
     if len(found.segments) > 1 and found.segments[-1].size_bytes == 0:
         # The last segment may be left from a failed roll; then appends to its predecessor continued.

@@ -95,7 +95,7 @@ class Log(ShrinkableLog):
         """
         log = cls(storage, directory, partition, settings, draw)
         if read_only:
-            log._look(log_start_offset or 0, is_tiered=is_tiered)
+            log._load_read_only(log_start_offset or 0, is_tiered=is_tiered)
             return log
         from local.log import loading
 
@@ -109,7 +109,7 @@ class Log(ShrinkableLog):
         if segments and not is_tiered:
             start = max(start, segments[0].base_offset)
         if not segments or next_offset < start:
-            log._producers = loading.settle_producers(log._snapshots, loaded, start)
+            log._producers = loading.producers_of_empty_log(log._snapshots, loaded, start)
             loading.discard(storage, directory, segments)
             next_offset = start
             segments = [Segment.create(storage, directory, next_offset, created_ms=now_ms)]
@@ -119,7 +119,7 @@ class Log(ShrinkableLog):
             log._producers = loaded.producers
         log._publish(segments, log_start_offset=start, next_offset=next_offset)
         log.recovery_point = next_offset
-        log._settle_epochs(written, epochs.truncate_from_end(next_offset), was_clean=was_clean)
+        log._correct_epochs(written, epochs.truncate_from_end(next_offset), was_clean=was_clean)
         log.leader_epoch = log.epochs.latest or 0
         return log
 
@@ -243,7 +243,7 @@ class Log(ShrinkableLog):
     def is_read_only(self) -> bool:
         return self._look_again is not None
 
-    def look_again(self) -> None:
+    def reload_files(self) -> None:
         """Load the directory of a read-only log again: another process writes, drops and cleans there."""
         if self._look_again is not None:
             self._look_again()
@@ -343,14 +343,14 @@ class Log(ShrinkableLog):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _look(self, log_start_offset: int, *, is_tiered: bool) -> None:
+    def _load_read_only(self, log_start_offset: int, *, is_tiered: bool) -> None:
         """Load the current files for a read-only open; every change is refused from here on."""
         if self._look_again is not None and self.size_bytes and not self._storage.exists(self.directory):
             raise NotFound("cannot refresh the log, it was moved or deleted", path=self.directory)
         self._failed = True
-        self._look_again = partial(self._look, log_start_offset, is_tiered=is_tiered)
+        self._look_again = partial(self._load_read_only, log_start_offset, is_tiered=is_tiered)
         with self._lock:
-            loaded = read_only_open.look(self._storage, self.directory, log_start_offset)
+            loaded = read_only_open.load_read_only(self._storage, self.directory, log_start_offset)
             if not is_tiered:
                 log_start_offset = max(log_start_offset, loaded.segments[0].base_offset)
             if loaded.next_offset < log_start_offset:  # the next start discards it

@@ -109,7 +109,7 @@ class ShrinkableLog(ReadableLog):
                 return 0
             kept = view.segments[len(doomed) :]
             for at in range(1, len(doomed) + 1):
-                self._settle(view.bases[at], view.bases[:at])
+                self._write_snapshot(view.bases[at], view.bases[:at])
             start = max(view.log_start_offset, kept[0].base_offset) if raises_log_start else view.log_start_offset
             with self._failing():
                 self._publish(list(kept), log_start_offset=start)
@@ -368,10 +368,10 @@ class ShrinkableLog(ReadableLog):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _settle(self, offset: int, bases: Sequence[int]) -> None:
+    def _write_snapshot(self, offset: int, bases: Sequence[int]) -> None:
         """Make the producer snapshot at `offset` durable. Without room on the disk the log is unchanged."""
         with self._failing_unless_full():
-            self._snapshots.settle(offset, bases)
+            self._snapshots.write_snapshot(offset, bases)
 
     def _sync_written(self) -> int:
         """Sync for the group commit, without the lock. Return the position up to which everything is durable.
@@ -419,7 +419,7 @@ class ShrinkableLog(ReadableLog):
         checkpoints.write_epochs(self._storage, self._path(names.LEADER_EPOCHS), epochs.entries)
         self.epochs = epochs
 
-    def _settle_epochs(self, written: LeaderEpochs, epochs: LeaderEpochs, *, was_clean: bool) -> None:
+    def _correct_epochs(self, written: LeaderEpochs, epochs: LeaderEpochs, *, was_clean: bool) -> None:
         """At start-up, set the epochs that fit the log's ends, and write them if needed.
 
         They are written if the file differs, and after an unclean shutdown if the file exists: the process that wrote

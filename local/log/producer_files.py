@@ -5,7 +5,8 @@ holds the same state and saves the read. Therefore:
 
 - A roll writes a snapshot without fsync. A missing one is computed from the log.
 - A damaged snapshot is deleted. The next older one and more batches lead to the same state.
-- Before retention deletes batches, the snapshot after them is made durable (`settle`). It is then the only source.
+- Before retention deletes batches, the snapshot after them is made durable (`write_snapshot`). It is then the only
+  source.
 - A snapshot of a diverged history must never remain. A truncation deletes the snapshots above the new end, durably,
   before the next append.
 
@@ -99,7 +100,7 @@ class ProducerFiles:
         if offset not in self.offsets():
             self.write(offset, producers)
 
-    def settle(self, offset: int, bases: Sequence[int]) -> None:
+    def write_snapshot(self, offset: int, bases: Sequence[int]) -> None:
         """Make a sound snapshot of `offset` durable, before the batches below it are deleted for good.
 
         From then on the snapshot is the only source for their producers. If damage in the log makes the state unknown,

@@ -43,7 +43,7 @@ class LoadedLog:
     recovered_count: int = 0
 
 
-def look(
+def load_read_only(
     storage: Storage, directory: str, log_start_offset: int, *, pause: Callable[[float], None] = time.sleep
 ) -> LoadedLog:
     """Return the log on disk at this moment without changes.
@@ -54,13 +54,13 @@ def look(
     """
     for pause_s in PAUSES_S:
         try:
-            return _look(storage, directory, log_start_offset)
+            return _load_once(storage, directory, log_start_offset)
         except (Unavailable, NotFound):
             pause(pause_s)
-    return _look(storage, directory, log_start_offset)
+    return _load_once(storage, directory, log_start_offset)
 
 
-def _look(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
+def _load_once(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
     files = _listed(storage, directory) if storage.exists(directory) else {}
     parsed = _logs(files)
     bases = sorted(base for base, suffix in parsed if suffix == names.LOG)

@@ -32,7 +32,7 @@ from local.log.checkpoints import MetaProperties
 from local.logdirs.log_dir import LogDirectory
 from local.logdirs.log_dir_info import LogDirFacts
 from local.logdirs.log_moves import Progress, move_log, remove_tree, rename_deleted
-from local.logdirs.move_recovery import IncompleteMove, find_incomplete_moves, settle
+from local.logdirs.move_recovery import IncompleteMove, find_incomplete_moves, resolve
 from local.logdirs.offline_detection import WatchedStorage, offline
 from local.names import TopicPartition
 from local.settings import LogSettings
@@ -41,7 +41,7 @@ from local.storage import Space, Storage
 _log = logging.getLogger(__name__)
 
 _AGAIN_MS = 60_000
-_LOOKS_MAX = 10
+_SCANS_MAX = 10
 
 _T = TypeVar("_T")
 Choose = Callable[[Sequence[LogDirFacts]], LogDirFacts]
@@ -78,7 +78,7 @@ class LogDirectories:
         self.cordoned = frozenset(cordoned)
         self.on_offline: OnOffline = lambda root, error: None
         self._is_closed = False
-        self._leftovers: list[IncompleteMove] = []
+        self._incomplete_moves: list[IncompleteMove] = []
         self._doomed: list[_Doomed] = []
         self._changing = threading.Lock()
         self._offline: dict[str, LogError] = {}
@@ -216,7 +216,7 @@ class LogDirectories:
         root = self.root_of(partition)
         if root is None and not is_new:
             self._check_not_away(partition)
-            self._check_no_leftover(partition, topic_id)
+            self._check_no_incomplete_move(partition, topic_id)
         if root is None:
             root = choose(self.facts()).path
             if not is_new:
@@ -306,11 +306,11 @@ class LogDirectories:
 
     def remove_incomplete_moves(self, topic: str, topic_id: str) -> None:
         """At the start: delete the ``-delete`` directories of a deleted topic. Other topics' directories stay."""
-        for each in [each for each in self._leftovers if each.is_deleted_topics(topic, topic_id)]:
+        for each in [each for each in self._incomplete_moves if each.is_deleted_topics(topic, topic_id)]:
             remove_tree(each.storage, each.root, each.path)
-            self._leftovers.remove(each)
+            self._incomplete_moves.remove(each)
 
-    def is_gone(self, partition: TopicPartition, topic_id: str) -> bool:
+    def has_no_files(self, partition: TopicPartition, topic_id: str) -> bool:
         """Whether no directory holds files of the topic's partition, including files that wait for deletion.
 
         False once the directories were closed: another process may hold them.
@@ -333,7 +333,7 @@ class LogDirectories:
             except LogError as error:
                 still.append(due._replace(since_ms=now_ms, delay_ms=max(due.delay_ms, _AGAIN_MS)))
                 _log.warning("cannot delete a leftover directory of a move: path=%s error=%s", due.path, error)
-            with self._changing:  # only after the deletion: `is_gone` needs the topic id until then
+            with self._changing:  # only after the deletion: `has_no_files` needs the topic id until then
                 self._doomed = [each for each in self._doomed if each is not due] + still
 
     # -- checkpoints and close -------------------------------------------------------------------------------------
@@ -399,9 +399,9 @@ class LogDirectories:
                 offline=",".join(self._offline),
             ).with_code(ErrorCode.DIRECTORY_OFFLINE)
 
-    def _check_no_leftover(self, partition: TopicPartition, topic_id: str) -> None:
+    def _check_no_incomplete_move(self, partition: TopicPartition, topic_id: str) -> None:
         """Raises Conflict if a ``-future`` or ``-delete`` directory is the only copy of the partition."""
-        for each in self._leftovers:
+        for each in self._incomplete_moves:
             if each.partition == partition and each.is_of(topic_id):
                 raise Conflict(
                     (
@@ -414,7 +414,7 @@ class LogDirectories:
 
     def _take_all(self) -> None:
         is_one_of_several = len(self.roots) > 1
-        known = self._look_at_all() if is_one_of_several else {}
+        known = self._scan_all() if is_one_of_several else {}
         like = _agreed(known)
         if like is None and self._offline:
             # Only the offline directory could name the cluster and the node of the others.
@@ -428,17 +428,19 @@ class LogDirectories:
         if len(self._offline) == len(self.roots):
             raise next(iter(self._offline.values()))
         if self.read_only and is_one_of_several:
-            self._look_until_same()
-        self._settle_moves()
+            self._scan_until_stable()
+        self._resolve_moves()
 
-    def _settle_moves(self) -> None:
+    def _resolve_moves(self) -> None:
         """Finish or undo interrupted moves; store the leftovers that stay, because no second copy is proven."""
-        found = [self._try(each.root, self._find_leftovers) for each in self.online]
-        leftovers = [leftover for some in found for leftover in some or ()]
-        self._leftovers = leftovers if self.read_only else settle(leftovers, self._where, self._storages)
+        found = [self._try(each.root, self._find_incomplete_moves) for each in self.online]
+        incomplete_moves = [leftover for some in found for leftover in some or ()]
+        self._incomplete_moves = (
+            incomplete_moves if self.read_only else resolve(incomplete_moves, self._where, self._storages)
+        )
 
-    def _look_at_all(self) -> dict[str, MetaProperties]:
-        found = ((root, self._try(root, self._look_at)) for root in self.roots)
+    def _scan_all(self) -> dict[str, MetaProperties]:
+        found = ((root, self._try(root, self._scan)) for root in self.roots)
         return {root: identity for root, identity in found if identity is not None}
 
     def _take_one(self, root: str, like: MetaProperties | None) -> MetaProperties | None:
@@ -456,13 +458,13 @@ class LogDirectories:
         """`where` with the partitions of this directory added."""
         return {**where, **{name: (*where.get(name, ()), root) for name in self._try(root, self._list) or ()}}
 
-    def _look_until_same(self) -> None:
+    def _scan_until_stable(self) -> None:
         """Find the partitions of a read-only open: repeat until two passes in a row agree.
 
         The process that holds the directories may move a partition between them during a pass. Without a repetition the
         pass could miss the partition or find it twice.
         """
-        for _ in range(_LOOKS_MAX):
+        for _ in range(_SCANS_MAX):
             found: dict[TopicPartition, tuple[str, ...]] = {}
             for each in self.online:
                 found = self._found_in(each.root, found)
@@ -485,7 +487,7 @@ class LogDirectories:
         assert isinstance(watched, WatchedStorage), "a single directory is never offline"
         watched.fail(error)
 
-    def _look_at(self, root: str) -> MetaProperties | None:
+    def _scan(self, root: str) -> MetaProperties | None:
         return checkpoints.read_meta_properties(self._storages[root], root)
 
     def _is_there(self, root: str) -> bool:
@@ -494,7 +496,7 @@ class LogDirectories:
     def _take(self, root: str, like: MetaProperties | None) -> LogDirectory:
         return LogDirectory(self._storages[root], root, read_only=self.read_only, like=like)
 
-    def _find_leftovers(self, root: str) -> list[IncompleteMove]:
+    def _find_incomplete_moves(self, root: str) -> list[IncompleteMove]:
         return find_incomplete_moves(self._storages[root], root) if self._is_there(root) else []
 
     def _list(self, root: str) -> list[TopicPartition]:

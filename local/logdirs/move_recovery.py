@@ -71,16 +71,18 @@ def find_incomplete_moves(storage: Storage, root: str) -> list[IncompleteMove]:
     return found
 
 
-def settle(
-    leftovers: Sequence[IncompleteMove], where: dict[TopicPartition, tuple[str, ...]], storages: Mapping[str, Storage]
+def resolve(
+    incomplete_moves: Sequence[IncompleteMove],
+    where: dict[TopicPartition, tuple[str, ...]],
+    storages: Mapping[str, Storage],
 ) -> list[IncompleteMove]:
     """Finish or undo moves; return the leftovers that stay.
 
     `where` maps each log to its roots; a log whose move is finished here is added. If a disk fails, its leftovers stay.
     """
-    sources = {each.mark: each for each in leftovers if not each.is_future}
+    sources = {each.mark: each for each in incomplete_moves if not each.is_future}
     alone = []
-    for each in sorted(leftovers, key=lambda each: not each.is_future):
+    for each in sorted(incomplete_moves, key=lambda each: not each.is_future):
         try:
             source = sources.get(each.mark) if each.is_future else None
             if source is not None and each.partition not in where:
@@ -107,31 +109,31 @@ def _finish_switch(source: IncompleteMove, future: IncompleteMove) -> None:
 
 
 def _discard(
-    leftover: IncompleteMove, where: Mapping[TopicPartition, Sequence[str]], storages: Mapping[str, Storage]
+    move: IncompleteMove, where: Mapping[TopicPartition, Sequence[str]], storages: Mapping[str, Storage]
 ) -> bool:
     """Delete a leftover if the log itself is in exactly one directory. Returns False if it stays.
 
     The log's own name is made durable before the deletion.
     """
-    roots = where.get(leftover.partition, ())
+    roots = where.get(move.partition, ())
     if len(roots) != 1:
         return False
     (root,) = roots
-    if not leftover.is_future and not _is_copy_of(leftover, storages[root], join(root, leftover.partition.directory)):
+    if not move.is_future and not _is_copy_of(move, storages[root], join(root, move.partition.directory)):
         return False
     storages[root].sync_directory(root)
-    remove_tree(leftover.storage, leftover.root, leftover.path)
-    _log.info("deleted a leftover directory of a move: path=%s", leftover.path)
+    remove_tree(move.storage, move.root, move.path)
+    _log.info("deleted a leftover directory of a move: path=%s", move.path)
     return True
 
 
-def _is_copy_of(leftover: IncompleteMove, storage: Storage, path: str) -> bool:
+def _is_copy_of(move: IncompleteMove, storage: Storage, path: str) -> bool:
     """Whether both hold the same topic id.
 
     A leftover without a topic id is partly deleted and counts as a copy.
     """
     try:
-        mine = checkpoints.read_topic_id(leftover.storage, leftover.path)
+        mine = checkpoints.read_topic_id(move.storage, move.path)
         return mine is None or mine == checkpoints.read_topic_id(storage, path)
     except Corrupt:
         return False

@@ -38,12 +38,12 @@ from local.log import checkpoints
 from local.log.leader_epochs import EpochRange, LeaderEpochs
 from local.names import TopicPartition, parse_partition_directory, parse_segment_file
 from local.storage import Storage, join, parent
-from local.verify.findings import Finding, Severity, damaged, told, unreadable, worst
+from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
 from local.verify.index_checks import INTERVAL_BYTES
 from local.verify.producer_checks import check_producers
 from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_segment
 
-_LOOKS = 3  # reads of a segment that seems damaged while another process may change it
+_TRIES = 3  # reads of a segment that seems damaged while another process may change it
 _ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
 _OF_A_PARTITION = {
     names.LEADER_EPOCHS,
@@ -153,10 +153,10 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
         if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
             found.append(_of_root(join(root, each), each))
     if not partitions and names.META_PROPERTIES not in there:
-        found.append(told(Severity.WARNING, root, "the directory holds no log data; check that its disk is mounted"))
+        found.append(finding(Severity.WARNING, root, "the directory holds no log data; check that its disk is mounted"))
     for name in sorted(vouched.keys() - partitions.keys()):
         found.append(
-            told(Severity.INFO, root, f"a checkpoint names a partition that this directory does not hold: {name}")
+            finding(Severity.INFO, root, f"a checkpoint names a partition that this directory does not hold: {name}")
         )
     for name in sorted(partitions):
         directory = join(root, partitions[name])
@@ -174,10 +174,10 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
 
 def _of_root(path: str, name: str) -> Finding:
     if name.endswith(("-delete", "-stray", "-future")):
-        return told(Severity.INFO, path, "the partition directory is being created, moved or deleted")
+        return finding(Severity.INFO, path, "the partition directory is being created, moved or deleted")
     if name.endswith(names.TEMPORARY):
-        return told(Severity.INFO, path, "leftover file of an interrupted checkpoint write")
-    return told(Severity.WARNING, path, "unexpected file, no file of a log directory has this name")
+        return finding(Severity.INFO, path, "leftover file of an interrupted checkpoint write")
+    return finding(Severity.WARNING, path, "unexpected file, no file of a log directory has this name")
 
 
 def _was_clean(storage: Storage, root: str) -> bool:
@@ -285,10 +285,10 @@ def _look(
 ) -> SegmentReport | None:
     """A segment's report; None if the segment was deleted during the check.
 
-    A segment that seems damaged is read up to `_LOOKS` times, unless the shutdown was clean.
+    A segment that seems damaged is read up to `_TRIES` times, unless the shutdown was clean.
     """
     report: SegmentReport | None = None
-    for _ in range(1 if was_clean else _LOOKS):
+    for _ in range(1 if was_clean else _TRIES):
         try:
             report = check_segment(
                 storage,
@@ -314,18 +314,18 @@ def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clea
         if name in _OF_A_PARTITION:
             continue
         if name.endswith(names.DELETED):
-            yield told(Severity.INFO, path, "the file waits for its deletion")
+            yield finding(Severity.INFO, path, "the file waits for its deletion")
         elif name.endswith(_ON_THE_WAY):
             what = (
                 "leftover file of an interrupted swap or checkpoint write; the next start deletes it or "
                 "finishes the swap"
             )
-            yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+            yield finding(Severity.WARNING if was_clean else Severity.INFO, path, what)
         elif parsed is None or parsed[1] not in (*names.SEGMENT_SUFFIXES, names.PRODUCER_SNAPSHOT):
-            yield told(Severity.WARNING, path, "unexpected file, no file of a partition has this name")
+            yield finding(Severity.WARNING, path, "unexpected file, no file of a partition has this name")
         elif parsed[1] in names.SEGMENT_SUFFIXES and parsed[0] not in bases:
             what = "the index has no .log file; the next start deletes the index"
-            yield told(Severity.WARNING if was_clean else Severity.INFO, path, what)
+            yield finding(Severity.WARNING if was_clean else Severity.INFO, path, what)
 
 
 def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
@@ -366,7 +366,7 @@ def _check_epochs(
         yield damaged(error, path)
         return
     if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
-        yield told(Severity.CORRUPT, path, "the epochs or their offsets do not ascend")
+        yield finding(Severity.CORRUPT, path, "the epochs or their offsets do not ascend")
         return
     epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
     if not was_clean and entries and entries[0][1] > (log_start or 0):
@@ -374,7 +374,7 @@ def _check_epochs(
             "the first epoch is above the checkpointed log start offset, which may be older: "
             f"epochs_from={entries[0][1]}"
         )
-        yield told(Severity.INFO, path, f"{what} log_start_offset={log_start}")
+        yield finding(Severity.INFO, path, f"{what} log_start_offset={log_start}")
         log_start = entries[0][1]
     for place, report in reports:
         for found in report.epochs:
@@ -408,7 +408,7 @@ def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:
     path = join(directory, names.PARTITION_METADATA)
     try:
         if checkpoints.read_topic_id(storage, directory) is None:
-            yield told(Severity.INFO, path, "the topic id is missing")
+            yield finding(Severity.INFO, path, "the topic id is missing")
     except Corrupt as error:
         yield damaged(error, path)
 

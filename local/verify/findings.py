@@ -61,5 +61,5 @@ def damaged(error: Corrupt, path: str) -> Finding:
     return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at if isinstance(at, int) else None)
 
 
-def told(severity: Severity, path: str, what: str) -> Finding:
+def finding(severity: Severity, path: str, what: str) -> Finding:
     return Finding(severity=severity, path=path, what=what)

@@ -14,7 +14,7 @@ from local.storage import Storage, join
 from local.verify.findings import Finding, Severity
 
 
-def check_together(storage: Storage, roots: Sequence[str]) -> list[Finding]:
+def check_log_dirs(storage: Storage, roots: Sequence[str]) -> list[Finding]:
     """Find partitions in two directories, and partitions that exist only as ``-future`` or ``-delete``.
 
     | state | severity | at the next start |

@@ -13,7 +13,7 @@ from local.log.producer_snapshot import ProducerEntry
 from local.log.producer_state import ProducerState
 from local.names import parse_segment_file, segment_file
 from local.storage import Storage, join
-from local.verify.findings import Finding, Severity, damaged, told
+from local.verify.findings import Finding, Severity, damaged, finding
 from local.verify.segment_checks import SegmentPlace, SegmentReport
 
 
@@ -58,7 +58,7 @@ def check_producers(
     for offset in sorted(snapshots):
         path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
         if offset > end:
-            yield told(Severity.WARNING, path, f"the snapshot is past the end of the log: next_offset={end}")
+            yield finding(Severity.WARNING, path, f"the snapshot is past the end of the log: next_offset={end}")
     if end in snapshots and end != reports[-1][0].base_offset:
         yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
 
@@ -163,7 +163,7 @@ def _compare(
         if known is None:
             if is_whole:
                 what = f"the snapshot names a producer that is not in the log: producer_id={entry.producer_id}"
-                yield told(Severity.WARNING, path, what)
+                yield finding(Severity.WARNING, path, what)
             continue
         for what, snapshot, log in (
             ("producer_epoch", entry.producer_epoch, known.producer_epoch),
@@ -173,7 +173,7 @@ def _compare(
         ):
             if snapshot != log:
                 stale = f"the snapshot is stale: producer_id={entry.producer_id} {what}={snapshot} in_the_log={log}"
-                yield told(Severity.WARNING, path, stale)
+                yield finding(Severity.WARNING, path, stale)
                 break
     if is_cleaned:
         return
@@ -181,4 +181,4 @@ def _compare(
     open_ones = [each for each in sorted(missing) if replayed[each].transaction_first_offset >= 0]
     if open_ones:
         what = f"the snapshot lacks producers with an open transaction: producer_ids={open_ones[:5]}"
-        yield told(Severity.WARNING, path, what)
+        yield finding(Severity.WARNING, path, what)

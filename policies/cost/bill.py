@@ -30,7 +30,7 @@ from policies.cost.storage_cost import (
     monthly_storage,
     request_cost,
 )
-from policies.cost.storage_usage import StorageDollars, StorageUsage, Stored, beside
+from policies.cost.storage_usage import StorageDollars, StorageUsage, Stored, dollars_added
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
 
@@ -62,11 +62,11 @@ class TopicFacts:
     """A topic's bytes now, and its requests in `period_ms`.
 
     `both_bytes` of `local_bytes` are in the bucket too. `requests` is None if nothing was metered. `shared_bytes` of
-    `lying` are objects that a fork shares with its source.
+    `usage` are objects that a fork shares with its source.
     """
 
     topic: str
-    lying: StorageUsage = field(default_factory=StorageUsage)
+    usage: StorageUsage = field(default_factory=StorageUsage)
     local_bytes: int = 0
     both_bytes: int = 0
     segments: int = 0
@@ -113,14 +113,14 @@ def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[Top
     Bills of `deleted` topics come last. Each is the amount by which the remaining objects of that topic raise the bill.
     So the bills of the other topics do not depend on `deleted`.
     """
-    kept, left = beside([each.lying for each in facts], [each.lying for each in deleted], prices)
+    kept, left = dollars_added([each.usage for each in facts], [each.usage for each in deleted], prices)
     everything = zip([*facts, *deleted], [*kept, *left], strict=True)
     return [_bill(each, kept_for, prices) for each, kept_for in everything]
 
 
 def _bill(of: TopicFacts, kept: StorageDollars, prices: PriceTable) -> TopicBill:
     month = of.requests.scaled(_to_month(of.period_ms)) if of.requests is not None else Requests()
-    requests, retrieval = request_dollars(month, of.lying.data, prices)
+    requests, retrieval = request_dollars(month, of.usage.data, prices)
     disk = prices.disk_per_gb_month / GIB
     return TopicBill(
         topic=of.topic,
@@ -132,7 +132,7 @@ def _bill(of: TopicFacts, kept: StorageDollars, prices: PriceTable) -> TopicBill
         disk=of.local_bytes * disk,
         double=of.both_bytes * disk,
         months=of.period_ms / DAY_MS / DAYS_PER_MONTH,
-        data_bytes=sum(each.size_bytes for each in of.lying.data.values()),
+        data_bytes=sum(each.size_bytes for each in of.usage.data.values()),
         local_bytes=of.local_bytes,
         both_bytes=of.both_bytes,
         segments=of.segments,

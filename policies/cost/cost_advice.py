@@ -264,8 +264,12 @@ def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:
     reads = stream.workload.reads
     range_bytes = RANGE_BYTES if reads is None else reads.range_bytes
     gets = stream.read_share * max(1.0, segment.stored_bytes / range_bytes)
-    beside = of.overhead_bytes / GIB * of.storage_bands[0][1]
-    return beside + retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
+    dollars_added = of.overhead_bytes / GIB * of.storage_bands[0][1]
+    return (
+        dollars_added
+        + retrieval_cost(segment.stored_bytes * stream.read_share, of)
+        + request_cost(gets=gets, prices=of)
+    )
 
 
 def _once(segment: StoredSegment, before: Prices, to: Prices, small: Prices) -> float:

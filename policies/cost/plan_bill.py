@@ -22,7 +22,7 @@ from policies.cost.storage_usage import (
     of_page,
     storage_dollars,
     stored_of,
-    together,
+    total_usage,
 )
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
@@ -41,7 +41,7 @@ class PageEstimate:
     indexes_share: float
 
 
-def alike(snapshot: PartitionSnapshot) -> PageEstimate:
+def page_estimate(snapshot: PartitionSnapshot) -> PageEstimate:
     """Return the assumptions from the known entries.
 
     Entries of a disabled tier have the lower offsets, so the last known entry is the newest.
@@ -56,11 +56,11 @@ def alike(snapshot: PartitionSnapshot) -> PageEstimate:
 
 def usage_of_snapshot(snapshot: PartitionSnapshot, prices: PriceTable) -> StorageUsage:
     """Return the snapshot's bytes in the bucket, without manifests, pages and views."""
-    to = alike(snapshot)
+    to = page_estimate(snapshot)
     parts = [of_part(each, to, prices) for each in (*snapshot.committed_parts, *snapshot.tier_disabled)]
     waiting = sum(each.size_bytes for each in snapshot.pending_deletes)
     waiting += sum(each.size_bytes for each in snapshot.pending_page_deletes)
-    return together([*parts, StorageUsage(waiting_bytes=waiting)])
+    return total_usage([*parts, StorageUsage(waiting_bytes=waiting)])
 
 
 def of_part(part: PageEntry | SegmentEntry, to: PageEstimate, prices: PriceTable) -> StorageUsage:
@@ -71,9 +71,9 @@ def of_part(part: PageEntry | SegmentEntry, to: PageEstimate, prices: PriceTable
     return of_page(part, to.storage_class, to.indexes_share)
 
 
-def gone(parts: Iterable[StorageUsage], prices: PriceTable) -> StorageUsage:
+def removed_usage(parts: Iterable[StorageUsage], prices: PriceTable) -> StorageUsage:
     """Return the parts as negative amounts, to be added to the stored bytes."""
-    whole = together(parts)
+    whole = total_usage(parts)
     floors = {each.min_bytes for each in prices.classes.values() if each.min_bytes}
     return StorageUsage(
         data={
@@ -91,10 +91,10 @@ def gone(parts: Iterable[StorageUsage], prices: PriceTable) -> StorageUsage:
 
 
 def bill_of(
-    lying: Mapping[TopicPartition, StorageUsage], names: Iterable[TopicPartition], prices: PriceTable
+    usage: Mapping[TopicPartition, StorageUsage], names: Iterable[TopicPartition], prices: PriceTable
 ) -> StorageDollars:
     """Return the share of the whole bill that these partitions pay."""
-    shares = dict(zip(lying, storage_dollars(list(lying.values()), prices), strict=True))
+    shares = dict(zip(usage, storage_dollars(list(usage.values()), prices), strict=True))
     ours = [shares[name] for name in names if name in shares]
     return StorageDollars(
         storage=sum(each.storage for each in ours),
@@ -103,18 +103,18 @@ def bill_of(
     )
 
 
-def bill_changes(lying: Iterable[StorageUsage], changes: Iterable[StorageUsage], prices: PriceTable) -> Iterator[float]:
-    """Yield the dollars a month that each of `changes` adds, one after the other, to all of `lying`.
+def bill_changes(usage: Iterable[StorageUsage], changes: Iterable[StorageUsage], prices: PriceTable) -> Iterator[float]:
+    """Yield the dollars a month that each of `changes` adds, one after the other, to all of `usage`.
 
     An estimate can remove more than is stored. The remainder is then 0, not a debt that later changes would pay.
     """
-    whole = together(lying)
+    whole = total_usage(usage)
     dollars = _dollars(whole, prices)
     for change in changes:
         if not (change.data or change.small_bytes or change.index_bytes or change.waiting_bytes):
             yield 0.0
             continue
-        whole = _left(together([whole, change]))
+        whole = _left(total_usage([whole, change]))
         before, dollars = dollars, _dollars(whole, prices)
         yield dollars - before
 

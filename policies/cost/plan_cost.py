@@ -13,11 +13,19 @@ from itertools import groupby
 from math import ceil, nan
 
 from local.names import TopicPartition
-from policies.cost.plan_bill import PageEstimate, alike, bill_changes, bill_of, gone, of_part, usage_of_snapshot
+from policies.cost.plan_bill import (
+    PageEstimate,
+    bill_changes,
+    bill_of,
+    of_part,
+    page_estimate,
+    removed_usage,
+    usage_of_snapshot,
+)
 from policies.cost.prices import STANDARD, Prices, PriceTable
 from policies.cost.simulation import RANGE_BYTES
 from policies.cost.storage_cost import DAY_MS, GIB, early_deletion, request_cost, upload_requests
-from policies.cost.storage_usage import StorageDollars, StorageUsage, stored_of, together
+from policies.cost.storage_usage import StorageDollars, StorageUsage, stored_of, total_usage
 from policies.decisions import (
     AdvanceCleanedOffset,
     AdvanceLogStart,
@@ -116,7 +124,7 @@ class _Place:
     small: Prices
     stored_share: float
     indexes_share: float
-    alike: PageEstimate
+    page_estimate: PageEstimate
     entries: Mapping[str, SegmentEntry] = field(default_factory=dict)
     pages: Mapping[str, PageEntry] = field(default_factory=dict)
 
@@ -130,13 +138,13 @@ def plan_cost(
     plan: Plan,
     snapshots: Sequence[PartitionSnapshot],
     prices: PriceTable,
-    lying: Mapping[TopicPartition, StorageUsage] | None = None,
+    usage: Mapping[TopicPartition, StorageUsage] | None = None,
     *,
     new_class: str = STANDARD,
 ) -> PlanCost:
     """Return the cost of `plan`, which was made from `snapshots` (more of them only add to the bill).
 
-    `lying` is everything in the bucket, other partitions included, because they share the price bands. Without it, it
+    `usage` is everything in the bucket, other partitions included, because they share the price bands. Without it, it
     is taken from the snapshots. `new_class` is the storage class of uploads.
     """
     places = {each.partition: _place(each, prices, new_class) for each in snapshots}
@@ -144,16 +152,16 @@ def plan_cost(
     for name, decisions in plan.decisions.items():
         for _, run in groupby(decisions, key=type):
             lines += _priced_run(places[name], list(run))
-    if lying is None:
-        lying = {each.partition: usage_of_snapshot(each, prices) for each in snapshots}
-    changes = bill_changes(lying.values(), [_change(*each, prices) for each in _on_places(lines, places)], prices)
+    if usage is None:
+        usage = {each.partition: usage_of_snapshot(each, prices) for each in snapshots}
+    changes = bill_changes(usage.values(), [_change(*each, prices) for each in _on_places(lines, places)], prices)
     lines = [replace(line, monthly_dollars=change) for line, change in zip(lines, changes, strict=True)]
     stored = sum(map(_stored, places.values()))
     disk = sum(segment.size_bytes for each in snapshots for segment in each.segments)
     dropped = sum(each.decision.size_bytes for each in lines if isinstance(each.decision, DropLocal))
     return PlanCost(
         lines=tuple(lines),
-        now=bill_of(lying, places, prices),
+        now=bill_of(usage, places, prices),
         now_bytes=stored,
         then_bytes=stored + sum(map(_stored_change, _on_places(lines, places))),
         now_disk_bytes=disk,
@@ -179,7 +187,9 @@ def _change(place: _Place, decision: Decision, prices: PriceTable) -> StorageUsa
             went = [place.pages.get(decision.key)]
         case DeletePending() | DeletePage():
             return StorageUsage(waiting_bytes=-decision.size_bytes)
-    return together([come, gone([of_part(each, place.alike, prices) for each in went if each is not None], prices)])
+    return total_usage(
+        [come, removed_usage([of_part(each, place.page_estimate, prices) for each in went if each is not None], prices)]
+    )
 
 
 def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[SegmentEntry]:
@@ -190,7 +200,7 @@ def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[SegmentEntry]:
     pages = [each for each in place.snapshot.known_pages if each.other_classes is None]
     for entry in (place.entries[ulid] for ulid in ulids if ulid in place.entries):
         in_page = any(page.base_offset <= entry.base_offset < page.next_offset for page in pages)
-        yield replace(entry, storage_class=place.alike.storage_class) if in_page else entry
+        yield replace(entry, storage_class=place.page_estimate.storage_class) if in_page else entry
 
 
 def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _Place]) -> list[tuple[_Place, Decision]]:
@@ -208,7 +218,7 @@ def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _
         small=prices.of(STANDARD),
         stored_share=sum(entry.stored_bytes for entry in known) / size if size else 1.0,
         indexes_share=sum(entry.indexes_bytes for entry in known) / size if size else 0.005,
-        alike=alike(snapshot),
+        page_estimate=page_estimate(snapshot),
         entries={entry.ulid: entry for entry in parts if isinstance(entry, SegmentEntry)},
         pages={page.key: page for page in parts if isinstance(page, PageEntry)},
     )

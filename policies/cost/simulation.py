@@ -40,7 +40,7 @@ from policies.compaction import is_dirty_enough
 from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost.storage_cost import DAY_MS, upload_requests
 from policies.cost.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
-from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_KEPT
+from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED
 from policies.remote_retention import PAGES_DELETED_MAX
 from policies.rules import PartitionRules, deletion_due_ms
 from policies.tiering import completes_commit
@@ -51,7 +51,7 @@ __all__ = ["RANGE_BYTES", "Counts", "Reads", "Simulated", "Workload", "simulate"
 
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pin_watch`)
-ENTRIES_KEPT = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
+CACHED_ENTRIES_MAX = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
 
 
 class _Waiting(NamedTuple):
@@ -187,13 +187,13 @@ class _Partition:
         live = self.copied - self.expired
         room = self._manifest_room()
         self.manifest_entries = (
-            live if live <= room else self.rule.kept_rows_min + (room - self.rule.kept_rows_min) // 2
+            live if live <= room else self.rule.kept_entries_min + (room - self.rule.kept_entries_min) // 2
         )
-        page = max(1, min(room - self.rule.kept_rows_min, self.rule.page_rows_max))
+        page = max(1, min(room - self.rule.kept_entries_min, self.rule.page_rows_max))
         rest = live - self.manifest_entries
         self.pages = deque([page] * (rest // page))
         self.manifest_entries += rest % page
-        self.sequence, self.void = MANIFESTS_KEPT + MANIFESTS_AT_ONCE // 2, 0
+        self.sequence, self.void = MANIFESTS_RETAINED + MANIFESTS_AT_ONCE // 2, 0
         if self.next_read is not None:
             self.next_read = self.now
 
@@ -297,7 +297,7 @@ class _Partition:
         while dropped_upto < copied and self.drops(dropped_upto) <= self.now:
             dropped_upto += 1
         due = self._due_for_deletion()
-        upto = self.sequence - MANIFESTS_KEPT
+        upto = self.sequence - MANIFESTS_RETAINED
         did = self._clean() or self._copy()
         did |= dropped_upto > self.dropped
         self.dropped = dropped_upto
@@ -358,7 +358,7 @@ class _Partition:
     def _commit(self, new_rows: int = 0) -> None:
         self.manifest_entries += new_rows
         while self._manifest_bytes() > self.rule.manifest_bytes_max:
-            spare = self.manifest_entries - self.rule.kept_rows_min
+            spare = self.manifest_entries - self.rule.kept_entries_min
             if spare < self.rule.page_rows_min:
                 break
             page = min(spare, self.rule.page_rows_max)
@@ -393,7 +393,7 @@ class _Partition:
         self.expired += number
         left = number
         of_segment = self.stored + self.indexes
-        is_known = sum(self.pages) <= ENTRIES_KEPT
+        is_known = sum(self.pages) <= CACHED_ENTRIES_MAX
         whole = 0
         while self.pages and left >= self.pages[0]:
             entries = self.pages.popleft()

@@ -98,7 +98,7 @@ def usage_of(
         parts += [of_page(page, newest, small / held if held else 0.0) for page in manifest.pages]
     kept = max(1, manifest.sequence - manifest.gc_boundary)
     return replace(
-        together(parts),
+        total_usage(parts),
         index_bytes=manifest_bytes * kept + sum(page.page_bytes for page in manifest.pages),
         waiting_bytes=manifest.waiting_bytes,
     )
@@ -122,7 +122,7 @@ def of_page(page: PageEntry, newest_class: str, indexes_share: float) -> Storage
     return StorageUsage(data=data, small_bytes=round(page.size_bytes * indexes_share) if small is None else small)
 
 
-def together(parts: Iterable[StorageUsage]) -> StorageUsage:
+def total_usage(parts: Iterable[StorageUsage]) -> StorageUsage:
     """Return the sum of the parts."""
     data: dict[str, Stored] = {}
     sums = Counter[str]()
@@ -138,7 +138,7 @@ def storage_dollars(parts: Sequence[StorageUsage], prices: PriceTable) -> list[S
     """Return the dollars of each part, in order; together they are the bucket, which fills the bands."""
     from policies.cost.storage_cost import monthly_storage  # imported here: a caller without dollars does not load it
 
-    whole = together(parts)
+    whole = total_usage(parts)
     standard = prices.of(STANDARD)
     in_standard = whole.small_bytes + whole.index_bytes + whole.waiting_bytes
     in_standard += sum(each.size_bytes for name, each in whole.data.items() if prices.of(name) is standard)
@@ -156,7 +156,7 @@ def storage_dollars(parts: Sequence[StorageUsage], prices: PriceTable) -> list[S
     return found
 
 
-def beside(
+def dollars_added(
     parts: Sequence[StorageUsage], others: Sequence[StorageUsage], prices: PriceTable
 ) -> tuple[list[StorageDollars], list[StorageDollars]]:
     """Return the dollars of `parts` alone, and the dollars that each of `others` adds to them.

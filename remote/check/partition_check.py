@@ -12,8 +12,8 @@ causes no finding.
 | pending deletes | no entry names them; a deleted one is no finding |
 
 `check_partition` also reads inside segments (`remote.fetch.segment_check`): indexes decode, every chunk has its CRC,
-and the caller's `LookInside` checks the bytes. `survey_partition` does not: other callers may check entries one by one,
-anywhere.
+and the caller's `CheckContents` checks the bytes. `survey_partition` does not: other callers may check entries one by
+one, anywhere.
 
 Severities:
 
@@ -38,12 +38,12 @@ from itertools import islice, pairwise
 from typing import TypeVar
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
-from local.verify.findings import Finding, Severity, damaged, told
+from local.verify.findings import Finding, Severity, damaged, finding
 from remote.check.manifest_salvage import salvage_manifest
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.fetch.segment_check import LookInside, check_segment, only_read, unreadable, wrong
-from remote.gc.fork_references import kept_by_forks
+from remote.fetch.segment_check import CheckContents, check_segment, only_read, unreadable, wrong
+from remote.gc.fork_references import named_by_forks
 from remote.keys import (
     DATA_SUFFIX,
     INDEXES_SUFFIX,
@@ -118,18 +118,18 @@ class BucketReport:
 
 
 def check_partition(
-    store: ObjectStore, prefix: str, look_inside: LookInside | None = None, *, keys: KeyRing = NO_KEYS
+    store: ObjectStore, prefix: str, check_contents: CheckContents | None = None, *, keys: KeyRing = NO_KEYS
 ) -> BucketReport:
     """Check one partition, see the module text.
 
-    Without `look_inside` only the chunks' CRCs are checked. Raises the store's errors if it cannot be reached. All
+    Without `check_contents` only the chunks' CRCs are checked. Raises the store's errors if it cannot be reached. All
     damage of bytes is a finding, and so is an object that the store refuses while it serves others.
     """
     store = keyed(store, keys)
     report = survey_partition(store, prefix)
     remote = RemotePartition(store, prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
     for entry in report.entries:
-        found = check_segment(store, remote, entry, look_inside or only_read)
+        found = check_segment(store, remote, entry, check_contents or only_read)
         if found and is_still_named(store, prefix, entry):
             report.findings += found
     return report
@@ -143,7 +143,7 @@ def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
     return _Check(store, prefix).run()
 
 
-def serves(store: ObjectStore, prefix: str) -> bool:
+def can_list(store: ObjectStore, prefix: str) -> bool:
     """Whether the store can list the prefix, so that it is not wholly out of reach."""
     try:
         return any(True for _ in islice(store.list(prefix), 1))
@@ -187,7 +187,7 @@ class _Check:
             if "key_id" not in error.facts:
                 raise
             # Without the key nothing is known of this partition, so nothing of it can be wrong.
-            report.findings.append(replace(told(Severity.WARNING, self._prefix, str(error)), is_unread=True))
+            report.findings.append(replace(finding(Severity.WARNING, self._prefix, str(error)), is_unread=True))
             report.is_unread = True
             return report
         self._check_chain(manifests)
@@ -197,7 +197,7 @@ class _Check:
                 "manifests of an encrypted topic are not sealed: they are not authenticated and contain plain checksums"
             )
             step = f"upgrade all readers, then: tiered rotate-keys {report.manifest.topic}"
-            report.findings.append(told(Severity.WARNING, self._prefix + MANIFESTS, f"{what} ({step})"))
+            report.findings.append(finding(Severity.WARNING, self._prefix + MANIFESTS, f"{what} ({step})"))
         self._classify(listed)
         if report.manifest is not None:
             self._check_pending_deletes(report.manifest)
@@ -389,10 +389,10 @@ class _Check:
                 unnamed[kind] += info.size_bytes
             elif kind is ObjectKind.UNKNOWN:
                 what = f"unknown object, it has no name of this layout: bytes={info.size_bytes}"
-                report.findings.append(told(Severity.WARNING, self._prefix + key, what))
+                report.findings.append(finding(Severity.WARNING, self._prefix + key, what))
         for kind, size in sorted(unnamed.items(), key=lambda each: each[0].value):
             count = sum(each is kind for each in report.objects.values())
-            report.findings.append(told(Severity.INFO, self._prefix, f"{kind.value}: objects={count} bytes={size}"))
+            report.findings.append(finding(Severity.INFO, self._prefix, f"{kind.value}: objects={count} bytes={size}"))
 
     def _of_forks(self, listed: dict[str, ObjectInfo]) -> Collection[str]:
         """Return the objects that forks of this partition name.
@@ -402,7 +402,7 @@ class _Check:
         if not any(parse_pin_key(key) is not None for key in listed):
             return ()
         try:
-            return kept_by_forks(self._store, self._prefix)
+            return named_by_forks(self._store, self._prefix)
         except (Corrupt, *UNREADABLE):
             return ()
 
@@ -449,7 +449,7 @@ class _Check:
                 )
                 severity = Severity.INFO if is_cleaned else Severity.WARNING
                 what = f"no segment entry covers these offsets: from_offset={reached} to_offset={entry.base_offset}"
-                self._report.findings.append(told(severity, self._prefix, what))
+                self._report.findings.append(finding(severity, self._prefix, what))
             reached = entry.next_offset
         for entry in self._named_rows(manifest):
             before = len(self._report.findings)
@@ -484,7 +484,7 @@ class _Check:
         try:
             found = ask()
         except UNREADABLE as error:
-            if isinstance(error, NotFound) or not self._serves_others():
+            if isinstance(error, NotFound) or not self._has_other_objects():
                 raise
             if reports_errors:
                 self._report.findings.append(unreadable(error, full_key(self._prefix, key)))
@@ -492,10 +492,10 @@ class _Check:
         self._has_read = True
         return found
 
-    def _serves_others(self) -> bool:
+    def _has_other_objects(self) -> bool:
         """Whether the store serves other objects of the partition: then it refuses only one object."""
         if self._has_read:
-            return serves(self._store, self._prefix)
+            return can_list(self._store, self._prefix)
         for key in self._others:
             with suppress(LogError):
                 self._store.get_range(self._prefix + key, 0, 1)

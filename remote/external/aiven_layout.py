@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from local.errors import Corrupt, NotFound
-from local.verify.findings import Severity, damaged, told
+from local.verify.findings import Severity, damaged, finding
 from remote.external.aiven_encryption import PrivateKeys
 from remote.external.aiven_manifest import MANIFEST_BYTES_MAX, AivenManifest, decode_aiven_manifest
 from remote.external.external_layout import ExternalName, ExternalParts, ExternalSegment, Layout
@@ -116,7 +116,7 @@ class AivenFormat:
             has_transactions=manifest.indexes is not None,
             finding=None
             if problem is None
-            else told(Severity.WARNING, name, f"{problem}: they are read from the batches"),
+            else finding(Severity.WARNING, name, f"{problem}: they are read from the batches"),
         )
 
 

@@ -59,13 +59,13 @@ class ExternalLog(MetadataLog):
         findings: dict[str, Finding] = {}
         entries = tuple(self._list_rows(findings))
         with self._lock:
-            self._tell_findings(findings)
+            self._log_findings(findings)
             known = self._manifest
             if known is not None and known.segments == entries:
                 return known
             if entries:
                 self._manifest = self._made(entries, 1 if known is None else known.sequence + 1)
-                self._tell_gaps()
+                self._log_gaps()
             elif known is not None:  # all of it expired
                 end = known.next_offset
                 self._manifest = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
@@ -95,13 +95,13 @@ class ExternalLog(MetadataLog):
             properties={},
         )
 
-    def _tell_findings(self, findings: dict[str, Finding]) -> None:
+    def _log_findings(self, findings: dict[str, Finding]) -> None:
         before, self._findings = self._findings, findings
         for path in sorted(findings.keys() - before.keys()):
             each, where = findings[path], self._name.topic_partition
             _log.warning("an object of the bucket is invalid: partition=%s object=%s what=%s", where, path, each.what)
 
-    def _tell_gaps(self) -> None:
+    def _log_gaps(self) -> None:
         for start, end in self.gaps:
             where = self._name.topic_partition
             _log.warning("the bucket lacks offsets: partition=%s first=%d next=%d", where, start, end)

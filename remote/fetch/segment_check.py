@@ -25,7 +25,7 @@ from remote.segments.index_bundle import SECTIONS, IndexBundle
 from remote.store import ObjectStore
 
 ReadRange = Callable[[int, int], memoryview]  # bytes [start, start + length) of one segment
-LookInside = Callable[[str, SegmentEntry, IndexBundle, ReadRange], Iterable[Finding]]
+CheckContents = Callable[[str, SegmentEntry, IndexBundle, ReadRange], Iterable[Finding]]
 
 
 def only_read(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterable[Finding]:
@@ -36,7 +36,7 @@ def only_read(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRan
 
 
 def check_segment(
-    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, look_inside: LookInside = only_read
+    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, check_contents: CheckContents = only_read
 ) -> list[Finding]:
     """Return the findings inside one segment of `store`.
 
@@ -47,7 +47,7 @@ def check_segment(
     try:
         bundle = remote.indexes(entry)
         found = list(_of_sections(remote.prefix, entry, bundle))
-        return found + _of_contents(store, remote, entry, bundle, look_inside)
+        return found + _of_contents(store, remote, entry, bundle, check_contents)
     except Corrupt as error:
         path = str(error.facts.get("object", where))
         return [replace(damaged(error, path), offsets=(entry.base_offset, entry.next_offset), is_unread=True)]
@@ -89,17 +89,19 @@ def _of_sections(prefix: str, entry: SegmentEntry, bundle: IndexBundle) -> Itera
 
 
 def _of_contents(
-    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, bundle: IndexBundle, look_inside: LookInside
+    store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, bundle: IndexBundle, check_contents: CheckContents
 ) -> list[Finding]:
     where = full_key(remote.prefix, entry.data_key)
     try:
-        return list(look_inside(where, entry, bundle, lambda at, length: remote.read(entry, at, length)))
+        return list(check_contents(where, entry, bundle, lambda at, length: remote.read(entry, at, length)))
     except Corrupt as error:
         first = error
     found = list(_damaged_chunks(remote, entry, bundle))
     if bundle.chunks.is_as_it_is and found:
         with suppress(LogError):  # the raw bytes may end early or be unreadable
-            seen = look_inside(where, entry, bundle, lambda at, length: memoryview(store.get_range(where, at, length)))
+            seen = check_contents(
+                where, entry, bundle, lambda at, length: memoryview(store.get_range(where, at, length))
+            )
             found += [each for each in seen if each.at is not None and each.path == where]
     return found or [replace(damaged(first, where), offsets=(entry.base_offset, entry.next_offset))]
 

@@ -69,11 +69,11 @@ def delete_objects(store: ObjectStore, prefix: str, keys: Sequence[str], *, has_
     fork's announcement, and without forks the home was the only source (`remote.gc.pin_watch`).
     """
     own = [key for key in keys if not is_in_other_topic(key)]
-    kept = kept_by_forks(store, prefix) if own and has_forks else frozenset()
+    kept = named_by_forks(store, prefix) if own and has_forks else frozenset()
     store.delete([prefix + key for key in own if key not in kept])
 
 
-def kept_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
+def named_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
     """The objects of a partition that its forks name; keys relative to its prefix.
 
     One listing if there is no fork. Raises Corrupt or NotFound if a manifest or a page of a fork cannot be read,

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from remote.gc.fork_references import kept_by_forks
+from remote.gc.fork_references import named_by_forks
 from remote.gc.pins import list_pins
 from remote.keys import parse_epoch
 from remote.manifest.commit_protocol import MetadataLog
@@ -83,4 +83,4 @@ def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_
         pinned = chain.read(sequence)
         if pinned is not None:  # else the pin was written too late, and its holder is about to release it
             named |= named_by(pinned, metadata.page_entries)
-    return unreferenced_objects(listed, epoch=manifest.epoch, named=named | kept_by_forks(store, prefix))
+    return unreferenced_objects(listed, epoch=manifest.epoch, named=named | named_by_forks(store, prefix))

@@ -118,7 +118,7 @@ class PartitionRemoval:
         collect_manifests(self._store, self._prefix, self._log, manifest.sequence - 1, now_ms=now_ms)
         if not self._has_old_manifests(manifest):
             return Removal.DONE
-        self._pins.look(sequence=manifest.sequence, now_ms=now_ms)
+        self._pins.refresh(sequence=manifest.sequence, now_ms=now_ms)
         return Removal.WAITING
 
     def _has_old_manifests(self, manifest: Manifest) -> bool:

@@ -100,7 +100,7 @@ class PinWatch:
         """
         free = self._not_held(due, now_ms)
         if any(not self._is_covered(due[key]) for key in free):
-            self.look(sequence=sequence, now_ms=now_ms)
+            self.refresh(sequence=sequence, now_ms=now_ms)
             free = self._not_held(due, now_ms)
         return free
 
@@ -112,7 +112,7 @@ class PinWatch:
         older = [pin for pin in self._known.values() if pin.sequence < sequence]
         return any(self._stands(pin, now_ms) for pin in sorted(older, key=lambda each: each.sequence))
 
-    def look(self, *, sequence: int, now_ms: int) -> None:
+    def refresh(self, *, sequence: int, now_ms: int) -> None:
         """List the pins unconditionally. `sequence` is that of the newest manifest. Raises as `free`."""
         pins = list_pins(self._store, self._prefix)
         self._has_forks = any(pin.fork is not None for pin in pins)

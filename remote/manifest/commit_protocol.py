@@ -99,12 +99,12 @@ T = TypeVar("T")
 RESENDS_MAX = 3  # sends of one commit in doubt; each includes all of the store's own retries
 REBASES_MAX = 8  # earlier commits of ours that one commit may find in its place
 PAGE_RULE = PageRule()
-TOLD_MAX = 10_000  # partitions with a logged warning about a missing seal
+WARNINGS_MAX = 10_000  # partitions with a logged warning about a missing seal
 TAKEOVERS_MAX = 16  # takeovers of other writers that one takeover may find in its place
 
 
 _log = logging.getLogger(__name__)
-_TOLD: set[tuple[str, str]] = set()
+_WARNED: set[tuple[str, str]] = set()
 
 
 class LogState(Enum):
@@ -253,7 +253,7 @@ class MetadataLog:
         removes: bool = False,
         first_epoch: int = 1,
         appends: bool = False,
-        judge: Callable[[Manifest | None], None] = lambda latest: None,
+        check_newest: Callable[[Manifest | None], None] = lambda latest: None,
         seal_key_id: str | None = None,
     ) -> Manifest:
         """Take over: commit a manifest with epoch + 1. Creates the first manifest if there is none.
@@ -262,8 +262,8 @@ class MetadataLog:
 
         - `properties` None keeps the last manifest's; `first_epoch` is the epoch of a first manifest.
         - A writer that `appends` has a log of its own (`Manifest.appender_id`).
-        - `judge` receives the very manifest that ours follows, before ours is created. Its error ends the takeover
-          without any effect.
+        - `check_newest` receives the very manifest that ours follows, before ours is created. Its error ends the
+          takeover without any effect.
         - The first manifest is sealed by `seal_key_id`, or by the key that its properties encrypt with; later ones as
           their predecessor.
 
@@ -292,7 +292,7 @@ class MetadataLog:
                     if latest.deleted_ms is not None and not removes:
                         facts = {"prefix": self._prefix, "deleted_ms": latest.deleted_ms}
                         raise Conflict("cannot become the writer, the topic was deleted", **facts)
-                judge(latest)
+                check_newest(latest)
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else first_epoch
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
@@ -494,7 +494,7 @@ class MetadataLog:
     def _set(self, found: Manifest) -> None:
         if self._memory is not None:
             self._memory.note(self._prefix, found)
-        self._tell_seal(found)
+        self._warn_unsealed(found)
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
             keys = [page.key for page in found.pages]
@@ -507,13 +507,13 @@ class MetadataLog:
             step = f"if the bucket was restored on purpose, remove the file {FILE} from the log directories"
             check_seen(seen, found, self._prefix, step)
 
-    def _tell_seal(self, found: Manifest) -> None:
+    def _warn_unsealed(self, found: Manifest) -> None:
         """Log a warning, once for each partition of a store, that its manifests are not authenticated."""
         name = self._store.url, self._prefix
-        if found is not self._manifest and name not in _TOLD and lacks_seal(found):
-            if len(_TOLD) >= TOLD_MAX:
-                _TOLD.clear()
-            _TOLD.add(name)
+        if found is not self._manifest and name not in _WARNED and lacks_seal(found):
+            if len(_WARNED) >= WARNINGS_MAX:
+                _WARNED.clear()
+            _WARNED.add(name)
             _log.warning(
                 "manifests of an encrypted topic are not sealed, so they are not authenticated: prefix=%s (next: "
                 "upgrade all readers, then tiered rotate-keys %s)",

@@ -24,16 +24,16 @@ from remote.manifest.manifest import Manifest
 class ConditionalTakeoverLog(MetadataLog):
     """`MetadataLog` for a job that becomes the writer only if that harms no other writer."""
 
-    _judge: Callable[[Manifest], None] | None = None
+    _check_newest: Callable[[Manifest], None] | None = None
 
-    def take_over_if(self, writer_id: str, now_ms: int, *, judge: Callable[[Manifest], None]) -> Manifest:
-        """Become the writer if `judge` accepts the base of our first manifest; returns the first manifest.
+    def take_over_if(self, writer_id: str, now_ms: int, *, check_newest: Callable[[Manifest], None]) -> Manifest:
+        """Become the writer if `check_newest` accepts the base of our first manifest; returns the first manifest.
 
-        Raises NotFound if there is no manifest, Conflict if the topic was deleted, and the errors of `judge`.
+        Raises NotFound if there is no manifest, Conflict if the topic was deleted, and the errors of `check_newest`.
         """
         with self._lock:
             manifest = self.refresh(exact=True)
-            self._judge = judge
+            self._check_newest = check_newest
             facts = {"topic": manifest.topic, "topic_id": manifest.topic_id, "partition": manifest.partition}
             return self.become_writer(writer_id, now_ms, **facts)  # type: ignore[arg-type]
 
@@ -41,9 +41,9 @@ class ConditionalTakeoverLog(MetadataLog):
         self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int
     ) -> Manifest:
         if self._state is LogState.READER:
-            if base is None or self._judge is None:
+            if base is None or self._check_newest is None:
                 raise NotFound("cannot take over the partition, it has no writer", prefix=self._prefix)
-            self._judge(base)
+            self._check_newest(base)
         return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
 
 

@@ -36,7 +36,7 @@ from remote.manifest.manifest_changes import Change, objects_of
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import SegmentEntry
 
-JOBS_KEPT = 64  # notes in a manifest; a job that is repeated after this many others is not recognised
+JOBS_MAX = 64  # notes in a manifest; a job that is repeated after this many others is not recognised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class GroupOutcome(Enum):
 
 
 def find_job(manifest: Manifest, job_id: str) -> AppliedJob | None:
-    """The note of a job; None if there is none or it was removed (`JOBS_KEPT`)."""
+    """The note of a job; None if there is none or it was removed (`JOBS_MAX`)."""
     return next((note for note in manifest.jobs if note.job_id == job_id), None)
 
 
@@ -234,4 +234,4 @@ def _raised(entry: SegmentEntry, cleaned_through: int) -> SegmentEntry:
 
 def _noted(manifest: Manifest, note: AppliedJob) -> tuple[AppliedJob, ...]:
     others = [each for each in manifest.jobs if each.job_id != note.job_id]
-    return (*others[-(JOBS_KEPT - 1) :], replace(note, committed_ms=manifest.committed_ms))
+    return (*others[-(JOBS_MAX - 1) :], replace(note, committed_ms=manifest.committed_ms))

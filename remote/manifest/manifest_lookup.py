@@ -26,7 +26,9 @@ from remote.manifest.sealing import sealer_of
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore, read_named
 
-ENTRIES_KEPT = 32 * 4096  # entries of cached pages in the whole process: 1.2 kB each once decoded, some 150 MB at most
+CACHED_ENTRIES_MAX = (
+    32 * 4096
+)  # entries of cached pages in the whole process: 1.2 kB each once decoded, some 150 MB at most
 
 P = TypeVar("P", PageEntry, SegmentEntry)
 
@@ -44,7 +46,7 @@ class PageCache:
     At most `rows_max` entries, or one page.
     """
 
-    def __init__(self, rows_max: int = ENTRIES_KEPT) -> None:
+    def __init__(self, rows_max: int = CACHED_ENTRIES_MAX) -> None:
         self._rows_max = rows_max
         self._lock = threading.Lock()
         self._kept: OrderedDict[PageName, Rows] = OrderedDict()

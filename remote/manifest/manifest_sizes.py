@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from remote.manifest.manifest import Manifest
 
-SIZES_KEPT = 10_000
+CACHED_SIZES_MAX = 10_000
 _SIZES: dict[str, int] = {}  # by the manifests' commit ids; concurrent writes do no harm
 
 
 def note_size(manifest: Manifest, size_bytes: int) -> None:
     """Remember `size_bytes`, the size of the stored object."""
-    if len(_SIZES) >= SIZES_KEPT:
+    if len(_SIZES) >= CACHED_SIZES_MAX:
         _SIZES.clear()
     _SIZES[manifest.commit_id] = size_bytes
 

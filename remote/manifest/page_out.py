@@ -47,7 +47,7 @@ class PageRule:
     | `manifest_bytes_max` | size of the manifest object above which entries move to pages |
     | `page_rows_max` | entries in one page |
     | `page_rows_min` | fewer surplus entries are not worth a page |
-    | `kept_rows_min` | newest entries that always stay: a commit repeated after a lost reply finds its entry there |
+    | `kept_entries_min` | newest entries that always stay: a commit repeated after a lost reply finds its entry there |
     | `gaps_max`, `epochs_max` | gaps and leader epochs of one `PageEntry`; one more starts another page |
 
     A manifest that is large for another reason (pending deletes) stays large.
@@ -59,7 +59,7 @@ class PageRule:
     manifest_bytes_max: int = 256 << 10
     page_rows_max: int = 4096
     page_rows_min: int = 256
-    kept_rows_min: int = 256
+    kept_entries_min: int = 256
     gaps_max: int = 64
     epochs_max: int = 64
 
@@ -119,7 +119,7 @@ def move_to_page(manifest: Manifest, rule: PageRule, new_page: NewPage) -> Manif
 
 def move_oldest_to_page(manifest: Manifest, rule: PageRule, new_page: NewPage) -> Manifest:
     """`manifest` with its oldest entries moved to one more page; `manifest` itself if it has too few entries."""
-    spare = len(manifest.segments) - rule.kept_rows_min
+    spare = len(manifest.segments) - rule.kept_entries_min
     if spare < rule.page_rows_min:
         return manifest
     (page,) = _pages(manifest.segments[: _page_end(manifest.segments[:spare], rule)], rule, new_page)

@@ -181,13 +181,13 @@ def combine(crcs: Sequence[int], lengths: Sequence[int]) -> int:
     """
     assert len(crcs) == len(lengths)
     alike = next((at for at, length in enumerate(lengths) if length != lengths[0]), len(lengths))
-    whole = _combined_alike(crcs[:alike], lengths[0]) if alike else 0
+    whole = _combined_equal_chunks(crcs[:alike], lengths[0]) if alike else 0
     for crc, length in zip(crcs[alike:], lengths[alike:], strict=True):
         whole = _appended_zeros(whole, length) ^ crc
     return whole
 
 
-def _combined_alike(crcs: Sequence[int], length: int) -> int:
+def _combined_equal_chunks(crcs: Sequence[int], length: int) -> int:
     """As `combine` for chunks of one length: each pass joins all neighbouring pairs at once."""
     import numpy as np
 

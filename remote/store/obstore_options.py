@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from local.errors import AccessDenied, ErrorCode
 from remote.store.object_settings import ObjectSettings
 
-CREDENTIALS_KEPT = timedelta(minutes=5)  # botocore renews ten minutes before the end
+CREDENTIALS_LIFETIME = timedelta(minutes=5)  # botocore renews ten minutes before the end
 REQUEST_TIMEOUT_READS = 4  # time limit of a request, an 8 MiB part at most, in read timeouts
 
 # Only options that `settings` reads, or that have no effect in obstore.
@@ -163,7 +163,7 @@ class _Provider:
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": None if is_lasting else datetime.now(UTC) + CREDENTIALS_KEPT,
+            "expires_at": None if is_lasting else datetime.now(UTC) + CREDENTIALS_LIFETIME,
         }
 
 

@@ -108,7 +108,7 @@ class ObstoreS3Store(S3Store):
             with self._at("cannot store an object", key):
                 clients.put(clients.once, self._name(key), body, use_multipart=False)
         except AlreadyExists as error:
-            self._settle_put(key, body, error)
+            self._resolve_put(key, body, error)
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
@@ -131,7 +131,7 @@ class ObstoreS3Store(S3Store):
                 with self._at("cannot store an object", key):
                     clients.put(clients.once, name, first, use_multipart=False, attributes=attributes)
             except AlreadyExists as error:
-                self._settle_put(key, first, error)
+                self._resolve_put(key, first, error)
             return
         sent = _Counted(chain([first, second], parts))
         try:
@@ -142,9 +142,9 @@ class ObstoreS3Store(S3Store):
                     max_concurrency=UPLOAD_PARTS, attributes=attributes,
                 )  # fmt: skip
         except (AlreadyExists, NotFound, Unavailable) as error:
-            self._settle(key, sent, error)
+            self._resolve_upload(key, sent, error)
 
-    def _settle(self, key: str, sent: _Counted, error: LogError) -> None:
+    def _resolve_upload(self, key: str, sent: _Counted, error: LogError) -> None:
         """Settle an upload whose answer may be lost: return if it is complete, else raise the error."""
         whole = sent.is_whole and error is not sent.error
         if whole and self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) == sent.size_bytes:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 
 BROKE_OFF = "the reply was truncated"
-KEYS_TOLD = 3  # at most this many of the keys that a delete refuses
+KEYS_LISTED = 3  # at most this many of the keys that a delete refuses
 
 # Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _UNAVAILABLE = {
@@ -62,7 +62,7 @@ def refusal(refused: Sequence[tuple[str, str]], attempt: str, facts: dict[str, o
         return None
     worst = min(kinds, key=lambda kind: kind is Unavailable)
     keys, code = [key for key, _ in kinds[worst]], kinds[worst][0][1]
-    return of_answer(code, 0, attempt, {**facts, "keys": ",".join(keys[:KEYS_TOLD]), "refused": len(keys)})
+    return of_answer(code, 0, attempt, {**facts, "keys": ",".join(keys[:KEYS_LISTED]), "refused": len(keys)})
 
 
 def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) -> LogError:

@@ -195,9 +195,9 @@ class S3Store:
         try:
             self._call("cannot store an object", "put_object", key, Body=body, **settings)
         except AlreadyExists as error:
-            self._settle_put(key, body, error)
+            self._resolve_put(key, body, error)
 
-    def _settle_put(self, key: str, body: Body, error: AlreadyExists) -> None:
+    def _resolve_put(self, key: str, body: Body, error: AlreadyExists) -> None:
         """Settle a 412 for a PUT without a condition: the PUT may have succeeded, so compare the object.
 
         Raises Unavailable if there is no object, the error if there is another one.

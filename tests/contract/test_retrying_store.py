@@ -116,7 +116,7 @@ class TestRetryPolicy:
         assert len(set(tries)) == (2 if whole_pages else 1)
 
     def test_a_wait_for_the_store_is_logged_once_per_call_with_its_cause(self, caplog):
-        policy = RetryPolicy(attempts_max=5, tell_after_s=0.0, sleep=lambda _: None)
+        policy = RetryPolicy(attempts_max=5, warn_after_s=0.0, sleep=lambda _: None)
 
         class Down(MemoryStore):
             def get(self, key):

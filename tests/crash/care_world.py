@@ -36,7 +36,7 @@ MODES = {
     "encrypted": ObjectEncoding(key_id="a", keys=KEYS),
     "both": ObjectEncoding(codec=ZSTD, key_id="a", keys=KEYS),
 }
-SMALL_PAGES = PageRule(manifest_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+SMALL_PAGES = PageRule(manifest_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_entries_min=2)
 
 
 def named(topic: str, topic_id: str = TOPIC_ID) -> RemotePartitionName:

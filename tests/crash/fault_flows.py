@@ -393,7 +393,7 @@ def small_chunks() -> Iterator[None]:
 def pages_of_three() -> Iterator[None]:
     """Limit manifest pages to three entries and let a manifest keep hardly any entry of its own."""
     real = commit_protocol.PAGE_RULE
-    commit_protocol.PAGE_RULE = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    commit_protocol.PAGE_RULE = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     try:
         yield
     finally:

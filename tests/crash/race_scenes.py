@@ -33,7 +33,7 @@ TOPICS = {
     "compact and view": {**KEEPS, **COMPACTS, "cleanup.policy": "compact", "compaction.view.threshold": "900"},
 }
 WEIGHTS = (4, 5, 3, 3, 5, 3, 2)
-SMALL_PAGES = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=2, gaps_max=1)
+SMALL_PAGES = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=2, gaps_max=1)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class SceneOfRace:
             if self.rule is not None:
                 stack.enter_context(mock.patch.object(commit_protocol, "PAGE_RULE", self.rule))
             if self.kept_heads is not None:
-                stack.enter_context(mock.patch.object(manifest_collection, "MANIFESTS_KEPT", self.kept_heads))
+                stack.enter_context(mock.patch.object(manifest_collection, "MANIFESTS_RETAINED", self.kept_heads))
                 stack.enter_context(mock.patch.object(manifest_collection, "MANIFESTS_AT_ONCE", 2))
-                stack.enter_context(mock.patch.object(invariants, "MANIFESTS_KEPT_MIN", 1))
+                stack.enter_context(mock.patch.object(invariants, "MANIFESTS_RETAINED_MIN", 1))
             if self.has_fork:  # so that the forking process may sleep past the end of its pin
                 stack.enter_context(mock.patch.object(fork, "PIN_MS", GRACE_MS // 2))
             yield

@@ -374,7 +374,7 @@ def _let_everyone_in(made: MemoryStore, event: str) -> None:
 
 def test_a_deletion_without_a_check_of_the_writer_fences_a_started_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand: the epoch is taken from any writer."""
-    monkeypatch.setattr(bucket_deletion, "_judge", lambda plan, now_ms: lambda manifest: None)
+    monkeypatch.setattr(bucket_deletion, "_takeover_check", lambda plan, now_ms: lambda manifest: None)
     with pytest.raises(Fenced):
         test_another_process_between_two_calls_of_a_deletion_is_not_disturbed("an ingest begins")
 
@@ -393,7 +393,7 @@ KEPT, AT_ONCE = 3, 4
 
 @pytest.fixture
 def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", KEPT)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_RETAINED", KEPT)
     monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", AT_ONCE)
 
 
@@ -492,7 +492,7 @@ def test_another_process_between_two_calls_of_a_collection_is_not_disturbed(even
 
 def test_a_collection_without_a_check_of_pins_deletes_a_pinned_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand."""
-    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", KEPT)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_RETAINED", KEPT)
     monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr("remote.gc.old_manifests.list_pins", lambda store, prefix: [])
     with pytest.raises((AssertionError, NotFound)):

@@ -24,7 +24,7 @@ from test_commit_protocol import (
 
 @pytest.fixture(autouse=True)
 def hardly_a_row(monkeypatch):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
 
 

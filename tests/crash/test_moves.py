@@ -256,7 +256,7 @@ def test_a_read_only_log_that_has_moved_raises_not_found_and_is_not_shown_empty(
     with pytest.raises(NotFound, match="moved"):
         list(log.records(log.local_log_start_offset))
     with pytest.raises(NotFound, match="moved"):
-        log.look_again()
+        log.reload_files()
 
 
 class Pausing(ModelDisk):

@@ -32,7 +32,7 @@ FAULTS = (Fault.AFTER, Fault.LATE_1, Fault.OUTAGE, Fault.KILL_BEFORE, Fault.KILL
 
 @pytest.fixture(autouse=True)
 def hardly_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=1, page_rows_min=1, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
 
 

@@ -155,7 +155,7 @@ def _segments_dropped_without_a_directory_fsync(patch: Patch) -> None:
 
 
 def _producers_not_settled_before_their_batches_go(patch: Patch) -> None:
-    patch.setattr(ProducerFiles, "settle", lambda self, offset, bases: None)
+    patch.setattr(ProducerFiles, "write_snapshot", lambda self, offset, bases: None)
 
 
 # -- producers ---------------------------------------------------------------------------------------------------------

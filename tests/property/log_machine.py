@@ -370,7 +370,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def look_from_beside(self) -> None:
         """A read-only open in another process sees the same records after a refresh."""
-        self.beside.look_again()
+        self.beside.reload_files()
         assert self.beside.next_offset == self.end
         first = max(self.beside.local_log_start_offset, self.start)
         assert list(self.beside.records(first)) == [each for each in self._visible() if each.offset >= first]

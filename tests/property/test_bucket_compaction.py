@@ -56,7 +56,7 @@ class World(LogWorld):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=2, kept_rows_min=2)
+        rule = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=2, kept_entries_min=2)
         self.metadata = MetadataLog(self.store, BUCKET.prefix, rule=rule)
         names = {"topic": NAME.topic, "topic_id": TOPIC_ID, "partition": NAME.partition}
         self.metadata.become_writer("m", self.now_ms, **names, properties=PROPERTIES)

@@ -63,7 +63,7 @@ def bucket() -> Bucket:
     """A bucket with two epochs, manifest pages, entries in the manifest, pending deletes, and records on the disk
     only."""
     with pytest.MonkeyPatch.context() as patched:
-        rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=4)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_entries_min=4)
         patched.setattr(commit_protocol, "PAGE_RULE", rule)
         world = World()
         World.made.remove(world)  # the forged bucket must not be checked at the end of the test

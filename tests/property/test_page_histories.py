@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "unit" / "support"))
 from remote_samples import stored_row
 
 PREFIX = f"orders-{'A' * 22}/0/"
-RULE = PageRule(manifest_bytes_max=700, page_rows_max=5, page_rows_min=3, kept_rows_min=2, gaps_max=1)
+RULE = PageRule(manifest_bytes_max=700, page_rows_max=5, page_rows_min=3, kept_entries_min=2, gaps_max=1)
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 END = 1 << 60
 
@@ -205,10 +205,12 @@ def test_a_reader_whose_page_was_deleted_reads_the_newest_manifest():
 def test_pages_keep_the_manifest_small_and_the_newest_entries_in_it():
     world = filled(100)
     manifest = world.log.cached
-    assert RULE.kept_rows_min <= len(manifest.segments) < RULE.kept_rows_min + RULE.page_rows_min
+    assert RULE.kept_entries_min <= len(manifest.segments) < RULE.kept_entries_min + RULE.page_rows_min
     assert {page.segment_count for page in manifest.pages} <= {3, 4, 5}
     wide = MetadataLog(
-        world.store, PREFIX, rule=PageRule(manifest_bytes_max=1800, page_rows_max=50, page_rows_min=1, kept_rows_min=2)
+        world.store,
+        PREFIX,
+        rule=PageRule(manifest_bytes_max=1800, page_rows_max=50, page_rows_min=1, kept_entries_min=2),
     )
     wide.become_writer("wide", 1, topic="orders", topic_id="A" * 22, partition=0)
     manifest = wide.commit(lambda manifest: replace(manifest, properties={"x": "y"}), now_ms=3, touches=(0, END))

@@ -42,7 +42,7 @@ SMALL = {
     "local.retention.ms": "1",
     "retention.ms": "-1",
 }
-SMALL_PAGES = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+SMALL_PAGES = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
 
 
 @dataclass

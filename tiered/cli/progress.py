@@ -52,13 +52,13 @@ class Meter:
         with self._lock:
             self._total += count
             self._unit = unit
-            self._tell()
+            self._print_progress()
 
     def advance(self, count: int) -> None:
         with self._lock:
             self._done += count
             self._total = max(self._total, self._done)  # the expectation may be too low
-            self._tell()
+            self._print_progress()
 
     def reach(self, done: int) -> None:
         """Set the finished work; a lower value than before has no effect."""
@@ -69,7 +69,7 @@ class Meter:
         """Name the step that the work waits for; None when the work continues."""
         with self._lock:
             self._waits_for = what
-            self._tell()
+            self._print_progress()
 
     def say(self, text: str) -> None:
         """Write a message as an event, without delay."""
@@ -82,7 +82,7 @@ class Meter:
             self._waits_for = None
             self._event("progress", is_last=True)
 
-    def _tell(self) -> None:
+    def _print_progress(self) -> None:
         if (now := self._clock()) >= self._due_s:
             self._due_s = now + EVENT_EVERY_S
             self._event("progress")
@@ -136,12 +136,12 @@ class Progress:
     def count(self, unit: str) -> Callable[[int, int], None]:
         """Return a callback for (done, total), starting at zero."""
 
-        def tell(done: int, everything: int) -> None:
+        def report(done: int, everything: int) -> None:
             if self.meter is not None:
                 self.meter.expect(everything if not done else 0, unit)
                 self.meter.reach(done)
 
-        return tell
+        return report
 
     def wait_for(self, what: str | None) -> None:
         if self.meter is not None:

@@ -38,7 +38,7 @@ class Lines:
         self._lock = threading.Lock()
         self._due_s = self._clock() + every_s
 
-    def tell(self, words: Callable[[], str], *, is_last: bool = False) -> None:
+    def report(self, words: Callable[[], str], *, is_last: bool = False) -> None:
         with self._lock:
             if not is_last and self._clock() < self._due_s:
                 return
@@ -69,7 +69,7 @@ class Bars:
     def __exit__(self, *rest: object) -> None:
         self._open.close()
 
-    def tell(self, task: str, done: int, total: int, segments: int | None = None) -> None:
+    def report(self, task: str, done: int, total: int, segments: int | None = None) -> None:
         now = time.monotonic()
         with self._lock:
             if now - self._begun_s.setdefault(task, now) < self._patience_s:
@@ -109,8 +109,8 @@ def byte_progress(session: Session, verb: str, size_bytes: int, *, bar_least_byt
         yield byte_lines(session.say, verb, size_bytes)
     elif size_bytes >= bar_least_bytes and progress.has_bars and not session.is_quiet:
         with Bars(_byte_columns, patience_s=0, is_transient=True) as bars:
-            bars.tell(verb, 0, size_bytes)
-            yield _summed(lambda done: bars.tell(verb, done, size_bytes))
+            bars.report(verb, 0, size_bytes)
+            yield _summed(lambda done: bars.report(verb, done, size_bytes))
     else:
         yield lambda done_bytes: None
 
@@ -126,10 +126,10 @@ def byte_lines(
         left = f", {round((size_bytes - done) / rate)} s left" if rate else ""
         return f"{verb} {format_bytes(done)} of {format_bytes(size_bytes)}, {format_bytes(round(rate))}/s{left}"
 
-    return _summed(lambda done: lines.tell(lambda: words(done)))
+    return _summed(lambda done: lines.report(lambda: words(done)))
 
 
-def _summed(tell: Callable[[int], None]) -> Advance:
+def _summed(report: Callable[[int], None]) -> Advance:
     """Return a callback for increments that passes on the sum."""
     lock, total = threading.Lock(), 0
 
@@ -138,7 +138,7 @@ def _summed(tell: Callable[[int], None]) -> Advance:
         with lock:
             total += count
             done = total
-        tell(done)
+        report(done)
 
     return advance
 
@@ -152,10 +152,10 @@ def _byte_columns() -> Sequence[ProgressColumn]:
 @contextmanager
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
     """As `copy_progress_of`, for all partitions of a manager."""
-    with copy_progress_of(session) as tell:
-        if tell is not None:
+    with copy_progress_of(session) as report:
+        if report is not None:
             for held in manager.partitions():
-                held.on_copied = _of_partition(tell, held.name)
+                held.on_copied = _of_partition(report, held.name)
         yield
 
 
@@ -164,29 +164,29 @@ def copy_progress_of(session: Session) -> Iterator[OnCopy | None]:
     """Report copies: a bar for each on a terminal, a line every ten seconds, events, or None if no report is wanted."""
     progress = session.progress
     if progress.meter is not None:
-        yield CopyEvents(progress.meter).tell
+        yield CopyEvents(progress.meter).report
     elif progress.has_bars and not session.is_quiet:
         with Bars(_copy_columns) as bars:
 
-            def tell(name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> None:
+            def report(name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> None:
                 task = f"{name} from {base_offset}"
                 if done >= size_bytes:
                     bars.end(task)
                 else:
-                    bars.tell(task, done, size_bytes)
+                    bars.report(task, done, size_bytes)
 
-            yield tell
+            yield report
     elif progress.way == "plain" and not session.is_quiet:
         lines = Lines(session.say)
-        yield lambda name, base_offset, done, size_bytes: lines.tell(
+        yield lambda name, base_offset, done, size_bytes: lines.report(
             lambda: f"copying {name} from {base_offset}: {format_bytes(done)} of {format_bytes(size_bytes)}"
         )
     else:
         yield None
 
 
-def _of_partition(tell: OnCopy, name: TopicPartition) -> Callable[[int, int, int], None]:
-    return lambda base_offset, done, size_bytes: tell(name, base_offset, done, size_bytes)
+def _of_partition(report: OnCopy, name: TopicPartition) -> Callable[[int, int, int], None]:
+    return lambda base_offset, done, size_bytes: report(name, base_offset, done, size_bytes)
 
 
 class CopyEvents:
@@ -200,7 +200,7 @@ class CopyEvents:
         self._lock = threading.Lock()
         self._reached: dict[tuple[str, int], int] = {}
 
-    def tell(self, name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> None:
+    def report(self, name: TopicPartition, base_offset: int, done: int, size_bytes: int) -> None:
         copy = (str(name), base_offset)
         with self._lock:
             if copy not in self._reached:
@@ -232,10 +232,10 @@ def load_progress(session: Session) -> Iterator[OnProgress]:
         yield lambda told: None
     elif progress.has_bars:
         with Bars(_load_columns) as bars:
-            yield lambda told: bars.tell(told.directory, told.done, told.total, segments=told.recovered_segments)
+            yield lambda told: bars.report(told.directory, told.done, told.total, segments=told.recovered_segments)
     else:
         lines = Lines(session.say)
-        yield lambda told: lines.tell(lambda: _loading(told))
+        yield lambda told: lines.report(lambda: _loading(told))
 
 
 def _loading(told: LoadProgress) -> str:

@@ -139,14 +139,14 @@ class Session:
         hasty = ShortDeadlineStore.of(config) if is_hasty else None
         brief = BriefStore.of(config) if is_brief else None
         store = hasty.as_store if hasty is not None else brief.as_store if brief is not None else store
-        with load_progress(self) as tell:
+        with load_progress(self) as report:
             if observations is not None:
                 from tiered.service.observations import open_observed
                 from tiered.service.tracing import store_spans, tracer
 
                 spans = store_spans(tracer())
                 return open_observed(
-                    config, observations, now_ms=now_ms(), around=spans, progress=tell, takes_over=takes_over
+                    config, observations, now_ms=now_ms(), around=spans, progress=report, takes_over=takes_over
                 )
             try:
                 with hasty.haste() if hasty is not None else nullcontext():
@@ -155,7 +155,7 @@ class Session:
                         now_ms=now_ms(),
                         read_only=read_only,
                         store=store,
-                        progress=tell,
+                        progress=report,
                         known=known,
                         may_be_refused=is_hasty,
                     )

@@ -61,7 +61,7 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
 
 
 @contextmanager
-def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[Any]:
+def spark_job(session: Session, description: str, on_spark: OnSpark) -> Iterator[Any]:
     """A Spark session for one command, stopped at the end.
 
     Raises InvalidRequest for invalid settings, or without Spark.
@@ -70,7 +70,7 @@ def spark_job(session: Session, told: str, on_spark: OnSpark) -> Iterator[Any]:
 
     conf = parse_conf(on_spark.conf)
     session.set_up_logging(reports_problems=True)
-    spark = launched_session(f"tiered {told}", on_spark.master, conf)
+    spark = launched_session(f"tiered {description}", on_spark.master, conf)
     try:
         yield spark
     finally:

@@ -16,7 +16,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.cost.bill import KINDS, Requests, TopicBill, TopicFacts, bills
 from policies.cost.prices import PriceTable
-from policies.cost.storage_usage import StorageUsage, together
+from policies.cost.storage_usage import StorageUsage, total_usage
 from remote.keys import is_in_other_topic, topic_directory
 from remote.segment_entry import SegmentEntry
 from remote.store.middleware.metered_store import RequestCounts
@@ -126,7 +126,7 @@ def topic_facts(
     counts, period_ms = history.recent(directory, now_ms) if history is not None else (None, 0)
     return TopicFacts(
         topic=topic,
-        lying=together(usage_for(each, prices, rows[each.name]) for each in held),
+        usage=total_usage(usage_for(each, prices, rows[each.name]) for each in held),
         local_bytes=local_bytes,
         both_bytes=both_bytes,
         segments=sum(map(len, rows.values())),
@@ -143,16 +143,16 @@ def deleted_label(topic: str) -> str:
 
 def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
     """Return the remaining remote data of deleted topics, by name, and the errors of unreadable ones."""
-    lying: dict[str, list[StorageUsage]] = {}
+    usage: dict[str, list[StorageUsage]] = {}
     unread: dict[TopicPartition, LogError] = {}
     for each in manager.deleted_partitions():
         topic = deleted_label(each.name.topic)
         if each.error is not None:
             unread[each.name] = each.error
-            lying.setdefault(topic, [])
+            usage.setdefault(topic, [])
         elif each.manifest is not None:
-            lying.setdefault(topic, []).append(usage_of_deleted(each.manifest, prices))
-    return [TopicFacts(topic=name, lying=together(parts)) for name, parts in lying.items()], unread
+            usage.setdefault(topic, []).append(usage_of_deleted(each.manifest, prices))
+    return [TopicFacts(topic=name, usage=total_usage(parts)) for name, parts in usage.items()], unread
 
 
 def all_rows(held: Partition) -> Iterable[SegmentEntry]:

@@ -46,7 +46,7 @@ TOPICS: dict[str, tuple[int, dict[str, str]]] = {
 }
 EVERY_TOPIC = {"remote.storage.enable": "true", "retention.ms": "-1", "local.retention.ms": "1h"}
 APPEND_RECORDS = 10_000
-Tell = Callable[[str, float], None]
+Report = Callable[[str, float], None]
 MARKER = ".tiered-demo"
 
 
@@ -98,26 +98,26 @@ class Measured:
     size_bytes: int | None = None
     note: str = ""
     total: int | None = None
-    tell: Callable[[float], None] = field(default=lambda share: None)
+    report: Callable[[float], None] = field(default=lambda share: None)
 
     def progress(self, done: int) -> None:
         """Report the progress of the step, in records of `total`."""
         self.records = done
         if self.total:
-            self.tell(min(1.0, done / self.total))
+            self.report(min(1.0, done / self.total))
 
 
 class Steps:
-    """Runs steps in order and calls `tell(name, share done)` during each."""
+    """Runs steps in order and calls `report(name, share done)` during each."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, report: Report) -> None:
         self.results: list[StepResult] = []
-        self._tell = tell
+        self._tell = report
 
     @contextmanager
     def step(self, name: str, *, total: int | None = None) -> Iterator[Measured]:
         """Run and time one step. A failed step is not recorded."""
-        measured = Measured(total=total, tell=lambda share: self._tell(name, share))
+        measured = Measured(total=total, report=lambda share: self._tell(name, share))
         self._tell(name, 0.0)
         start = time.perf_counter()
         yield measured
@@ -160,7 +160,7 @@ def run_demo(
     *,
     limit: int | None = None,
     with_spark: bool = True,
-    tell: Tell = lambda name, share: None,
+    report: Report = lambda name, share: None,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> DemoResult:
     """Run the whole job in `directory`.
@@ -174,7 +174,7 @@ def run_demo(
 
         ensure_pyspark()
         ensure_java()
-    steps = Steps(tell)
+    steps = Steps(report)
     with workshop(directory) as root, S3Endpoint() as endpoint:
         endpoint.create_bucket(BUCKET)
         url, options = f"s3://{BUCKET}/{PREFIX}", endpoint.options()

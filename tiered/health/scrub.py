@@ -28,7 +28,7 @@ import msgspec
 from local.errors import LogError, Unavailable
 from local.format.crc32c import crc32c
 from local.verify.findings import Finding, Severity
-from remote.check.partition_check import BucketReport, is_still_named, serves, survey_partition
+from remote.check.partition_check import BucketReport, can_list, is_still_named, survey_partition
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment, unreadable
@@ -134,7 +134,7 @@ def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) 
     try:
         found = check_segment(store, remote, job.entry, check_contents)
     except LogError as error:
-        if isinstance(error, Unavailable) and not serves(store, job.prefix):
+        if isinstance(error, Unavailable) and not can_list(store, job.prefix):
             raise
         indexes = full_key(job.prefix, job.entry.indexes_key)
         found = [unreadable(error, indexes if error.facts.get("key") == indexes else job.name, job.entry)]

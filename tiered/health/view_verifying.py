@@ -19,12 +19,12 @@ from local.format.crc32c import crc32c
 from local.log.view_directory import view_files
 from local.names import VIEW_CATALOG, parse_partition_directory
 from local.storage import Storage, join
-from local.verify.findings import Finding, Severity, damaged, told, unreadable, worst
+from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
 from remote.manifest.view_catalog import ViewCatalog, decode_catalog
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import decode_bundle
 
-_LOOKS = 3
+_TRIES = 3
 
 
 def verify_views(storage: Storage, path: str) -> list[Finding]:
@@ -45,7 +45,7 @@ def verify_views(storage: Storage, path: str) -> list[Finding]:
 
 def _verify_partition(storage: Storage, directory: str) -> list[Finding]:
     found: list[Finding] = []
-    for _ in range(_LOOKS):
+    for _ in range(_TRIES):
         found = list(_findings(storage, directory))
         if worst(found) is not Severity.CORRUPT:
             break
@@ -71,10 +71,10 @@ def _findings(storage: Storage, directory: str) -> Iterator[Finding]:
     waiting = {each.key for each in catalog.pending_deletes}
     for key in there:
         if key in waiting:
-            yield told(Severity.INFO, join(directory, key), "the file waits for its deletion")
+            yield finding(Severity.INFO, join(directory, key), "the file waits for its deletion")
         elif key not in catalog.named_keys:
             what = "no view names it: leftover of an interrupted run; the next start deletes it"
-            yield told(Severity.INFO, join(directory, key), what)
+            yield finding(Severity.INFO, join(directory, key), what)
 
 
 def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[Finding]:
@@ -91,10 +91,12 @@ def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[
         path = join(directory, entry.indexes_key)
         decode_bundle(storage.read(path))
     except NotFound:
-        yield told(Severity.CORRUPT, path, "a view names a file that does not exist: drop the view and build it again")
+        yield finding(
+            Severity.CORRUPT, path, "a view names a file that does not exist: drop the view and build it again"
+        )
     except Corrupt as error:
         yield damaged(error, path)
     except (DiskFailed, AccessDenied) as error:
         yield unreadable(error, path)
     except LogError as error:
-        yield told(Severity.CORRUPT, path, str(error))
+        yield finding(Severity.CORRUPT, path, str(error))

@@ -138,7 +138,7 @@ def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Fr
     prefix, log = plan.name.prefix, ConditionalTakeoverLog(store, plan.name.prefix)
     found = log.refresh(exact=True)
     mark = AFTER_INGEST if found.writer_id.startswith(INGEST) else DELETION
-    manifest = log.take_over_if(mark + new_ulid(now_ms), now_ms, judge=_judge(plan, now_ms))
+    manifest = log.take_over_if(mark + new_ulid(now_ms), now_ms, check_newest=_takeover_check(plan, now_ms))
     freed = _delete_due(store, log, manifest, plan, now_ms)
     upto = collectable_upto((log.cached or manifest).sequence, log.gc_boundary)
     if not upto:
@@ -178,8 +178,8 @@ def at_work(manifest: Manifest, now_ms: int) -> str | None:
     return None
 
 
-def _judge(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], None]:
-    def judge(manifest: Manifest) -> None:
+def _takeover_check(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], None]:
+    def check_newest(manifest: Manifest) -> None:
         facts = {"partition": plan.name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
         if manifest.epoch != plan.epoch:
             raise Conflict(
@@ -189,7 +189,7 @@ def _judge(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], None]:
         if why:
             raise Conflict(f"cannot delete objects of the partition, {why}", **facts)
 
-    return judge
+    return check_newest
 
 
 def _due(manifest: Manifest, plan: DeletionPlan, now_ms: int) -> list[DeletePending | DeletePage]:

@@ -49,7 +49,7 @@ Progress = Callable[[Stage, int, int], None]  # stage, finished units, all units
 class Runner(Protocol):
     """Runs the work of units."""
 
-    def waves(self, told: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
+    def run_in_batches(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
         """Yield the results of `do` for each piece of `work`, in order, in lists. It may stop after any list."""
         ...
 
@@ -70,7 +70,7 @@ class Here:
 
     should_stop: Callable[[], bool] = lambda: False
 
-    def waves(self, told: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
+    def run_in_batches(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
         for each in work:
             if self.should_stop():
                 return
@@ -126,17 +126,17 @@ def plan_pipeline(
     names = _names(fleet)
     done, everything = 0, len(fleet.nodes) + len(names)
 
-    def heard(waves: Iterator[list[list[Unit]]], sizes: Iterable[int]) -> list[Unit]:
+    def heard(run_in_batches: Iterator[list[list[Unit]]], sizes: Iterable[int]) -> list[Unit]:
         nonlocal done
         found, left = list[Unit](), iter(sizes)
-        for wave in waves:
+        for wave in run_in_batches:
             found += [unit for of_task in wave for unit in of_task]
             done += sum(islice(left, len(wave)))
             progress(done, everything)
         return found
 
     progress(0, everything)
-    reports_of_nodes = runner.waves(
+    reports_of_nodes = runner.run_in_batches(
         "reading nodes", fleet.nodes, lambda node: [plan_unit_of_node(fleet, node, now_ms=now_ms)]
     )
     found = heard(reports_of_nodes, (1 for _ in fleet.nodes))
@@ -146,7 +146,7 @@ def plan_pipeline(
         with fleet.bucket.opened() as store:
             return [unit for name in pack for unit in plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
 
-    return found + heard(runner.waves("reading partitions", packs, look), map(len, packs))
+    return found + heard(runner.run_in_batches("reading partitions", packs, look), map(len, packs))
 
 
 def run_pipeline(
@@ -215,7 +215,7 @@ class _Job:
         self._each(Stage.RETENTION, "retention in the bucket", retain)
 
     def _each(
-        self, stage: Stage, told: str, work: Callable[[Fleet, ObjectStore, RemotePartitionName, int], Unit]
+        self, stage: Stage, description: str, work: Callable[[Fleet, ObjectStore, RemotePartitionName, int], Unit]
     ) -> None:
         """Work on partitions in the bucket, a few to a task: one or two manifests each, no data."""
         fleet, now_ms = self._fleet, self._now_ms()
@@ -224,7 +224,7 @@ class _Job:
             with fleet.bucket.opened() as store:
                 return [failed_on_error(stage, work, fleet, store, name, now_ms) for name in pack]
 
-        self._work(stage, told, self._packs(stage), do)
+        self._work(stage, description, self._packs(stage), do)
 
     def compact(self) -> None:
         """Compact small partitions whole, one or several to a task, and large ones group by group."""
@@ -276,7 +276,7 @@ class _Job:
 
         packs = self._packs(Stage.MERGE)
         everything, done = sum(map(len, packs)), 0
-        for wave in self._runner.waves("finding small segments", packs, plan):
+        for wave in self._runner.run_in_batches("finding small segments", packs, plan):
             found = [each for of_task in wave for each in of_task]
             self._over([each for each in found if isinstance(each, Unit)])
             plans = [each for each in found if not isinstance(each, Unit) and each.groups]
@@ -294,18 +294,18 @@ class _Job:
     # -- units -------------------------------------------------------------------------------------------------------
 
     def _work(
-        self, stage: Stage, told: str, packs: Sequence[Sequence[W]], do: Callable[[Sequence[W]], list[Unit]]
+        self, stage: Stage, description: str, packs: Sequence[Sequence[W]], do: Callable[[Sequence[W]], list[Unit]]
     ) -> None:
         everything, done = sum(len(pack) for pack in packs), 0
-        for wave in self._runner.waves(told, packs, do):
+        for wave in self._runner.run_in_batches(description, packs, do):
             units = [unit for of_task in wave for unit in of_task]
             done += len(units)
             self._over(units)
             self._progress(stage, done, everything)
         self.was_cut |= done < everything
 
-    def _all(self, told: str, work: Sequence[W], do: Callable[[W], R]) -> list[R]:
-        found = [each for wave in self._runner.waves(told, work, do) for each in wave]
+    def _all(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> list[R]:
+        found = [each for wave in self._runner.run_in_batches(description, work, do) for each in wave]
         self.was_cut |= len(found) < len(work)
         return found
 

@@ -99,8 +99,8 @@ def _check_there(held: Partition) -> None:
 
 
 def _check_ours(held: Partition) -> None:
-    if held.stopped is not None:
-        raise held.stopped
+    if held.fatal_error is not None:
+        raise held.fatal_error
     held.check_not_fenced()
     if held.is_tiered and not held.is_writer:
         raise Unavailable(

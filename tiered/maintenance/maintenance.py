@@ -33,31 +33,36 @@ from tiered.maintenance.apply import Applied, apply_on_disk, apply_partition
 from tiered.maintenance.cleaning import reset_misplaced
 from tiered.maintenance.remote_tasks import Due, ManagerServices, RemoteTasks, due_tasks, on_disk
 from tiered.partition.partition import Partition
-from tiered.read.view_places import look_after_views
+from tiered.read.view_places import maintain_views
 
 CHECKPOINT_INTERVAL_MS = 60_000
-LOOK_S = 0.5  # how often a waiting run checks `should_stop`
+POLL_S = 0.5  # how often a waiting run checks `should_stop`
 
 ApplyOne = Callable[[TopicPartition, Sequence[Decision]], Applied | None]
 ApplyProgress = Callable[[TopicPartition, Decision], None]
 ShouldStop = Callable[[], bool]
-Look = Callable[[int], list[PartitionSnapshot]]
+TakeSnapshots = Callable[[int], list[PartitionSnapshot]]
 
 
 class Maintenance:
     """The maintenance of one manager, one run at a time.
 
-    `look` and `plan` take snapshots and plan all of it.
+    `take_snapshots` and `plan` take snapshots and plan all of it.
     """
 
     def __init__(
-        self, services: ManagerServices, *, threads: tuple[int, int], look: Look, plan: Callable[[int], Plan]
+        self,
+        services: ManagerServices,
+        *,
+        threads: tuple[int, int],
+        take_snapshots: TakeSnapshots,
+        plan: Callable[[int], Plan],
     ) -> None:
         """`threads` are the numbers of copiers and expirers (`tiered.maintenance.remote_tasks`)."""
         self.lock = threading.RLock()
         self.tasks = RemoteTasks(services, *threads)
         self._services = services
-        self._look, self._plan = look, plan
+        self._take_snapshots, self._plan = take_snapshots, plan
         self._checkpointed_ms = 0
         self.refused: DiskFailed | None = None  # why checkpoints wait; each run tries again
 
@@ -65,7 +70,7 @@ class Maintenance:
         """One maintenance run; True if more work is due (tasks requeue their own)."""
         with self.lock:
             self._services.opener.pauses.refresh()
-            self._look_after_disks(now_ms)
+            self._check_disks(now_ms)
             self.tasks.pass_time(now_ms)
             self._note_fenced()
             work = self._work_off if waits else self._hand_out
@@ -107,7 +112,7 @@ class Maintenance:
     def _wait_for_task(self, name: TopicPartition, should_stop: ShouldStop) -> bool:
         """Wait until no task has a partition; False if the caller is to stop first."""
         held = self._find(name)
-        while held is not None and not held.tier_lock.acquire(timeout=LOOK_S):
+        while held is not None and not held.tier_lock.acquire(timeout=POLL_S):
             if should_stop():
                 return False
         if held is not None:
@@ -187,13 +192,13 @@ class Maintenance:
             services.note(name, error)
             return None
 
-    def _look_after_disks(self, now_ms: int) -> None:
+    def _check_disks(self, now_ms: int) -> None:
         for held in self._services.held():
             try:
                 held.log.flush_if_due(now_ms)
                 held.log.expire_producers(now_ms)
                 held.log.remove_deleted(now_ms)
-                look_after_views(held, now_ms)
+                maintain_views(held, now_ms)
                 reset_misplaced(held, self._services.directories.of(held.name))
             except LogError as error:
                 self._services.note(held.name, error)
@@ -209,14 +214,14 @@ class Maintenance:
 
     def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
         services = self._services
-        while not self.tasks.wait_idle(LOOK_S) and not should_stop():
+        while not self.tasks.wait_idle(POLL_S) and not should_stop():
             pass  # a running task would invalidate the plan
         for held in services.held():
             if should_stop() or any(isinstance(error, Unavailable) for error in services.acquire([held], now_ms)):
                 break
         services.opener.check_store(now_ms)
         rules = {held.name: held.rules for held in services.held()}
-        planned = services.cleaning().take_turns(self._plan(now_ms), partial(self._look, now_ms))
+        planned = services.cleaning().take_turns(self._plan(now_ms), partial(self._take_snapshots, now_ms))
         applied = self.apply(
             planned, progress=_ignore_decision, should_stop=should_stop, drops_copied=True, rules=rules
         )
@@ -228,7 +233,7 @@ class Maintenance:
         services = self._services
         due: list[tuple[TopicPartition, Due]] = []
         decisions: dict[TopicPartition, list[Decision]] = {}
-        for snapshot in self._look(now_ms):
+        for snapshot in self._take_snapshots(now_ms):
             name = snapshot.partition
             held, planned = self._find(name), plan_partition(snapshot)
             if held is None:
@@ -242,7 +247,9 @@ class Maintenance:
             mine = on_disk(planned) if snapshot.is_tiered else planned
             if mine and (held.is_writer or not snapshot.is_tiered):
                 decisions[name] = list(mine)
-        plan = services.cleaning().take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._look, now_ms))
+        plan = services.cleaning().take_turns(
+            Plan(now_ms=now_ms, decisions=decisions), partial(self._take_snapshots, now_ms)
+        )
         with self.lock:
             apply_one = partial(self._apply_on_disk, now_ms, should_stop)
             applied = apply_plan(plan, apply_one, threads=services.cleaning().settings.threads)

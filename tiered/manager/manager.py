@@ -47,7 +47,7 @@ from tiered.maintenance.snapshots import Snapshots
 from tiered.manager.deferred_open import DeferredOpen
 from tiered.manager.directories import OverDirectories
 from tiered.manager.reloading import Reloadable
-from tiered.node.problem_groups import is_alike
+from tiered.node.problem_groups import is_same_problem
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.node.upload_pause import PausesUploads
 from tiered.partition.acquisition import acquire_all, open_read_only_all
@@ -210,7 +210,7 @@ class LogManager(
         """
         self._check_writable()
         with self._topics_lock:
-            raise_first([each.stopped for each in self._held([name]) if isinstance(each.stopped, Diverged)])
+            raise_first([each.fatal_error for each in self._held([name]) if isinstance(each.fatal_error, Diverged)])
             gone = self._deletion.delete(name, self._partitions, self._rounds.lock, now_ms=now_ms)
             for each in gone.partitions():
                 self._unopened.pop(each, None)
@@ -460,9 +460,12 @@ class LogManager(
             forget=self._forget,
             heal_topics=self._registry.heal,
         )
-        look = partial(self._looked_at, may_ask=False)
+        snapshots_of = partial(self._looked_at, may_ask=False)
         return Maintenance(
-            services, threads=self.config.tier_threads, look=lambda at: look(self._held(), at), plan=self.plan
+            services,
+            threads=self.config.tier_threads,
+            take_snapshots=lambda at: snapshots_of(self._held(), at),
+            plan=self.plan,
         )
 
     def _open_all(self, now_ms: int, progress: OnProgress) -> None:
@@ -574,16 +577,18 @@ class LogManager(
 
     def _note(self, name: TopicPartition, error: LogError) -> None:
         if isinstance(error, Conflict) and (held := self._partitions.get(name)) is not None:
-            held.stopped, held.is_writer = error, False
+            held.fatal_error, held.is_writer = error, False
             self._opener.remember_fencing(held, error)
         with self._problems_lock:
             if name not in self._partitions and name not in self._unopened:
                 return  # its topic was deleted
             known, others = self.problems.get(name), self.problems
             self.problems = {**others, name: forget_locals(error)}
-            if not is_alike(known, error):  # facts change every time
+            if not is_same_problem(known, error):  # facts change every time
                 # One line for one cause, however many partitions have it (`tiered.service.worker` counts them).
-                level = logging.DEBUG if any(is_alike(each, error) for each in others.values()) else logging.ERROR
+                level = (
+                    logging.DEBUG if any(is_same_problem(each, error) for each in others.values()) else logging.ERROR
+                )
                 _log.log(level, "a partition has a problem: partition=%s error=%s", name, error)
 
     def _forget(self, name: TopicPartition) -> None:

@@ -114,7 +114,7 @@ def shared_message(messages: Sequence[tuple[str, str]]) -> str:
     return _without_place(_WHERE.sub(lambda found: found[0] if found[0] in shared else "", first), where).strip(" :")
 
 
-def is_alike(one: LogError | None, other: LogError) -> bool:
+def is_same_problem(one: LogError | None, other: LogError) -> bool:
     """Whether two errors have one class and the same message, apart from their facts."""
     return one is not None and type(one) is type(other) and one.attempt == other.attempt
 

@@ -37,7 +37,7 @@ from tiered.status.storage_cost import storage_costs
 from tiered.status.tier_journal import is_unseen
 
 _log = logging.getLogger(__name__)
-KEPT_MS = 1000  # a text is reused for so long, for any number of requests
+CACHE_MS = 1000  # a text is reused for so long, for any number of requests
 _GAUGES = {
     "tiered_local_log_bytes": "local_bytes",
     "tiered_local_log_segments": "local_segments",
@@ -85,7 +85,7 @@ class Metrics:
         self._prices = _prices(manager)
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}
-        self._text_ms = -KEPT_MS
+        self._text_ms = -CACHE_MS
         # Log end offsets at the start of counting, and the partitions that existed but could not be opened yet.
         self._begun = {held.name: held.log.next_offset for held in manager.partitions()}
         self._unopened = {
@@ -98,7 +98,7 @@ class Metrics:
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
         """Return the text that Prometheus reads."""
         with self._lock:
-            if not 0 <= now_ms - self._text_ms < KEPT_MS:
+            if not 0 <= now_ms - self._text_ms < CACHE_MS:
                 self._texts, self._text_ms = {}, now_ms
             if form not in self._texts:
                 self._texts[form] = exposition(self.samples(now_ms), form)

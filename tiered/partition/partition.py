@@ -126,7 +126,7 @@ class Partition:
     | `is_tiered` | the bucket may hold objects of this partition |
     | `is_writer` | this manager is the partition's writer, and the two tiers agree |
     | `was_reconciled` | the two tiers agreed at least once |
-    | `stopped` | the error that forbids all changes (such as Fenced, Diverged, RemoteLost); else None |
+    | `fatal_error` | the error that forbids all changes (such as Fenced, Diverged, RemoteLost); else None |
     | `object_encoding` | the object encoding of its segments |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
     | `ahead` | pending deletes with a grace period that starts in the future |
@@ -140,7 +140,7 @@ class Partition:
 
     `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread
     (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`.
-    While `stopped` is set and the tiers never agreed, reads are refused too.
+    While `fatal_error` is set and the tiers never agreed, reads are refused too.
     """
 
     name: TopicPartition
@@ -153,7 +153,7 @@ class Partition:
     pins: PinWatch | None = None
     is_writer: bool = False
     was_reconciled: bool = False
-    stopped: LogError | None = None
+    fatal_error: LogError | None = None
     object_encoding: ObjectEncoding = PLAIN_ENCODING
     on_copied: Callable[[int, int, int], None] = _ignore_progress
     check_room: Callable[[], None] = _has_room
@@ -196,7 +196,7 @@ class Partition:
 
         The offsets, copies and log start of such a manifest are not true of this disk.
         """
-        return None if isinstance(self.stopped, (Diverged, Fenced, RemoteLost)) else self.manifest()
+        return None if isinstance(self.fatal_error, (Diverged, Fenced, RemoteLost)) else self.manifest()
 
     @property
     def has_commit_in_doubt(self) -> bool:
@@ -235,11 +235,11 @@ class Partition:
     def check_may_shrink(self) -> None:
         """Check that local segments may be dropped, truncated or cleaned.
 
-        Raises `stopped` or Fenced: a diverged or fenced log loses nothing. The caller holds `lock` and calls this
+        Raises `fatal_error` or Fenced: a diverged or fenced log loses nothing. The caller holds `lock` and calls this
         before it deletes anything from the disk.
         """
-        if self.stopped is not None:
-            raise self.stopped
+        if self.fatal_error is not None:
+            raise self.fatal_error
         self.check_not_fenced()
 
     def check_not_fenced(self) -> None:
@@ -260,13 +260,13 @@ class Partition:
         return None
 
     def source(self) -> PartitionSource:
-        """The source of a reader. Raises `stopped` if the tiers never agreed: it would mix two histories.
+        """The source of a reader. Raises `fatal_error` if the tiers never agreed: it would mix two histories.
 
         In a read-only open, a disk that ends before the bucket is left out, and the bucket alone is read. Such a disk
         is empty, restored from an old copy, or was scanned a moment ago; the bucket has all of its records.
         """
-        if self.stopped is not None and not self.was_reconciled:
-            raise self.stopped
+        if self.fatal_error is not None and not self.was_reconciled:
+            raise self.fatal_error
         manifest = self.manifest()
         is_behind = self.log.is_read_only and manifest is not None and self.log.next_offset < manifest.next_offset
         log = None if is_behind else self.log
@@ -286,8 +286,8 @@ class Partition:
     def check_appendable(self) -> None:
         """Check that records may be appended.
 
-        Raises `stopped`, Fenced, DiskFailed from `check_room`, or Unavailable if offsets could collide. The offsets of
-        an append could collide with offsets in the bucket in two cases:
+        Raises `fatal_error`, Fenced, DiskFailed from `check_room`, or Unavailable if offsets could collide. The offsets
+        of an append could collide with offsets in the bucket in two cases:
 
         - The log holds no record (a fresh disk, or a log that starts over at the bucket's end) and is not reconciled.
         - The log ends below the manifest with which it has not been reconciled.
@@ -295,8 +295,8 @@ class Partition:
         A log with records knows its end, and its last records carry its own leader epoch. Records of an empty log would
         get an epoch that records of another machine may have too. The two histories could then not be distinguished.
         """
-        if self.stopped is not None:
-            raise self.stopped
+        if self.fatal_error is not None:
+            raise self.fatal_error
         self.check_not_fenced()
         self.check_room()
         if not self.is_tiered or self.is_writer:

@@ -259,7 +259,7 @@ class Opener:
             log.before_cut = held.local_views.cut
         held.end_offset_at_open = log.next_offset if log.size_bytes else None
         if is_tiered and (fenced_by := log.fenced_by) is not None:
-            held.stopped = fenced_before(log, fenced_by)  # until the bucket has been asked
+            held.fatal_error = fenced_before(log, fenced_by)  # until the bucket has been asked
         if not self._directory.read_only:
             held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))
         return held
@@ -281,14 +281,14 @@ class Opener:
     def acquire(self, held: Partition, now_ms: int) -> LogError | None:
         """Take the writer role of a tiered partition if not held, and commit the topic's settings.
 
-        Returns the error that prevents it; None on success. Sets `stopped` for every error except an unavailable
+        Returns the error that prevents it; None on success. Sets `fatal_error` for every error except an unavailable
         bucket. Raises AccessDenied and NotFound, which mean that the bucket as a whole refuses access or does not
         exist. A read-only open does not raise them. Waits for the store and for a task under `tier_lock` alone, so the
         topic may be deleted concurrently.
         """
         with held.tier_lock:
             if held.is_writer:
-                return self._tell_settings(held, now_ms)
+                return self._commit_settings(held, now_ms)
             try:
                 self._own(held, now_ms)
             except LogError as error:
@@ -301,17 +301,17 @@ class Opener:
         is_writer = held.metadata is not None and held.metadata.state is LogState.WRITER
         match error:
             case AccessDenied(facts={"key_id": _}):
-                held.stopped = error  # the key ring lacks a key of this topic; the bucket refuses nothing
+                held.fatal_error = error  # the key ring lacks a key of this topic; the bucket refuses nothing
             case AccessDenied() | NotFound() if self._directory.read_only or self._may_be_refused:
                 pass  # a read-only open, and an open that needs the disk alone, continue with the disk
             case AccessDenied() | NotFound() if not is_writer:
                 raise error
             case AccessDenied() | NotFound():
-                held.stopped = error  # the bucket accepts this writer's commits: a problem of this partition
+                held.fatal_error = error  # the bucket accepts this writer's commits: a problem of this partition
             case Unavailable():
                 pass
             case _ if self._store is not None:
-                held.stopped = error
+                held.fatal_error = error
             case _:
                 pass  # no store is configured: the disk serves on, unless it notes that another writer fenced this log
         return error
@@ -319,8 +319,8 @@ class Opener:
     def remember_fencing(self, held: Partition, error: LogError) -> None:
         """Record on the disk that another writer took over, for a restart while the bucket is unavailable.
 
-        A disk that refuses the record causes only a log line: `stopped` still protects the partition while this process
-        lives.
+        A disk that refuses the record causes only a log line: `fatal_error` still protects the partition while this
+        process lives.
         """
         if self._directory.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
             return
@@ -332,7 +332,7 @@ class Opener:
         except LogError as failed:
             _log.warning("cannot record that a log is fenced: partition=%s cause=%s", held.name, failed)
 
-    def _tell_settings(self, held: Partition, now_ms: int) -> LogError | None:
+    def _commit_settings(self, held: Partition, now_ms: int) -> LogError | None:
         """Commit changed topic settings, which readers of the bucket take from the manifest.
 
         Such readers are jobs and other machines. The partition stays owned whatever error is returned.
@@ -374,7 +374,7 @@ class Opener:
             raise emptied(held.log, known)
         if self._directory.read_only:
             self._look(held, known)
-            held.stopped = None
+            held.fatal_error = None
             return
         with held.lock:
             if _is_gone(held):
@@ -406,7 +406,7 @@ class Opener:
                 reconcile(held.log, manifest, now_ms=now_ms, producers=lambda: producers)
                 held.log.confirm_appends()  # before a copy is allowed: see there
                 held.log.clear_fenced()  # before an append is allowed: after a crash the note only refuses too much
-                held.is_writer, held.was_reconciled, held.stopped = True, True, None
+                held.is_writer, held.was_reconciled, held.fatal_error = True, True, None
                 held.is_noted = False
                 return
         # The deletion of the topic may have ended without finding this manifest. No other process would mark it
@@ -429,11 +429,11 @@ class Opener:
         try:
             check_agreement(held.log, known, self._mark)
         except Conflict:
-            held.log.look_again()
+            held.log.reload_files()
             check_agreement(held.log, held.metadata.load(exact=True), self._mark)
 
     def _become_writer(self, held: Partition, metadata: MetadataLog, known: Manifest | None, now_ms: int) -> Manifest:
-        def judge(latest: Manifest | None) -> None:
+        def check_newest(latest: Manifest | None) -> None:
             """Check the very manifest that the takeover follows; `known` may be older."""
             verdict = check_agreement(held.log, latest, self._mark, takes_over=self._takes_over)
             is_other = latest is not None and (known is None or latest.commit_id != known.commit_id)
@@ -452,7 +452,7 @@ class Opener:
                 # not go back.
                 first_epoch=(held.log.epochs.latest or 0) + 1,
                 appends=True,
-                judge=judge,
+                check_newest=check_newest,
                 seal_key_id=held.object_encoding.key_id,
             )
         manifest = metadata.cached

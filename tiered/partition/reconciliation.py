@@ -82,7 +82,7 @@ def remote_tier(log: Log, manifest: Manifest, mark: str | None) -> RemoteTier:
     )
 
 
-def judge(log: Log, manifest: Manifest | None, mark: str | None = None) -> TierVerdict:
+def relation_of(log: Log, manifest: Manifest | None, mark: str | None = None) -> TierVerdict:
     """The relation of the log and the manifest; `manifest` None means that no manifest was ever committed."""
     return tier_relation(local_tier(log), remote_tier(log, manifest, mark) if manifest is not None else None)
 
@@ -94,7 +94,7 @@ def check_agreement(
 
     The error has the offsets of both sides and the next step. `takes_over`: an operator asked for the role.
     """
-    verdict = judge(log, manifest, mark)
+    verdict = relation_of(log, manifest, mark)
     if not verdict.allows(Action.TAKE_OVER if takes_over else Action.TAKE_ROLE):
         raise refusal(log, manifest, verdict)
     return verdict

@@ -339,7 +339,7 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
         if not log.is_read_only:
             raise
     # Another process dropped or cleaned the segment: reload the directory and the manifest once.
-    log.look_again()
+    log.reload_files()
     if source.metadata is not None:
         source.metadata.load(exact=True)
     return log.read(offset, FETCH_BYTES, isolation=isolation) if offset >= log.local_log_start_offset else None

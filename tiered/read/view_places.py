@@ -212,7 +212,7 @@ def unannounced(held: Partition) -> list[str]:
     return [view.name for view in local.known() if view.is_built and view.name not in named]
 
 
-def look_after_views(held: Partition, now_ms: int) -> None:
+def maintain_views(held: Partition, now_ms: int) -> None:
     """Maintain the views on the disk: `drop_superseded`, and delete old parts. Raises DiskFailed."""
     local = held.local_views
     if local is not None and not held.log.is_read_only:

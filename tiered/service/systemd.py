@@ -48,18 +48,18 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Report that everything is open; also after a reload."""
-        self.tell("READY=1", f"STATUS={status}")
+        self.send_state("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self.send_state("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        self.tell("STOPPING=1", "STATUS=finishing the current step")
+        self.send_state("STOPPING=1", "STATUS=finishing the current step")
 
     def alive(self) -> None:
-        self.tell("WATCHDOG=1")
+        self.send_state("WATCHDOG=1")
 
-    def tell(self, *lines: str) -> None:
+    def send_state(self, *lines: str) -> None:
         """Send one datagram."""
         if self._address is None:
             return

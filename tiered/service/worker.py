@@ -54,7 +54,7 @@ class DiskRelief:
     def relieve(self, now_ms: int) -> int:
         """Drop segments as needed; return their bytes. Problems of partitions are in the manager, not raised."""
         directories = self._manager.directory_facts()
-        self._look_for_room(directories)
+        self._find_space(directories)
         least = self._manager.config.bytes_of(RELIEF_FREE_MIN)
         self._leaving = [each for each in self._leaving if 0 <= now_ms - each[0] < each[1]]
         dropped = 0
@@ -66,7 +66,7 @@ class DiskRelief:
                 dropped += self._relieve(facts.path, wanted, now_ms)
         return dropped
 
-    def _look_for_room(self, directories: Iterable[LogDirFacts]) -> None:
+    def _find_space(self, directories: Iterable[LogDirFacts]) -> None:
         least = max(1, self._manager.config.bytes_of(APPEND_FREE_MIN))
         before, self.disk_error = self.disk_error, None
         for facts in directories:

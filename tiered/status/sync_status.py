@@ -96,7 +96,7 @@ def _look(mark: str | None, held: Partition) -> TierSync:
         try:
             manifest = held.metadata.load(exact=True)
             if manifest is not None and manifest.next_offset > held.log.next_offset:
-                held.log.look_again()  # the writer may have appended and copied since the disk was read
+                held.log.reload_files()  # the writer may have appended and copied since the disk was read
         except LogError as error:
             manifest, problem = seen, " ".join(str(error).split())
     log = held.log
@@ -132,14 +132,14 @@ def _with_manifest(
 
 
 def _state(held: Partition, manifest: Manifest | None, mark: str | None, problem: str | None) -> SyncState:
-    from tiered.partition.reconciliation import judge
+    from tiered.partition.reconciliation import relation_of
 
     log = held.log
     if not held.is_tiered:
         return SyncState.NOT_TIERED
     if problem is not None:
         return SyncState.UNKNOWN
-    match judge(log, manifest, mark).relation:
+    match relation_of(log, manifest, mark).relation:
         case Relation.LOST:
             return SyncState.LOST
         case Relation.DIVERGED | Relation.UNPROVEN | Relation.FENCED:

@@ -15,7 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-LOOK_S = 0.5  # longest delay of a signal
+POLL_S = 0.5  # longest delay of a signal
 
 
 def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, name: str) -> list[R]:
@@ -44,7 +44,7 @@ def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, n
             each.start()
         for each in workers[: len(things)]:
             while each.is_alive():  # CPython delays a signal that comes just before an unlimited wait
-                each.join(LOOK_S)
+                each.join(POLL_S)
     finally:
         waiting.clear()
     if errors:

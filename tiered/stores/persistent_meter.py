@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FILE = "remote-requests.json"
 VERSION = 1
 KEEP_INTERVAL_MS = 60_000
-MONTHS_KEPT = 13
+MONTHS_MAX = 13
 RATE_DAYS = 28
 DAY_MS = 86_400_000
 EARLIEST_MS = 1_577_836_800_000  # 2020-01-01: clocks begin with 1970, 2000 or their firmware's date
@@ -220,7 +220,7 @@ def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: in
         if counts != RequestCounts():
             month[topic] = month.get(topic, RequestCounts()) + counts
             begun.setdefault(topic, _begun_at(history, topic, now_ms))
-    months = dict(sorted({**history.months, name: month}.items())[-MONTHS_KEPT:])
+    months = dict(sorted({**history.months, name: month}.items())[-MONTHS_MAX:])
     first_ms = _start_of(next(iter(months)))
     return RequestHistory(
         url=history.url,

@@ -119,7 +119,7 @@ class TopicDeletion:
                 names, topic_id = gone.topic.partitions(), gone.topic.topic_id
                 is_done = all(each is Removal.DONE for each in states)
                 with self._looking:  # a directory being renamed is in none of the places that are checked
-                    is_done = is_done and all(self._directories.is_gone(name, topic_id) for name in names)
+                    is_done = is_done and all(self._directories.has_no_files(name, topic_id) for name in names)
                 if is_done:
                     self._registry.forget(topic_id)
                     _log.info("the deletion of a topic is finished: topic=%s topic_id=%s", gone.topic.name, topic_id)

@@ -47,7 +47,7 @@ def _tries(
         wait=tenacity.wait_random_exponential(multiplier=policy.wait_first_s, max=policy.wait_max_s),
         retry=tenacity.retry_if_exception(_may_try_again),
         sleep=policy.sleep,
-        before_sleep=_Telling(policy.tell_after_s - spent_s, facts),
+        before_sleep=_Telling(policy.warn_after_s - spent_s, facts),
         reraise=True,
     )
     failed: list[Unavailable] = [first]

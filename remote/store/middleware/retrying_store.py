@@ -70,7 +70,7 @@ class RetryPolicy:
     """Limits of retries and waits, in seconds.
 
     No try begins later than `deadline_s` after the first; a running try ends by its own deadline
-    (`remote.store.middleware.deadline_store`). A call that has taken `tell_after_s`, the next wait included, logs once
+    (`remote.store.middleware.deadline_store`). A call that has taken `warn_after_s`, the next wait included, logs once
     why it waits. `sleep` is replaceable for tests.
     """
 
@@ -78,7 +78,7 @@ class RetryPolicy:
     deadline_s: float = 30.0
     wait_first_s: float = 0.1
     wait_max_s: float = 5.0
-    tell_after_s: float = 2.0  # about as long as a person waits without a sign of progress
+    warn_after_s: float = 2.0  # about as long as a person waits without a sign of progress
     sleep: Callable[[float], None] = time.sleep
     budget: RetryBudget = field(default_factory=RetryBudget, repr=False, compare=False)
 

@@ -130,7 +130,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TIERED_KEYS", f"one {base64.b64encode(bytes(32)).decode()}")
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(time, "time_ns", lambda: NOW * 1_000_000)
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=3)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_entries_min=3)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     (tmp_path / "bucket").mkdir()
     (tmp_path / "tiered.toml").write_text(FILE.replace("HOME", str(tmp_path)))

@@ -56,7 +56,7 @@ def make() -> None:
     from remote.manifest.page_out import PageRule
 
     rng = random.Random(20)
-    commit_protocol.PAGE_RULE = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+    commit_protocol.PAGE_RULE = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_entries_min=2)
     world = World()
     ring = Path("/tmp/first-release-ring")
     ring.write_text("first " + base64.b64encode(bytes(range(32))).decode() + "\n")

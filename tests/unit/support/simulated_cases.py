@@ -23,7 +23,7 @@ BASE = {
     "local.retention.ms": "1d",
     "remote.log.delete.grace.ms": "1d",
 }
-SMALL_PAGES = PageRule(manifest_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8)
+SMALL_PAGES = PageRule(manifest_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_entries_min=8)
 
 
 CASES: dict[str, dict[str, object]] = {
@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, object]] = {
     "compacted alone: nothing ever leaves, heads only grow": {"settings": {"cleanup.policy": "compact"}, "keys": 20},
     "a page of rows for half a dozen segments, read every five days": {
         "settings": {"retention.ms": "14d", "segment.bytes": "200000"},
-        "rule": PageRule(manifest_bytes_max=2000, page_rows_max=6, page_rows_min=4, kept_rows_min=8),
+        "rule": PageRule(manifest_bytes_max=2000, page_rows_max=6, page_rows_min=4, kept_entries_min=8),
         "reads_every_ms": 5 * DAY,
     },
     "compacted, retention by a size that the disk alone fills: the bucket is empty at times": {
@@ -125,7 +125,7 @@ MORE: dict[str, dict[str, object]] = {
     },
     "sixty pages of rows, read every three days": {
         "settings": {"retention.ms": "21d", "segment.bytes": "200000"},
-        "rule": PageRule(manifest_bytes_max=6000, page_rows_max=4, page_rows_min=2, kept_rows_min=4),
+        "rule": PageRule(manifest_bytes_max=6000, page_rows_max=4, page_rows_min=2, kept_entries_min=4),
         "reads_every_ms": 3 * DAY,
     },
 }

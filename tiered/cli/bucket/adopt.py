@@ -120,13 +120,13 @@ def adopt(
         )
         if dry_run:
             done = adopter.look()
-            _tell_problems(done)
+            _print_problems(done)
             session.say("nothing changed")
         while not (stop.is_set or dry_run):
             told.refresh()
             done = adopter.tick(now_ms(), should_stop=lambda: stop.is_set)
             figures.note(done, now_ms())
-            _tell_problems(done)
+            _print_problems(done)
             for each in done:
                 for start, end in each.lost:
                     click.echo(
@@ -160,7 +160,7 @@ def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
     return f"{format_bytes(sum(known))}{more}"
 
 
-def _tell_problems(done: Sequence[AdoptedPartition]) -> None:
+def _print_problems(done: Sequence[AdoptedPartition]) -> None:
     """Print one line for each cause."""
     from tiered.node.problem_groups import group_problems, problems_of
 

@@ -98,10 +98,10 @@ def fork(
     session.say(
         "nothing changed" if dry_run else f"next: tiered restore {fork_topic} --local none --take-over --to DIR"
     )
-    return _tell_missing(plan)
+    return _print_missing(plan)
 
 
-def _tell_missing(plan: ForkPlan) -> int:
+def _print_missing(plan: ForkPlan) -> int:
     """Print a line for each partition that the fork lacks; return the exit code."""
     for name in plan.missing:
         what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"

@@ -188,13 +188,13 @@ def _run(
                 should_stop=lambda: stop.is_set,
                 progress=_stage_progress(session),
             )
-    code = _told(session, result, job, stop, output)
+    code = _print_result(session, result, job, stop, output)
     if code == Exit.DONE:
         state.remove()
     return code
 
 
-def _told(session: Session, result: PipelineResult, job: str, stop: Stop, output: str) -> int:
+def _print_result(session: Session, result: PipelineResult, job: str, stop: Stop, output: str) -> int:
     from tiered.jobs.pipeline import State
 
     unfinished = (State.FAILED, State.LEFT_ALONE, State.DUE)
@@ -252,7 +252,7 @@ def _fleet(
 
 @contextmanager
 def _runner(
-    session: Session, told: str, on_spark: OnSpark, job_id: str, stop: Stop, *, is_here: bool
+    session: Session, description: str, on_spark: OnSpark, job_id: str, stop: Stop, *, is_here: bool
 ) -> Iterator[Runner]:
     if is_here and not is_submitted():
         from tiered.jobs.pipeline_job import Here
@@ -261,7 +261,7 @@ def _runner(
         return
     from tiered.spark.jobs.pipeline import SparkRunner
 
-    with spark_job(session, told, on_spark) as spark:
+    with spark_job(session, description, on_spark) as spark:
         if spark.conf.get("spark.speculation", "false") == "true":
             # A second attempt of a node's work would fail on the first one's lock, and its result would win.
             raise InvalidRequest(
@@ -271,10 +271,10 @@ def _runner(
 
 
 def _ask(fleet: Fleet) -> None:
-    told = f"{len(fleet.nodes)} nodes and the partitions of {fleet.bucket.url}"
+    description = f"{len(fleet.nodes)} nodes and the partitions of {fleet.bucket.url}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be processed: check with 'tiered pipeline plan', then add --yes")
-    click.confirm(f"process {told}? ('tiered pipeline plan' shows the work)", abort=True, err=True)
+        raise click.UsageError(f"{description} would be processed: check with 'tiered pipeline plan', then add --yes")
+    click.confirm(f"process {description}? ('tiered pipeline plan' shows the work)", abort=True, err=True)
 
 
 def _interrupted(stop: Stop) -> int:
@@ -287,15 +287,15 @@ def _stage_progress(session: Session) -> Callable[[Stage, int, int], None]:
     known: dict[Stage, int] = {}
     lines = Lines(session.say, every_s=_LINE_EVERY_S)
 
-    def tell(stage: Stage, done: int, everything: int) -> None:
+    def report(stage: Stage, done: int, everything: int) -> None:
         if progress.meter is not None:
             progress.expect(0 if stage in known else everything, "units")
             progress.advance(done - known.get(stage, 0))
             known[stage] = done
         elif progress.way != "none":
-            lines.tell(lambda: f"{stage}: {done} of {everything}", is_last=done == everything)
+            lines.report(lambda: f"{stage}: {done} of {everything}", is_last=done == everything)
 
-    return tell
+    return report
 
 
 def _where(each: Unit) -> str:

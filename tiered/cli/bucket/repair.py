@@ -90,7 +90,7 @@ def repair(
             rows += [_untouched(each, "failed") for each in done.failed]
             failed = done.failed
     print_result(Repaired(dry_run=dry_run, size_bytes=plan.size_bytes, repairs=rows), output)
-    _tell(session, plan, failed, dry_run=dry_run)
+    _print_summary(session, plan, failed, dry_run=dry_run)
     return Exit.CORRUPTION if plan.hopeless or failed else Exit.FINDINGS if todo and dry_run else Exit.DONE
 
 
@@ -117,7 +117,7 @@ def _left(plan: RepairPlan) -> list[RepairRow]:
     ]
 
 
-def _tell(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, dry_run: bool) -> None:
+def _print_summary(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, dry_run: bool) -> None:
     if dry_run and (plan.segments or plan.pages):
         session.say("nothing changed; next: tiered repair without --dry-run")
     elif plan.segments or plan.pages:

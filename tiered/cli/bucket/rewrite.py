@@ -373,10 +373,10 @@ def _run(
     if stop.is_set:
         session.say("interrupted; finished segments are committed, run the same command to resume")
         return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
-    return _told(session, done)
+    return _print_result(session, done)
 
 
-def _told(session: Session, done: Sequence[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
+def _print_result(session: Session, done: Sequence[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
     """Warn about work that is still due; return the exit code."""
     code = Exit.DONE
     for plan, outcome in done:

@@ -67,7 +67,7 @@ class RemoteAppend:
                     pause=lambda seconds: stop.wait(seconds),
                     timeout_ms=self._timeout_ms,
                     should_stop=lambda: stop.is_set,
-                    waiting=self._tell,
+                    waiting=self._print_summary,
                 )
         except LogError:
             self._session.say(self._kept())
@@ -93,7 +93,7 @@ class RemoteAppend:
                 f"running the command again would append the records twice: {' '.join(str(error).split())}"
             )
 
-    def _tell(self, left: Sequence[TopicPartition], trouble: LogError | None) -> None:
+    def _print_summary(self, left: Sequence[TopicPartition], trouble: LogError | None) -> None:
         names = ", ".join(map(str, left))
         told = " ".join(str(trouble).split())
         self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {told}")

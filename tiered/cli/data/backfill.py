@@ -162,7 +162,7 @@ def backfill(
             progress=_export_progress(session),
             **asked,
         )
-    _tell(session, result, output)
+    _print_summary(session, result, output)
     if result.is_complete:
         return Exit.DONE
     session.say(f"interrupted; resume with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
@@ -215,19 +215,19 @@ def _export_progress(session: Session) -> Callable[[int, int], None]:
     progress, lines = session.progress, Lines(session.say, every_s=_LINE_EVERY_S)
     is_expected = False
 
-    def tell(done: int, everything: int) -> None:
+    def report(done: int, everything: int) -> None:
         nonlocal is_expected
         if progress.meter is not None:
             progress.expect(0 if is_expected else everything, "bytes")
             is_expected = True
             progress.reach(done)
         elif progress.has_bars or progress.way == "plain":
-            lines.tell(lambda: f"exported {format_bytes(done)} of {format_bytes(everything)}")
+            lines.report(lambda: f"exported {format_bytes(done)} of {format_bytes(everything)}")
 
-    return tell
+    return report
 
 
-def _tell(session: Session, result: ExportResult, output: str) -> None:
+def _print_summary(session: Session, result: ExportResult, output: str) -> None:
     files = [ParquetFile.of(each) for each in result.files]
     print_result(Backfilled.of(result, job=result.job_id, files=files), output)
     size = format_bytes(result.size_bytes)

@@ -116,7 +116,7 @@ def consume(
         partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
         view_name = (view or VIEW) if read_compacted else None
         reader = _local_reader(source, isolation) if is_local else _reader(source, isolation, view_name)
-        _tell_lost(session, reader, partitions)
+        _print_lost(session, reader, partitions)
         if url is None and not is_local:
             session.report_served_alone(_problems(source), partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
@@ -173,7 +173,7 @@ def _local_reader(source: LogManager | RemoteLog, isolation: str) -> TieredReade
     return source.local_reader(Isolation(isolation))
 
 
-def _tell_lost(session: Session, reader: TieredReader, partitions: list[TopicPartition]) -> None:
+def _print_lost(session: Session, reader: TieredReader, partitions: list[TopicPartition]) -> None:
     """Print a line for each range that the log had lost before the view included it."""
     from tiered.read.view_reader import CompactedReader
 

@@ -120,7 +120,7 @@ def bench(
             now_ms=now_ms(),
             options=options,
             store=store,
-            on_measured=lambda each: _tell(session, each),
+            on_measured=lambda each: _print_summary(session, each),
             should_stop=lambda: stop.is_set,
         )
     print_result(_measured(report), output)
@@ -209,7 +209,7 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
         click.confirm("send them?", abort=True, err=True)
 
 
-def _tell(session: Session, each: Measured) -> None:
+def _print_summary(session: Session, each: Measured) -> None:
     session.progress.advance()
     session.say(f"measured: {each.name}")
 

@@ -16,7 +16,7 @@ from tiered.cli.session import Session
 from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
-    from tiered.demo.main_job import DemoResult, Tell
+    from tiered.demo.main_job import DemoResult, Report
 
 
 class DemoStep(Struct):
@@ -80,8 +80,8 @@ def demo(session: Session, directory: str | None, limit: int | None, no_spark: b
     from tiered.demo.main_job import run_demo
 
     root = os.path.abspath(directory or os.path.join(session.directory, "tiered-demo"))
-    with _progress(session) as tell:
-        result = run_demo(root, limit=limit, with_spark=not no_spark, tell=tell)
+    with _progress(session) as report:
+        result = run_demo(root, limit=limit, with_spark=not no_spark, report=report)
     done = Demo(_tiers(result), _bill(result), _steps(result))
     print_result(done, output)
     if output != "table":
@@ -93,7 +93,7 @@ def demo(session: Session, directory: str | None, limit: int | None, no_spark: b
 
 
 @contextmanager
-def _progress(session: Session) -> Iterator[Tell]:
+def _progress(session: Session) -> Iterator[Report]:
     """A bar for each step on a terminal, elsewhere a line at its start; on stderr."""
     if session.is_quiet:
         yield lambda name, share: None
@@ -108,12 +108,12 @@ def _progress(session: Session) -> Iterator[Tell]:
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
         tasks = {}
 
-        def tell(name: str, share: float) -> None:
+        def report(name: str, share: float) -> None:
             if name not in tasks:
                 tasks[name] = progress.add_task(name, total=None if share == 0 else 1)
             progress.update(tasks[name], total=1 if share else None, completed=share)
 
-        yield tell
+        yield report
 
 
 def _steps(result: DemoResult) -> list[DemoStep]:

@@ -64,7 +64,7 @@ def init(
     text = configuration(url, options, defaults)
     if dry_run:
         click.echo(text, nl=False)
-        _tell_ignored(session, broker_file, ignored)
+        _print_ignored(session, broker_file, ignored)
         session.say(f"would write {path}; nothing changed")
         return
     if bucket is not None:
@@ -75,7 +75,7 @@ def init(
     with open(path, "x", encoding="utf-8") as file:
         file.write(text)
     click.echo(path)
-    _tell_ignored(session, broker_file, ignored)
+    _print_ignored(session, broker_file, ignored)
     place = directory or session.directory
     session.say(f"next: tiered {'' if place == '.' else f'-C {shlex.quote(place)} '}topic create NAME")
 
@@ -90,7 +90,7 @@ def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
     return broker_settings(entries), without_effect(entries)
 
 
-def _tell_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
+def _print_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
     """Print a line for each broker setting that has no effect here."""
     for each in ignored:
         session.say(f"no effect: {each.entry.name} ({broker_file}:{each.entry.line}): {each.why}")

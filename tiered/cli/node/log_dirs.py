@@ -143,12 +143,12 @@ def _counting_up(advance: Callable[[int], None]) -> Callable[[int, int], None]:
     """Adapt a callback for totals: a segment cleaned during the copy is subtracted and copied again."""
     reached = 0
 
-    def tell(done: int, everything: int) -> None:
+    def report(done: int, everything: int) -> None:
         nonlocal reached
         advance(max(0, done - reached))
         reached = max(reached, done)
 
-    return tell
+    return report
 
 
 def _row(each: LogDirStatus) -> LogDirectory:

@@ -23,7 +23,7 @@ import click
 
 from local.errors import Fenced, InvalidRequest, LogError
 from tiered.cli.errors import Exit, one_line, worst
-from tiered.cli.node.web import Guard, guard_options, serving_pages
+from tiered.cli.node.web import AccessControl, access_options, serving_pages
 from tiered.cli.progress import progress_option
 from tiered.cli.progress_display import copy_progress
 from tiered.cli.session import Session, now_ms
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 @click.option("--dry-run", is_flag=True, help="Show what the next round would do, as 'tiered plan' does.")
 @click.option("--take-over", is_flag=True, help="Take the writer role back if another writer fenced this log.")
 @click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' about this manager at this address.")
-@guard_options
+@access_options
 @progress_option
 @click.pass_obj
 def run(
@@ -67,7 +67,7 @@ def run(
     dry_run: bool,
     take_over: bool,
     ui: str | None,
-    guard: Guard,
+    access: AccessControl,
 ) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
     if dry_run:
@@ -83,12 +83,12 @@ def run(
                 seen = Observations()
                 worker = _started(session, stack, seen, interval, is_once=once, takes_over=take_over)
                 if metrics is not None:
-                    stack.enter_context(_served(session, metrics, worker, seen, guard, by_partition=by_partition))
+                    stack.enter_context(_served(session, metrics, worker, seen, access, by_partition=by_partition))
                 if ui is not None:
                     from tiered.web.pages.site import Site
 
                     site = Site(worker.manager, now_ms)
-                    stack.enter_context(serving_pages(session, "--ui", ui, site.answer, guard))
+                    stack.enter_context(serving_pages(session, "--ui", ui, site.answer, access))
         except KeyboardInterrupt:
             if once or not stop.was_asked_once or stop.signal == signal.SIGINT:
                 raise
@@ -145,13 +145,13 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
         code = _work_off(session, worker, stop) if is_once else loop.work()
     service.stopping()
     worker.end(now_ms())
-    _tell(session, manager)
+    _print_summary(session, manager)
     return code
 
 
 @contextmanager
 def _served(
-    session: Session, address: str, worker: Worker, seen: Observations, guard: Guard, *, by_partition: bool
+    session: Session, address: str, worker: Worker, seen: Observations, access: AccessControl, *, by_partition: bool
 ) -> Iterator[None]:
     """Serve metrics over HTTP within the block."""
     from tiered.observe.metrics import Metrics
@@ -162,7 +162,7 @@ def _served(
     told = metrics_answer(lambda form: figures.text(now_ms(), form))
     answers = {"/metrics": told, "/health": health_answer(worker.problem_lines)}
     site = Site(worker.manager, now_ms)
-    server = MetricsServer(*parse_address(address), answers, site.answer, hosts=guard.hosts)
+    server = MetricsServer(*parse_address(address), answers, site.answer, hosts=access.hosts)
     server.start()
     has_pages = is_loopback(server.address[0])
     session.say(f"metrics at {server.root}metrics" + (f", pages at {server.root}" if has_pages else ""))
@@ -249,7 +249,7 @@ class _Loop:
             return self._read_ns  # an editor is replacing it
 
 
-def _tell(session: Session, manager: LogManager) -> None:
+def _print_summary(session: Session, manager: LogManager) -> None:
     errors = {str(name): problem for name, problem in manager.problems.items()}
     for group in group_problems(problems_of(manager.problems)):
         first, count = group.places[0], len(group.places)

@@ -199,7 +199,7 @@ def status(
             _print(report, sync, columns, by_partition, output)
         if sync is not None and output != "json":
             _print_sync(sync, output)
-        _tell(session, report, has_words=output == "table")
+        _print_summary(session, report, has_words=output == "table")
         if not report.topics and output == "table":
             session.say(_nothing_here(session))
         if check and not report.is_healthy:
@@ -268,7 +268,7 @@ def _print_sync(sync: list[TierSync], output: str) -> None:
             click.echo(f"! {each.topic}/{each.partition}: {each.problem}", err=True)
 
 
-def _tell(session: Session, report: StatusReport, *, has_words: bool) -> None:
+def _print_summary(session: Session, report: StatusReport, *, has_words: bool) -> None:
     """Print a line for each cause of problems, even with -q: stdout does not have them."""
     for each in group_status_problems(report.problems, report.now_ms):
         click.echo(f"! {_line(each, report)}", err=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class AccessControl:
     """Access control and encryption of the pages: token and certificate files, and names of this server."""
 
     token_file: str | None = None
@@ -42,8 +42,8 @@ class Guard:
         return None
 
 
-def guard_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Add the options of a `Guard`, passed as `guard`."""
+def access_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add the options of a `AccessControl`, passed as `access`."""
 
     @wraps(command)
     def guarded(
@@ -54,8 +54,8 @@ def guard_options(command: Callable[..., object]) -> Callable[..., object]:
         tls_key: str | None,
         **more: object,
     ) -> object:
-        guard = Guard(token_file=token_file, hosts=hosts, tls_cert=tls_cert, tls_key=tls_key)
-        return command(*given, guard=guard, **more)
+        access = AccessControl(token_file=token_file, hosts=hosts, tls_cert=tls_cert, tls_key=tls_key)
+        return command(*given, access=access, **more)
 
     file, key = click.Path(), "Name the file of the key; default: the file of the certificate."
     for option in (
@@ -78,9 +78,9 @@ def guard_options(command: Callable[..., object]) -> Callable[..., object]:
     show_default=True,
     help="Set the address; without a host on loopback.",
 )
-@guard_options
+@access_options
 @click.pass_obj
-def web(session: Session, listen: str, guard: Guard) -> int:
+def web(session: Session, listen: str, access: AccessControl) -> int:
     """Pages for a browser: topics, segments, the plan, what it costs and would cost, compaction, what is stuck.
 
     Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on
@@ -97,7 +97,7 @@ def web(session: Session, listen: str, guard: Guard) -> int:
     known = ManifestMemoryCache(counted_ms)
     looks = ManagerCache(config, lambda: _look(session, known), now_ms, lambda: _look(session, is_alone=True))
     try:
-        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(looks, now_ms).answer, guard):
+        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(looks, now_ms).answer, access):
             stop.wait(None)
     finally:
         looks.close()
@@ -105,7 +105,7 @@ def web(session: Session, listen: str, guard: Guard) -> int:
 
 
 @contextmanager
-def serving_pages(session: Session, option: str, listen: str, pages: Pages, guard: Guard) -> Iterator[None]:
+def serving_pages(session: Session, option: str, listen: str, pages: Pages, access: AccessControl) -> Iterator[None]:
     """Serve the pages at the address from `option` within the block.
 
     The address and a generated token are printed on stderr. Raises InvalidRequest for an unusable address and for a
@@ -116,14 +116,14 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, guar
     from tiered.web.http.server import WebServer
 
     host, port = parse_address(listen)
-    gate, made = _gate(guard, is_open=not is_loopback(host))
-    server = WebServer(host, port, pages, gate, option=option, tls=guard.tls)
+    gate, made = _gate(access, is_open=not is_loopback(host))
+    server = WebServer(host, port, pages, gate, option=option, tls=access.tls)
     server.start()
     try:
         session.say(f"pages at {server.root} until Ctrl-C")
         if made is not None:
             click.echo(f"token: {made}", err=True)
-        if gate.wants_token and guard.tls is None and not is_loopback(host):
+        if gate.wants_token and access.tls is None and not is_loopback(host):
             session.say("the connection is not encrypted: use --tls-cert, or a proxy with TLS or a tunnel")
         yield
     finally:
@@ -140,7 +140,7 @@ def _look(session: Session, known: ManifestMemoryCache | None = None, *, is_alon
     return LogManager.open(config, now_ms=now_ms(), read_only=True, store=store, known=known)
 
 
-def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:
+def _gate(access: AccessControl, *, is_open: bool) -> tuple[Gate, str | None]:
     """Return the gate, and the token if one was generated.
 
     Raises NotFound and InvalidRequest for a file without a token.
@@ -149,9 +149,9 @@ def _gate(guard: Guard, *, is_open: bool) -> tuple[Gate, str | None]:
 
     from tiered.web.http.gate import Gate, own_names
 
-    names = [*guard.hosts, *(own_names() if is_open else ())]
-    if guard.token_file is not None:
-        return Gate(token=_token_in(guard.token_file), hosts=names), None
+    names = [*access.hosts, *(own_names() if is_open else ())]
+    if access.token_file is not None:
+        return Gate(token=_token_in(access.token_file), hosts=names), None
     made = secrets.token_urlsafe(24) if is_open else None
     return Gate(token=made, hosts=names), made
 

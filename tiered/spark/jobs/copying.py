@@ -71,10 +71,12 @@ def copy(
         job = _Job(store, to, plans, now_ms)
         packs = packed(list(job.work()), lambda each: each[3].entry.size_bytes, task_bytes)
         due = (pack for pack in map(job.wanted, packs) if pack)
-        told = f"copying {sum(len(plan.entries) for plan in plans)} segments of {len(plans)} partitions to {to.url}"
+        description = (
+            f"copying {sum(len(plan.entries) for plan in plans)} segments of {len(plans)} partitions to {to.url}"
+        )
         do = _copying(source, target, chunk_bytes)
         waves = in_task_batches(
-            spark, told, due, do, wave_tasks=wave_tasks, total=len(packs), group=job_id, should_stop=should_stop
+            spark, description, due, do, wave_tasks=wave_tasks, total=len(packs), group=job_id, should_stop=should_stop
         )
         for wave in waves:
             job.commit([each for results in wave for each in results])

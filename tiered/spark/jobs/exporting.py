@@ -142,9 +142,9 @@ def export(
         tasks = [
             _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
         ]
-        work, told = _writing(target, asked, codec), f"exporting to {store.url}, job {job.job_id}"
+        work, description = _writing(target, asked, codec), f"exporting to {store.url}, job {job.job_id}"
         group = f"tiered-export-{job.job_id}"
-        waves = in_task_batches(spark, told, tasks, work, wave_tasks=step, group=group, should_stop=should_stop)
+        waves = in_task_batches(spark, description, tasks, work, wave_tasks=step, group=group, should_stop=should_stop)
         for number, results in enumerate(waves):
             through = min(len(splits), (number + 1) * step)
             following = splits[through] if through < len(splits) else None
@@ -307,8 +307,11 @@ class _Job:
         for split in splits:
             if (split.topic, split.partition) != left:
                 reached[split.topic, split.partition] = split.next_offset
-        told = {"reached": [(*name, offset) for name, offset in reached.items()], "files": [asdict(f) for f in files]}
-        self._store.put(self._key(f"wave-{len(self.waves):06d}.json"), json.dumps(told).encode())
+        description = {
+            "reached": [(*name, offset) for name, offset in reached.items()],
+            "files": [asdict(f) for f in files],
+        }
+        self._store.put(self._key(f"wave-{len(self.waves):06d}.json"), json.dumps(description).encode())
         self._reached.update(reached)
         self.waves.append(tuple(files))
 
@@ -316,8 +319,8 @@ class _Job:
         files = tuple(file for wave in self.waves for file in wave)
         result = ExportResult(job_id=self.job_id, is_complete=is_complete, files=files)
         if is_complete:
-            told = {"files": len(files), "records": result.records, "size_bytes": result.size_bytes}
-            self._store.put(self._key("complete.json"), json.dumps(told).encode())
+            description = {"files": len(files), "records": result.records, "size_bytes": result.size_bytes}
+            self._store.put(self._key("complete.json"), json.dumps(description).encode())
         return result
 
     def _key(self, name: str) -> str:

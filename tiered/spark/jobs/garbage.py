@@ -65,9 +65,9 @@ def list_garbage(
 
     def lists() -> Iterator[GarbageList]:
         nonlocal done
-        told = f"finding orphans of {len(names)} partitions"
+        description = f"finding orphans of {len(names)} partitions"
         for wave in in_task_batches(
-            spark, told, packs, search, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop
+            spark, description, packs, search, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop
         ):
             for found in wave:
                 yield decode_garbage(found, "a task's")
@@ -108,8 +108,10 @@ def delete_garbage(
             wanted = decode_garbage(part, "a task's")
             return delete_here(store, wanted, now_ms=moment, grace_ms=grace_ms, uploads=_uploads(bucket))
 
-    told = f"deleting orphans of {len(parts)} partitions"
-    waves = in_task_batches(spark, told, lists, delete, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop)
+    description = f"deleting orphans of {len(parts)} partitions"
+    waves = in_task_batches(
+        spark, description, lists, delete, wave_tasks=wave_tasks, group=job_id, should_stop=should_stop
+    )
     done = [each for wave in waves for each in wave]
     return Deleted(
         entries=tuple(entry for each in done for entry in each.entries),

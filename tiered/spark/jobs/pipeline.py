@@ -38,10 +38,10 @@ class SparkRunner:
     ) -> None:
         self._spark, self._job_id, self._wave_tasks, self._should_stop = spark, job_id, wave_tasks, should_stop
 
-    def waves(self, told: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
+    def run_in_batches(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
         return in_task_batches(
             self._spark,
-            told,
+            description,
             work,
             do,
             wave_tasks=self._wave_tasks,

@@ -70,12 +70,14 @@ def rewrite(
     """
     with bucket.opened() as store:
         job = _Job(store, plans, now_ms)
-        told = f"rewriting {sum(len(plan.groups) for plan in plans)} groups of segments in {len(plans)} partitions"
+        description = (
+            f"rewriting {sum(len(plan.groups) for plan in plans)} groups of segments in {len(plans)} partitions"
+        )
         packs = packed(list(job.work()), lambda each: each[2].size_bytes, task_bytes)
         due = (pack for pack in map(job.wanted, packs) if pack)
         do = _rewriting(bucket, target or bucket, chunk_bytes)
         waves = in_task_batches(
-            spark, told, due, do, wave_tasks=wave_tasks, total=len(packs), group=job_id, should_stop=should_stop
+            spark, description, due, do, wave_tasks=wave_tasks, total=len(packs), group=job_id, should_stop=should_stop
         )
         for wave in waves:
             job.commit([each for results in wave for each in results], progress)

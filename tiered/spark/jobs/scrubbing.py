@@ -89,9 +89,9 @@ def scrub_partitions(
             for result in done.values():
                 progress(result.read_bytes)
             due = packed([job for job in plan.jobs if job.identity not in done], lambda job: job.read_bytes, task_bytes)
-            told = f"scrubbing {len(plan.jobs)} segments"
+            description = f"scrubbing {len(plan.jobs)} segments"
             for wave in in_task_batches(
-                spark, told, due, _reading(bucket), wave_tasks=wave_tasks, should_stop=should_stop
+                spark, description, due, _reading(bucket), wave_tasks=wave_tasks, should_stop=should_stop
             ):
                 for result in (result for task in wave for result in task):
                     done[result.name] = result

@@ -45,11 +45,11 @@ class WebServer(ServerInThread):
             Route("/login", page_routes.take_token, methods=["POST"]),
             Route("/{path:path}", page_routes.show, methods=["GET"]),
         ]
-        made = application(routes, [Middleware(_Guard, gate=gate, guesses=guesses)])
+        made = application(routes, [Middleware(_AccessMiddleware, gate=gate, guesses=guesses)])
         super().__init__(host, port, made, name="tiered-web", option=option, tls=tls)
 
 
-class _Guard:
+class _AccessMiddleware:
     """Middleware: pass a request to its route, or refuse it."""
 
     def __init__(self, app: ASGIApp, gate: Gate, guesses: _Guesses) -> None:
@@ -69,7 +69,7 @@ class _Guard:
         if self._gate.may_see(request.headers):
             return None
         if "Authorization" in request.headers:
-            self._guesses.tell(request)
+            self._guesses.count_wrong_token(request)
         return _question(None)
 
 
@@ -94,7 +94,7 @@ class _PageRoutes:
         if body is None:
             return page(HTTPStatus.BAD_REQUEST, "Invalid request", [tag("p", "This is not a token.")])
         if not self._gate.is_token(self._gate.token_of(body)):
-            self._guesses.tell(request)
+            self._guesses.count_wrong_token(request)
             return _question("Wrong token.")
         headers = {"Location": "/", "Set-Cookie": self._gate.cookie(is_encrypted=request.url.scheme == "https")}
         return Response(None, HTTPStatus.SEE_OTHER, headers=headers)
@@ -106,7 +106,7 @@ class _Guesses:
     def __init__(self) -> None:
         self._count = 0
 
-    def tell(self, request: Request) -> None:
+    def count_wrong_token(self, request: Request) -> None:
         self._count += 1
         if str(self._count).strip("0") == "1":
             client = request.client.host if request.client is not None else None

@@ -19,7 +19,7 @@ from local.index import index_files
 from local.log import Log, producer_snapshot
 from local.log.producer_snapshot import ProducerEntry
 from local.log.producer_state import Producer, ProducerState
-from local.log.read_only_open import PAUSES_S, look
+from local.log.read_only_open import PAUSES_S, load_read_only
 from local.names import DELETED, LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, SWAP, TIME_INDEX, segment_file
 from local.records.isolation import Isolation
 from local.storage import DiskStorage, FileFacts
@@ -307,7 +307,7 @@ def test_a_listing_that_missed_a_renamed_segment_is_repeated(at: int, number: in
     bases = [each.base_offset for each in log.segments()]
     disk.gone, disk.listings = (segment_file(bases[number], LOG), at), 0
     pauses: list[float] = []
-    found = look(disk, "./t-0", 0, pause=pauses.append)
+    found = load_read_only(disk, "./t-0", 0, pause=pauses.append)
     assert [each.base_offset for each in found.segments] == bases
     assert found.next_offset == len(sent)
     assert len(pauses) == 1
@@ -319,7 +319,7 @@ def test_a_new_last_segment_needs_no_second_listing() -> None:
     fill(log, 300)
     log.flush()
     disk.gone, disk.listings = (segment_file(log.segments()[-1].base_offset, LOG), 1), 0
-    assert look(disk, "./t-0", 0, pause=pytest.fail).next_offset == 300
+    assert load_read_only(disk, "./t-0", 0, pause=pytest.fail).next_offset == 300
 
 
 def test_a_read_only_open_waits_for_a_running_swap_and_refuses_an_interrupted_one() -> None:
@@ -331,9 +331,9 @@ def test_a_read_only_open_waits_for_a_running_swap_and_refuses_an_interrupted_on
     disk.rename(path, path + SWAP)
     pauses: list[float] = []
     with pytest.raises(Unavailable, match="swap"):
-        look(disk, "./t-0", 0, pause=pauses.append)
+        load_read_only(disk, "./t-0", 0, pause=pauses.append)
     assert pauses == list(PAUSES_S)
-    assert look(disk, "./t-0", 0, pause=lambda s: disk.rename(path + SWAP, path)).next_offset == 300
+    assert load_read_only(disk, "./t-0", 0, pause=lambda s: disk.rename(path + SWAP, path)).next_offset == 300
 
 
 def test_a_snapshot_with_two_open_transactions_at_one_offset_does_not_break_the_log() -> None:

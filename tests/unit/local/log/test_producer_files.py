@@ -292,7 +292,7 @@ def test_a_read_only_log_computes_the_last_stable_offset_and_deletes_nothing() -
     end(log, 3, commit=True)
     effects = disk.effects
     assert onlooker.last_stable_offset == before[1]
-    onlooker.look_again()
+    onlooker.reload_files()
     assert onlooker.last_stable_offset == log.next_offset == 11
     assert disk.effects == effects
 

@@ -14,7 +14,7 @@ from local.format.record import Record
 from local.index.sealed_indexes import LOOKING
 from local.log import Log
 from local.log.producer_state import Producer
-from local.log.read_only_open import found_segment, look, trim_to_whole_batches
+from local.log.read_only_open import found_segment, load_read_only, trim_to_whole_batches
 from local.records.batch import encode_batch
 from local.segment.segment import Segment
 from local.settings import LogSettings
@@ -35,7 +35,7 @@ def _written(count: int = 200) -> ModelDisk:
 
 def _seen(disk: ModelDisk) -> tuple[int, int, int | None]:
     """(next offset, size, largest timestamp) of the only segment, from a read-only open."""
-    loaded = look(disk, "./t-0", 0)
+    loaded = load_read_only(disk, "./t-0", 0)
     (segment,) = loaded.segments
     return loaded.next_offset, segment.size_bytes, segment.max_timestamp_ms
 
@@ -167,7 +167,7 @@ def test_a_read_only_open_asks_for_file_facts_of_log_files_only() -> None:
     disk = Watched()
     fill(open_log(disk), 300)
     told.clear()
-    bases = [segment.base_offset for segment in look(disk, "./t-0", 0).segments]
+    bases = [segment.base_offset for segment in load_read_only(disk, "./t-0", 0).segments]
     assert sorted(told) == [names.segment_file(base, names.LOG) for base in bases]
     assert len(disk.list("./t-0")) > 3 * len(told) > 9
 
@@ -202,10 +202,10 @@ def test_the_fast_walk_of_a_damaged_log_finds_the_same_end_as_a_scan() -> None:
 
 def test_the_largest_timestamp_of_a_read_only_segment_is_read_on_first_use() -> None:
     disk = _written()
-    segment: Segment = look(disk, "./t-0", 0).segments[-1]
+    segment: Segment = load_read_only(disk, "./t-0", 0).segments[-1]
     assert segment.max_timestamp_ms == _scanned(disk)[2] == 5199
     disk.unlink(TIMES)
-    assert look(disk, "./t-0", 0).segments[-1].max_timestamp_ms == 5199
+    assert load_read_only(disk, "./t-0", 0).segments[-1].max_timestamp_ms == 5199
 
 
 def _producers_seen(disk: ModelDisk, log: Log) -> None:

@@ -9,7 +9,7 @@ from local.errors import Corrupt
 from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition, deleted_directory, future_directory
 from local.verify.findings import Severity
-from local.verify.log_dir_checks import check_together
+from local.verify.log_dir_checks import check_log_dirs
 
 A, B = "./a", "./b"
 NAME = TopicPartition("t", 0)
@@ -20,7 +20,7 @@ def found(*paths: str) -> list[tuple[Severity, str]]:
     disk = ModelDisk()
     for path in paths:
         disk.make_directory(path)
-    return [(each.severity, each.path) for each in check_together(disk, (A, B, "./away"))]
+    return [(each.severity, each.path) for each in check_log_dirs(disk, (A, B, "./away"))]
 
 
 def test_each_partition_once_and_a_move_in_progress_give_no_finding() -> None:
@@ -61,4 +61,4 @@ def test_a_move_that_ends_between_two_listings_gives_no_finding() -> None:
             next(steps, lambda: None)()
             return disk.list(path)
 
-    assert check_together(Moving(), (A, B)) == []  # type: ignore[arg-type]
+    assert check_log_dirs(Moving(), (A, B)) == []  # type: ignore[arg-type]

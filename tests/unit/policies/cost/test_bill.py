@@ -23,7 +23,7 @@ MIB = 1 << 20
 def facts(**more):
     lying = {"data": {"STANDARD": stored_of([GIB] * 100, BUILT_IN)}}
     lying |= {name: more.pop(name) for name in ("data", "small_bytes", "waiting_bytes") if name in more}
-    return TopicFacts(**{"topic": "t", "lying": StorageUsage(**lying), "period_ms": 30 * DAY, **more})
+    return TopicFacts(**{"topic": "t", "usage": StorageUsage(**lying), "period_ms": 30 * DAY, **more})
 
 
 def test_the_bills_of_two_topics_add_up_to_the_bill_of_their_common_bucket():
@@ -92,7 +92,7 @@ def test_an_empty_topic_costs_nothing():
 
 
 def test_the_report_counts_every_segment_entry_including_those_in_pages(monkeypatch):
-    rule = PageRule(manifest_bytes_max=1200, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
+    rule = PageRule(manifest_bytes_max=1200, page_rows_max=8, page_rows_min=2, kept_entries_min=2)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open() as manager:

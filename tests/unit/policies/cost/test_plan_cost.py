@@ -10,7 +10,7 @@ from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, 
 
 from local.errors import LogError
 from policies import invariants, manifest_collection
-from policies.cost.plan_bill import bill_changes, gone
+from policies.cost.plan_bill import bill_changes, removed_usage
 from policies.cost.plan_cost import plan_cost
 from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import GIB, monthly_storage
@@ -79,10 +79,10 @@ def test_every_plan_of_a_topic_sends_the_requests_it_was_priced_for(settings):
 
 
 def test_plans_with_pages_and_manifest_deletions_are_priced_by_their_requests(monkeypatch):
-    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", 3)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_RETAINED", 3)
     monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", 2)
-    monkeypatch.setattr(invariants, "MANIFESTS_KEPT_MIN", 3)
-    rule = PageRule(manifest_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_rows_min=2)
+    monkeypatch.setattr(invariants, "MANIFESTS_RETAINED_MIN", 3)
+    rule = PageRule(manifest_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_entries_min=2)
     world, kinds = World(), set()
     with world.open() as manager:
         manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
@@ -124,7 +124,7 @@ def test_prices_of_a_plan_agree_with_the_status_report_before_and_after_it(monke
     table = replace(BUILT_IN, classes={"STANDARD": replace(BUILT_IN.of("STANDARD"), storage_bands=bands)})
     (tmp_path / "prices.json").write_text(json.dumps(price_rows(table)))
     if in_pages:
-        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world, kinds, waited = World(), set(), 0.0
     with world.open(cost_prices=str(tmp_path / "prices.json")) as manager:
@@ -161,21 +161,23 @@ def test_each_line_is_priced_in_the_band_that_it_fills_or_empties():
     table = replace(BUILT_IN, classes={"STANDARD": replace(BUILT_IN.of("STANDARD"), storage_bands=bands)})
     half = StorageUsage(data={"STANDARD": stored_of([GIB // 2], table)})
     there = [half, half]  # the first band is full
-    assert list(bill_changes(there, [half, StorageUsage(), gone([half], table), gone([half], table)], table)) == [
+    assert list(
+        bill_changes(there, [half, StorageUsage(), removed_usage([half], table), removed_usage([half], table)], table)
+    ) == [
         pytest.approx(0.5),
         0.0,
         pytest.approx(-0.5),
         pytest.approx(-1.5),
     ]
     waiting = StorageUsage(waiting_bytes=GIB)
-    assert list(bill_changes([*there, waiting], [gone([waiting], table)], table)) == [pytest.approx(-1.0)]
+    assert list(bill_changes([*there, waiting], [removed_usage([waiting], table)], table)) == [pytest.approx(-1.0)]
 
 
 def test_bill_changes_of_small_objects_use_the_minimum_billed_size():
     tiny = StorageUsage(data={"STANDARD_IA": stored_of([1000], BUILT_IN)})
     floor = monthly_storage(BUILT_IN.of("STANDARD_IA").min_bytes, BUILT_IN.of("STANDARD_IA"))
     assert (
-        list(bill_changes([tiny, tiny], [gone([tiny], BUILT_IN), gone([tiny], BUILT_IN)], BUILT_IN))
+        list(bill_changes([tiny, tiny], [removed_usage([tiny], BUILT_IN), removed_usage([tiny], BUILT_IN)], BUILT_IN))
         == [pytest.approx(-floor)] * 2
     )
 
@@ -218,7 +220,7 @@ def test_a_priced_plan_converts_to_a_data_frame():
 @pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
 def test_a_disabled_remote_tier_is_priced_once_and_then_costs_nothing(monkeypatch, in_pages):
     if in_pages:
-        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
     world, kinds = World(), []
@@ -313,12 +315,12 @@ def test_a_removal_larger_than_the_estimate_does_not_reduce_the_price_of_later_l
     half = StorageUsage(data={"STANDARD": stored_of([GIB // 2], BUILT_IN)})
     whole = StorageUsage(data={"STANDARD": stored_of([GIB], BUILT_IN)})
     price = BUILT_IN.of("STANDARD").storage_bands[0][1]
-    changes = list(bill_changes([half], [gone([whole], BUILT_IN), half], BUILT_IN))
+    changes = list(bill_changes([half], [removed_usage([whole], BUILT_IN), half], BUILT_IN))
     assert changes == [pytest.approx(-price / 2), pytest.approx(price / 2)]
 
 
 def test_a_page_with_known_entries_includes_the_rest_of_their_minimum_durations(monkeypatch):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open(remote_storage_class="GLACIER_IR") as manager:
@@ -341,7 +343,7 @@ def test_a_page_with_known_entries_includes_the_rest_of_their_minimum_durations(
 def test_entries_of_a_known_page_are_priced_in_the_class_of_the_bill(monkeypatch):
     """Until a page of an older manifest is read, it is assumed to have the class of the newest entry. Its entries may
     differ."""
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=9, page_rows_min=4, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=9, page_rows_min=4, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open() as manager:
@@ -387,7 +389,7 @@ def test_with_unreadable_prices_reports_omit_dollars_and_show_the_rest(tmp_path,
             cost_report(manager, at)
     assert priced.plan == known.plan
     assert priced.prices is report.prices is None
-    assert priced.basis["prices"] == "not known"
+    assert priced.basis["prices"] == "unknown"
     assert priced.cost.then_bytes == known.cost.then_bytes
     for entry in [*map(decision_row, priced.cost.lines), *total_rows(priced.cost.lines)]:
         assert {entry[name] for name in ("once", "dollars_per_month")} == {None}
@@ -395,7 +397,7 @@ def test_with_unreadable_prices_reports_omit_dollars_and_show_the_rest(tmp_path,
     assert (entry["dollars_per_month"], status_facts(report).prices) == (None, None)
     assert entry["remote_bytes"] == sum(each.stored_bytes for each in known.snapshots[0].remote)
     assert [status for status, _, _ in pages] == [200] * 5
-    assert all("cannot be read" in body for _, _, body in pages[:2])
+    assert all("the prices are unreadable" in body for _, _, body in pages[:2])
     assert "NaN" not in "".join(body for _, _, body in pages)
     assert "nan" not in json.loads(pages[-1][2])["decisions"][0].values()
     assert caplog.text.count("dollars are not shown") >= 2

@@ -130,7 +130,7 @@ def test_an_upload_without_a_commit_is_an_orphan_after_the_next_takeover() -> No
 
 def test_pages_in_a_manifest_are_named_and_a_page_without_one_is_an_orphan() -> None:
     store = MemoryStore()
-    log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_rows_min=1))
+    log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_entries_min=1))
     entries = [_entry(at * 10) for at in range(6)]
     _put(store, *entries)
     for each in entries:
@@ -167,7 +167,7 @@ def test_objects_of_a_pinned_manifest_are_no_orphans_until_the_pin_expires() -> 
 
 def test_an_unreadable_manifest_or_page_raises_corrupt_and_gives_no_orphans() -> None:
     store = MemoryStore()
-    log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_rows_min=1))
+    log = _opened(store, rule=PageRule(manifest_bytes_max=300, page_rows_min=1, kept_entries_min=1))
     entries = [_entry(at * 10) for at in range(4)]
     _put(store, *entries, _entry(50))
     for each in entries:

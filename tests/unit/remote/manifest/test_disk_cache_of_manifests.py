@@ -25,7 +25,7 @@ from remote_samples import ulid_of
 
 PREFIX = f"orders-{'A' * 22}/0/"
 PARTITION = {"topic": "orders", "topic_id": "A" * 22, "partition": 0}
-RULE = PageRule(manifest_bytes_max=1, page_rows_max=8, page_rows_min=8, kept_rows_min=2)
+RULE = PageRule(manifest_bytes_max=1, page_rows_max=8, page_rows_min=8, kept_entries_min=2)
 
 
 def filled(store, count=30):

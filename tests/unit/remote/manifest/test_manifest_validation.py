@@ -225,7 +225,7 @@ def paged():
     """A store with the objects of eight entries, the older ones in pages, and the writer's log."""
     store = MemoryStore()
     log = MetadataLog(
-        store, PREFIX, rule=PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
+        store, PREFIX, rule=PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_entries_min=2)
     )
     become_writer(log)
     for at in range(8):

@@ -21,7 +21,7 @@ from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 
 ID = "A" * 22
-RULE = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_rows_min=1)
+RULE = PageRule(manifest_bytes_max=1, page_rows_max=4, page_rows_min=2, kept_entries_min=1)
 
 
 def filled(store, partition=0, entries=33, rule=RULE, epochs=lambda number: ((0, number * 10),)):
@@ -133,7 +133,7 @@ def test_readers_that_waited_for_a_failed_get_read_by_themselves():
 
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_a_page_reference_lists_at_most_the_allowed_number_of_epochs(most):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=100, page_rows_min=80, kept_rows_min=1, epochs_max=most)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=100, page_rows_min=80, kept_entries_min=1, epochs_max=most)
     manifest = filled(MemoryStore(), entries=200, rule=rule, epochs=lambda number: ((number, number * 10),))
     assert manifest.pages
     assert max(len(page.epochs) for page in manifest.pages) == most
@@ -161,7 +161,7 @@ def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_
         entries.append(entry(f"U{len(entries)}", base, base + size, epochs=tuple(epochs)))
         reached = base + size
     store, rule = MeteredStore(MemoryStore()), PageRule(
-        manifest_bytes_max=1, page_rows_max=4, page_rows_min=1, kept_rows_min=2, epochs_max=1 + epochs_max
+        manifest_bytes_max=1, page_rows_max=4, page_rows_min=1, kept_entries_min=2, epochs_max=1 + epochs_max
     )  # fmt: skip
     log = MetadataLog(store, partition_prefix("t", ID, 0), rule=rule)
     log.become_writer("w", 1, topic="t", topic_id=ID, partition=0)

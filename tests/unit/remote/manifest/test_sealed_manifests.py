@@ -47,7 +47,7 @@ from tiered.read.bucket_reader import RemoteLog
 KEYS = {"one": bytes(range(32)), "two": bytes(range(32, 64))}
 RING = KeyRing(KEYS)
 STRICT = KeyRing(KEYS, required=("t",))
-SMALL = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+SMALL = PageRule(manifest_bytes_max=1500, page_rows_max=4, page_rows_min=1, kept_entries_min=2)
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 

@@ -129,11 +129,11 @@ def test_plain_progress_line_appears_every_ten_seconds_with_rate_and_time_left(
 def test_restarted_copy_counts_only_beyond_its_previous_progress() -> None:
     lines, seconds = list[str](), itertools.count()
     meter = Meter("run", lines.append, lambda: float(next(seconds)))
-    tell = CopyEvents(meter).tell
+    report = CopyEvents(meter).report
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
     for done in (10, 40, 0, 10, 50, 100, 100):
-        tell(first, 0, done, 100)
-        tell(second, 0, done // 2, 50)
+        report(first, 0, done, 100)
+        report(second, 0, done // 2, 50)
     meter.end()
     last = events_of("".join(lines), "run")[-1]
     assert (last["done"], last["total"]) == (150, 150)

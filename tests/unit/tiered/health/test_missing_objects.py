@@ -57,7 +57,7 @@ class Forgetful:
 @pytest.fixture
 def world(monkeypatch):
     """A partition with many segments, the older ones in manifest pages."""
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_rows_min=2)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=3, kept_entries_min=2)
     monkeypatch.setattr("remote.manifest.commit_protocol.PAGE_RULE", rule)
     world = World()
     with world.open() as manager:

@@ -20,7 +20,7 @@ OPTIONS = TableOptions(now_ms=NOW + DAY)
 
 @pytest.fixture
 def world(monkeypatch):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     return World()
 

@@ -231,7 +231,7 @@ def _with_pages_to_delete() -> World:
 def test_process_killed_at_any_call_of_a_page_deletion_leaves_no_object(
     monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     for at in range(1000):
         world = _copy_of(_with_pages_to_delete())
@@ -256,7 +256,7 @@ def test_process_killed_at_any_call_of_a_page_deletion_leaves_no_object(
 def test_damaged_page_is_deleted_with_a_warning_and_its_objects_become_orphans(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damaged: str, how: str
 ) -> None:
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
     pages = sorted(info.key for info in world.store.list("") if "/meta/spill/" in info.key)
@@ -285,7 +285,7 @@ def test_damaged_page_is_deleted_with_a_warning_and_its_objects_become_orphans(
 
 
 def test_page_that_is_unavailable_for_a_moment_is_not_treated_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world, later = _copy_of(_with_pages_to_delete()), NOW + 2 * HOUR
     real = world.store.get

@@ -405,9 +405,9 @@ def test_reader_whose_view_was_deleted_during_the_read_must_start_again(world):
 def test_reader_with_a_collected_manifest_reads_the_newest_view(world, monkeypatch):
     """The manifests after the reader's own are deleted, so the next sequence number is free.
     A free number therefore does not prove that a manifest is the newest."""
-    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", 2)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_RETAINED", 2)
     monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", 1)
-    monkeypatch.setattr(invariants, "MANIFESTS_KEPT_MIN", 1)
+    monkeypatch.setattr(invariants, "MANIFESTS_RETAINED_MIN", 1)
     manager = ready(world)
     build(manager)
     with RemoteLog(world.store) as bucket:

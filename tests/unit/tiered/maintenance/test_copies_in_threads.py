@@ -233,7 +233,7 @@ def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
             store.let_go()
             assert manager.wait_for_tasks(LIMIT_S)
         assert "ZeroDivisionError" in str(manager.problems[NAME])
-        assert manager.partition(NAME).stopped is None
+        assert manager.partition(NAME).fatal_error is None
         _finish(manager, store)
         assert manager.problems == {}
         assert len(_manifest(manager).segments) == 3

@@ -161,7 +161,7 @@ def test_stopped_log_deletes_nothing_from_its_disk(world: World, stopped: Confli
             for each in held.log.segments()[:-1]
         ]
         assert drops
-        held.stopped = stopped
+        held.fatal_error = stopped
         (directory,) = manager._directory.online
         with pytest.raises(type(stopped)):
             apply_on_disk(

@@ -48,7 +48,7 @@ def world() -> World:
 def test_task_fetches_manifest_pages_before_it_takes_the_lock(
     world: World, monkeypatch: pytest.MonkeyPatch, *, is_away: bool
 ) -> None:
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)

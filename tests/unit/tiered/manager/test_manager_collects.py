@@ -27,9 +27,9 @@ DAY = 24 * HOUR
 
 @pytest.fixture(autouse=True)
 def few_heads(monkeypatch):
-    monkeypatch.setattr(manifest_collection, "MANIFESTS_KEPT", 3)
+    monkeypatch.setattr(manifest_collection, "MANIFESTS_RETAINED", 3)
     monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", 2)
-    monkeypatch.setattr(invariants, "MANIFESTS_KEPT_MIN", 3)
+    monkeypatch.setattr(invariants, "MANIFESTS_RETAINED_MIN", 3)
 
 
 def manifests(world):
@@ -121,7 +121,7 @@ def test_reader_with_a_collected_manifest_gets_out_of_range(monkeypatch: pytest.
     A 404 of the next manifest therefore does not prove that its own is the newest."""
     world = World()
     if in_pages:
-        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)

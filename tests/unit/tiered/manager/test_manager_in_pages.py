@@ -14,7 +14,9 @@ from remote.manifest.page_out import PageRule
 @pytest.fixture(autouse=True)
 def pages_of_three_rows(monkeypatch, world):
     monkeypatch.setattr(
-        commit_protocol, "PAGE_RULE", PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+        commit_protocol,
+        "PAGE_RULE",
+        PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1),
     )
 
 

@@ -391,7 +391,7 @@ def test_adoption_collects_old_manifests(tmp_path: Path, monkeypatch) -> None:
     """Each segment adds a manifest. Years of manifests would be listed and billed."""
     broker = Broker(tmp_path)
     side = Side(broker)
-    monkeypatch.setattr(adopting, "MANIFESTS_KEPT", 5)
+    monkeypatch.setattr(adopting, "MANIFESTS_RETAINED", 5)
     monkeypatch.setattr(adopting, "MANIFESTS_AT_ONCE", 5)
     for _ in range(30):
         broker.send(1)
@@ -612,7 +612,7 @@ def test_partitions_stopped_by_one_cause_are_one_line_with_their_count(capfd) ->
         problem = Unavailable("cannot store an object", object=f"orders-{number}/x.log", cause="timeout")
         done[number] = replace(done[number], problem=problem)
     done[7] = replace(done[7], problem=Corrupt("cannot decode a batch, crc differs", at=5))
-    adopt._tell_problems(done)
+    adopt._print_problems(done)
     assert capfd.readouterr().err.splitlines() == [
         "! 5 partitions (orders/0, orders/1, orders/2, ...): writing an object: cause=timeout",
         "! orders/7: cannot decode a batch, crc differs: at=5",

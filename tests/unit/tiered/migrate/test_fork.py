@@ -16,7 +16,7 @@ from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.format.record import StoredRecord
 from local.names import TopicPartition
 from remote.gc import fork_references
-from remote.gc.fork_references import forks_of, is_over, kept_by_forks
+from remote.gc.fork_references import forks_of, is_over, named_by_forks
 from remote.gc.orphans import find_orphans
 from remote.gc.pins import Pin, list_pins, pin_newest, release
 from remote.keys import parse_data_key
@@ -38,7 +38,7 @@ from tiered.read.bucket_reader import RemoteLog
 
 LATER = NOW + 3 * DAY  # after every grace period, and after the expiry of a fork's pin
 FORK = TopicPartition("f", 0)
-SMALL_PAGES = PageRule(manifest_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_rows_min=2)
+SMALL_PAGES = PageRule(manifest_bytes_max=900, page_rows_max=4, page_rows_min=1, kept_entries_min=2)
 
 
 def _world(count: int = 300, settings: dict[str, str] = TIERED) -> World:
@@ -526,7 +526,7 @@ def test_lookup_of_forks_sees_a_fork_made_during_the_lookup() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_references, "named_by_fork", named)
-        kept = kept_by_forks(world.store, home)
+        kept = named_by_forks(world.store, home)
     assert {home + key for key in kept} == _data(world.store)
 
 
@@ -547,7 +547,7 @@ def test_lapsed_pin_of_a_fork_with_a_deleted_page_blocks_no_deletion(monkeypatch
     assert ManifestChain(world.store, fork).read(pinned.sequence) == pinned
     assert not any(fork + page.key in world.store._objects for page in pinned.pages)
     paged_upto = max(page.next_offset for page in pinned.pages)
-    kept = [parse_data_key(key) for key in kept_by_forks(world.store, home)]
+    kept = [parse_data_key(key) for key in named_by_forks(world.store, home)]
     assert all(each is not None and each.base_offset >= paged_upto for each in kept)
     _empty_the_topic(world, LATER + 7 * DAY)
     left = [parse_data_key(key.removeprefix(home)) for key in _data(world.store)]
@@ -568,10 +568,10 @@ def test_lost_page_of_a_pinned_manifest_of_a_fork_prevents_deletions_by_its_sour
     with _manager_of_the_fork(world) as manager:
         manager.delete_records({FORK: -1}, now_ms=LATER)
         settle(manager, LATER)
-    kept_by_forks(world.store, home)
+    named_by_forks(world.store, home)
     world.store.delete([fork + pinned.pages[0].key])
     with pytest.raises(NotFound):
-        kept_by_forks(world.store, home)
+        named_by_forks(world.store, home)
 
 
 def test_appends_to_a_fork_have_leader_epochs_above_those_of_its_source() -> None:

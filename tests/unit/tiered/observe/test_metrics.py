@@ -22,7 +22,7 @@ from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.observe.exposition import Form, Sample, exposition, form_of
 from tiered.observe.metric_table import BY_NAME, METRICS, Kind
-from tiered.observe.metrics import KEPT_MS, Metrics
+from tiered.observe.metrics import CACHE_MS, Metrics
 from tiered.service.observations import Histogram, Observations, open_observed
 from tiered.service.worker import Worker
 from tiered.web.http import gate
@@ -320,7 +320,7 @@ def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
     monkeypatch.setattr(
         commit_protocol,
         "PAGE_RULE",
-        PageRule(manifest_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_rows_min=8),
+        PageRule(manifest_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_entries_min=8),
     )
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
@@ -354,8 +354,8 @@ def test_scrapes_at_the_same_time_share_one_result(world: World) -> None:
     with station.manager:
         first = station.metrics.text(NOW)
         station.worker.round(NOW)
-        assert station.metrics.text(NOW + KEPT_MS - 1) is first
-        assert station.metrics.text(NOW + KEPT_MS) != first
+        assert station.metrics.text(NOW + CACHE_MS - 1) is first
+        assert station.metrics.text(NOW + CACHE_MS) != first
         again = station.metrics.text(NOW + HOUR)
         assert station.metrics.text(NOW - HOUR) is not again, (
             "a clock that was set back must not extend the reuse of a result"

@@ -280,7 +280,7 @@ def test_disable_survives_a_failure_of_any_store_call(
     monkeypatch: pytest.MonkeyPatch, fault: Fault, in_pages: bool
 ) -> None:
     if in_pages:
-        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     whole, _ = _prepared()
     rehearsal = FaultStore(whole.store)
@@ -303,7 +303,7 @@ def test_command_asks_for_confirmation_before_it_disables_a_tier(
     assert invoke([*words, "topic", "create", "t", "-X", "remote.storage.enable=true"]) == 0
     off = [*words, "topic", "alter", "t", *(word for name, value in OFF.items() for word in ("-X", f"{name}={value}"))]
     assert invoke([*off]) == 2
-    assert "for good? say --yes" in capfd.readouterr().err
+    assert "for good? add --yes" in capfd.readouterr().err
     assert invoke([*words, "topic", "alter", "t", "-X", "retention.ms=1d"]) == 0, (
         "other settings must need no confirmation"
     )

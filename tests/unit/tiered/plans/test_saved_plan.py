@@ -126,7 +126,7 @@ def test_plan_for_a_later_moment_is_not_applied(world):
 
 
 def test_fingerprint_does_not_depend_on_which_entries_of_a_page_were_read(world, monkeypatch):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
         settle(manager)

@@ -142,7 +142,7 @@ def test_suspended_second_process_skips_no_record_that_the_first_dropped(world: 
         settle(first)
         _collect(first)
         expected = values(first.reader())
-        second.partition(NAME).log.look_again()
+        second.partition(NAME).log.reload_files()
         assert second.partition(NAME).log.local_log_start_offset > 100
         assert values(second.reader()) == expected
         second.close()

@@ -20,7 +20,7 @@ from tiered.health.view_verifying import verify_views
 from tiered.inspect.log_dir_usage import describe_log_dirs
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status
 from tiered.manager.manager import LogManager
-from tiered.read.view_places import look_after_views
+from tiered.read.view_places import maintain_views
 
 CATALOG = "./data/t-0/view-catalog"
 
@@ -485,7 +485,7 @@ def test_local_view_with_a_remote_twin_is_dropped_by_the_next_maintenance(world:
     world.disk.create(CATALOG).append(kept)
     with world.open() as again:
         assert compacted(again) == expected
-        look_after_views(again.partitions()[0], NOW)
+        maintain_views(again.partitions()[0], NOW)
         assert again.partitions()[0].local_views.known() == ()
 
 

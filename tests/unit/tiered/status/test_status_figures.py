@@ -13,7 +13,7 @@ from policy_samples import LOCAL, REMOTE, entry, local, snapshot
 from local.names import TopicPartition
 from policies.cost.prices import BUILT_IN, Prices, PriceTable
 from policies.cost.storage_cost import GIB, monthly_storage
-from policies.cost.storage_usage import StorageUsage, storage_dollars, stored_of, together, usage_of
+from policies.cost.storage_usage import StorageUsage, storage_dollars, stored_of, total_usage, usage_of
 from policies.decisions import CleanLog, CopySegment
 from policies.plan import plan
 from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
@@ -136,7 +136,7 @@ def test_price_bands_are_filled_by_the_whole_deployment():
     assert costs[0].total == pytest.approx(monthly_storage(80_000 * GIB) / 2)
     assert costs[1].total == pytest.approx(monthly_storage(80_000 * GIB) / 2 + 4.0)
     assert costs[2].total == 0
-    (whole,) = storage_dollars([together([large, second])], BUILT_IN)
+    (whole,) = storage_dollars([total_usage([large, second])], BUILT_IN)
     assert whole.total == pytest.approx(sum(each.total for each in costs))
 
 

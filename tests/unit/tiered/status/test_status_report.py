@@ -92,7 +92,7 @@ def test_overdue_upload_is_a_problem_that_names_the_missing_process(world: World
 @pytest.mark.parametrize("in_pages", [False, True], ids=["rows", "pages"])
 def test_pending_deletes_past_their_grace_period_are_overdue(world: World, monkeypatch, in_pages: bool) -> None:
     if in_pages:
-        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+        rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     settings = {**TIERED, "retention.ms": str(2 * DAY), "remote.log.delete.grace.ms": str(DAY)}
     with world.open() as manager:

@@ -261,7 +261,7 @@ def test_bytes_reconstructed_for_the_past_never_exceed_the_noted_bytes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks the lower bound for times before the first note, while pages are written and entries expire."""
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     was: list[tuple[int, int]] = []
     with world.open() as manager:

@@ -14,7 +14,7 @@ from remote.manifest.page_out import PageRule
 
 @pytest.fixture(autouse=True)
 def pages_of_two_rows(monkeypatch):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
 
 

@@ -131,7 +131,7 @@ def test_max_records_per_partition_limits_each_task(world):
 
 
 def test_plan_reads_only_the_manifest_pages_of_its_range(world, monkeypatch):
-    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     filled(world, 1500)
     assert read(world, plan(world)) == told(world)

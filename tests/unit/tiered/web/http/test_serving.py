@@ -300,18 +300,18 @@ def test_token_is_accepted_over_tls_only(certificate: Tls) -> None:
 
 
 def test_tls_options_of_the_command_enable_tls_and_report_it(certificate: Tls, tmp_path: Path, capfd) -> None:
-    from tiered.cli.node.web import Guard, serving_pages
+    from tiered.cli.node.web import AccessControl, serving_pages
     from tiered.cli.session import Session
 
     (tmp_path / "token").write_text(TOKEN)
     session = Session(directory=str(tmp_path))
-    guard = Guard(token_file=str(tmp_path / "token"), tls_cert=certificate.certificate, tls_key=certificate.key)
+    guard = AccessControl(token_file=str(tmp_path / "token"), tls_cert=certificate.certificate, tls_key=certificate.key)
     with serving_pages(session, "--listen", "0.0.0.0:0", echo, guard):
         (line,) = capfd.readouterr().err.splitlines()
         assert re.fullmatch(r"pages at https://0\.0\.0\.0:[0-9]+/ until Ctrl-C", line), (
             "the line must have no hint about a proxy"
         )
-    with serving_pages(session, "--ui", "0.0.0.0:0", echo, Guard(token_file=str(tmp_path / "token"))):
+    with serving_pages(session, "--ui", "0.0.0.0:0", echo, AccessControl(token_file=str(tmp_path / "token"))):
         assert "the connection is not encrypted" in capfd.readouterr().err
 
 

@@ -181,7 +181,7 @@ def test_lab_of_a_deployment_measures_its_topics_and_matches_its_json(world: Wor
         found = site(world, manager)
         rates = "rate=b=1GiB/d,t=2GiB/d"
         body = page(found, f"/cost?{rates}")
-        assert "Smaller ones (1) are left out" in body
+        assert "Smaller topics (1) are not included" in body
         facts = data(found, f"/cost?format=json&{rates}")
         assert facts["topics"] == ["b", "t"], "topics without stored records must be left out"
         one = data(found, "/cost?format=json&topic=t&rate=2GiB/d&retention=60d&along=local")
@@ -219,7 +219,7 @@ def test_lab_without_stored_records_shows_how_to_begin(world: World) -> None:
 
 
 def test_lab_sends_no_request_to_a_dead_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    few = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", few)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
@@ -241,7 +241,7 @@ def test_lab_json_has_no_infinite_numbers() -> None:
     assert json.loads(json.dumps(lab_facts(found), allow_nan=False))["break_evens"]
     body = lab_page(found, {}, NOW)
     assert Sound.problems(body) == []
-    assert "no limit (as it is)" in body
+    assert "no limit (current)" in body
 
 
 @pytest.mark.parametrize(

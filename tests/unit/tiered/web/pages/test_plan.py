@@ -164,7 +164,7 @@ def test_plan_of_a_thousand_partitions_shows_a_hundred_decisions_a_page(
 def test_pages_send_no_store_request_and_the_plan_names_unread_partitions(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+    few = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", few)
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
@@ -189,7 +189,7 @@ def test_plan_page_names_partitions_with_a_problem(world: World) -> None:
         settle(manager)
     with world.open(store=SwitchableStore(world.store)) as manager:
         body = page(site(world, manager), "/plan")
-        assert "1 partition in trouble (t/0)" in body
+        assert "1 partition with problems (t/0)" in body
         assert data(site(world, manager), "/plan?format=json")["problems"].keys() == {"t/0"}
 
 

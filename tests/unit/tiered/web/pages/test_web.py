@@ -178,7 +178,9 @@ def test_failing_store_is_shown_with_known_figures_and_start_of_the_problem(worl
 
 def test_no_page_sends_a_store_request(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        commit_protocol, "PAGE_RULE", PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_rows_min=1)
+        commit_protocol,
+        "PAGE_RULE",
+        PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1),
     )
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
