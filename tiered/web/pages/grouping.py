@@ -24,7 +24,7 @@ def worst_problems(report: StatusReport, problems: Sequence[StatusProblem], topi
     found = group_status_problems(problems, report.now_ms)
     rest = sum(len(each.members) for each in found[SHOWN:])
     query = {"topic": topic}
-    to_all = tag("p", tag("a", counted(rest, "more problems"), href=link("/troubles", query)))
+    to_all = tag("p", tag("a", counted(rest, "more problem"), href=link("/troubles", query)))
     return [*boxes(report, found[:SHOWN], query), *([to_all] if rest else [])]
 
 

@@ -68,5 +68,5 @@ def test_wheel_is_the_last_choice_and_drops_an_unsupported_argument(bare, monkey
 
 
 def test_missing_java_error_says_what_to_install(bare):
-    with pytest.raises(InvalidRequest, match=r"no Java >= 17 found: fix=apt-get install openjdk-17.*tiered\[java\]"):
+    with pytest.raises(InvalidRequest, match=r"found no Java >= 17: fix=apt-get install openjdk-17.*tiered\[java\]"):
         java.ensure_java()

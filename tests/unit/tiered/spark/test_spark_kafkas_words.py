@@ -147,7 +147,7 @@ def test_an_interpreter_without_the_package_is_named(tmp_path: Path) -> None:
     assert caught.value.facts["interpreter"] == str(bare)
     assert "ModuleNotFoundError" in str(caught.value.facts["missing"])
     assert f"PYSPARK_PYTHON={sys.executable}" in str(caught.value.facts["fix"])
-    with pytest.raises(InvalidRequest, match="is not there"):
+    with pytest.raises(InvalidRequest, match="does not exist"):
         check_interpreter(str(tmp_path / "none"))
 
 

@@ -21,7 +21,7 @@ from tiered.web.pages.site import Site
 MINUTE = 60_000
 
 
-def problems(
+def problem(
     number: int, what: str, kind: str = "Unavailable", since_ms: int | None = None, topic: str = "t"
 ) -> StatusProblem:
     name = TopicPartition(topic, number)
@@ -43,13 +43,13 @@ def problems(
     ],
 )
 def test_problems_that_differ_only_in_partition_form_one_group(first: str, second: str, is_one: bool) -> None:
-    found = grouped([problems(1, first), problems(2, second)], NOW)
+    found = grouped([problem(1, first), problem(2, second)], NOW)
     assert [len(each.members) for each in found] == ([2] if is_one else [1, 1])
 
 
 def test_waiting_uploads_form_one_group_with_the_oldest_first() -> None:
-    waits = [problems(n, f"upload waits: {n} segments, {n} KiB", "upload", NOW - n * MINUTE) for n in range(1, 101)]
-    damaged = problems(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
+    waits = [problem(n, f"upload waits: {n} segments, {n} KiB", "upload", NOW - n * MINUTE) for n in range(1, 101)]
+    damaged = problem(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
     found = grouped([*waits, damaged], NOW)
     assert [len(each.members) for each in found] == [100, 1]
     assert found[0].what == "upload waits"
@@ -66,13 +66,13 @@ def report() -> StatusReport:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 30)
         found = status_report(manager, NOW, storage=world.disk)
-    waits = [problems(n, f"the store is down: partition=t/{n}", since_ms=NOW - n * MINUTE) for n in range(200)]
-    return replace(found, problems=(*waits, problems(3, "another <b>trouble</b>", "Corrupt")))
+    waits = [problem(n, f"the store is down: partition=t/{n}", since_ms=NOW - n * MINUTE) for n in range(200)]
+    return replace(found, problems=(*waits, problem(3, "another <b>trouble</b>", "Corrupt")))
 
 
 def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
     for body in (overview(report, {}, has_remote=True), problems_page(report, {})):
-        assert Sound.problems(body) == []
+        assert Sound.problem(body) == []
         assert body.count('class="trouble"') == 2
         assert "200 partitions</strong>: the store is down, the oldest for 3h 19m" in body
         assert body.count("<li>") == MEMBERS_SHOWN
@@ -81,7 +81,7 @@ def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
     (alike,) = re.findall(r'href="(/troubles\?alike=[^"]*)"', problems_page(report, {}))
     assert alike == "/troubles?alike=t%2F199"
     singly = problems_page(report, {"alike": "t/199", "page": "2"})
-    assert Sound.problems(singly) == []
+    assert Sound.problem(singly) == []
     assert singly.count('class="trouble"') == 100
     assert "101 to 200 of 200" in singly
     assert "There are no problems" in problems_page(report, {"alike": "none"})
@@ -89,10 +89,10 @@ def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
 
 def test_overview_shows_the_first_problems_and_links_to_all(report: StatusReport) -> None:
     words = "ABCDEFGHIJ"
-    many = replace(report, problems=tuple(problems(n, f"trouble of kind {words[n]}") for n in range(10)))
+    many = replace(report, problems=tuple(problem(n, f"trouble of kind {words[n]}") for n in range(10)))
     body = overview(many, {}, has_remote=True)
     assert body.count('class="trouble"') == SHOWN
-    assert ">5 more troubles</a>" in body
+    assert ">5 more problems</a>" in body
 
 
 def test_list_marks_its_sort_column(report: StatusReport) -> None:

@@ -69,7 +69,7 @@ def test_notes_of_a_day_are_drawn_as_lines_with_a_table() -> None:
     assert body.count('role="img"') == 3 == body.count("<figcaption>")
     assert "at the end of each hour" in body
     assert len(re.findall(r'<th scope="row"', body)) in (25, 26)
-    assert "300 notes of managers at work" in body
+    assert "300 points of running managers" in body
     assert "line is broken" not in body
     assert "tiered status --history 2d -o csv" in body
     of_one = drawn(found, topic="t", span="2d")
@@ -109,10 +109,10 @@ def test_no_notes_draw_no_chart_and_one_note_is_a_dot() -> None:
     assert "a running manager" in body
     one = drawn(series(point(NOW)))
     assert one.count("<svg") == 3
-    assert "1 note of managers at work" in one
+    assert "1 point of running managers" in one
     late = drawn(series(point(NOW - 5 * DAY_MS)), span="6h")
     assert "<svg" not in late
-    assert "The first one is of 2027-01-10" in late
+    assert "The first point is of 2027-01-10" in late
     assert "<svg" not in drawn(series(point(NOW + HOUR))), (
         "a note that is in the future after a clock was set back must not be drawn"
     )
@@ -125,7 +125,7 @@ def test_time_before_the_first_note_shows_a_dotted_lower_bound() -> None:
     ys = [float(each.partition(",")[2]) for each in path.split()]
     assert ys == sorted(ys, reverse=True), "the lower bound must only grow"
     assert "Dotted, before the first point: the part of the data in the bucket today that already existed." in body
-    assert "first note</text>" in body
+    assert "first point</text>" in body
     assert lines(drawn(series(point(NOW - 40 * DAY_MS), point(NOW)), still=still, span="30d"), "t-still") == []
     alone = drawn(TierSeries(), still=still, span="30d")
     assert len(lines(alone, "t-still")) == 1
@@ -191,7 +191,7 @@ def test_pages_show_the_notes_of_all_topics_and_of_one() -> None:
         found = site(world, manager, NOW + 2 * FIVE)
         for path in ("/", "/topics/t"):
             body = page(found, path)
-            assert "3 notes of managers at work" in body
+            assert "3 points of running managers" in body
             assert len(lines(body, "t-remote")) == 1
         assert 'name="span" value="3y"' in page(found, "/?span=3y"), "a search must preserve the time span"
         history = history_of(TierSeries.decoded(world.disk.read(f"./data/{FILE}")), "t", NOW + 2 * FIVE, DAY_MS)

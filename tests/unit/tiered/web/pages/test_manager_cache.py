@@ -90,7 +90,7 @@ def test_hanging_read_costs_its_deadline_and_its_result_serves_later_requests() 
     clock, look = Clock(), Hanging()
     loader = DataLoader(clock, deadline_s=SOON_S)
     for _ in range(3):
-        with pytest.raises(Unavailable, match="does not answer"):
+        with pytest.raises(Unavailable, match="does not reply"):
             loader.get("a", look)
     assert look.calls == 1, "requests during a read must wait for that read"
     look.may_go.set()
@@ -181,9 +181,9 @@ def test_hanging_disk_leaves_the_previous_data_with_a_note(world: World, monkeyp
             body = page(found, "/")
             assert 'href="/topics/t"' in body
             assert 'id="late"' in body
-            assert "What is shown is of 2027-01-15 08:00:00 UTC" in body
+            assert "The data shown is of 2027-01-15 08:00:00 UTC" in body
             body = page(found, "/plan", HTTPStatus.SERVICE_UNAVAILABLE)
-            assert "does not answer" in body
+            assert "does not reply" in body
         finally:
             look.may_go.set()
 
@@ -203,7 +203,7 @@ def test_hanging_first_read_is_reported_and_pages_work_after_it_ends(
         looks = ManagerCache(manager.config, opened, clock)
         found = Site(looks, clock, storage=world.disk, deadline_s=60)
         for path in PATHS:
-            assert "has not answered yet" in page(found, path, HTTPStatus.SERVICE_UNAVAILABLE)
+            assert "has not replied" in page(found, path, HTTPStatus.SERVICE_UNAVAILABLE)
         assert look.calls == 1
         look.may_go.set()
         monkeypatch.setattr(looks_module, "FIRST_S", 30)
@@ -233,7 +233,7 @@ def test_store_that_hangs_from_the_start_leaves_local_data_until_it_answers(
     try:
         for path in PATHS:
             body = page(found, path)
-            assert "the store did not reply for other partitions" in body
+            assert "the store has not replied" in body
         assert "local tier only: the store has not replied since" in page(found, "/plan")
         (row,) = data(found, "/topics/t?format=json")["partitions"]
         assert row["local_bytes"] > 0
@@ -296,18 +296,16 @@ def test_failed_or_hanging_reopen_is_reported_on_every_page(world: World) -> Non
         page(found, "/")
         ended("tiered-look")
         body = page(found, "/")
-        assert "What is shown is of 2027-01-15 08:00:00 UTC; looking again failed" in body
+        assert "The data shown is of 2027-01-15 08:00:00 UTC; refresh failed" in body
         assert "&lt;b&gt;refused" in body
         hanging = Hanging()
         answers.append(lambda: hanging() and world.open(read_only=True))  # type: ignore[arg-type, return-value]
         try:
             ended("tiered-look")
             clock.now += CACHE_MS
-            assert "looking again failed" in page(found, "/"), (
-                "the previous problem must be shown until there is a newer one"
-            )
+            assert "refresh failed" in page(found, "/"), "the previous problem must be shown until there is a newer one"
             clock.now += STALE_MS
-            assert "without an end" in page(found, "/plan")
+            assert "refreshing for" in page(found, "/plan")
         finally:
             hanging.may_go.set()
             looks.close()
@@ -397,7 +395,7 @@ def test_page_with_data_that_cannot_be_refreshed_shows_its_age(world: World, pat
         query = f"{path}?format=json" if path != "/cost" else "/cost?format=json&rate=1GiB/d"
         facts = data(found, query)
         assert facts["age_ms"] == 4 * 60_000
-        assert "What is shown is of" in str(facts["stale"])
+        assert "The data shown is of" in str(facts["stale"])
     finally:
         hanging.may_go.set()
         ended("tiered-look")

@@ -341,8 +341,8 @@ def test_hanging_answers_cost_waiting_clients_at_most_the_limit() -> None:
         told = await asyncio.gather(*(answering.of(hanging) for _ in range(5)), return_exceptions=True)
         assert [type(each) for each in told] == [Unavailable] * 5
         assert sorted(str(each).partition(":")[0] for each in told) == [
-            *["answering, not done in time"] * 2,
-            *["answering, too many other replies are in progress"] * 3,
+            *["cannot reply, it was not finished in time"] * 2,
+            *["cannot reply, too many other replies are in progress"] * 3,
         ]
         goes_on.set()
         while (await asyncio.gather(answering.of(lambda: echo("/")), return_exceptions=True)) != [echo("/")]:

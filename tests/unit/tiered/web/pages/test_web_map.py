@@ -119,7 +119,7 @@ def test_map_zooms_by_links_and_form_and_the_table_follows() -> None:
         settle(manager)
         found = site(world, manager)
         whole = page(found, HERE)
-        assert re.findall(r'<nav aria-label="Look closer">(.*?)</nav>', whole)[0].count("<a ") == 1
+        assert re.findall(r'<nav aria-label="Zoom in">(.*?)</nav>', whole)[0].count("<a ") == 1
         seen, address = set(), "/topics/t/0"
         for words in ("Closer", "Closer", "Later", "Earlier", "Earlier", "Wider", "All"):
             body = page(found, address)

@@ -36,7 +36,7 @@ def test_answers_work_again_after_a_failed_thread_start() -> None:
         answering = Answering(limit_s=30, count_max=2)
         with no_threads():
             for _ in range(3):  # more often than there are slots
-                with pytest.raises(Unavailable, match="no thread"):
+                with pytest.raises(Unavailable, match="no free thread"):
                     await answering.of(lambda: HERE)
         assert await answering.of(lambda: HERE) == HERE
 
@@ -54,7 +54,7 @@ def test_read_only_open_works_again_after_a_failed_thread_start() -> None:
     world = World()
     with world.open() as manager:
         looks = ManagerCache(manager.config, lambda: world.open(read_only=True), lambda: NOW)
-        with no_threads(), pytest.raises(Unavailable, match="no thread"), looks.manager():
+        with no_threads(), pytest.raises(Unavailable, match="no free thread"), looks.manager():
             pass
         with looks.manager() as found:
             assert found.topics() == []
