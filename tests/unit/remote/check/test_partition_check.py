@@ -279,7 +279,7 @@ def _segments_without_a_head(store: MemoryStore) -> None:
 
 
 PLANTED: dict[Callable[[MemoryStore], None], str] = {
-    _head_flipped: "the checksum of a chunk differs",
+    _head_flipped: "checksum differs",
     _head_missing: "manifests are missing",
     _first_head_missing: "manifests are missing: from_sequence=1",
     _head_under_anothers_name: "has the name of another",
@@ -293,8 +293,8 @@ PLANTED: dict[Callable[[MemoryStore], None], str] = {
     _data_missing: "a segment entry names an object that does not exist",
     _indexes_missing: "a segment entry names an object that does not exist",
     _data_short: "size differs",
-    _bit_in_data: "a chunk is damaged, its checksum differs",
-    _bit_in_indexes: "the checksum of a chunk differs",
+    _bit_in_data: "checksum differs",
+    _bit_in_indexes: "checksum differs",
     _name_of_another_segment: "the object name has another segment than its entry",
     _batch_crc: "crc",
     _not_a_batch_at_the_end: "crc",
