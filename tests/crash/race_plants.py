@@ -278,7 +278,7 @@ def _who_deletes_asks_no_fork(patch: Patch) -> None:
 
 
 def _who_collects_asks_no_fork(patch: Patch) -> None:
-    patch.setattr(orphans, "kept_by_forks", lambda store, prefix: frozenset())
+    patch.setattr(orphans, "named_by_forks", lambda store, prefix: frozenset())
 
 
 def _a_fork_deletes_what_it_let_go_of(patch: Patch) -> None:

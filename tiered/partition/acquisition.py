@@ -2,10 +2,10 @@
 
 Each acquisition waits for the store several times.
 
-In a read-only open, partitions are independent. All partitions of all topics wait for the store in parallel.
-A read-only open limits its wait: once one request found the store unavailable and LOOK_S have passed since the start,
-the store is not asked about the remaining partitions. Each of them gets Unavailable.
-A request already sent takes at most the time of one call (`remote.store.middleware.deadline_store`).
+In a read-only open, partitions are independent. All partitions of all topics wait for the store in parallel. A
+read-only open limits its wait: once one request found the store unavailable and WAIT_MAX_S have passed since the start,
+the store is not asked about the remaining partitions. Each of them gets Unavailable. A request already sent takes at
+most the time of one call (`remote.store.middleware.deadline_store`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tiered.stores.parallel import side_by_side
 OPENERS = 8
 LOOKERS = 16
 DISK_LOOKERS = 1  # a directory as bucket: no latency to hide, and two threads contend for the interpreter
-LOOK_S = 20.0
+WAIT_MAX_S = 20.0
 
 TakeUp = Callable[[Partition], LogError | None]
 
@@ -43,7 +43,7 @@ def open_read_only_all(
     silent: list[Unavailable] = []
 
     def look_up(held: Partition) -> LogError | None:
-        if silent and clock() - begun_s >= LOOK_S:
+        if silent and clock() - begun_s >= WAIT_MAX_S:
             facts = {"partition": held.name, "cause": silent[0].attempt}
             return Unavailable("cannot open the partition, the store did not reply for other partitions", **facts)
         error = acquire(held)

@@ -12,7 +12,7 @@ partitions and all calls:
 
 | the store | unanswered waits, in total | then |
 |---|---|---|
-| has answered no call | LOOK_S | every further call fails at once |
+| has answered no call | CALL_DEADLINE_S | every further call fails at once |
 | has answered a call | ANSWERED_S | every further call fails at once |
 """
 
@@ -33,9 +33,9 @@ from tiered.config.config import Config
 from tiered.stores.configured_store import configured_store
 
 HASTE_S = 2.0  # about as long as a person waits without output (`remote.store.middleware.retrying_store`)
-LOOK_S = 5.0  # a connection over a slow network, and two attempts
+CALL_DEADLINE_S = 5.0  # a connection over a slow network, and two attempts
 ANSWERED_S = 60.0  # one call to a store that answers (`remote.store.middleware.deadline_store`): a large object
-LOOK_TRIES = 4.0  # retries of all calls together, until other calls succeed
+RETRIES_MAX = 4.0  # retries of all calls together, until other calls succeed
 CLOSE_S = 1.0  # for the client of a store that did not answer
 
 
@@ -110,7 +110,7 @@ class BriefStore:
     """A store that bounds the sum of unanswered waits. Thread safe."""
 
     def __init__(
-        self, inner: ObjectStore, limit_s: float = LOOK_S, elapsed_s: Callable[[], float] = time.monotonic
+        self, inner: ObjectStore, limit_s: float = CALL_DEADLINE_S, elapsed_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._inner, self._limit_s, self._elapsed_s = inner, limit_s, elapsed_s
         self._watchdog = Watchdog()
@@ -121,7 +121,7 @@ class BriefStore:
     @classmethod
     def of(cls, config: Config) -> BriefStore | None:
         """The configured store; None without one. Raises as `configured_store`."""
-        policy = RetryPolicy(deadline_s=LOOK_S / 2, budget=RetryBudget(LOOK_TRIES))
+        policy = RetryPolicy(deadline_s=CALL_DEADLINE_S / 2, budget=RetryBudget(RETRIES_MAX))
         store = configured_store(config, policy=policy)
         return cls(store) if store is not None else None
 

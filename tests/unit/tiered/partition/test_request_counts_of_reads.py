@@ -119,7 +119,7 @@ def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(worl
 
     def silent(each: Partition) -> LogError | None:
         asked.append(each.name)
-        now[0] += acquisition.LOOK_S / 3
+        now[0] += acquisition.WAIT_MAX_S / 3
         return Unavailable("cannot read an object, no answer by the deadline")
 
     with manager:
@@ -141,7 +141,7 @@ def test_slow_store_that_answers_is_asked_about_every_partition(world: World, er
     now = [0.0]
 
     def slow(each: Partition) -> LogError | None:
-        now[0] += acquisition.LOOK_S
+        now[0] += acquisition.WAIT_MAX_S
         return error
 
     with manager:
