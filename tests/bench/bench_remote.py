@@ -223,7 +223,7 @@ class Ours:
             self.read_small(known)
 
         return {
-            "a batch by offset, without cached data": lambda: self.read_small(RemotePartition(self.store, PREFIX, guesses=RangePredictor())),
+            "nothing known": lambda: self.read_small(RemotePartition(self.store, PREFIX, guesses=RangePredictor())),
             "head known": lambda: self.read_small(self.partition()),
             "head and indexes known": with_indexes,
             "all known": lambda: self.read_small(warm),

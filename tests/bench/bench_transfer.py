@@ -179,7 +179,7 @@ def local(path: str, rounds: int) -> None:
         os.fsync(file.fileno())
         for does_compress in (False, True):
             for is_cold in (False, True):
-                seconds: dict[str, list[float]] = {"asked for": [], "with read-ahead": []}
+                seconds: dict[str, list[float]] = {"asked for": [], "read ahead": []}
                 for _ in range(rounds):
                     for name, each in seconds.items():
                         if is_cold:
@@ -198,7 +198,7 @@ def _walk(path: str, size: int, name: str, does_compress: bool) -> None:
 
         ahead = FileAhead(path, size, read)
         for start in range(0, size, PART_BYTES):
-            part = (ahead.read if name == "with read-ahead" else read)(start, min(PART_BYTES, size - start))
+            part = (ahead.read if name == "read ahead" else read)(start, min(PART_BYTES, size - start))
             crc32c(part)
             if does_compress:
                 for at in range(0, len(part), 1 << 20):

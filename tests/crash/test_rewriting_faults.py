@@ -12,7 +12,7 @@ from run_profile import REWRITING_SEEDS, each_call
 KINDS = (Kind.ERROR_BEFORE, Kind.ERROR_AFTER, Kind.LATE_EFFECT, Kind.FALSE_CONFLICT, Kind.LOST_PART, Kind.STALE_LIST)
 
 
-@pytest.mark.parametrize("paged", [False, True], ids=["in the head", ") are in manifest pages that this page does not read"])
+@pytest.mark.parametrize("paged", [False, True], ids=["in the head", "in pages"])
 @pytest.mark.parametrize("name", sorted(FLOWS))
 def test_a_rewrite_interrupted_at_any_call_is_finished_and_readers_see_every_record(name: str, paged: bool) -> None:
     calls = run_case(FLOWS[name], small_segments(paged=paged), None, None)

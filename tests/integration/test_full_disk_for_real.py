@@ -198,7 +198,7 @@ def test_topic_create_with_a_full_disk_reports_the_created_partitions(two_disks,
     assert invoke([*two_disks, "topic", "create", "new", "-p", "4"]) == 1
     told = capfd.readouterr()
     assert "created new: partitions=4" in told.err
-    assert "the next start begins what is missing" in told.err
+    assert "the next start initializes them" in told.err
     assert "the disk is full" in told.err
     disk.make_room()
     assert invoke([*two_disks, "run", "--once"]) == 0

@@ -35,4 +35,4 @@ def test_page_about_hdfs_runs_to_its_end(hdfs_server, tmp_path: Path) -> None:  
         reader.follow(PAGE, HDFS)
     told = "".join(reader.said)
     assert "orders" in told
-    assert "store is writable and creates only if absent" in told
+    assert "store is writable and supports create-if-absent" in told

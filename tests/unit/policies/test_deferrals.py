@@ -51,7 +51,7 @@ CASES: dict[str, tuple[PartitionSnapshot, list[Expected]]] = {
         _taken(replace(KEEP, copy_disabled=True)),
         [(COPY, Code.COPY_DISABLED, 0, None), (COPY, Code.COPY_DISABLED, 2, None)],
     ),
-    "given up": (
+    "being disabled": (
         _taken(replace(KEEP, copy_disabled=True, gives_up_remote=True)),
         [(COPY, Code.GIVING_UP, 0, None), (COPY, Code.GIVING_UP, 2, None)],
     ),

@@ -16,7 +16,7 @@ def test_every_documented_command_parses() -> None:
 @pytest.mark.parametrize(
     ("printed", "told"),
     [
-        ("```sh\ntiered statsu\n```\n", "no such command: statsu"),
+        ("```sh\ntiered statsu\n```\n", "unknown command: statsu"),
         ("```bash\nsudo -u logs tiered status --chek\n```\n", "--chek"),
         ("```console\n$ tiered topic creat orders\nmade\n```\n", "creat"),
         ("```\nA=b .ci/with tiered topic describe\n```\n", "Missing argument"),

@@ -166,7 +166,7 @@ def test_after_a_clean_shutdown_a_misnamed_segment_is_served_and_reported_by_ver
     for at in range(16):
         assert [record.offset for record in log.records(at)] == list(range(at, 16)), at
     log.close()
-    (told,) = (each for each in directories.verify(disk, "./t-0") if "or is in the file of --token-file" in each.what)
+    (told,) = (each for each in directories.verify(disk, "./t-0") if "file name" in each.what)
     assert (told.severity, told.path) == (Severity.WARNING, f"./t-0/{names.segment_file(6, names.LOG)}")
     assert told.what.startswith(
         "the segment begins below the offset of its file name; readers find its records under this name"

@@ -199,7 +199,7 @@ DAMAGE = {
     "offset goes back": (0, bytes(7) + b"\x01", True),
     "offset outside 0..2^63": (0, b"\xff" * 8, True),
     "record count outside its offsets": (57, b"\x00\x00\x00\x03", True),
-    "the codec is unknown": (22, b"\x05", True),
+    "no such codec": (22, b"\x05", True),
 }
 
 

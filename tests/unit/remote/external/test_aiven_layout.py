@@ -230,7 +230,7 @@ def _metadata(**changes) -> dict:
 BOMB = base64.b64encode(zstandard.ZstdCompressor().compress(bytes(64 << 20))).decode()
 HOSTILE = {
     "empty": b"",
-    "it is not JSON": b"\x00\xff" * 50,
+    "not json": b"\x00\xff" * 50,
     "another type": b"[]",
     "deep": b'{"version":' + b"[" * 100_000,
     "version": _manifest(version="2"),

@@ -163,7 +163,7 @@ def test_bench_remote_shows_its_requests_first_and_needs_yes_to_send_them(
     assert "nothing changed" in printed.err
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     assert invoke(["bench", "--size", "1MiB", "--remote"]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     assert invoke(["-X", "remote.immutable=true", "bench", "--remote", "--yes"]) == 2
     assert invoke(["-C", "nowhere", "bench", "--remote", "--yes"]) == 1
     assert invoke(["bench", "--size", "7 days"]) == 2

@@ -167,7 +167,7 @@ def test_lost_object_that_a_manifest_names_is_corrupt(world: World) -> None:
         settle(manager)
     lost = next(info.key for info in world.store.list("") if info.key.endswith(".log"))
     world.store.delete([lost])
-    with pytest.raises(Corrupt, match="the object of a remote segment does not exist and the newest manifest names it"):
+    with pytest.raises(Corrupt, match="its object is missing"):
         values(RemoteLog(world.store).reader())
 
 
@@ -181,7 +181,7 @@ def test_flipped_bit_in_the_bucket_raises_corrupt(world: World) -> None:
     body = bytearray(world.store.get(key))
     body[len(body) // 2] ^= 4
     world.store.put(key, bytes(body))
-    with pytest.raises(Corrupt, match="the checksum of a chunk differs"):
+    with pytest.raises(Corrupt, match="checksum differs"):
         values(RemoteLog(world.store).reader())
 
 
@@ -207,7 +207,7 @@ def test_corrupt_local_segment_is_never_copied_and_other_partitions_are(world: W
 def test_second_manager_on_a_directory_is_refused_and_the_first_continues(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        with pytest.raises(Conflict, match=r"another manager has the log directory open: .*directory=\./data"):
+        with pytest.raises(Conflict, match=r"another manager has the log directory open.*directory=\./data"):
             world.open()
         send(manager, 10)
         settle(manager)

@@ -100,7 +100,7 @@ def test_append_with_a_dead_store_is_acknowledged_without_a_wait(
     out, err = capfd.readouterr()
     assert [(row["base_offset"], row["next_offset"]) for row in json.loads(out)["appended"]] == [(5, 10)]
     assert home.error.attempt in err
-    assert "copies the records once the store answers" in err
+    assert "'tiered run' copies the records when the store replies" in err
     assert waits == []
     home.error = None
     assert invoke(["consume", "orders/0", "-o", "jsonl"]) == 0

@@ -137,7 +137,7 @@ def test_kafka_configs_and_json_exports_use_kafkas_notation(home: Path, capfd: p
         "orders", "--add-config",
         "cleanup.policy=[delete,compact],segment.bytes=67108864,remote.storage.enable=true",
     ]  # fmt: skip
-    assert "left out, for Kafka has no such setting there: remote.compression" in told
+    assert "omitted, because Kafka has no such setting: remote.compression" in told
     body = json.loads(printed(capfd, "--format", "json", "--all", "-t", "orders")[0])
     (row,) = body["topics"]
     kafkas = {name for name, each in PROPERTIES.items() if each.source is Source.KAFKA and each.is_per_topic}
