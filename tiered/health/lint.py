@@ -138,10 +138,8 @@ class TomlLines:
             return cls(path, dict(_places(text)), tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             line = _AT_LINE.search(str(error))
-            by_key_and_message = re.sub(r"\s*\(at .*", "", str(error))
-            return cls._unreadable(
-                path, f"{path}:{line[1]}" if line else path, f"invalid TOML: {by_key_and_message.lower()}"
-            )
+            message = re.sub(r"\s*\(at .*", "", str(error))
+            return cls._unreadable(path, f"{path}:{line[1]}" if line else path, f"invalid TOML: {message.lower()}")
 
     @classmethod
     def _unreadable(cls, path: str, where: str, what: str) -> TomlLines:

@@ -154,14 +154,10 @@ def status_report(
         *_of_node(known.pop(None, None), roots[0]),
         *_of_partitions(errors, {name: each for name, each in known.items() if name is not None}),
     ]
-    places_with_problems = {each.partition for each in problems}
+    with_problems = {each.partition for each in problems}
     uncleanable = manager.cleaning.uncleanable_of(manager.partitions(names))
-    problems += [
-        _uncleanable(name, each) for name, each in sorted(uncleanable.items()) if name not in places_with_problems
-    ]
-    quiet = [
-        each for name, each in found.items() if name not in places_with_problems
-    ]  # the others have a cause already
+    problems += [_uncleanable(name, each) for name, each in sorted(uncleanable.items()) if name not in with_problems]
+    quiet = [each for name, each in found.items() if name not in with_problems]  # others have a cause already
     problems += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
         now_ms=now_ms,
