@@ -454,10 +454,10 @@ ALERTS: tuple[Alert, ...] = (
         says="The machine's clock has jumped, and the manager does not trust the new time yet.",
         means=(
             "The background work continues with the time before the jump, so that no record expires because of a "
-            "wrong clock. The new time is accepted after `clock.jump.hold.ms`. If the store's clock agrees with the machine, "
-            "the new time is accepted at once; while the store's clock disagrees, it is never accepted. Records "
-            "appended in this time may have wrong timestamps, and S3 refuses requests of a machine with a wrong "
-            "clock."
+            "wrong clock. The new time is accepted after `clock.jump.hold.ms`. If the store's clock agrees with the "
+            "machine, the new time is accepted at once; while the store's clock disagrees, it is never accepted. "
+            "Records appended in this time may have wrong timestamps, and S3 refuses requests of a machine with a "
+            "wrong clock."
         ),
         look=("tiered doctor", "timedatectl"),
         check=(
