@@ -2,5 +2,5 @@
 
 - `offset_index`, `time_index` and `txn_index` define the formats. Start with `offset_index`.
 - `index_building`, `index_files` and `txn_scan` build, check and replace index files.
-- `sealed_indexes` serves lookups in closed segments, through the maps of `index_maps`.
+- `sealed_indexes` serves lookups in closed segments, through a cache of maps.
 """

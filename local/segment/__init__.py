@@ -1,6 +1,6 @@
 """One segment of a log: a ``.log`` file with its indexes.
 
-- `segment` appends and owns the files. `segment_reading` reads batches. `time_search` finds records by time.
+- `segment` appends and owns the files. `segment_reading` reads batches.
 - `swap` replaces neighbouring segments; a crash leaves all the old or all the new ones.
 - `segment_info` holds the facts about a segment for policies.
 """
