@@ -185,5 +185,5 @@ def _next(known: ReportedProblem | None, name: TopicPartition | None, error: Log
     )
 
 
-def _facts(trouble: ReportedProblem) -> tuple[object, ...]:
-    return trouble.topic, trouble.partition, trouble.kind, trouble.message, trouble.since_ms
+def _facts(problem: ReportedProblem) -> tuple[object, ...]:
+    return problem.topic, problem.partition, problem.kind, problem.message, problem.since_ms

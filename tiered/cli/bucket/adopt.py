@@ -91,10 +91,10 @@ def adopt(
     check_log_directory(DiskStorage(), root, topics)
     place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
     config = session.config() if url is None else Config.load(None, session.overrides, os.environ)
-    told = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings, config)
-    if not told.has_broker:
+    adopt_settings = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings, config)
+    if not adopt_settings.has_broker:
         for topic in adopted_topics(DiskStorage(), root, topics):
-            told.effective(topic)
+            adopt_settings.effective(topic)
         session.say("topic settings of the broker were not found: -X and the configuration apply")
     done: list[AdoptedPartition] = []
     figures = AdoptMetrics()
@@ -104,16 +104,18 @@ def adopt(
         _serving(metrics, figures, hosts),
         copy_progress_of(session) as on_copied,
     ):
-        encoding_of(told.effective(""), bucket.keys)  # report settings that are invalid for all topics before any write
+        encoding_of(
+            adopt_settings.effective(""), bucket.keys
+        )  # report settings that are invalid for all topics before any write
         adopter = Adopter(
             bucket.store,
             DiskStorage(),
             root,
             place,
-            properties=told.of,
-            effective=told.effective,
+            properties=adopt_settings.of,
+            effective=adopt_settings.effective,
             keys=bucket.keys,
-            retention=told.retention,
+            retention=adopt_settings.retention,
             topics=topics,
             is_single_writer=bucket.is_single_writer,
             on_copied=on_copied,
@@ -123,7 +125,7 @@ def adopt(
             _print_problems(done)
             session.say("nothing changed")
         while not (stop.is_set or dry_run):
-            told.refresh()
+            adopt_settings.refresh()
             done = adopter.tick(now_ms(), should_stop=lambda: stop.is_set)
             figures.note(done, now_ms())
             _print_problems(done)

@@ -125,8 +125,8 @@ class _Work:
         progress.expect(len(names), "partitions")
         if not self.on_spark.is_wanted:
             uploads = _uploads(self.bucket)
-            told: Callable[[RemotePartitionName], None] = lambda name: progress.advance()  # noqa: E731
-            return list_garbage(self.bucket.store, names, now_ms=now_ms(), uploads=uploads, progress=told)
+            advance: Callable[[RemotePartitionName], None] = lambda name: progress.advance()  # noqa: E731
+            return list_garbage(self.bucket.store, names, now_ms=now_ms(), uploads=uploads, progress=advance)
         from tiered.spark.jobs import garbage
 
         with spark_job(self.session, "gc", self.on_spark) as spark:

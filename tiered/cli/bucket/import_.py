@@ -252,7 +252,7 @@ def _imported_row(each: ImportOutcome) -> ImportedPartition:
 
 def _ask(plans: list[ImportPlan], dollars: float) -> None:
     count, size = sum(len(plan.entries) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
-    told = f"{counted(count, 'segment')}, {size}, for about ${format_dollars(dollars)}"
+    summary = f"{counted(count, 'segment')}, {size}, for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be imported; add --yes")
-    click.confirm(f"import {told}?", abort=True, err=True)
+        raise click.UsageError(f"{summary} would be imported; add --yes")
+    click.confirm(f"import {summary}?", abort=True, err=True)

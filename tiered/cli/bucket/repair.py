@@ -104,11 +104,11 @@ def _read(path: str) -> ScrubReport:
 
 
 def _ask(plan: RepairPlan) -> None:
-    told = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
-    told = f"{told}, {format_bytes(plan.size_bytes)}"
+    summary = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
+    summary = f"{summary}, {format_bytes(plan.size_bytes)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be rewritten; add --yes")
-    click.confirm(f"rewrite {told}?", abort=True, err=True)
+        raise click.UsageError(f"{summary} would be rewritten; add --yes")
+    click.confirm(f"rewrite {summary}?", abort=True, err=True)
 
 
 def _left(plan: RepairPlan) -> list[RepairRow]:

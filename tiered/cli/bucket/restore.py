@@ -175,10 +175,10 @@ def restore(
 def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: str, dollars: float) -> None:
     size = format_bytes(sum(each.read_bytes for each in parts))
     fenced = "; the current writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
-    told = f"{counted(len(parts), 'partition')}, {size} to {root} for about ${format_dollars(dollars)}{fenced}"
+    summary = f"{counted(len(parts), 'partition')}, {size} to {root} for about ${format_dollars(dollars)}{fenced}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told}: add --yes")
-    click.confirm(f"restore {told}?", abort=True, err=True)
+        raise click.UsageError(f"{summary}: add --yes")
+    click.confirm(f"restore {summary}?", abort=True, err=True)
 
 
 def _print_skipped(skipped: Sequence[SkippedPartition]) -> int:

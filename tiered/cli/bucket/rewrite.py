@@ -326,10 +326,10 @@ def _opened(
 
 def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
     count, size = sum(len(plan.entries) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
-    told = f"{counted(count, 'segment')}, {size}, to {url} for about ${format_dollars(dollars)}"
+    summary = f"{counted(count, 'segment')}, {size}, to {url} for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be copied; add --yes")
-    click.confirm(f"copy {told}?", abort=True, err=True)
+        raise click.UsageError(f"{summary} would be copied; add --yes")
+    click.confirm(f"copy {summary}?", abort=True, err=True)
 
 
 def _run(
@@ -473,7 +473,7 @@ def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
 def _ask(plans: Sequence[RewritePlan], dollars: float) -> None:
     groups = sum(len(plan.groups) for plan in plans)
     size = format_bytes(sum(plan.cost.write_bytes for plan in plans))
-    told = f"{counted(groups, 'segment')}, {size}, for about ${format_dollars(dollars)}"
+    summary = f"{counted(groups, 'segment')}, {size}, for about ${format_dollars(dollars)}"
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{told} would be written; add --yes")
-    click.confirm(f"write {told}?", abort=True, err=True)
+        raise click.UsageError(f"{summary} would be written; add --yes")
+    click.confirm(f"write {summary}?", abort=True, err=True)

@@ -97,10 +97,10 @@ def verify_remote(
         print_result(_verified(verdict, [str(name) for name in lost]), output)
     _print_summary(session, verdict, targets)
     session.report_problems(lost)
-    told = [each for each in found.findings if each.severity != "info"]
+    serious = [each for each in found.findings if each.severity != "info"]
     if found.of("corrupt"):
         return Exit.CORRUPTION
-    return Exit.CONFLICT if lost else Exit.FINDINGS if told else Exit.DONE
+    return Exit.CONFLICT if lost else Exit.FINDINGS if serious else Exit.DONE
 
 
 def read_sample(text: str | None, seed: int | None) -> Sample | None:

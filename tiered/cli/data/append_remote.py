@@ -93,9 +93,9 @@ class RemoteAppend:
                 f"running the command again would append the records twice: {' '.join(str(error).split())}"
             )
 
-    def _print_summary(self, left: Sequence[TopicPartition], trouble: LogError | None) -> None:
+    def _print_summary(self, left: Sequence[TopicPartition], error: LogError | None) -> None:
         names = ", ".join(map(str, left))
-        told = " ".join(str(trouble).split())
+        told = " ".join(str(error).split())
         self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {told}")
 
     def _kept(self) -> str:

@@ -198,9 +198,9 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
     if dry_run:
         requests = [BenchRequests.of(counts, dollars=dollars)]
         print_result(BenchPlanned(dry_run=True, bucket=config.remote_url, requests=requests), output)
-    told = f"{counts.puts:,} PUT, {counts.gets:,} GET, {counts.lists:,} LIST, {counts.deletes:,} DELETE"
+    request_counts = f"{counts.puts:,} PUT, {counts.gets:,} GET, {counts.lists:,} LIST, {counts.deletes:,} DELETE"
     moved = f"{format_bytes(counts.bytes_in)} in, {format_bytes(counts.bytes_out)} out"
-    session.say(f"about {told}: ${format_dollars(dollars)}; {moved} of {config.remote_url}")
+    session.say(f"about {request_counts}: ${format_dollars(dollars)}; {moved} of {config.remote_url}")
     if dry_run:
         session.say("nothing changed")
     elif remote and not yes:

@@ -187,8 +187,8 @@ def _put_off(priced: PricedPlan) -> list[str]:
     from policies.deferrals import Code
     from tiered.status.deferral_rows import cause_line, causes
 
-    told = causes(priced.plan.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
-    return [cause_line(each, priced.plan.now_ms) for each in told]
+    deferral_causes = causes(priced.plan.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
+    return [cause_line(each, priced.plan.now_ms) for each in deferral_causes]
 
 
 def _money(priced: PricedPlan) -> str:

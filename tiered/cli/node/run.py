@@ -159,8 +159,8 @@ def _served(
     from tiered.web.pages.site import Site
 
     figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
-    told = metrics_answer(lambda form: figures.text(now_ms(), form))
-    answers = {"/metrics": told, "/health": health_answer(worker.problem_lines)}
+    metrics = metrics_answer(lambda form: figures.text(now_ms(), form))
+    answers = {"/metrics": metrics, "/health": health_answer(worker.problem_lines)}
     site = Site(worker.manager, now_ms)
     server = MetricsServer(*parse_address(address), answers, site.answer, hosts=access.hosts)
     server.start()

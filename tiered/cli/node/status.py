@@ -313,8 +313,8 @@ def deferred_lines(report: StatusReport) -> list[str]:
     from policies.deferrals import Code
     from tiered.status.deferral_rows import cause_line, causes
 
-    told = causes(report.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
-    return [cause_line(each, report.now_ms) for each in told]
+    deferral_causes = causes(report.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
+    return [cause_line(each, report.now_ms) for each in deferral_causes]
 
 
 def deleted_lines(report: StatusReport) -> list[str]:

@@ -39,15 +39,15 @@ def _manifest(row: TierSync) -> str | None:
 
 
 def _state(each: TierSync) -> str:
-    told = each.state.value
+    sync_text = each.state.value
     if each.state is SyncState.BEHIND:
-        told += f" {format_count(each.lag_offsets or 0)}"
+        sync_text += f" {format_count(each.lag_offsets or 0)}"
     if each.is_own_writer is False:
-        told += (
+        sync_text += (
             f", the last writer was {each.writer_id}"
             if each.state is not SyncState.OTHER_WRITER
             else f": {each.writer_id}"
         )
     if each.has_new_settings:
-        told += ", settings wait"
-    return told
+        sync_text += ", settings wait"
+    return sync_text

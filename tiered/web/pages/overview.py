@@ -118,8 +118,8 @@ def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = 
     problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
     problems = group_of(problems, alike) if alike else problems
     parts = [("of", topic), ("like that of", alike)]
-    told = " ".join(f"{words} {name}" for words, name in parts if name)
-    of_some = tag("p", f"Only those {told}. ", tag("a", "Show all", href=here)) if told else None
+    filters = " ".join(f"{words} {name}" for words, name in parts if name)
+    of_some = tag("p", f"Only those {filters}. ", tag("a", "Show all", href=here)) if filters else None
     if not problems:
         return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
     groups = [StatusProblemGroup((each,)) for each in problems] if alike else group_status_problems(problems, now)
