@@ -128,7 +128,8 @@ def render_schema_list() -> str:
         "version fields are only added. A line of `-o jsonl` is an element of the object's list and has no version. Of "
         "`status` a line has the requested sections, of `dump` the name of its section if there are several. "
         "Schemas named `...-line` are printed as lines only. `placement` prints Kafka's own file. "
-        "Every output of a command in the tests is compared with these schemas (`tests/unit/support/printed_json.py`).\n\n"
+        "Every output of a command in the tests is compared with these schemas "
+        "(`tests/unit/support/printed_json.py`).\n\n"
         "| command | schemas |\n|---|---|\n" + "\n".join(rows) + "\n\n## Others\n\n" + "\n".join(others) + "\n"
     )
 

@@ -86,7 +86,7 @@ def _without_brackets(synopsis: str) -> str:
 
 
 def _of_shell(script: str, first: int, must_begin: bool = False) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(line, words after ``tiered``) of every command, with `must_begin` entry_filter of lines that begin with ``tiered``."""
+    """(line, words after ``tiered``) of every command; `must_begin`: of lines that begin with ``tiered``."""
     number, pending = first, ""
     for raw in script.splitlines():
         line = pending + raw.strip()

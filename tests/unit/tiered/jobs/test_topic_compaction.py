@@ -62,7 +62,7 @@ def test_compact_topic_without_the_compact_policy_is_refused(world: World) -> No
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         for refused in (compact_topic, estimate_topic):
-            with pytest.raises(InvalidRequest, match="its cleanup.policy does not include compact"):
+            with pytest.raises(InvalidRequest, match=r"its cleanup\.policy does not include compact"):
                 refused(manager, "t", now_ms=NOW)
             with pytest.raises(NotFound):
                 refused(manager, "other", now_ms=NOW)

@@ -127,7 +127,7 @@ def test_delete_records_of_a_topic_that_only_compacts_is_refused() -> None:
     with World().open() as manager:
         manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
         send(manager, 10)
-        with pytest.raises(InvalidRequest, match="cleanup.policy of the topic does not include delete"):
+        with pytest.raises(InvalidRequest, match=r"cleanup\.policy of the topic does not include delete"):
             manager.delete_records({NAME: 5}, now_ms=NOW)
         manager.alter_topic("t", {"cleanup.policy": "compact,delete"}, now_ms=NOW)
         assert manager.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5

@@ -261,5 +261,5 @@ def test_adoption_without_metadata_is_allowed_when_the_cleanup_policy_is_given(b
 def test_topic_created_later_without_a_cleanup_policy_is_a_problem_of_its_own(tmp_path: Path) -> None:
     told = AdoptSettings(DiskStorage(), str(tmp_path), {"old:cleanup.policy": "delete"})
     assert told.effective("old")["cleanup.policy"] == "delete"
-    with pytest.raises(InvalidRequest, match="its cleanup.policy is unknown"):
+    with pytest.raises(InvalidRequest, match=r"its cleanup\.policy is unknown"):
         told.effective("new")

@@ -33,8 +33,12 @@ def test_facts_become_fields_and_the_message_stays_constant() -> None:
     ("message", "values", "text", "facts"),
     [
         ("no facts at all", (), "no facts at all", {}),
-        ("retention waits for a manifest page: partition=%s page=%s %s", ("t/0", "p", "gone"), "retention waits for a manifest page gone",
-         {"partition": "t/0", "page": "p"}),
+        (
+            "retention waits for a manifest page: partition=%s page=%s %s",
+            ("t/0", "p", "gone"),
+            "retention waits for a manifest page gone",
+            {"partition": "t/0", "page": "p"},
+        ),
         ("done: cause=%s", ('a "quoted" = text',), "done", {"cause": 'a "quoted" = text'}),
         ("100%% sure: x=%s", (1,), "100% sure: x=1", {}),
         ("constant=yes only", (), "constant=yes only", {}),
