@@ -155,7 +155,7 @@ class ObjectStoreContract:
     @pytest.mark.parametrize(("start", "length"), [(0, 11), (9, 2), (10, 1), (500, 5)])
     def test_a_range_past_the_end_is_corrupt(self, store, start, length):
         store.put("a", b"0123456789")
-        with pytest.raises(Corrupt, match=f"it ends before.*key=a start={start} length={length}"):
+        with pytest.raises(Corrupt, match=f"the object ends before the range.*key=a start={start} length={length}"):
             store.get_range("a", start, length)
         with pytest.raises(Corrupt):
             store.get_ranges("a", [(0, 1), (start, length)])
@@ -463,7 +463,7 @@ class S3fsContract(S3Contract):
             store.upload("big", source_of(LARGE))
             assert store.get("big") == LARGE
         else:
-            with pytest.raises(Unavailable, match="completing"):
+            with pytest.raises(Unavailable, match="cannot complete"):
                 store.upload("big", source_of(LARGE))
             assert list(store.list("")) == []
 
@@ -583,7 +583,7 @@ class ObstoreContract(S3Contract):
             store.upload("big", source_of(LARGE))
             assert store.get("big") == LARGE
         else:
-            with pytest.raises(Unavailable, match=r"uploading.*attempts=8"):
+            with pytest.raises(Unavailable, match=r"cannot upload.*attempts=8"):
                 store.upload("big", source_of(LARGE))
             assert list(store.list("")) == []
 

@@ -105,7 +105,7 @@ def test_segments_of_an_external_bucket_are_a_table(spark, places, sample):
     assert [row["size_bytes"] for row in rows] == [len(files.log) for files in sample.segments]
     assert all(row["record_count"] is None and row["key_id"] == "key1" for row in rows)
     store = open_store(urls[AIVEN])
-    assert all(store.manifest(row["data_key"]).size_bytes == row["stored_bytes"] for row in rows)
+    assert all(store.head(row["data_key"]).size_bytes == row["stored_bytes"] for row in rows)
     assert rows[0]["max_timestamp"].timestamp() * 1000 > NOW - 1000
 
 

@@ -225,7 +225,7 @@ def test_backfill_command_exports_the_selected_records(file_bucket, target):
         (["t", "t/1"], "name either topics or partitions"),
         (["t", "--from", "-5"], "--from"),
         (["t", "--from", "end"], "nothing to export between these positions"),
-        (["nope"], "there is none"),
+        (["nope"], "the partition is not in the bucket"),
         (["t", "--conf", "a=b"], "spark.NAME=VALUE"),
     ],
 )

@@ -244,7 +244,7 @@ def test_deletion_stage_frees_objects_and_manifests_of_ingested_topics(spark, tm
         holder="reader",
     )
     first = run(NOW - 5 * DAY)
-    assert {topic: unit.why for topic, unit in first.items()} == {"freed": "213 old heads"}, (
+    assert {topic: unit.why for topic, unit in first.items()} == {"freed": "213 old manifests"}, (
         "200 old manifests must stay"
     )
     assert 200 < len(keys("freed", MANIFESTS)) < 204, "the manifests of the later stages must be added"
@@ -258,7 +258,7 @@ def test_deletion_stage_frees_objects_and_manifests_of_ingested_topics(spark, tm
         "at-work": State.LEFT_ALONE,
     }
     assert "pin" in done["pinned"].why
-    assert "another has begun it" in done["at-work"].why
+    assert "has begun it and not committed" in done["at-work"].why
     assert keys("freed", "data/") == []
     assert done["freed"].why == f"{len(before['freed'])} objects"
     assert {topic: keys(topic, "data/") for topic in ("pinned", "at-work")} == {
@@ -297,7 +297,7 @@ def test_pipeline_command_plans_runs_and_reports_skipped_nodes(spark, tmp_path, 
     assert [(unit["state"], unit["bytes_after"]) for unit in found["units"]] == [("due", None)] * 2
     assert "nothing changed" in said
     assert invoke(["pipeline", "run", *words]) == 2
-    assert "say --yes" in capfd.readouterr().err
+    assert "add --yes" in capfd.readouterr().err
     assert invoke(["pipeline", "run", *words, "--dry-run", "--spark", "local[2]"]) == 0
     assert facts_of(world.url) == []
     capfd.readouterr()
@@ -305,7 +305,7 @@ def test_pipeline_command_plans_runs_and_reports_skipped_nodes(spark, tmp_path, 
         found, said = told("run", *words, "--yes", "--resume", "mine")
     assert (found["job"], found["is_complete"]) == ("mine", True)
     assert "! clean and tier" in said
-    assert "another manager has it open" in said
+    assert "another manager has the log directory open" in said
     assert "clean and tier: 2 of 2" in said
     assert not (tmp_path / "mine.jsonl").exists()
     found, _ = told("run", *words, "--yes", "--spark", "none", "--topics", "events-0,prices-0")

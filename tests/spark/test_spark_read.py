@@ -195,7 +195,7 @@ def test_explicit_schema_reads_only_its_columns(load, file_bucket):
     assert frame.columns == ["offset", "key"]
     found = sorted((row["offset"], row["key"] and bytes(row["key"])) for row in frame.collect())
     assert found == [(row.offset, row.key) for row in file_bucket.rows]
-    with pytest.raises(Exception, match="no such column: asked=offset int"):
+    with pytest.raises(Exception, match="unknown column: asked=offset int"):
         load(file_bucket, columns="offset int", subscribe="orders").count()
 
 
@@ -220,7 +220,7 @@ def test_dataframe_is_a_snapshot_and_a_new_load_sees_newer_segments(load, file_b
 def test_missing_segment_is_named_in_the_error(load, file_bucket):
     fill(file_bucket)
     lose(file_bucket, 2)
-    with pytest.raises(Exception, match=r"NotFound: call load.*topic=orders"):
+    with pytest.raises(Exception, match=r"NotFound: cannot read a segment.*topic=orders"):
         load(file_bucket, subscribe="orders").count()
 
 

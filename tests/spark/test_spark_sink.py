@@ -113,7 +113,7 @@ def test_rows_without_a_partition_use_the_partitioner_of_kafka(spark, file_bucke
         ({"createPartitions": "2"}, "value", "the partition does not exist"),
         ({"createPartitions": "3", "retention.mss": "1"}, "value", "unknown option"),
         ({"createPartitions": "3", "segment.bytes": "1"}, "value", "segment.bytes"),
-        ({"createPartitions": "3"}, "1 as offset", "no such column"),
+        ({"createPartitions": "3"}, "1 as offset", "unknown column"),
         ({"createPartitions": "3"}, "key", "the column value is required"),
         ({"createPartitions": "3"}, "'u' as topic, value", "another topic"),
         ({"createPartitions": "3", "cleanup.policy": "compact"}, "value, cast(null as string) as key", "key"),

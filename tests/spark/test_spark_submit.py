@@ -137,7 +137,7 @@ def test_spark_submit_runs_the_command_on_a_standalone_cluster(cluster, file_buc
     assert_sound(file_bucket.store)
     wrong = cluster.submit("rewrite", "merge", "nothing", "--remote", file_bucket.url, "--yes")
     assert wrong.returncode == 1, "the exit code must be that of the command"
-    assert "there is none" in wrong.stdout, "spark-submit must join stderr to stdout"
+    assert "the partition is not in the bucket" in wrong.stdout, "spark-submit must join stderr to stdout"
 
 
 def test_session_settings_depend_on_the_master(monkeypatch):

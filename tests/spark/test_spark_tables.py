@@ -85,7 +85,7 @@ def test_empty_range_is_an_empty_frame_and_invalid_columns_are_named(spark, file
     fill(file_bucket)
     none = read_arrow(spark, file_bucket.url, subscribe="orders", endingOffsets='{"orders":{"0":0}}')
     assert none.count() == 0
-    with pytest.raises(Exception, match="no such column: asked=nope"):
+    with pytest.raises(Exception, match="unknown column: asked=nope"):
         read_arrow(spark, file_bucket.url, columns=["nope"], subscribe="orders")
     with pytest.raises(Exception, match="a function and the schema of its result require each other"):
         read_arrow(spark, file_bucket.url, function=iter, subscribe="orders")

@@ -87,7 +87,7 @@ class SegmentRepair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRepair:
-    """A page to put back. `source` is "older head", "objects", or "page itself".
+    """A page to put back. `source` is "older manifest", "objects", or "page itself".
 
     "page itself": the page is valid, and the manifest describes it wrongly.
     """

@@ -215,7 +215,7 @@ def entries_of_page(store: ObjectStore, prefix: str, manifest: Manifest, page: P
     Raises Corrupt if there is no good copy.
     """
     if (entries := _from_older_manifests(store, prefix, manifest, page)) is not None:
-        return entries, "older head"
+        return entries, "older manifest"
     entries = _from_objects(store, prefix, manifest, page)
     if (wrong := _unlike(page, entries)) is not None:
         raise Corrupt("cannot repair a manifest page, its objects contradict the manifest", page=page.key, found=wrong)

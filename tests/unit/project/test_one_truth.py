@@ -312,7 +312,7 @@ def _pages(manager: LogManager, tell: Tell) -> None:
         return cast(dict[str, Any], json.loads(body))
 
     assert page("/")["deleted_topics"] == ["dropped"]
-    assert "the bucket still has of 1 deleted topic is paid for" in site.answer("/")[2]
+    assert "Objects of 1 deleted topic in the bucket still cost money" in site.answer("/")[2]
     for row in page("/")["topics"]:
         tell("overview", row["topic"], _of_status(row))
     for topic in (*TOPICS, "branch"):

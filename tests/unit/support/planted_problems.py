@@ -262,7 +262,7 @@ def _a_pin_holds_what_expired(node: WatchedNode) -> None:
 
 
 def _the_pin_is_let_go_of(node: WatchedNode) -> None:
-    named = re.search(r"delete (\S+) if nobody reads by it", node.tiered("tiered doctor --problems")[1])
+    named = re.search(r"delete (\S+) if its", node.tiered("tiered doctor --problems")[1])
     assert named is not None
     (node.home / "bucket" / named[1]).unlink()
     node.pass_(2 * HOUR, every=5)
@@ -395,7 +395,7 @@ SCENES = (
         alert="TieredUnopened",
         plant=_a_log_is_anothers_to_read,
         mend=_it_may_be_read_and_the_manager_restarts,
-        told={"tiered status": "access was denied"},
+        told={"tiered status": "no permission"},
     ),
     Scene(
         alert="TieredHalted",

@@ -115,7 +115,7 @@ def test_the_size_limits_apply_to_the_encoded_batch(name: str, slack: int) -> No
     fits = LogSettings(**{name: len(batch) + slack})  # type: ignore[arg-type]
     assert open_log(ModelDisk(), fits).append_batch(batch, now_ms=NOW_MS).next_offset == 1
     tight = LogSettings(**{name: len(batch) - 1})  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=f"above {name.replace('_', '.')}"):
+    with pytest.raises(InvalidRequest, match=f"larger than {name.replace('_', '.')}"):
         open_log(ModelDisk(), tight).append_batch(batch, now_ms=NOW_MS)
 
 

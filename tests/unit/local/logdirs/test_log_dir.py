@@ -137,7 +137,7 @@ def test_a_closed_or_abandoned_directory_writes_no_checkpoint(end: Callable[[Log
     second.write_checkpoints()
     before = _checkpointed(disk)
     for write in (LogDirectory.write_checkpoints, lambda each: each.write_log_starts({OPENED: 9})):
-        with pytest.raises(DiskFailed, match="let go"):
+        with pytest.raises(DiskFailed, match="the log directory was closed"):
             write(first)
     assert _checkpointed(disk) == before
 

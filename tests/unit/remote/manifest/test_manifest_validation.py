@@ -72,10 +72,10 @@ FORGERIES = {
     "a negative record count": (with_row(record_count=-1), "record_count"),
     "an entry whose key climbs out": (with_row(data_key="data/../../x.log"), "not a data object"),
     "an entry whose key is a head's": (with_row(data_key=manifest_key(7)), "not a data object"),
-    "an entry whose key is of another segment": (with_row(data_key=OTHER.data_key), "and an earlier segment waits"),
-    "an entry whose key has other offsets": (with_row(3, next_offset=2**62), "and an earlier segment waits"),
-    "an entry with another ULID": (with_row(ulid=ulid_of("X")), "and an earlier segment waits"),
-    "an entry of another's indexes": (with_row(indexes_key=OTHER.indexes_key), "and an earlier segment waits"),
+    "an entry whose key is of another segment": (with_row(data_key=OTHER.data_key), "another segment than its entry"),
+    "an entry whose key has other offsets": (with_row(3, next_offset=2**62), "another segment than its entry"),
+    "an entry with another ULID": (with_row(ulid=ulid_of("X")), "another segment than its entry"),
+    "an entry of another's indexes": (with_row(indexes_key=OTHER.indexes_key), "another segment than its entry"),
     "an entry with a view's key": (with_row(data_key=view_row("R1", 10, 20).data_key), "not a data object"),
     "an entry of a later epoch": (
         with_row(data_key=data_key(10, 19, 9, ulid_of("R1")), indexes_key=indexes_key(10, 19, 9, ulid_of("R1"))),
@@ -91,7 +91,7 @@ FORGERIES = {
     ),
     "two entries of one object": (
         replace(SAMPLE, segments=(*ROWS, replace(ROWS[3], base_offset=40, next_offset=50))),
-        "and an earlier segment waits",
+        "another segment than its entry",
     ),
     "entries that overlap": (with_row(base_offset=9), "overlap"),
     "entries out of order": (replace(SAMPLE, segments=(ROWS[1], ROWS[0])), "overlap"),
@@ -278,7 +278,7 @@ def test_a_pending_page_delete_spares_objects_that_another_page_names(paged):
 
 FORGED_PAGES = {
     "an illegal key": ({"data_key": "data/../../x.log"}, "not a data object"),
-    "another segment's key": ({"data_key": ROWS[3].data_key}, "and an earlier segment waits"),
+    "another segment's key": ({"data_key": ROWS[3].data_key}, "another segment than its entry"),
     "a leader epoch beyond the segment": ({"epochs": ((1, 2**50),)}, "leader epoch"),
     "a leader epoch of 2^40": ({"epochs": ((2**40, 11),)}, "epochs"),
     "a negative size": ({"size_bytes": -5}, "size_bytes"),

@@ -595,7 +595,7 @@ def test_rotating_keys_seals_an_old_topic_binds_its_keys_and_is_idempotent(old: 
 def test_an_old_encrypted_topic_is_readable_and_reads_warn_it_is_not_authenticated(
     old: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remote.manifest.commit_protocol._TOLD", set())
+    monkeypatch.setattr("remote.manifest.commit_protocol._WARNED", set())
     prefix = _name_of(old.store, "encrypted")
     assert values(old.store, first_release.KEYS, TopicPartition("encrypted", 0))
     assert f"not authenticated: prefix={prefix}" in caplog.text

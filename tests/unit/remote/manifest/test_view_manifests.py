@@ -158,5 +158,5 @@ def test_an_object_that_a_view_names_is_never_deleted():
     with_view = snapshot(local(0, 1, active=True), pending_deletes=(listed,), views=(view(view_row()),))
     assert deletions(with_view) == []
     forced = [DeletePending(key=key, size_bytes=1, reason="")]
-    assert violations(with_view, forced) == [f"DeletePending {key}: a row still names it"]
+    assert violations(with_view, forced) == [f"DeletePending {key}: a segment entry still names it"]
     assert [each.key for each in deletions(snapshot(local(0, 1, active=True), pending_deletes=(listed,)))] == [key]

@@ -79,7 +79,7 @@ def test_rate_option_is_parsed_as_bytes_per_time():
     for wrong in ("", "20GiB", "20GiB/", "/d", "x/d", "-1/d", "0/d", "1/y", "=1/d", "a=", "nan/d", "inf/s", "a=b=/d"):
         with pytest.raises(InvalidRequest, match="invalid --rate"):
             read_rates([wrong])
-    with pytest.raises(InvalidRequest, match="twice"):
+    with pytest.raises(InvalidRequest, match="a topic is repeated"):
         read_rates(["a=1/d", "a=2/d"])
 
 

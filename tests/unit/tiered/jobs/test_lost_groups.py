@@ -317,7 +317,7 @@ def test_pipeline_of_replaced_segments_stays_due_and_exits_3(node, monkeypatch, 
     (unit,) = [each for each in json.loads(told.out)["units"] if each["stage"] == "merge"]
     assert unit["state"] == "due"
     assert "not merged" in unit["why"]
-    assert "the job is not finished; run" in told.err
+    assert "resume with: tiered pipeline run" in told.err
     assert invoke(words) == 0, "the repeated job must do the remaining work"
 
 

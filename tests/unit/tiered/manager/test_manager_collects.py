@@ -62,7 +62,7 @@ def test_manifest_collection_has_a_reason_and_never_leaves_too_few_manifests():
         settle(manager)
         snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, manifests_gc_boundary=3)
         (decision,) = manifest_collection.manifest_collections(snapshot)
-        assert decision == CollectManifests(upto_sequence=6, reason="3 old heads, the newest 3 are kept")
+        assert decision == CollectManifests(upto_sequence=6, reason="3 old manifests, the newest 3 are kept")
         assert violations(snapshot, [decision]) == []
         assert manifest_collection.manifest_collections(replace(snapshot, manifests_gc_boundary=5)) == []
         assert "fewer than 3" in violations(snapshot, [replace(decision, upto_sequence=7)])[0]

@@ -614,6 +614,6 @@ def test_partitions_stopped_by_one_cause_are_one_line_with_their_count(capfd) ->
     done[7] = replace(done[7], problem=Corrupt("cannot decode a batch, crc differs", at=5))
     adopt._print_problems(done)
     assert capfd.readouterr().err.splitlines() == [
-        "! 5 partitions (orders/0, orders/1, orders/2, ...): writing an object: cause=timeout",
+        "! 5 partitions (orders/0, orders/1, orders/2, ...): cannot store an object: cause=timeout",
         "! orders/7: cannot decode a batch, crc differs: at=5",
     ]

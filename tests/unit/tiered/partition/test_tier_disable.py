@@ -303,7 +303,7 @@ def test_command_asks_for_confirmation_before_it_disables_a_tier(
     assert invoke([*words, "topic", "create", "t", "-X", "remote.storage.enable=true"]) == 0
     off = [*words, "topic", "alter", "t", *(word for name, value in OFF.items() for word in ("-X", f"{name}={value}"))]
     assert invoke([*off]) == 2
-    assert "for good? add --yes" in capfd.readouterr().err
+    assert "permanently? add --yes" in capfd.readouterr().err
     assert invoke([*words, "topic", "alter", "t", "-X", "retention.ms=1d"]) == 0, (
         "other settings must need no confirmation"
     )

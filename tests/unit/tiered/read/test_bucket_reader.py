@@ -196,7 +196,7 @@ def test_topic_create_warns_when_the_bucket_has_a_topic_of_that_name(home: Path,
         capfd.readouterr()
         assert invoke(["-C", create[0], "topic", "create", *create]) == 0
         err = capfd.readouterr().err
-        assert ("warning: the bucket already holds a topic of this name" in err) == is_warned
+        assert ("warning: the bucket already has a topic of this name" in err) == is_warned
         assert ("--topic-id" in err) == is_warned
 
 

@@ -200,7 +200,7 @@ def test_web_tiles_without_the_store_show_unknown_instead_of_zero(world: World) 
         assert (facts["now_dollars_per_month"], facts["then_disk_bytes"]) == (None, None)
         assert facts["missing"][0]["partitions"] == ["t/0"]
         assert "<dd>unknown</dd>" in page(found, "/plan")
-        assert "cannot be read" in page(found, "/cost", HTTPStatus.OK)
+        assert "its remote tier is unreadable" in page(found, "/cost", HTTPStatus.OK)
 
 
 # -- one line for one cause

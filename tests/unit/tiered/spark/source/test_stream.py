@@ -352,7 +352,7 @@ def test_offsets_expired_before_the_read_are_an_error_or_left_out(bucket):
 def test_deleted_partition_is_an_error_or_left_out(bucket):
     add(bucket, 30)
     start = StreamPosition(offsets={ZERO: 10, ONE: 5}, topic_ids={})
-    with pytest.raises(NotFound, match=r"one of its partitions no longer exists: data was lost.*orders/1"):
+    with pytest.raises(NotFound, match=r"one of its partitions no longer exists; data was lost.*orders/1"):
         following(stream(bucket), start)
     planner = stream(bucket, failOnDataLoss="false")
     assert following(planner, start).offsets == {ZERO: 30}
@@ -361,7 +361,7 @@ def test_deleted_partition_is_an_error_or_left_out(bucket):
 def test_recreated_topic_is_an_error_or_read_from_its_beginning(bucket):
     add(bucket, 30)
     before = StreamPosition(offsets={ZERO: 10}, topic_ids={"orders": "B" * 22})
-    with pytest.raises(NotFound, match="deleted and created again: data was lost"):
+    with pytest.raises(NotFound, match="deleted and created again; data was lost"):
         following(stream(bucket), before)
     planner = stream(bucket, failOnDataLoss="false")
     end = following(planner, before)

@@ -72,7 +72,7 @@ def report() -> StatusReport:
 
 def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
     for body in (overview(report, {}, has_remote=True), problems_page(report, {})):
-        assert Sound.problem(body) == []
+        assert Sound.problems(body) == []
         assert body.count('class="trouble"') == 2
         assert "200 partitions</strong>: the store is down, the oldest for 3h 19m" in body
         assert body.count("<li>") == MEMBERS_SHOWN
@@ -81,7 +81,7 @@ def test_equal_problems_are_one_box_with_details(report: StatusReport) -> None:
     (alike,) = re.findall(r'href="(/troubles\?alike=[^"]*)"', problems_page(report, {}))
     assert alike == "/troubles?alike=t%2F199"
     singly = problems_page(report, {"alike": "t/199", "page": "2"})
-    assert Sound.problem(singly) == []
+    assert Sound.problems(singly) == []
     assert singly.count('class="trouble"') == 100
     assert "101 to 200 of 200" in singly
     assert "There are no problems" in problems_page(report, {"alike": "none"})
