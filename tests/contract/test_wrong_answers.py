@@ -166,7 +166,7 @@ def test_a_put_answered_with_412_while_other_bytes_are_stored_is_already_exists(
     server = served("PUT", refused, 100)
     server.answer = lambda verb, name, headers, sent: (200, b"others" if verb == "GET" else b"", {})
     store = server.store(client, PATIENT)
-    with pytest.raises(AlreadyExists, match="the name is taken"):
+    with pytest.raises(AlreadyExists, match="the name already exists"):
         WRITES[verb](store, BODY)
     store.close()
 

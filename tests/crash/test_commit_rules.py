@@ -58,7 +58,7 @@ def test_a_second_takeover_raises_the_epoch_and_preserves_entries_and_settings()
 def test_taking_over_manifests_of_another_partition_is_refused():
     store = MemoryStore()
     Writer(store).open()
-    with pytest.raises(InvalidRequest, match=r"another partition's.*found=orders-A+/0"):
+    with pytest.raises(InvalidRequest, match=r"another partition.*found=orders-A+/0"):
         MetadataLog(store, PREFIX).become_writer("x", 1, topic="other", topic_id=TOPIC_ID, partition=0)
 
 
@@ -85,7 +85,7 @@ def test_a_change_that_breaks_a_rule_is_refused_and_writes_nothing(change):
     writer = Writer(store)
     writer.open()
     writer.copy(100)
-    with pytest.raises(InvalidRequest, match="head"):
+    with pytest.raises(InvalidRequest, match="invalid manifest"):
         writer.log.commit(change, now_ms=5)
     assert len(chain(store)) == 2
 

@@ -464,7 +464,7 @@ def test_the_only_copy_is_never_deleted_and_the_partition_not_created_again() ->
     files = disk.list(doomed)
     dirs = LogDirectories(disk, (A, B))
     assert dirs.root_of(NAME) is None
-    with pytest.raises(Conflict, match="a move left behind"):
+    with pytest.raises(Conflict, match="a move left a copy"):
         dirs.create(NAME, ID, choose_log_dir, is_new=False)
     assert disk.list(doomed) == files
     dirs.close()
