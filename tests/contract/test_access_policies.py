@@ -122,7 +122,7 @@ def _as_manager(server: Enforcing, store: ObjectStore) -> None:
         log.commit(add_segments([row]), NOW)
     first = log.refresh().segments[0]
     expire = expire_segments([first.ulid], now_ms=NOW, log_start_offset=first.next_offset)
-    gone = [each.key for each in log.commit(expire, NOW).unlinked]
+    gone = [each.key for each in log.commit(expire, NOW).pending_deletes]
     store.delete([PARTITION + key for key in gone])
     log.commit(remove_pending_deletes(gone), NOW)
 

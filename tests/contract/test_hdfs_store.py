@@ -250,7 +250,7 @@ def test_without_the_hdfs_client_the_error_names_the_install_command(monkeypatch
     ("error", "kind", "words"),
     [
         (FileNotFoundError("/secret"), NotFound, "it does not exist"),
-        (FileExistsError("/secret"), AlreadyExists, "taken"),
+        (FileExistsError("/secret"), AlreadyExists, "already exists"),
         (
             "org.apache.hadoop.security.AccessControlException:Permission denied: user=x",
             AccessDenied,
