@@ -14,8 +14,6 @@ Threads:
 - A `progress` callable must not create or alter topics.
 - `close` and `abandon` come last, with no other call running.
 
-This module is longer than others: it is the one public class, and most of it is that class's docstrings.
-
 A manager opened with ``read_only=True`` takes no lock, writes nothing anywhere and sees the directory and the bucket as
 of its open. It may run in parallel to a writing manager.
 """
