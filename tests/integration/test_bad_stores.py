@@ -17,9 +17,9 @@ from tiered.demo.s3_endpoint import S3Endpoint
 pytestmark = pytest.mark.server
 
 REFUSALS = {
-    "access was denied": (403, "AccessDenied", 1, "permission"),
-    "access was denied or the credentials are wrong": (403, "InvalidAccessKeyId", 1, "permission"),
-    "wrong secret": (403, "SignatureDoesNotMatch", 1, "permission"),
+    "access was denied": (403, "AccessDenied", 1, "access was denied"),
+    "access was denied or the credentials are wrong": (403, "InvalidAccessKeyId", 1, "access was denied"),
+    "wrong secret": (403, "SignatureDoesNotMatch", 1, "access was denied"),
     "no such bucket": (404, "NoSuchBucket", 1, "bucket"),
 }
 

@@ -190,7 +190,7 @@ def test_code_blocks_of_the_embedding_guide_run_as_one_program(tmp_path: Path) -
 
 def test_sizing_program_with_own_figures_runs(tmp_path: Path) -> None:
     printed = run_python("\n".join(_PYTHON.findall((HOW_TO / "size-a-deployment.md").read_text())), tmp_path)
-    assert [line.split()[0] for line in printed.splitlines()] == ["as"] + ["segment.bytes=256MiB"] * 2 + [
+    assert [line.split()[0] for line in printed.splitlines()] == ["current"] + ["segment.bytes=256MiB"] * 2 + [
         "segment.bytes=1.00GiB"
     ] * 2
 
