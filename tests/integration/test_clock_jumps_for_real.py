@@ -112,7 +112,7 @@ def test_clock_jump_before_or_during_a_run_deletes_and_rolls_nothing(town: Town)
     for seconds, told in ((YEARS, "ahead=3650d"), (to_1970, "back=")):
         clock.set(seconds)
         with town.daemon() as daemon:
-            daemon.wait_for_trouble(told, "the store's clock")
+            daemon.wait_for_trouble(told, "the clock of the store")
             town.go_on(daemon)
             assert town.kept() == kept, told
             clock.set(0)
@@ -122,7 +122,7 @@ def test_clock_jump_before_or_during_a_run_deletes_and_rolls_nothing(town: Town)
     (town.node.home / "data" / "work-report.json").unlink()  # another node: no local record of the time
     clock.set(YEARS)
     with town.daemon() as daemon:
-        daemon.wait_for_trouble("ahead=3650d", "the store's clock")
+        daemon.wait_for_trouble("ahead=3650d", "the clock of the store")
         town.go_on(daemon)
         assert town.kept() == kept
         assert daemon.end() == 0
