@@ -10,6 +10,7 @@ Helper threads of the code (reading ahead) have no baton: their requests to the 
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from race_scenes import SceneOfRace
 from race_truth import Truth
 
 from local.errors import LogError, Unavailable
+from local.names import CLEANER_HISTORY
 from remote.store import Asked, Body, ObjectInfo, UploadSource, read_if_there
 from remote.store.memory_store import MemoryStore
 
@@ -183,10 +185,13 @@ class Life:
         """Decide after an effect on the disk whether the process stops or dies.
 
         The decision is drawn from the name and the count of the effect, not from the actor's sequence. A new file in
-        the product thus shifts no other draw, and the seeds keep their schedules.
+        the product thus shifts no other draw, and the seeds keep their schedules. The size of the cleaner's history is
+        left out: its lines hold measured times.
         """
         assert self.disk is not None, "the disk calls this"
         what = self.disk.journal[-1]
+        if CLEANER_HISTORY in what:
+            what = re.sub(r" \d+$", "", what)
         self._effects[what] += 1
         drawn = f"{self.actor.race.seed} {self.actor.name} {self._number} {what} {self._effects[what]}"
         rng = random.Random(drawn)
