@@ -1,4 +1,4 @@
-"""A manifest page (spill): an immutable Parquet object with the older entries of a manifest.
+"""A manifest page: an immutable Parquet object with the older entries of a manifest.
 
 A row of the table is one `SegmentEntry`, and a column is one of its fields, under its name. So DuckDB, Spark and
 pandas read it directly: numbers are int64, `epochs` is a list of lists, `indexes` a map of structs. Compressed with

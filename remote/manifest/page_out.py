@@ -15,7 +15,7 @@ So a change (`remote.manifest.manifest_changes`) only ever sees entries, and sta
 is deleted like every object, as a pending delete after the grace period. A page without a committed manifest is an
 orphan.
 
-An opened manifest may hold entries below a spill; an encoded manifest never does (`move_to_page` ensures this).
+An opened manifest may hold entries below a page; an encoded manifest never does (`move_to_page` ensures this).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def opened(manifest: Manifest, start: int, end: int, entries_of: EntriesOf) -> M
 
 
 class NewPages:
-    """Pages written for one commit; a retry that spills the same entries uses the existing page."""
+    """Pages written for one commit; a retry with the same entries uses the existing page."""
 
     def __init__(self, write: Callable[[Rows, int, str | None], PageEntry], now_ms: int) -> None:
         self.seal_key_id: str | None = None  # of the manifest that will name them
@@ -102,7 +102,7 @@ class NewPages:
 
 
 def move_to_page(manifest: Manifest, rule: PageRule, new_page: NewPage) -> Manifest:
-    """`manifest` with all entries below its last spill moved to pages again; `manifest` itself if there are none."""
+    """`manifest` with all entries below its last page moved to pages again; `manifest` itself if there are none."""
     if (
         not manifest.pages
         or not manifest.segments
@@ -111,7 +111,7 @@ def move_to_page(manifest: Manifest, rule: PageRule, new_page: NewPage) -> Manif
         return manifest
     at = bisect_right(manifest.segments, manifest.pages[-1].base_offset, key=_base_offset)
     below, above = manifest.segments[:at], manifest.segments[at:]
-    # Opened pages are one range of offsets, so all of `below` is between two neighbouring spills.
+    # Opened pages are one range of offsets, so all of `below` is between two neighbouring pages.
     made = _pages(below, rule, new_page)
     pages = sorted((*manifest.pages, *made), key=_base_offset)
     return replace(manifest, pages=tuple(pages), segments=above)
