@@ -152,8 +152,8 @@ class Tab:
         return int(self.js("window.fetches"))
 
     def wait(self, condition: str, given: object = None) -> None:
-        """Wait until an expression is true. It is polled from outside, because the page's policy forbids evaluating
-        text."""
+        """Wait until the page is loaded, with its stylesheet, and an expression is true. Both are polled from outside,
+        because the page's policy forbids evaluating text."""
         self._run(self._until(condition, given))
 
     def press(self, *keys: str) -> None:
@@ -207,7 +207,8 @@ class Tab:
         from playwright.async_api import Error
 
         try:
-            return bool(await self._page.evaluate(condition, given))
+            is_loaded = await self._page.evaluate("document.readyState === 'complete'")
+            return is_loaded and bool(await self._page.evaluate(condition, given))
         except Error as error:
             if "context was destroyed" in str(error):
                 return False  # the page is being replaced by another

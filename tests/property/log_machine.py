@@ -290,12 +290,17 @@ class LogMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1 << 30))
     def crash(self, seed: int) -> None:
         self.disk = self.disk.crash(random.Random(seed))
+        readable = self._readable_end()
         self._open()
         found = self.log.next_offset
         assert self.durable <= found <= self.end, "recovery must keep every durable record and add none"
         assert found in {self.end, self.start, 0, *(batch.next_offset for batch in self.batches)}, (
             "the log must end at a batch boundary"
         )
+        if found == self.start == self.log.local_log_start_offset:
+            # The log restarted empty. The producers of deleted records are known as far as the files were readable.
+            self.batches = [batch for batch in self.batches if batch.next_offset <= readable]
+            self._forget_below(found)
         self.batches = [batch for batch in self.batches if batch.next_offset <= found]
         self.end = self.durable = found
         # The raised log start was checkpointed first. Files of dropped segments are not restored in this model.
@@ -469,6 +474,12 @@ class LogMachine(RuleBasedStateMachine):
             for base, last, size in zip(*(column.tolist() for column in columns), strict=True):
                 entries.append((base, last + 1, size, info.base_offset))
         return entries
+
+    def _readable_end(self) -> int:
+        """The offset after the last valid batch of all segment files; 0 without one."""
+        names = [name for name in self.disk.list(self.log.directory) if name.endswith(LOG)]
+        tables = [self._table(int(name.removesuffix(LOG))) for name in names]
+        return max((int(table.last_offsets.max(initial=-1)) + 1 for table in tables), default=0)
 
     def _table(self, base: int) -> BatchTable:
         return kernels.scan_batches(self.disk.read(f"{self.log.directory}/{base:020d}{LOG}"))
