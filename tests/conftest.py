@@ -82,10 +82,23 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
 def pytest_collection_modifyitems(config, items):
+    _leave_deep_tests_out(config, items)
     _mark_groups(items)  # before pytest-xdist reads the groups
     yield
     if config.getoption("loadgroup", default=False):
         items.sort(key=_rank)  # after pytest-randomly shuffled the tests
+
+
+def _leave_deep_tests_out(config, items):
+    """Deselect the tests with the marker `deep` in the plain profile, unless the command line names tests or it."""
+    from run_profile import IS_DEEP
+
+    if IS_DEEP or "deep" in config.option.markexpr or any("::" in each for each in config.args):
+        return
+    deep = [item for item in items if item.get_closest_marker("deep")]
+    if deep:
+        items[:] = [item for item in items if not item.get_closest_marker("deep")]
+        config.hook.pytest_deselected(items=deep)
 
 
 def _rank(item):
