@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from local.errors import LogError
+from tiered.cli.options import argument, command
 from tiered.cli.session import Session
 from tiered.config.units import counted
 
@@ -25,9 +26,8 @@ VARIABLE = "_TIERED_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion")
-@click.argument("shell", type=click.Choice(_SHELLS))
-def completion(shell: str) -> None:
+@command("completion")
+def completion(shell: str = argument(choices=_SHELLS)) -> None:
     """Print the script for SHELL, to be kept where it reads such or evaluated: eval "$(tiered completion bash)"."""
     from tiered.cli.main import main
 

@@ -101,13 +101,31 @@ class PricedWork(Work):
     dollars: float
 
 
+class ProgressEvent(Result):
+    """A line on stderr under ``--progress json``: the progress of a command, or a message.
+
+    `done` and `total` only grow; the last event of kind `progress` has `is_last`.
+    """
+
+    kind: Literal["progress", "message"]
+    operation: str
+    done: int
+    total: int
+    unit: str
+    rate_per_second: float
+    eta_ms: int | None
+    waits_for: str | None
+    is_last: bool
+    message: str | None
+
+
 def output_option(default: str = "table") -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Add ``-o`` to a command that prints rows, and ``--raw`` for exact numbers in its table."""
     choice = click.Choice(FORMATS)
 
     def both(command: Callable[..., object]) -> Callable[..., object]:
         exact = "Print exact numbers in a table: bytes, ms."
-        command = click.option("--raw", is_flag=True, expose_value=False, callback=_note_raw, help=exact)(command)
+        command = click.option("--raw", is_flag=True, expose_value=False, callback=note_raw, help=exact)(command)
         return click.option(
             "-o", "--output", type=choice, default=default, show_default=True, help="Set the output format."
         )(command)
@@ -115,7 +133,7 @@ def output_option(default: str = "table") -> Callable[[Callable[..., object]], C
     return both
 
 
-def _note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
+def note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
     """Store the flag for the table of this invocation."""
     ctx.meta[_RAW] = ctx.meta.get(_RAW, False) or is_raw
 

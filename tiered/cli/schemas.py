@@ -68,7 +68,7 @@ _PAGES: dict[str, tuple[str, ...]] = {
     "placement": ("cli.topics.placement:Placement", "placement"),
     "plan": ("cli.node.plan:PlanShow", "plan"),
     "plan-summary": ("cli.node.plan:PlanSummary", "plan"),
-    "progress": ("cli.progress_event:ProgressEvent",),
+    "progress": ("cli.render:ProgressEvent",),
     "remote-ls": ("cli.bucket.remote:RemoteListed", "remote ls"),
     "repair": ("cli.bucket.repair:Repaired", "repair"),
     "restore": ("cli.bucket.restore:Restored", "restore"),

@@ -130,7 +130,7 @@ class Session:
         """
         config = self.config(overrides)
         self.set_up_logging(is_daemon=is_daemon, reports_problems=read_only or is_hasty)
-        from tiered.cli.progress_display import load_progress
+        from tiered.cli.progress import load_progress
         from tiered.manager.manager import LogManager
         from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
         from tiered.web.pages.offline_store import silent_store

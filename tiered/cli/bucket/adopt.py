@@ -12,8 +12,7 @@ import click
 from tiered.cli.arguments import Number
 from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import copy_progress_of
+from tiered.cli.progress import copy_progress_of, progress_option
 from tiered.cli.render import PartitionRow, Result, number, output_option, print_result
 from tiered.cli.session import Session, now_ms, settings_option
 from tiered.cli.signals import stop_signals

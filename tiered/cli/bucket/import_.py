@@ -14,8 +14,7 @@ from tiered.cli.arguments import parse_partition
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
 from tiered.cli.layouts import findings_code, layout_options, layout_words, report_findings
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import byte_progress
+from tiered.cli.progress import byte_progress, progress_option
 from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals

@@ -15,8 +15,7 @@ import click
 from local.errors import InvalidRequest
 from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import Lines
+from tiered.cli.progress import Lines, progress_option
 from tiered.cli.render import Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
@@ -288,11 +287,11 @@ def _stage_progress(session: Session) -> Callable[[Stage, int, int], None]:
     lines = Lines(session.say, every_s=_LINE_EVERY_S)
 
     def report(stage: Stage, done: int, everything: int) -> None:
-        if progress.meter is not None:
+        if progress.sends_events:
             progress.expect(0 if stage in known else everything, "units")
             progress.advance(done - known.get(stage, 0))
             known[stage] = done
-        elif progress.way != "none":
+        elif progress.mode != "none":
             lines.report(lambda: f"{stage}: {done} of {everything}", is_last=done == everything)
 
     return report

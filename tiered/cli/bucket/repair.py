@@ -9,8 +9,7 @@ import click
 
 from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import byte_progress
+from tiered.cli.progress import byte_progress, progress_option
 from tiered.cli.render import Struct, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import counted, format_bytes

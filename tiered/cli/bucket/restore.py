@@ -13,8 +13,7 @@ import click
 from tiered.cli.arguments import parse_time
 from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit, worst
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import byte_progress
+from tiered.cli.progress import byte_progress, progress_option
 from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals

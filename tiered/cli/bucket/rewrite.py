@@ -17,8 +17,7 @@ from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_time
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket, open_target
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import byte_progress
+from tiered.cli.progress import byte_progress, progress_option
 from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import Stop, stop_signals

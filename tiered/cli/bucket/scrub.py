@@ -11,8 +11,7 @@ import click
 
 from tiered.cli.bucket_options import Bucket, bucket_options, lost_partitions, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import byte_progress
+from tiered.cli.progress import byte_progress, progress_option
 from tiered.cli.render import Result, Struct, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals

@@ -65,7 +65,7 @@ def verify_remote(
     | 3 | other findings |
     """
     from tiered.cli.bucket_options import lost_partitions, open_bucket
-    from tiered.cli.progress_display import byte_progress
+    from tiered.cli.progress import byte_progress
     from tiered.cli.signals import stop_signals
     from tiered.health.bucket_verifying import verify_bucket
     from tiered.health.scrub import THREADS

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from tiered.cli.arguments import Number
-from tiered.cli.cost.cost_simulate import rate_option, report_estimates, simulate
+from tiered.cli.cost.cost_simulate import RATE, report_estimates, simulate
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.render import Result, Struct, columns_of, number, output_option, print_result, text
+from tiered.cli.options import OUTPUT, TOPICS, command, option
+from tiered.cli.render import Result, Struct, columns_of, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars
@@ -88,11 +89,8 @@ def cost() -> None:
     """What the bucket and the disk cost, what they would cost, and what would make them cheaper."""
 
 
-@cost.command("show")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@output_option()
-@click.pass_obj
-def show(session: Session, topics: tuple[str, ...], output: str) -> int:
+@command("show", cost)
+def show(session: Session, topics: tuple[str, ...] = TOPICS, output: str = OUTPUT) -> int:
     """Dollars a month for each topic, by kind, from its segments and from the requests that were metered.
 
     DOUBLE is the part of DISK that is in the bucket as well; IDLE what a month without appends and reads costs.
@@ -129,8 +127,7 @@ def show(session: Session, topics: tuple[str, ...], output: str) -> int:
     return unread_code(report.all_unread.values())
 
 
-@cost.command("prices")
-@click.pass_obj
+@command("prices", cost)
 def prices(session: Session) -> None:
     """The prices that hold here, as JSON: the built-in ones with those of `cost.prices` over them.
 
@@ -143,21 +140,16 @@ def prices(session: Session) -> None:
     click.echo(json.dumps(price_rows(configured_prices(session.config())), indent=2))
 
 
-@cost.command("advise")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option(
-    "--least",
-    type=Number(),
-    default=0.01,
-    show_default=True,
-    help="Show advice that saves at least these dollars a month.",
-)
-@click.option("--out", metavar="FILE", type=click.Path(), help="Save the advice to a file, for 'tiered apply'.")
-@rate_option
-@output_option()
-@click.pass_obj
+@command("advise", cost)
 def advise(
-    session: Session, topics: tuple[str, ...], least: float, out: str | None, rate: tuple[str, ...], output: str
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    least: float = option(
+        "--least", "Show advice that saves at least these dollars a month.", type=Number(), default=0.01
+    ),
+    out: str | None = option("--out FILE", "Save the advice to a file, for 'tiered apply'.", type=click.Path()),
+    rate: tuple[str, ...] = RATE,
+    output: str = OUTPUT,
 ) -> int:
     """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
     from tiered.config.user_files import check_target

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,8 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.errors import unread_code
-from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result, write_lines
+from tiered.cli.options import GROUP, OUTPUT, TOPICS, command, option
+from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result, write_lines
 from tiered.cli.session import Session, now_ms
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars, parse_bytes, parse_duration
@@ -27,12 +29,7 @@ _WIDTH = 100
 _WRITING = "cannot write the page"
 
 
-rate_option = click.option(
-    "--rate",
-    multiple=True,
-    metavar="[TOPIC=]RATE",
-    help="Set the arrival rate, as orders=20GiB/d or 10MiB/s; default: measured.",
-)
+RATE = option("--rate [TOPIC=]RATE", "Set the arrival rate, as orders=20GiB/d or 10MiB/s; default: measured.")
 
 
 def report_estimates(measured: Iterable[Measured]) -> None:
@@ -117,34 +114,30 @@ class CostSimulate(Result):
     variants: list[CostVariant]
 
 
-@click.command("simulate")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--retention", metavar="TIMES", help="Set retentions, as 7d,30d,90d or 1d..365d; -1 for no limit.")
-@click.option("--local", metavar="TIMES", help="Set local retentions, as 1h,1d.")
-@click.option("--segment", metavar="SIZES", help="Set segment sizes, as 64MiB,256MiB,1GiB or 64MiB..1GiB.")
-@click.option("--part", metavar="SIZES", help="Set part sizes of uploads, as 8MiB,16MiB.")
-@click.option("--codec", metavar="CODECS", help="Set the compression in the bucket: none,zstd.")
-@click.option(
-    "--class",
-    "storage_class",
-    metavar="CLASSES",
-    help="Set storage classes: standard,ia,onezone,gir,it,express or the names of S3.",
-)
-@click.option("--reads", metavar="SHARES", help="Set the share of the data that is read in a month, as 0,0.1,1.")
-@rate_option
-@click.option("--chart", is_flag=True, help="Print bars instead of the table.")
-@click.option("--html", "page", metavar="FILE", type=click.Path(), help="Also write a self-contained HTML page.")
-@output_option()
-@click.pass_obj
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axes:
+    """The values of each setting to simulate, as typed; None for the value as it is."""
+
+    retention: str | None = option("--retention TIMES", "Set retentions, as 7d,30d,90d or 1d..365d; -1 for no limit.")
+    local: str | None = option("--local TIMES", "Set local retentions, as 1h,1d.")
+    segment: str | None = option("--segment SIZES", "Set segment sizes, as 64MiB,256MiB,1GiB or 64MiB..1GiB.")
+    part: str | None = option("--part SIZES", "Set part sizes of uploads, as 8MiB,16MiB.")
+    codec: str | None = option("--codec CODECS", "Set the compression in the bucket: none,zstd.")
+    storage_class: str | None = option(
+        "--class CLASSES", "Set storage classes: standard,ia,onezone,gir,it,express or the names of S3."
+    )
+    reads: str | None = option("--reads SHARES", "Set the share of the data that is read in a month, as 0,0.1,1.")
+
+
+@command("simulate")
 def simulate(
     session: Session,
-    /,
-    topics: tuple[str, ...],
-    rate: tuple[str, ...],
-    chart: bool,
-    page: str | None,
-    output: str,
-    **asked: str | None,
+    topics: tuple[str, ...] = TOPICS,
+    axes: _Axes = GROUP,
+    rate: tuple[str, ...] = RATE,
+    chart: bool = option("--chart", "Print bars instead of the table."),
+    page: str | None = option("--html FILE", "Also write a self-contained HTML page.", type=click.Path()),
+    output: str = OUTPUT,
 ) -> int:
     """Dollars a month under other settings: every combination of the values given, or single changes without any.
 
@@ -155,11 +148,11 @@ def simulate(
     from tiered.cost.cost_simulation import simulate_costs
     from tiered.status.unknown_figures import unread_partitions, unread_rows
 
-    axes, rates = read_axes(asked), read_rates(rate)
+    values, rates = read_axes(asdict(axes)), read_rates(rate)
     if page is not None:
         check_target(page, _WRITING)
     with session.manager(read_only=True, is_brief=True) as manager:
-        simulation = simulate_costs(manager, now_ms(), axes or None, topics or None, rates=rates)
+        simulation = simulate_costs(manager, now_ms(), values or None, topics or None, rates=rates)
         problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
         unread = unread_partitions(manager, topics or None)
     if page is not None:

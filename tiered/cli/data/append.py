@@ -22,9 +22,9 @@ from local.errors import DiskFailed, InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
+from tiered.cli.options import OUTPUT, argument, command, option
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
-from tiered.cli.render import PartitionRow, Result, number, output_option, print_result
+from tiered.cli.render import PartitionRow, Result, number, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.config.units import format_count, parse_duration
@@ -56,42 +56,28 @@ class Appended(Result):
     appended: list[AppendedRange]
 
 
-@click.command("append")
-@click.argument("target", metavar="TOPIC[/PARTITION]")
-@click.argument(
-    "source",
-    metavar="[FILE|-]",
-    type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True),
-    default="-",
-)
-@click.option("-K", "separator", metavar="SEP", help="Set the separator of key and value in a line; default: no keys.")
-@click.option("-Z", "is_empty_null", is_flag=True, help="Treat an empty value as null: a tombstone.")
-@click.option("--jsonl", "is_jsonl", is_flag=True, help="Read lines as JSON objects: key, value, timestamp, headers.")
-@click.option("--batch", type=click.IntRange(1), default=10_000, show_default=True, help="Set the records per append.")
-@click.option("--compression", type=click.Choice(CODECS), help="Set the codec of the batches; default: of the topic.")
-@click.option(
-    "--acks",
-    type=click.Choice(("local", "remote")),
-    default="local",
-    show_default=True,
-    help="Wait until the records are on the disk (local) or in the bucket (remote).",
-)
-@click.option("--timeout", metavar="TIME", help="Limit the time that --acks remote waits; default: 5m.")
-@output_option()
-@progress_option
-@click.pass_obj
+@command("append", has_progress=True)
 def append(
     session: Session,
-    target: str,
-    source: str,
-    separator: str | None,
-    is_empty_null: bool,
-    is_jsonl: bool,
-    batch: int,
-    compression: str | None,
-    acks: str,
-    timeout: str | None,
-    output: str,
+    target: str = argument("TOPIC[/PARTITION]"),
+    source: str = argument(
+        "[FILE|-]", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True), default="-"
+    ),
+    separator: str | None = option("-K SEP", "Set the separator of key and value in a line; default: no keys."),
+    is_empty_null: bool = option("-Z", "Treat an empty value as null: a tombstone."),
+    is_jsonl: bool = option("--jsonl", "Read lines as JSON objects: key, value, timestamp, headers."),
+    batch: int = option("--batch", "Set the records per append.", type=click.IntRange(1), default=10000),
+    compression: str | None = option(
+        "--compression", "Set the codec of the batches; default: of the topic.", choices=CODECS
+    ),
+    acks: str = option(
+        "--acks",
+        "Wait until the records are on the disk (local) or in the bucket (remote).",
+        choices=("local", "remote"),
+        default="local",
+    ),
+    timeout: str | None = option("--timeout TIME", "Limit the time that --acks remote waits; default: 5m."),
+    output: str = OUTPUT,
 ) -> int:
     """Append one record for each line, to the partition named or split by key as Kafka does.
 
@@ -248,7 +234,7 @@ class _Given:
 
 def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
     """Yield the runs and count their bytes after use. The size of a pipe is unknown."""
-    if session.progress.meter is None:
+    if not session.progress.sends_events:
         yield from runs
         return
     told = os.fstat(fd)

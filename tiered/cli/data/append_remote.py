@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.names import TopicPartition
-from tiered.cli.progress_display import copy_progress
+from tiered.cli.progress import copy_progress
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop
 from tiered.config.units import format_ms

@@ -14,8 +14,7 @@ from local.errors import InvalidRequest
 from tiered.cli.arguments import Position, parse_partition, parse_position
 from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import Lines
+from tiered.cli.progress import Lines, progress_option
 from tiered.cli.render import PartitionRow, Result, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, store_options
 from tiered.cli.signals import stop_signals
@@ -217,11 +216,11 @@ def _export_progress(session: Session) -> Callable[[int, int], None]:
 
     def report(done: int, everything: int) -> None:
         nonlocal is_expected
-        if progress.meter is not None:
+        if progress.sends_events:
             progress.expect(0 if is_expected else everything, "bytes")
             is_expected = True
             progress.reach(done)
-        elif progress.has_bars or progress.way == "plain":
+        elif progress.has_bars or progress.mode == "plain":
             lines.report(lambda: f"exported {format_bytes(done)} of {format_bytes(everything)}")
 
     return report

@@ -13,10 +13,20 @@ import click
 from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_options, layout_words, report_findings
+from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_words, report_findings
+from tiered.cli.options import (
+    LAYOUT_KEYS,
+    LAYOUT_PREFIXES,
+    REMOTE,
+    REMOTE_OPTIONS,
+    argument,
+    command,
+    layout_option,
+    option,
+)
 from tiered.cli.records import ConsumedRecord, parse_template
 from tiered.cli.render import to_json
-from tiered.cli.session import UNNAMED, Session, now_ms, store_options
+from tiered.cli.session import UNNAMED, Session, now_ms
 
 if TYPE_CHECKING:
     from local.errors import LogError
@@ -29,71 +39,33 @@ ISOLATIONS = ("read_uncommitted", "read_committed")  # values of `local.records.
 VIEW = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`
 
 
-@click.command("consume")
-@click.argument("target", metavar="TOPIC[/PARTITION]")
-@click.option(
-    "--from", "start", default="start", show_default=True, help="First position: start, end, OFFSET, -N, @TIME or @-2h."
-)
-@click.option("-n", "--count", type=count_type(0), help="Stop after this many records.")
-@click.option(
-    "-f",
-    "--format",
-    "template",
-    default=r"%v\n",
-    show_default=True,
-    help="Set the output template: %T %p %o %k %v %t %d %h, \\n \\t.",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "jsonl"]),
-    default="text",
-    show_default=True,
-    help="Set the output format.",
-)
-@click.option(
-    "--isolation",
-    type=click.Choice(ISOLATIONS),
-    default=ISOLATIONS[0],
-    show_default=True,
-    help=("Set the isolation; read_committed stops at the first open transaction and omits aborted ones."),
-)
-@click.option(
-    "--read-compacted",
-    is_flag=True,
-    help="Read a compacted view below its horizon, then the log; fails without a view.",
-)
-@click.option("--view", metavar="NAME", help="Choose another view than 'compacted' for --read-compacted.")
-@click.option("--local", "is_local", is_flag=True, help="Read only the log on this disk, even if it diverged.")
-@click.option("--remote", "url", metavar="URL", help="Read this bucket only; needs no configuration.")
-@click.option("--topic-id", metavar="ID", help="Choose one of several topics of this name in that bucket.")
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=store_options,
-    help="Option of the store of --remote.",
-)
-@layout_options("tiered", "Option for --remote,")
-@click.pass_obj
+@command("consume")
 def consume(
     session: Session,
-    target: str,
-    start: str,
-    count: int | None,
-    template: str,
-    output: str,
-    isolation: str,
-    read_compacted: bool,
-    view: str | None,
-    is_local: bool,
-    url: str | None,
-    topic_id: str | None,
-    options: dict[str, object],
-    layout: str,
-    prefixes: tuple[str, ...],
-    private_keys: tuple[str, ...],
+    target: str = argument("TOPIC[/PARTITION]"),
+    start: str = option("--from", "First position: start, end, OFFSET, -N, @TIME or @-2h.", default="start"),
+    count: int | None = option("-n, --count", "Stop after this many records.", type=count_type(0)),
+    template: str = option(
+        "-f, --format", "Set the output template: %T %p %o %k %v %t %d %h, \\n \\t.", default="%v\\n"
+    ),
+    output: str = option("-o, --output", "Set the output format.", choices=["text", "jsonl"], default="text"),
+    isolation: str = option(
+        "--isolation",
+        "Set the isolation; read_committed stops at the first open transaction and omits aborted ones.",
+        choices=ISOLATIONS,
+        default=ISOLATIONS[0],
+    ),
+    read_compacted: bool = option(
+        "--read-compacted", "Read a compacted view below its horizon, then the log; fails without a view."
+    ),
+    view: str | None = option("--view NAME", "Choose another view than 'compacted' for --read-compacted."),
+    is_local: bool = option("--local", "Read only the log on this disk, even if it diverged."),
+    url: str | None = REMOTE,
+    topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket."),
+    options: dict[str, object] = REMOTE_OPTIONS,
+    layout: str = layout_option("Option for --remote,"),
+    prefixes: tuple[str, ...] = LAYOUT_PREFIXES,
+    private_keys: tuple[str, ...] = LAYOUT_KEYS,
 ) -> int:
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
     if topic_id is not None and url is None:

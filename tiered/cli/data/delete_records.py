@@ -10,7 +10,8 @@ import click
 from local.errors import InvalidRequest
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
-from tiered.cli.render import PartitionRow, Work, number, output_option, print_result
+from tiered.cli.options import OUTPUT, argument, command, option
+from tiered.cli.render import PartitionRow, Work, number, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_count
 
@@ -31,24 +32,19 @@ class DeletedRecords(Work):
     partitions: list[DeletedRange]
 
 
-@click.command("delete-records")
-@click.argument("target", required=False, metavar="[TOPIC/PARTITION]")
-@click.option(
-    "--before", type=click.IntRange(-1), metavar="OFFSET", help="Delete the records below this offset; -1: all records."
-)
-@click.option("--file", "file", type=click.File("rb"), help="Read offsets from offsets.json of Kafka, - for stdin.")
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted, change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@output_option()
-@click.pass_obj
+@command("delete-records")
 def delete_records(
     session: Session,
-    target: str | None,
-    before: int | None,
-    file: IO[bytes] | None,
-    dry_run: bool,
-    yes: bool,
-    output: str,
+    target: str | None = argument("[TOPIC/PARTITION]"),
+    before: int | None = option(
+        "--before OFFSET", "Delete the records below this offset; -1: all records.", type=click.IntRange(-1)
+    ),
+    file: IO[bytes] | None = option(
+        "--file", "Read offsets from offsets.json of Kafka, - for stdin.", type=click.File("rb")
+    ),
+    dry_run: bool = option("--dry-run", "Show what would be deleted, change nothing."),
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    output: str = OUTPUT,
 ) -> None:
     """Delete the records below an offset. Their segments go with the next rounds of `tiered run`."""
     offsets = _asked(target, before, file)

@@ -24,7 +24,8 @@ from local.errors import Corrupt, InvalidRequest
 from tiered.cli.arguments import count_type, parse_partition_at, parse_time
 from tiered.cli.data.dump_text import entry_line, lines_of
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import LAYOUTS, layout_options, layout_words
+from tiered.cli.layouts import LAYOUTS, layout_words
+from tiered.cli.options import GROUP, LAYOUT_KEYS, LAYOUT_PREFIXES, argument, command, layout_option, option
 from tiered.cli.render import FORMATS, Column, print_fields, print_result, write_lines
 from tiered.cli.session import Session, now_ms, store_options
 
@@ -60,35 +61,54 @@ _SECTIONS = (
 class _Asked:
     """The options, as typed."""
 
-    target: str
-    output: str | None
-    batches: bool
-    by_record: bool
-    by_byte: bool
-    by_index: bool
-    deep_iteration: bool
-    print_data_log: bool
-    count: int | None
-    encoding: str
-    key_decoder: str | None
-    value_decoder: str | None
-    offsets_decoder: bool
-    transaction_log_decoder: bool
-    from_offset: int | None
-    to_offset: int | None
-    key: str | None
-    key_prefix: str | None
-    since: str | None
-    until: str | None
-    index_sanity_check: bool
-    verify_index_only: bool
-    section: str | None
-    options: dict[str, object]
-    url: str | None
-    topic_id: str | None
-    layout: str
-    prefixes: tuple[str, ...]
-    private_keys: tuple[str, ...]
+    target: str = argument("FILE|URL|TOPIC/PARTITION[@OFFSET]")
+    output: str | None = option(
+        "-o, --output",
+        "Set the output format. text: the lines of Kafka's own tool.",
+        choices=[*FORMATS, "text"],
+    )
+    batches: bool = option("--batches", "Print batches only, in any output format.")
+    by_record: bool = option("--records", "Print records as JSON lines, without control records.")
+    by_index: bool = option("--index", "Print the offset index of the segment instead of its batches.")
+    by_byte: bool = option("--hex", "Print every byte with the name of its field; with --batches headers only.")
+    deep_iteration: bool = option("--deep-iteration, --deep", "Print every batch and its records.")
+    print_data_log: bool = option("--print-data-log, --print", "Print keys and values too; implies --deep-iteration.")
+    count: int | None = option("-n, --count", "Stop after this many rows.", type=count_type(1))
+    encoding: str = option(
+        "--encoding",
+        "Set the encoding of keys and values.",
+        choices=["utf8", "base64", "hex"],
+        default="utf8",
+    )
+    key_decoder: str | None = option(
+        "--key-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
+    )
+    value_decoder: str | None = option(
+        "--value-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
+    )
+    offsets_decoder: bool = option("--offsets-decoder", "Decode records of __consumer_offsets.")
+    transaction_log_decoder: bool = option("--transaction-log-decoder", "Decode records of __transaction_state.")
+    from_offset: int | None = option("--from-offset", "Select records at or above this offset.", type=click.IntRange(0))
+    to_offset: int | None = option("--to-offset", "Select records below this offset.", type=click.IntRange(0))
+    key: str | None = option("--key", "Select records with exactly this key, written in --encoding.")
+    key_prefix: str | None = option("--key-prefix", "Select records whose key begins with this.")
+    since: str | None = option(
+        "--since @TIME", "Select records at or after this time: @2026-11-20T12:00:00Z, @MS, @-2h."
+    )
+    until: str | None = option("--until @TIME", "Select records before this time.")
+    index_sanity_check: bool = option("--index-sanity-check", "Check whether an index is well formed, without its log.")
+    verify_index_only: bool = option("--verify-index-only", "Compare an index with its log, print nothing else.")
+    section: str | None = option(
+        "--section", "Print one section of an .indexes object or of a manifest.", choices=_SECTIONS
+    )
+    options: dict[str, object] = option(
+        "--option NAME=VALUE", "Option of the store of the URL.", callback=store_options
+    )
+    url: str | None = option("--remote URL", "Read a partition of this bucket only; needs no configuration.")
+    topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket.")
+    layout: str = layout_option("Option for --remote,")
+    prefixes: tuple[str, ...] = LAYOUT_PREFIXES
+    private_keys: tuple[str, ...] = LAYOUT_KEYS
 
     @property
     def prints_data(self) -> bool:
@@ -107,80 +127,27 @@ class _Asked:
         return self.output or ("jsonl" if self.by_record else "text" if self.is_deep else "table")
 
 
-@click.command("dump")
-@click.argument("target", metavar="FILE|URL|TOPIC/PARTITION[@OFFSET]")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice([*FORMATS, "text"]),
-    help="Set the output format. text: the lines of Kafka's own tool.",
-)
-@click.option("--batches", is_flag=True, help="Print batches only, in any output format.")
-@click.option("--records", "by_record", is_flag=True, help="Print records as JSON lines, without control records.")
-@click.option("--index", "by_index", is_flag=True, help="Print the offset index of the segment instead of its batches.")
-@click.option(
-    "--hex", "by_byte", is_flag=True, help="Print every byte with the name of its field; with --batches headers only."
-)
-@click.option("--deep-iteration", "--deep", is_flag=True, help="Print every batch and its records.")
-@click.option("--print-data-log", "--print", is_flag=True, help="Print keys and values too; implies --deep-iteration.")
-@click.option("-n", "--count", type=count_type(1), help="Stop after this many rows.")
-@click.option(
-    "--encoding",
-    type=click.Choice(["utf8", "base64", "hex"]),
-    default="utf8",
-    show_default=True,
-    help="Set the encoding of keys and values.",
-)
-@click.option("--key-decoder", type=click.Choice(_DECODERS), help="Set the encoding of keys; default: --encoding.")
-@click.option("--value-decoder", type=click.Choice(_DECODERS), help="Set the encoding of keys; default: --encoding.")
-@click.option("--offsets-decoder", is_flag=True, help="Decode records of __consumer_offsets.")
-@click.option("--transaction-log-decoder", is_flag=True, help="Decode records of __transaction_state.")
-@click.option("--from-offset", type=click.IntRange(0), help="Select records at or above this offset.")
-@click.option("--to-offset", type=click.IntRange(0), help="Select records below this offset.")
-@click.option("--key", help="Select records with exactly this key, written in --encoding.")
-@click.option("--key-prefix", help="Select records whose key begins with this.")
-@click.option(
-    "--since", metavar="@TIME", help="Select records at or after this time: @2026-11-20T12:00:00Z, @MS, @-2h."
-)
-@click.option("--until", metavar="@TIME", help="Select records before this time.")
-@click.option("--index-sanity-check", is_flag=True, help="Check whether an index is well formed, without its log.")
-@click.option("--verify-index-only", is_flag=True, help="Compare an index with its log, print nothing else.")
-@click.option(
-    "--section", type=click.Choice(_SECTIONS), help="Print one section of an .indexes object or of a manifest."
-)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=store_options,
-    help="Option of the store of the URL.",
-)
-@click.option("--remote", "url", metavar="URL", help="Read a partition of this bucket only; needs no configuration.")
-@click.option("--topic-id", metavar="ID", help="Choose one of several topics of this name in that bucket.")
-@layout_options("tiered", "Option for --remote,")
-@click.pass_obj
-def dump(session: Session, /, **asked: object) -> int:
+@command("dump")
+def dump(session: Session, asked: _Asked = GROUP) -> int:
     """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
-    words = _Asked(**asked)  # type: ignore[arg-type]
-    if words.by_index:
-        words = _index_asked(session, words)
-    if words.url is not None:
-        return _dump_partition(session, words)
-    if words.topic_id or words.layout != LAYOUTS[0] or words.prefixes or words.private_keys:
+    if asked.by_index:
+        asked = _index_asked(session, asked)
+    if asked.url is not None:
+        return _dump_partition(session, asked)
+    if asked.topic_id or asked.layout != LAYOUTS[0] or asked.prefixes or asked.private_keys:
         raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key require --remote")
-    if words.by_byte and (words.by_record or words.deep_iteration or words.prints_data):
+    if asked.by_byte and (asked.by_record or asked.deep_iteration or asked.prints_data):
         raise click.UsageError("--hex prints all of a record; remove --records, --deep-iteration, --print-data-log")
-    if words.options and "://" not in words.target:
+    if asked.options and "://" not in asked.target:
         raise click.UsageError("--option requires --remote URL or the url of an object")
-    if "://" not in words.target and not _is_file(words.target):
-        return _dump_partition(session, words)
-    with _opened(session, words) as source:
+    if "://" not in asked.target and not _is_file(asked.target):
+        return _dump_partition(session, asked)
+    with _opened(session, asked) as source:
         from tiered.inspect.dump_sources import Kind
 
         if source.kind in (Kind.LOG, Kind.STORED_LOG):
-            return _dump_log(session, words, source)
-        return _dump_file(session, words, source)
+            return _dump_log(session, asked, source)
+        return _dump_file(session, asked, source)
 
 
 def _index_asked(session: Session, asked: _Asked) -> _Asked:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import click
-
 from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition, parse_time
 from tiered.cli.errors import unread_code
+from tiered.cli.options import OUTPUT, PARTITIONS, command, option
 from tiered.cli.records import rfc3339
-from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
+from tiered.cli.render import PartitionRow, Result, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.node.problem_groups import UnreadPartitions
 
@@ -49,27 +48,22 @@ class Offsets(Result):
     offsets: list[OffsetFound]
 
 
-@click.command("get-offsets")
-@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
-@click.option(
-    "--time",
-    "spec",
-    default="latest",
-    show_default=True,
-    metavar="SPEC",
-    help=(
+@command("get-offsets")
+def get_offsets(
+    session: Session,
+    targets: tuple[str, ...] = PARTITIONS,
+    spec: str = option(
+        "--time SPEC",
         "Choose the offset: earliest, latest, max-timestamp, earliest-local, latest-tiered, "
-        "earliest-pending-upload, @TIME, @-2h or a number of ms."
+        "earliest-pending-upload, @TIME, @-2h or a number of ms.",
+        default="latest",
     ),
-)
-@click.option(
-    "--committed",
-    is_flag=True,
-    help=("Choose the isolation; with read_committed latest is the last stable offset, below every open transaction."),
-)
-@output_option()
-@click.pass_obj
-def get_offsets(session: Session, targets: tuple[str, ...], spec: str, committed: bool, output: str) -> int:
+    committed: bool = option(
+        "--committed",
+        "Choose the isolation; with read_committed latest is the last stable offset, below every open transaction.",
+    ),
+    output: str = OUTPUT,
+) -> int:
     """One offset of each partition; of all topics without arguments. Empty where there is no such offset.
 
     An offset that could not be read is empty too: then a line says why, and the exit code is 6 or 10.

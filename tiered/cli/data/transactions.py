@@ -11,8 +11,9 @@ from local.errors import InvalidRequest
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_partition
 from tiered.cli.errors import unread_code
+from tiered.cli.options import OUTPUT, PARTITIONS, argument, command, option
 from tiered.cli.records import rfc3339
-from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
+from tiered.cli.render import PartitionRow, Result, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_count
 from tiered.node.problem_groups import UnreadPartitions
@@ -44,11 +45,8 @@ def transactions() -> None:
     """Find transactions that nobody has ended, and end them."""
 
 
-@transactions.command("list")
-@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
-@output_option()
-@click.pass_obj
-def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
+@command("list", transactions)
+def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: str = OUTPUT) -> int:
     """The open transactions of partitions; of all topics without arguments."""
     asked = [parse_partition(target) for target in targets]
     from tiered.partition.hanging_transactions import open_transactions
@@ -74,15 +72,18 @@ def list_open(session: Session, targets: tuple[str, ...], output: str) -> int:
     return unread_code(unread.values())
 
 
-@transactions.command("end")
-@click.argument("target", metavar="TOPIC/PARTITION")
-@click.option("--producer-id", type=click.IntRange(0), required=True, help="Name the producer of the transaction.")
-@click.option("--abort", "aborts", is_flag=True, help="Abort: committed readers do not see its records.")
-@click.option("--commit", "commits", is_flag=True, help="Commit: committed readers see its records.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Show the transaction that would end, change nothing.")
-@click.pass_obj
-def end(session: Session, target: str, producer_id: int, aborts: bool, commits: bool, yes: bool, dry_run: bool) -> None:
+@command("end", transactions)
+def end(
+    session: Session,
+    target: str = argument("TOPIC/PARTITION"),
+    producer_id: int = option(
+        "--producer-id", "Name the producer of the transaction.", type=click.IntRange(0), required=True
+    ),
+    aborts: bool = option("--abort", "Abort: committed readers do not see its records."),
+    commits: bool = option("--commit", "Commit: committed readers see its records."),
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    dry_run: bool = option("--dry-run", "Show the transaction that would end, change nothing."),
+) -> None:
     """Write the marker that ends a producer's open transaction: --abort or --commit."""
     if aborts == commits:
         raise click.UsageError(f"add --abort or --commit{(', not both' if aborts else '')}")

@@ -11,8 +11,8 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.errors import Exit, one_line, worst
-from tiered.cli.progress import progress_option
-from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result
+from tiered.cli.options import OUTPUT, argument, command, option
+from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes
@@ -38,17 +38,17 @@ class PlanApplied(Result):
     partitions: list[AppliedPartition]
 
 
-@click.command("apply")
-@click.argument("file", metavar="PLAN.json", type=click.Path(), required=False)
-@click.option("--auto", is_flag=True, help="Without a file: plan and apply until nothing is due, as 'run --once' does.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option(
-    "--dry-run", is_flag=True, help="Check whether the state is unchanged, apply nothing; for advice, print its steps."
-)
-@output_option()
-@progress_option
-@click.pass_context
-def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: bool, output: str) -> int:
+@command("apply", has_progress=True)
+def apply(
+    session: Session,
+    file: str | None = argument("PLAN.json", type=click.Path()),
+    auto: bool = option("--auto", "Without a file: plan and apply until nothing is due, as 'run --once' does."),
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    dry_run: bool = option(
+        "--dry-run", "Check whether the state is unchanged, apply nothing; for advice, print its steps."
+    ),
+    output: str = OUTPUT,
+) -> int:
     """Do what 'tiered plan --out PLAN.json' decided, or what 'tiered cost advise --out PLAN.json' advised.
 
     A state that has changed since then is refused (exit 5).
@@ -56,7 +56,7 @@ def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: 
     if auto == (file is not None):
         raise click.UsageError("name either a plan to apply, PLAN.json, or --auto")
     if file is None:
-        return _auto(ctx, dry_run=dry_run, output=output)
+        return _auto(session, dry_run=dry_run, output=output)
     from tiered.cost.advice_file import is_advice
     from tiered.plans.saved_plan import plan_of, read_body
 
@@ -64,19 +64,20 @@ def apply(ctx: click.Context, file: str | None, auto: bool, yes: bool, dry_run: 
     if is_advice(body):
         from tiered.cli.node.apply_advice import advice_of, apply_advice_file
 
-        return apply_advice_file(ctx.obj, advice_of(body, file), yes=yes, dry_run=dry_run, output=output)
-    return _of_file(ctx.obj, plan_of(body, file), yes=yes, dry_run=dry_run, output=output)
+        return apply_advice_file(session, advice_of(body, file), yes=yes, dry_run=dry_run, output=output)
+    return _of_file(session, plan_of(body, file), yes=yes, dry_run=dry_run, output=output)
 
 
-def _auto(ctx: click.Context, *, dry_run: bool, output: str) -> int:
+def _auto(session: Session, *, dry_run: bool, output: str) -> int:
     """Do the work of `run --once`; with `dry_run` only show that of `plan`."""
     from tiered.cli.node.plan import plan
     from tiered.cli.node.run import run
 
+    context = click.get_current_context()
     if dry_run:
-        ctx.invoke(plan, settings={}, output=output)
+        context.invoke(plan, settings={}, output=output)
         return Exit.DONE
-    return int(ctx.invoke(run, once=True, progress=ctx.obj.progress.way))
+    return int(context.invoke(run, once=True, progress=session.progress.mode))
 
 
 def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:

@@ -13,8 +13,8 @@ import click
 
 from local.errors import InvalidRequest, LogError, NotFound
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.render import Result, Struct, Work, number, output_option, print_result, text
+from tiered.cli.options import OUTPUT, command, option
+from tiered.cli.render import Result, Struct, Work, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import format_bytes, format_count, format_dollars, parse_bytes
@@ -84,19 +84,15 @@ class BenchPlanned(Work):
     requests: list[BenchRequests]
 
 
-@click.command("bench")
-@click.option(
-    "--size", default="64MiB", show_default=True, metavar="SIZE", help="Set the amount of records for each part."
-)
-@click.option("--at", "directory", metavar="DIR", help="Measure the disk of DIR; default: the disk of the logs.")
-@click.option("--remote", is_flag=True, help="Measure the configured bucket too, below its own prefix; costs requests.")
-@click.option("--dry-run", is_flag=True, help="Show which requests --remote would send and what they cost, send none.")
-@click.option("--yes", is_flag=True, help="Do not ask before requests are sent.")
-@output_option()
-@progress_option
-@click.pass_obj
+@command("bench", has_progress=True)
 def bench(
-    session: Session, size: str, directory: str | None, remote: bool, dry_run: bool, yes: bool, output: str
+    session: Session,
+    size: str = option("--size SIZE", "Set the amount of records for each part.", default="64MiB"),
+    directory: str | None = option("--at DIR", "Measure the disk of DIR; default: the disk of the logs."),
+    remote: bool = option("--remote", "Measure the configured bucket too, below its own prefix; costs requests."),
+    dry_run: bool = option("--dry-run", "Show which requests --remote would send and what they cost, send none."),
+    yes: bool = option("--yes", "Do not ask before requests are sent."),
+    output: str = OUTPUT,
 ) -> int:
     """Measure appends, fsync, reads, lookups, compaction, upload and reads from a bucket, beside raw references.
 

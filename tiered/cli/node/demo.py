@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from tiered.cli.render import Result, Struct, columns_of, number, output_option, print_result, print_table, text
+from tiered.cli.options import OUTPUT, command, option
+from tiered.cli.progress import Bars
+from tiered.cli.render import Result, Struct, columns_of, number, print_result, print_table, text
 from tiered.cli.session import Session
 from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+
     from tiered.demo.main_job import DemoResult, Report
 
 
@@ -63,15 +67,16 @@ class Demo(Result):
     steps: list[DemoStep]
 
 
-@click.command("demo")
-@click.option(
-    "--dir", "directory", metavar="DIR", help="Name the folder; default: ./tiered-demo. Its contents are deleted first."
-)
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Use only the first N flights.")
-@click.option("--no-spark", is_flag=True, help="Skip Spark; then Java is not needed.")
-@output_option()
-@click.pass_obj
-def demo(session: Session, directory: str | None, limit: int | None, no_spark: bool, output: str) -> None:
+@command("demo")
+def demo(
+    session: Session,
+    directory: str | None = option(
+        "--dir DIR", "Name the folder; default: ./tiered-demo. Its contents are deleted first."
+    ),
+    limit: int | None = option("--limit N", "Use only the first N flights.", type=click.IntRange(1)),
+    no_spark: bool = option("--no-spark", "Skip Spark; then Java is not needed."),
+    output: str = OUTPUT,
+) -> None:
     """Take a year of real flights through both tiers, compaction and Spark, check all of it, and show what it took.
 
     Starts an S3 server on loopback for itself and stops it again. Safe to run twice.
@@ -101,19 +106,15 @@ def _progress(session: Session) -> Iterator[Report]:
     if not sys.stderr.isatty():
         yield lambda name, share: session.say(f"{name} ...") if share == 0 else None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    with Bars(_step_columns, patience_s=0) as bars:
+        yield lambda name, share: bars.report(name, share, 1 if share else None)
 
-    columns = (TextColumn("{task.description:<34}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        tasks = {}
 
-        def report(name: str, share: float) -> None:
-            if name not in tasks:
-                tasks[name] = progress.add_task(name, total=None if share == 0 else 1)
-            progress.update(tasks[name], total=1 if share else None, completed=share)
+def _step_columns() -> Sequence[ProgressColumn]:
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-        yield report
+    share = TextColumn("{task.percentage:>3.0f} %")
+    return TextColumn("{task.description:<34}"), BarColumn(), share, TimeElapsedColumn()
 
 
 def _steps(result: DemoResult) -> list[DemoStep]:

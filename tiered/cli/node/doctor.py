@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import click
-
 from tiered.cli.errors import Exit
-from tiered.cli.render import Result, Struct, output_option, print_result, text
+from tiered.cli.options import OUTPUT, command, option
+from tiered.cli.render import Result, Struct, print_result, text
 from tiered.cli.session import Session
 
 
@@ -26,12 +25,13 @@ class Doctor(Result):
     findings: list[DoctorFinding]
 
 
-@click.command("doctor")
-@click.option("--no-probe", is_flag=True, help="Write nothing to the disk or the store, not even temporarily.")
-@click.option("--problems", "only_problems", is_flag=True, help="Print only warnings and errors.")
-@output_option()
-@click.pass_obj
-def doctor(session: Session, no_probe: bool, only_problems: bool, output: str) -> int:
+@command("doctor")
+def doctor(
+    session: Session,
+    no_probe: bool = option("--no-probe", "Write nothing to the disk or the store, not even temporarily."),
+    only_problems: bool = option("--problems", "Print only warnings and errors."),
+    output: str = OUTPUT,
+) -> int:
     """Look at versions, settings, disks, limits, the store and what lies in it.
 
     Each finding says what to do next. Exit 10 with errors, 3 with warnings.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import click
 
@@ -13,7 +14,8 @@ from local.errors import InvalidRequest
 from tiered.cli.arguments import Number
 from tiered.cli.completion import completion
 from tiered.cli.errors import Exit
-from tiered.cli.session import UNNAMED, Session, store_options
+from tiered.cli.options import GROUP, REMOTE_OPTIONS, command, option
+from tiered.cli.session import UNNAMED, Session
 from tiered.config.units import parse_bytes, parse_duration
 
 
@@ -40,7 +42,7 @@ generate.aliases = {"grafana-dashboard": "grafana", "prometheus-alerts": "alerts
 generate.add_command(completion)  # the same command as ``tiered completion``
 
 
-@generate.command("grafana")
+@command("grafana", generate)
 def grafana() -> None:
     """A Grafana dashboard, JSON to import."""
     from tiered.observe.monitoring_files import dashboard
@@ -48,18 +50,13 @@ def grafana() -> None:
     click.echo(dashboard(), nl=False)
 
 
-@generate.command("alerts")
-@click.option(
-    "--at-risk", default="50GiB", show_default=True, metavar="SIZE", help="Alert above this amount of bytes at risk."
-)
-@click.option(
-    "--copy-lag", default="1h", show_default=True, metavar="TIME", help="Alert above this age of a waiting upload."
-)
-@click.option(
-    "--free", default=0.1, show_default=True, type=Number(0, 1), help="Alert below this free share of a disk."
-)
-@click.option("--runbooks", metavar="URL", help="Set the address of the runbook pages; default: docs/runbooks.")
-def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> None:
+@command("alerts", generate)
+def alerts(
+    at_risk: str = option("--at-risk SIZE", "Alert above this amount of bytes at risk.", default="50GiB"),
+    copy_lag: str = option("--copy-lag TIME", "Alert above this age of a waiting upload.", default="1h"),
+    free: float = option("--free", "Alert below this free share of a disk.", type=Number(0, 1), default=0.1),
+    runbooks: str | None = option("--runbooks URL", "Set the address of the runbook pages; default: docs/runbooks."),
+) -> None:
     """Prometheus' alert rules, each with the page that tells what to do."""
     from tiered.observe.alert_table import RUNBOOKS_URL, Limits
     from tiered.observe.monitoring_files import alert_rules
@@ -73,13 +70,12 @@ def alerts(at_risk: str, copy_lag: str, free: float, runbooks: str | None) -> No
     click.echo(alert_rules(limits, runbooks_url=(runbooks or RUNBOOKS_URL).rstrip("/")), nl=False)
 
 
-@generate.command("systemd")
-@click.option("--user", default="tiered", show_default=True, help="Set the user of the service.")
-@click.option(
-    "--metrics", default=":9464", show_default=True, metavar="[HOST]:PORT", help="Set the address for metrics."
-)
-@click.pass_obj
-def systemd(session: Session, user: str, metrics: str) -> None:
+@command("systemd", generate)
+def systemd(
+    session: Session,
+    user: str = option("--user", "Set the user of the service.", default="tiered"),
+    metrics: str = option("--metrics [HOST]:PORT", "Set the address for metrics.", default=":9464"),
+) -> None:
     """A systemd unit of `tiered run` over this directory."""
     from tiered.observe.monitoring_files import systemd_unit
     from tiered.web.http.metrics_server import parse_address
@@ -94,52 +90,39 @@ def systemd(session: Session, user: str, metrics: str) -> None:
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # names that systemd accepts, or a number
 
-_BUCKET = (
-    click.option("--remote", "url", metavar="URL", help="Name the bucket; default: the configured one."),
-    click.option(
-        "--option",
-        "options",
-        multiple=True,
-        metavar="NAME=VALUE",
-        callback=store_options,
-        help="Option of the store of --remote.",
-    ),
-    click.option("--immutable", is_flag=True, help="Deny every delete; default: from remote.immutable."),
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bucket:
+    """The bucket that a policy or rules are for."""
+
+    immutable: bool = option("--immutable", "Deny every delete; default: from remote.immutable.")
+    options: dict[str, object] = REMOTE_OPTIONS
+    url: str | None = option("--remote URL", "Name the bucket; default: the configured one.")
+
+    def place(self, session: Session) -> tuple[str, dict[str, object], bool]:
+        """Return (url, client options, whether it is immutable) of the named or the configured bucket."""
+        if self.url is not None:
+            return self.url, self.options, self.immutable
+        if self.options:
+            raise click.UsageError(UNNAMED)
+        config = session.config()
+        if config.remote_url is None:
+            raise InvalidRequest("no bucket is configured: set url in [remote] of tiered.toml")
+        is_immutable = self.immutable or config.topic_properties("")["remote.immutable"] == "true"
+        return config.remote_url, dict(config.remote_options), is_immutable
 
 
-def _bucket_options(command: Callable[..., object]) -> Callable[..., object]:
-    for option in _BUCKET:
-        command = option(command)
-    return command
-
-
-@generate.command("iam-policy")
-@click.option(
-    "--role",
-    type=click.Choice(["manager", "reader", "spark", "gc"]),
-    default="manager",
-    show_default=True,
-    help="Whose.",
-)
-@click.option("--kms-key", metavar="ARN", help="Name the key that encrypts the bucket.")
-@click.option(
-    "--check", metavar="user/NAME|role/NAME", help="Compare with the policy of this user or role; exit 3 if it differs."
-)
-@click.option("--apply", metavar="user/NAME|role/NAME", help="Write this policy to this user or role.")
-@click.option("--dry-run", is_flag=True, help="With --apply: compare and print only.")
-@_bucket_options
-@click.pass_obj
+@command("iam-policy", generate)
 def iam_policy(
     session: Session,
-    role: str,
-    kms_key: str | None,
-    check: str | None,
-    apply: str | None,
-    dry_run: bool,
-    url: str | None,
-    options: dict[str, object],
-    immutable: bool,
+    role: str = option("--role", "Whose.", choices=["manager", "reader", "spark", "gc"], default="manager"),
+    kms_key: str | None = option("--kms-key ARN", "Name the key that encrypts the bucket."),
+    check: str | None = option(
+        "--check user/NAME|role/NAME", "Compare with the policy of this user or role; exit 3 if it differs."
+    ),
+    apply: str | None = option("--apply user/NAME|role/NAME", "Write this policy to this user or role."),
+    dry_run: bool = option("--dry-run", "With --apply: compare and print only."),
+    at: _Bucket = GROUP,
 ) -> int:
     """The least that a role may do to the bucket, as an IAM policy."""
     import json
@@ -148,9 +131,9 @@ def iam_policy(
     from tiered.health.access_policies import Role
     from tiered.health.access_policies import iam_policy as made
 
-    place, given, is_immutable = _place(session, url, options)
+    place, options, is_immutable = at.place(session)
     bucket, prefix = split_bucket(place)
-    policy = made(Role(role), bucket, prefix, is_immutable=immutable or is_immutable, kms_key=kms_key)
+    policy = made(Role(role), bucket, prefix, is_immutable=is_immutable, kms_key=kms_key)
     name = f"tiered-{role}"
     if dry_run:
         click.echo(json.dumps(policy, indent=2))
@@ -158,33 +141,25 @@ def iam_policy(
         if check is None:
             return Exit.DONE
     elif apply is not None:
-        put_inline_policy(apply, name, policy, given)
+        put_inline_policy(apply, name, policy, options)
         session.say(f"{apply} has the policy {name}")
         return Exit.DONE
     if check is not None:
-        is_same = inline_policy(check, name, given) == policy
+        is_same = inline_policy(check, name, options) == policy
         session.say(f"{check}: {name} " + ("is correct" if is_same else "differs or does not exist"))
         return Exit.DONE if is_same else Exit.FINDINGS
     click.echo(json.dumps(policy, indent=2))
     return Exit.DONE
 
 
-@generate.command("lifecycle")
-@click.option("--versioned", is_flag=True, help="Add a rule that deletes old versions, for a versioned bucket.")
-@click.option("--check", is_flag=True, help="Compare with the bucket; exit 3 if a rule is missing.")
-@click.option("--apply", is_flag=True, help="Write these rules to the bucket; its other rules stay.")
-@click.option("--dry-run", is_flag=True, help="With --apply: compare and print only.")
-@_bucket_options
-@click.pass_obj
+@command("lifecycle", generate)
 def lifecycle(
     session: Session,
-    versioned: bool,
-    check: bool,
-    apply: bool,
-    dry_run: bool,
-    url: str | None,
-    options: dict[str, object],
-    immutable: bool,
+    versioned: bool = option("--versioned", "Add a rule that deletes old versions, for a versioned bucket."),
+    check: bool = option("--check", "Compare with the bucket; exit 3 if a rule is missing."),
+    apply: bool = option("--apply", "Write these rules to the bucket; its other rules stay."),
+    dry_run: bool = option("--dry-run", "With --apply: compare and print only."),
+    at: _Bucket = GROUP,
 ) -> int:
     """What the bucket should do by itself, as lifecycle rules of S3."""
     import json
@@ -192,32 +167,19 @@ def lifecycle(
     from remote.store.s3_administration import bucket_rules, missing_rules, put_rules, split_bucket
     from tiered.health.access_policies import lifecycle_rules
 
-    place, given, is_immutable = _place(session, url, options)
-    rules = lifecycle_rules(split_bucket(place)[1], is_immutable=immutable or is_immutable, is_versioned=versioned)
+    place, options, is_immutable = at.place(session)
+    rules = lifecycle_rules(split_bucket(place)[1], is_immutable=is_immutable, is_versioned=versioned)
     if dry_run:
         click.echo(json.dumps({"Rules": rules}, indent=2))
         if not (apply or check):
             return Exit.DONE
     elif apply:
-        put_rules(place, given, rules)
+        put_rules(place, options, rules)
     if check or apply:
-        missing = missing_rules(rules, bucket_rules(place, given))
+        missing = missing_rules(rules, bucket_rules(place, options))
         for rule in missing:
             click.echo(f"! {rule['ID']}: missing or different", err=True)
         session.say(f"{len(rules) - len(missing)} of {len(rules)} rules exist")
         return Exit.FINDINGS if missing else Exit.DONE
     click.echo(json.dumps({"Rules": rules}, indent=2))
     return Exit.DONE
-
-
-def _place(session: Session, url: str | None, options: dict[str, object]) -> tuple[str, dict[str, object], bool]:
-    """Return (url, client options, whether it is immutable) of the named or the configured bucket."""
-    if url is not None:
-        return url, options, False
-    if options:
-        raise click.UsageError(UNNAMED)
-    config = session.config()
-    if config.remote_url is None:
-        raise InvalidRequest("no bucket is configured: set url in [remote] of tiered.toml")
-    is_immutable = config.topic_properties("")["remote.immutable"] == "true"
-    return config.remote_url, dict(config.remote_options), is_immutable

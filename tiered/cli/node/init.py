@@ -10,37 +10,25 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import ErrorCode, InvalidRequest, NotFound
+from tiered.cli.options import argument, command, option
 from tiered.cli.session import Session, now_ms, store_options
 
 if TYPE_CHECKING:
     from tiered.health.broker_file import Ignored
 
 
-@click.command("init")
-@click.argument("directory", required=False)
-@click.option(
-    "--remote",
-    "url",
-    metavar="URL",
-    help=("Set the url of the store: s3://bucket/prefix or file:///path; default: DIR/bucket on this disk."),
-)
-@click.option(
-    "--option", "options", multiple=True, metavar="NAME=VALUE", callback=store_options, help="Option of the store."
-)
-@click.option(
-    "--properties", "broker_file", metavar="FILE", type=click.Path(), help="Import the settings of a Kafka broker."
-)
-@click.option("--dry-run", is_flag=True, help="Print what would be written; sends no request to the store.")
-@click.option("--no-probe", is_flag=True, help="Write the file without testing the store.")
-@click.pass_obj
+@command("init")
 def init(
     session: Session,
-    directory: str | None,
-    url: str | None,
-    options: dict[str, object],
-    broker_file: str | None,
-    dry_run: bool,
-    no_probe: bool,
+    directory: str | None = argument(),
+    url: str | None = option(
+        "--remote URL",
+        "Set the url of the store: s3://bucket/prefix or file:///path; default: DIR/bucket on this disk.",
+    ),
+    options: dict[str, object] = option("--option NAME=VALUE", "Option of the store.", callback=store_options),
+    broker_file: str | None = option("--properties FILE", "Import the settings of a Kafka broker.", type=click.Path()),
+    dry_run: bool = option("--dry-run", "Print what would be written; sends no request to the store."),
+    no_probe: bool = option("--no-probe", "Write the file without testing the store."),
 ) -> None:
     """Write DIR/tiered.toml, after creating one object twice in the store and removing it.
 

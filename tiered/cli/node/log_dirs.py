@@ -12,9 +12,9 @@ import msgspec
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_partition_at
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import byte_progress
-from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
+from tiered.cli.options import OUTPUT, argument, command, option
+from tiered.cli.progress import byte_progress
+from tiered.cli.render import PartitionRow, Result, Struct, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes
 
@@ -76,21 +76,18 @@ class LogDirsMove(Result):
     moves: list[Move]
 
 
-@click.group("log-dirs", invoke_without_command=True)
-@click.option(
-    "--topic", "topics", multiple=True, metavar="NAME", help="Show only partitions of this topic; may be repeated."
-)
-@click.option("-p", "--partitions", "by_partition", is_flag=True, help="Print a line for each partition.")
-@output_option()
-@click.pass_context
-def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, output: str) -> int:
+@command("log-dirs", cls=click.Group, invoke_without_command=True)
+def log_dirs(
+    session: Session,
+    topics: tuple[str, ...] = option("--topic NAME", "Show only partitions of this topic; may be repeated."),
+    by_partition: bool = option("-p, --partitions", "Print a line for each partition."),
+    output: str = OUTPUT,
+) -> int:
     """The log directories: state, partitions, bytes, free space. Exit 10 when one is offline."""
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return Exit.DONE
     from tiered.inspect.log_dir_usage import describe_log_dirs
 
-    session = ctx.find_object(Session)
-    assert session is not None, "made by the main command"
     found = describe_log_dirs(session.config(), topics)
     if by_partition:
         print_result(LogDirsPartitions(_partition_rows(found)), output)
@@ -102,18 +99,16 @@ def log_dirs(ctx: click.Context, topics: tuple[str, ...], by_partition: bool, ou
     return Exit.UNHEALTHY if offline else Exit.DONE
 
 
-@log_dirs.command("move")
-@click.argument("partition", metavar="TOPIC/PARTITION")
-@click.option("--to", "target", required=True, metavar="DIR", help="Name one of the configured directories.")
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Show where the partition is, its size, and whether the target has space; move nothing.",
-)
-@output_option()
-@progress_option
-@click.pass_obj
-def move(session: Session, partition: str, target: str, dry_run: bool, output: str) -> None:
+@command("move", log_dirs, has_progress=True)
+def move(
+    session: Session,
+    partition: str = argument("TOPIC/PARTITION"),
+    target: str = option("--to DIR", "Name one of the configured directories.", required=True),
+    dry_run: bool = option(
+        "--dry-run", "Show where the partition is, its size, and whether the target has space; move nothing."
+    ),
+    output: str = OUTPUT,
+) -> None:
     """Move a partition to another log directory; a crash at any point leaves it whole in one of them."""
     name, offset = parse_partition_at(partition)
     if offset is not None:

@@ -9,8 +9,9 @@ import click
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
 from tiered.cli.errors import unread_code
-from tiered.cli.render import Column, Result, Struct, columns_of, number, output_option, print_result, text
-from tiered.cli.session import Session, now_ms, settings_option
+from tiered.cli.options import OUTPUT, TOPICS, command, option, settings_option
+from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result, text
+from tiered.cli.session import Session, now_ms
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_ms
 from tiered.node.problem_groups import UnreadPartitions
@@ -79,22 +80,15 @@ class PlanSummary(_PlanFacts):
     totals: list[PlannedTotal]
 
 
-@click.command("plan")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--summary", is_flag=True, help="Print only counts, bytes and dollars by kind.")
-@click.option("--at", metavar="TIME", help="Plan for a later time: +7d, a time, or a number of ms.")
-@click.option("--out", metavar="FILE", type=click.Path(), help="Save the plan to a file, for 'tiered apply'.")
-@settings_option("Plan with this setting; may be repeated.")
-@output_option()
-@click.pass_obj
+@command("plan")
 def plan(
     session: Session,
-    topics: tuple[str, ...],
-    summary: bool,
-    at: str | None,
-    out: str | None,
-    settings: dict[str, str],
-    output: str,
+    topics: tuple[str, ...] = TOPICS,
+    summary: bool = option("--summary", "Print only counts, bytes and dollars by kind."),
+    at: str | None = option("--at TIME", "Plan for a later time: +7d, a time, or a number of ms."),
+    out: str | None = option("--out FILE", "Save the plan to a file, for 'tiered apply'.", type=click.Path()),
+    settings: dict[str, str] = settings_option("Plan with this setting; may be repeated."),
+    output: str = OUTPUT,
 ) -> int:
     """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after.
 

@@ -23,9 +23,9 @@ import click
 
 from local.errors import Fenced, InvalidRequest, LogError
 from tiered.cli.errors import Exit, one_line, worst
-from tiered.cli.node.web import AccessControl, access_options, serving_pages
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import copy_progress
+from tiered.cli.node.web import AccessControl, serving_pages
+from tiered.cli.options import GROUP, command, option
+from tiered.cli.progress import copy_progress
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.config.property_table import JUMP_HOLD
@@ -41,33 +41,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@click.command("run")
-@click.option("--once", is_flag=True, help="Run until nothing is due, then exit.")
-@click.option(
-    "--interval", metavar="TIME", help="Set the interval between maintenance rounds; default: from the configuration."
-)
-@click.option(
-    "--metrics", metavar="[HOST]:PORT", help="Serve /metrics, /health and pages at this address; :9464 is loopback."
-)
-@click.option(
-    "--metrics-partitions", "by_partition", is_flag=True, help="Export metrics of each partition, not of topics."
-)
-@click.option("--dry-run", is_flag=True, help="Show what the next round would do, as 'tiered plan' does.")
-@click.option("--take-over", is_flag=True, help="Take the writer role back if another writer fenced this log.")
-@click.option("--ui", metavar="[HOST]:PORT", help="Serve the pages of 'tiered web' about this manager at this address.")
-@access_options
-@progress_option
-@click.pass_obj
+@command("run", has_progress=True)
 def run(
     session: Session,
-    once: bool,
-    interval: str | None,
-    metrics: str | None,
-    by_partition: bool,
-    dry_run: bool,
-    take_over: bool,
-    ui: str | None,
-    access: AccessControl,
+    once: bool = option("--once", "Run until nothing is due, then exit."),
+    interval: str | None = option(
+        "--interval TIME", "Set the interval between maintenance rounds; default: from the configuration."
+    ),
+    metrics: str | None = option(
+        "--metrics [HOST]:PORT", "Serve /metrics, /health and pages at this address; :9464 is loopback."
+    ),
+    by_partition: bool = option("--metrics-partitions", "Export metrics of each partition, not of topics."),
+    dry_run: bool = option("--dry-run", "Show what the next round would do, as 'tiered plan' does."),
+    take_over: bool = option("--take-over", "Take the writer role back if another writer fenced this log."),
+    ui: str | None = option("--ui [HOST]:PORT", "Serve the pages of 'tiered web' about this manager at this address."),
+    access: AccessControl = GROUP,
 ) -> int:
     """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
     if dry_run:

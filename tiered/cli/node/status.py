@@ -13,6 +13,7 @@ import msgspec
 
 from local.errors import InvalidRequest
 from tiered.cli.errors import Exit, unread_code
+from tiered.cli.options import OUTPUT, TOPICS, command, option
 from tiered.cli.render import (
     SCHEMA_VERSION,
     Column,
@@ -21,7 +22,6 @@ from tiered.cli.render import (
     Struct,
     columns_of,
     number,
-    output_option,
     print_result,
     text,
 )
@@ -140,36 +140,22 @@ class StatusHistory(Result):
     notes: list[TierNote]
 
 
-@click.command("status")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("-p", "--partitions", "by_partition", is_flag=True, help="Print a line for each partition.")
-@click.option(
-    "--section", metavar="NAMES", help="Choose sections: local,remote,lag,cost; sync: whether both tiers agree."
-)
-@click.option("--check", is_flag=True, help="Exit with 10 if there is a problem.")
-@click.option(
-    "--stuck-after",
-    default="30m",
-    metavar="TIME",
-    show_default=True,
-    help="Set the time after which waiting work is a problem.",
-)
-@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
-@click.option("--interval", default="10s", metavar="TIME", show_default=True, help="Set the interval of --watch.")
-@click.option("--history", metavar="TIME", help="Show the history of the last 2d, 30d or 1y, as recorded by `run`.")
-@output_option()
-@click.pass_obj
+@command("status")
 def status(
     session: Session,
-    topics: tuple[str, ...],
-    by_partition: bool,
-    section: str | None,
-    check: bool,
-    stuck_after: str,
-    watch: bool,
-    interval: str,
-    history: str | None,
-    output: str,
+    topics: tuple[str, ...] = TOPICS,
+    by_partition: bool = option("-p, --partitions", "Print a line for each partition."),
+    section: str | None = option(
+        "--section NAMES", "Choose sections: local,remote,lag,cost; sync: whether both tiers agree."
+    ),
+    check: bool = option("--check", "Exit with 10 if there is a problem."),
+    stuck_after: str = option(
+        "--stuck-after TIME", "Set the time after which waiting work is a problem.", default="30m"
+    ),
+    watch: bool = option("--watch", "Repeat until Ctrl-C."),
+    interval: str = option("--interval TIME", "Set the interval of --watch.", default="10s"),
+    history: str | None = option("--history TIME", "Show the history of the last 2d, 30d or 1y, as recorded by `run`."),
+    output: str = OUTPUT,
 ) -> int:
     """What each tier holds. AT RISK is what exists on this disk only; the price is for keeping what is in the bucket.
 

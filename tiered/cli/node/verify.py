@@ -13,9 +13,9 @@ from local.errors import Conflict, LogError, NotFound
 from tiered.cli.arguments import parse_partition
 from tiered.cli.bucket.verify_remote import VerifyFinding
 from tiered.cli.errors import Exit
-from tiered.cli.progress import progress_option
-from tiered.cli.progress_display import byte_progress
-from tiered.cli.render import Result, output_option, print_result
+from tiered.cli.options import OUTPUT, argument, command, option
+from tiered.cli.progress import byte_progress
+from tiered.cli.render import Result, print_result
 from tiered.cli.session import Session
 
 if TYPE_CHECKING:
@@ -34,46 +34,28 @@ class Verified(Result):
     findings: list[VerifyFinding]
 
 
-@click.command("verify")
-@click.argument("targets", nargs=-1, metavar="[PATH|TOPIC[/PARTITION] ...]")
-@click.option("--deep", is_flag=True, help="Decode every record, to the last byte.")
-@click.option(
-    "--remote",
-    is_flag=True,
-    help=("Check the bucket instead of the disk: manifests, manifest pages, entries, objects, sizes."),
-)
-@click.option(
-    "--sample",
-    metavar="SHARE",
-    help=("With --remote: check all metadata, and the bytes of this share of the segments, such as 5%."),
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**63 - 1),
-    metavar="N",
-    help="Set the seed of the sample; default: random, and printed.",
-)
-@click.option("--fix-index", is_flag=True, help="Rebuild wrong or missing indexes; the directory must not be in use.")
-@click.option("--dry-run", is_flag=True, help="With --fix-index: show wrong indexes, rebuild nothing.")
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 64),
-    help="Set the number of segments that are read at the same time; default: the processors.",
-)
-@output_option()
-@progress_option
-@click.pass_obj
+@command("verify", has_progress=True)
 def verify(
     session: Session,
-    targets: tuple[str, ...],
-    deep: bool,
-    remote: bool,
-    sample: str | None,
-    seed: int | None,
-    fix_index: bool,
-    dry_run: bool,
-    threads: int | None,
-    output: str,
+    targets: tuple[str, ...] = argument("[PATH|TOPIC[/PARTITION] ...]"),
+    deep: bool = option("--deep", "Decode every record, to the last byte."),
+    remote: bool = option(
+        "--remote", "Check the bucket instead of the disk: manifests, manifest pages, entries, objects, sizes."
+    ),
+    sample: str | None = option(
+        "--sample SHARE", "With --remote: check all metadata, and the bytes of this share of the segments, such as 5%."
+    ),
+    seed: int | None = option(
+        "--seed N", "Set the seed of the sample; default: random, and printed.", type=click.IntRange(0, 2**63 - 1)
+    ),
+    fix_index: bool = option("--fix-index", "Rebuild wrong or missing indexes; the directory must not be in use."),
+    dry_run: bool = option("--dry-run", "With --fix-index: show wrong indexes, rebuild nothing."),
+    threads: int | None = option(
+        "--threads",
+        "Set the number of segments that are read at the same time; default: the processors.",
+        type=click.IntRange(1, 64),
+    ),
+    output: str = OUTPUT,
 ) -> int:
     """Check segments, partitions and log directories: batches, indexes, side files, checkpoints, strays.
 

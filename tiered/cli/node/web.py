@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from typing import TYPE_CHECKING
 
 import click
 
 from tiered.cli.errors import Exit
+from tiered.cli.options import GROUP, command, option
 from tiered.cli.session import Session, now_ms
 
 if TYPE_CHECKING:
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 class AccessControl:
     """Access control and encryption of the pages: token and certificate files, and names of this server."""
 
-    token_file: str | None = None
-    hosts: tuple[str, ...] = ()
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    token_file: str | None = option(
+        "--token-file FILE", "Require the token in this file, on loopback too.", type=click.Path()
+    )
+    hosts: tuple[str, ...] = option("--host NAME", "Accept a further host name; repeatable.")
+    tls_cert: str | None = option("--tls-cert FILE", "Serve over TLS with this certificate (PEM).", type=click.Path())
+    tls_key: str | None = option(
+        "--tls-key FILE", "Name the file of the key; default: the file of the certificate.", type=click.Path()
+    )
 
     @property
     def tls(self) -> Tls | None:
@@ -42,45 +46,12 @@ class AccessControl:
         return None
 
 
-def access_options(command: Callable[..., object]) -> Callable[..., object]:
-    """Add the options of a `AccessControl`, passed as `access`."""
-
-    @wraps(command)
-    def guarded(
-        *given: object,
-        token_file: str | None,
-        hosts: tuple[str, ...],
-        tls_cert: str | None,
-        tls_key: str | None,
-        **more: object,
-    ) -> object:
-        access = AccessControl(token_file=token_file, hosts=hosts, tls_cert=tls_cert, tls_key=tls_key)
-        return command(*given, access=access, **more)
-
-    file, key = click.Path(), "Name the file of the key; default: the file of the certificate."
-    for option in (
-        click.option("--tls-key", metavar="FILE", type=file, help=key),
-        click.option("--tls-cert", metavar="FILE", type=file, help="Serve over TLS with this certificate (PEM)."),
-        click.option("--host", "hosts", multiple=True, metavar="NAME", help="Accept a further host name; repeatable."),
-        click.option(
-            "--token-file", metavar="FILE", type=file, help="Require the token in this file, on loopback too."
-        ),
-    ):
-        guarded = option(guarded)
-    return guarded
-
-
-@click.command("web")
-@click.option(
-    "--listen",
-    default=":8080",
-    metavar="[HOST]:PORT",
-    show_default=True,
-    help="Set the address; without a host on loopback.",
-)
-@access_options
-@click.pass_obj
-def web(session: Session, listen: str, access: AccessControl) -> int:
+@command("web")
+def web(
+    session: Session,
+    listen: str = option("--listen [HOST]:PORT", "Set the address; without a host on loopback.", default=":8080"),
+    access: AccessControl = GROUP,
+) -> int:
     """Pages for a browser: topics, segments, the plan, what it costs and would cost, compaction, what is stuck.
 
     Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on

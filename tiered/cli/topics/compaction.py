@@ -7,7 +7,8 @@ from typing import Annotated
 import click
 
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.render import PartitionRow, Result, Struct, number, output_option, print_result, text
+from tiered.cli.options import OUTPUT, TOPICS, command, option
+from tiered.cli.render import PartitionRow, Result, Struct, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes, format_count, format_ms
 from tiered.node.problem_groups import UnreadPartitions
@@ -113,19 +114,16 @@ def compaction() -> None:
     """How compaction stands, and what would help it keep up."""
 
 
-@compaction.command("status")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option(
-    "--runs",
-    "count",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Print the last N passes instead, in the log format of Kafka.",
-)
-@click.option("--metrics", is_flag=True, help="Print the cleaner metrics instead, with the names of Kafka.")
-@output_option()
-@click.pass_obj
-def status(session: Session, topics: tuple[str, ...], count: int | None, metrics: bool, output: str) -> int:
+@command("status", compaction)
+def status(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    count: int | None = option(
+        "--runs N", "Print the last N passes instead, in the log format of Kafka.", type=click.IntRange(1)
+    ),
+    metrics: bool = option("--metrics", "Print the cleaner metrics instead, with the names of Kafka."),
+    output: str = OUTPUT,
+) -> int:
     """Each compacted partition: how dirty, in which state, what the last pass did. Exit 10 with an uncleanable one."""
     from dataclasses import asdict
 
@@ -164,10 +162,8 @@ def status(session: Session, topics: tuple[str, ...], count: int | None, metrics
     return unread_code(unread.values()) or (Exit.UNHEALTHY if uncleanable else Exit.DONE)
 
 
-@compaction.command("advise")
-@output_option()
-@click.pass_obj
-def advise(session: Session, output: str) -> int:
+@command("advise", compaction)
+def advise(session: Session, output: str = OUTPUT) -> int:
     """Settings with which cleaning cannot keep up, from the logs and the history of passes. Exit 3 with advice."""
     from tiered.status.compaction_status import compaction_advice
 

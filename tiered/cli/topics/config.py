@@ -8,7 +8,8 @@ import click
 import msgspec
 
 from tiered.cli.errors import Exit
-from tiered.cli.render import Result, Struct, output_option, print_result, text, write_lines
+from tiered.cli.options import OUTPUT, TOPICS, argument, command, option
+from tiered.cli.render import Result, Struct, print_result, text, write_lines
 from tiered.cli.session import Session
 from tiered.config.units import counted
 
@@ -73,14 +74,15 @@ def config() -> None:
     """What settings there are, what they are here, what is wrong with them, and all of them for elsewhere."""
 
 
-@config.command("explain")
-@click.argument("setting", metavar="SETTING")
-@click.option(
-    "-t", "--topic", metavar="TOPIC", help="Show the value for this topic; default: for a topic without own settings."
-)
-@output_option()
-@click.pass_obj
-def explain(session: Session, setting: str, topic: str | None, output: str) -> None:
+@command("explain", config)
+def explain(
+    session: Session,
+    setting: str = argument("SETTING"),
+    topic: str | None = option(
+        "-t, --topic TOPIC", "Show the value for this topic; default: for a topic without own settings."
+    ),
+    output: str = OUTPUT,
+) -> None:
     """What SETTING does, how it is written, what it is here and where that comes from. Needs no store and no log."""
     from tiered.config.properties import Source, find_property
 
@@ -106,12 +108,13 @@ def explain(session: Session, setting: str, topic: str | None, output: str) -> N
     print_result(ConfigExplained([explained]), output)
 
 
-@config.command("lint")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--properties", "file", metavar="FILE", type=click.Path(), help="Check a file of a Kafka broker instead.")
-@output_option()
-@click.pass_obj
-def lint(session: Session, topics: tuple[str, ...], file: str | None, output: str) -> int:
+@command("lint", config)
+def lint(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    file: str | None = option("--properties FILE", "Check a file of a Kafka broker instead.", type=click.Path()),
+    output: str = OUTPUT,
+) -> int:
     """What is wrong with tiered.toml, the environment and topics' settings, and what bites. Exit 3 with a finding."""
     if file is not None:
         from tiered.health.broker_file import lint_broker_file
@@ -136,28 +139,14 @@ def lint(session: Session, topics: tuple[str, ...], file: str | None, output: st
 _FORMATS = ("toml", "kafka-configs", "json", "properties")
 
 
-@config.command("export")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
-    default="toml",
-    show_default=True,
-    help="Choose the target of the export.",
-)
-@click.option(
-    "-t", "--topic", "names", multiple=True, metavar="TOPIC", help="Export only these topics; may be repeated."
-)
-@click.option("--all", "everything", is_flag=True, help="Include settings with built-in values.")
-@click.option(
-    "--bootstrap",
-    default="localhost:9092",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Set the server for kafka-configs.",
-)
-@click.pass_obj
-def export(session: Session, form: str, names: tuple[str, ...], everything: bool, bootstrap: str) -> None:
+@command("export", config)
+def export(
+    session: Session,
+    form: str = option("--format", "Choose the target of the export.", choices=_FORMATS, default="toml"),
+    names: tuple[str, ...] = option("-t, --topic TOPIC", "Export only these topics; may be repeated."),
+    everything: bool = option("--all", "Include settings with built-in values."),
+    bootstrap: str = option("--bootstrap ADDRESS", "Set the server for kafka-configs.", default="localhost:9092"),
+) -> None:
     """The settings as they hold here, for another place (toml) or for Kafka. Needs no store and no log."""
     from tiered.topics import config_export
 

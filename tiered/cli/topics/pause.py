@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from tiered.cli.render import Column, Result, Struct, columns_of, output_option, print_result, text
+from tiered.cli.options import OUTPUT, TOPICS, command, option
+from tiered.cli.render import Column, Result, Struct, columns_of, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_ms
 
@@ -31,14 +32,15 @@ class Paused(Result):
     paused: list[PausedTopic]
 
 
-@click.command("pause")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--reason", default="", metavar="TEXT", help="Record a reason, shown by status.")
-@click.option("--list", "lists", is_flag=True, help="Show which uploads are paused.")
-@click.option("--dry-run", is_flag=True, help="Show which uploads would be paused, change nothing.")
-@output_option()
-@click.pass_obj
-def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, dry_run: bool, output: str) -> None:
+@command("pause")
+def pause(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    reason: str = option("--reason TEXT", "Record a reason, shown by status.", default="", show_default=False),
+    lists: bool = option("--list", "Show which uploads are paused."),
+    dry_run: bool = option("--dry-run", "Show which uploads would be paused, change nothing."),
+    output: str = OUTPUT,
+) -> None:
     """Send nothing of the topics (none named: of all) to the bucket until `tiered resume`.
 
     Beside a manager at work, which heeds it within a round. Closed segments wait on the disk; nothing leaves it that is
@@ -60,12 +62,13 @@ def pause(session: Session, topics: tuple[str, ...], reason: str, lists: bool, d
         session.say("closed segments wait on the disk until then: tiered status shows the bytes at risk")
 
 
-@click.command("resume")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--dry-run", is_flag=True, help="Show which uploads would still be paused, change nothing.")
-@output_option()
-@click.pass_obj
-def resume(session: Session, topics: tuple[str, ...], dry_run: bool, output: str) -> None:
+@command("resume")
+def resume(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    dry_run: bool = option("--dry-run", "Show which uploads would still be paused, change nothing."),
+    output: str = OUTPUT,
+) -> None:
     """Let uploads of the topics (none named: of all) go on from where they stood. Prints what is still paused."""
     from local.storage import DiskStorage
     from tiered.node.upload_pause import dry_run_resume, resume_uploads

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from local.errors import InvalidRequest
+from tiered.cli.options import argument, command, option
 from tiered.cli.render import Column, PartitionRow, Struct, print_table
 from tiered.cli.session import Session
 
@@ -33,46 +34,28 @@ class Placement(Struct):
     partitions: list[Replicas]
 
 
-@click.command("placement")
-@click.argument("file", required=False, metavar="[FILE|-]", type=click.Path(allow_dash=True))
-@click.option("--brokers", metavar="ID[:RACK],...", help="List the brokers, in place of FILE.")
-@click.option("--topic", default="topic", show_default=True, metavar="NAME", help="Set the topic name in the JSON.")
-@click.option(
-    "-p", "--partitions", type=click.IntRange(min=1), required=True, metavar="N", help="Set the number of partitions."
-)
-@click.option(
-    "-r",
-    "--replication-factor",
-    type=click.IntRange(min=1),
-    required=True,
-    metavar="R",
-    help="Set the number of replicas of each partition.",
-)
-@click.option(
-    "--start", type=click.IntRange(min=0), metavar="N", help="Set the index of the first leader; default: random."
-)
-@click.option(
-    "--shift", type=click.IntRange(min=0), metavar="N", help="Set the shift of the followers; default: random."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(("table", "json")),
-    default="table",
-    show_default=True,
-    help="Set the output format.",
-)
-@click.pass_obj
+@command("placement")
 def placement(
     session: Session,
-    file: str | None,
-    brokers: str | None,
-    topic: str,
-    partitions: int,
-    replication_factor: int,
-    start: int | None,
-    shift: int | None,
-    output: str,
+    file: str | None = argument("[FILE|-]", type=click.Path(allow_dash=True)),
+    brokers: str | None = option("--brokers ID[:RACK],...", "List the brokers, in place of FILE."),
+    topic: str = option("--topic NAME", "Set the topic name in the JSON.", default="topic"),
+    partitions: int = option(
+        "-p, --partitions N", "Set the number of partitions.", type=click.IntRange(min=1), required=True
+    ),
+    replication_factor: int = option(
+        "-r, --replication-factor R",
+        "Set the number of replicas of each partition.",
+        type=click.IntRange(min=1),
+        required=True,
+    ),
+    start: int | None = option(
+        "--start N", "Set the index of the first leader; default: random.", type=click.IntRange(min=0)
+    ),
+    shift: int | None = option(
+        "--shift N", "Set the shift of the followers; default: random.", type=click.IntRange(min=0)
+    ),
+    output: str = option("-o, --output", "Set the output format.", choices=("table", "json"), default="table"),
 ) -> None:
     """Assign replicas as Kafka does: leaders in turn, followers on the next brokers, racks spread as far as they go.
 

@@ -8,8 +8,9 @@ import click
 
 from local.errors import LogError
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.render import Result, Struct, number, output_option, pairs, print_result, text
-from tiered.cli.session import Session, now_ms, settings_option
+from tiered.cli.options import OUTPUT, argument, command, option, settings_option
+from tiered.cli.render import Result, Struct, number, pairs, print_result, text
+from tiered.cli.session import Session, now_ms
 from tiered.config.units import format_bytes, format_count
 from tiered.node.problem_groups import UnreadPartitions
 from tiered.partition.partition_status import partition_status
@@ -80,22 +81,16 @@ def topic() -> None:
     """Create, alter, delete, list and describe topics."""
 
 
-@topic.command("create")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option(
-    "-p",
-    "--partitions",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Set the number of partitions of each topic.",
-)
-@settings_option("Set a property of these topics; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="Check only, and show the settings and their sources.")
-@output_option()
-@click.pass_obj
+@command("create", topic)
 def create(
-    session: Session, names: tuple[str, ...], partitions: int, settings: dict[str, str], dry_run: bool, output: str
+    session: Session,
+    names: tuple[str, ...] = argument("NAME...", required=True),
+    partitions: int = option(
+        "-p, --partitions", "Set the number of partitions of each topic.", type=click.IntRange(1), default=1
+    ),
+    settings: dict[str, str] = settings_option("Set a property of these topics; may be repeated."),
+    dry_run: bool = option("--dry-run", "Check only, and show the settings and their sources."),
+    output: str = OUTPUT,
 ) -> None:
     """Create the topic NAME, or several: all of them, or none where one is refused."""
     from local.names import check_topic
@@ -170,14 +165,17 @@ def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
             )
 
 
-@topic.command("alter")
-@click.argument("name")
-@settings_option("Set a property; an empty value removes it from the topic. May be repeated.")
-@click.option("--yes", is_flag=True, help="Do not ask before a remote tier is disabled.")
-@click.option("--dry-run", is_flag=True, help="Check only, and show which settings would change.")
-@output_option()
-@click.pass_obj
-def alter(session: Session, name: str, settings: dict[str, str], yes: bool, dry_run: bool, output: str) -> None:
+@command("alter", topic)
+def alter(
+    session: Session,
+    name: str = argument(),
+    settings: dict[str, str] = settings_option(
+        "Set a property; an empty value removes it from the topic. May be repeated."
+    ),
+    yes: bool = option("--yes", "Do not ask before a remote tier is disabled."),
+    dry_run: bool = option("--dry-run", "Check only, and show which settings would change."),
+    output: str = OUTPUT,
+) -> None:
     """Change the topic NAME's own settings."""
     if not settings:
         raise click.UsageError("nothing to alter: add at least one -X KEY=VALUE")
@@ -213,17 +211,16 @@ def _confirm(question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-@topic.command("delete")
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Show what would be deleted in both tiers and what delays the deletion, change nothing.",
-)
-@output_option()
-@click.pass_obj
-def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -> None:
+@command("delete", topic)
+def delete(
+    session: Session,
+    name: str = argument(),
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    dry_run: bool = option(
+        "--dry-run", "Show what would be deleted in both tiers and what delays the deletion, change nothing."
+    ),
+    output: str = OUTPUT,
+) -> None:
     """Delete the topic NAME, in both tiers. Files and objects go with the next rounds of `tiered run`."""
     if dry_run:
         from tiered.cli.topics.topic_dry_runs import show_deleted
@@ -241,10 +238,8 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool, output: str) -
     _print([found], output)
 
 
-@topic.command("list")
-@output_option()
-@click.pass_obj
-def list_topics(session: Session, output: str) -> None:
+@command("list", topic)
+def list_topics(session: Session, output: str = OUTPUT) -> None:
     """The topics of this directory."""
     print_result(_listed(session.topics().all()), output)
 
@@ -261,12 +256,13 @@ def _listed(topics: Sequence[Topic]) -> Topics:
     )
 
 
-@topic.command("describe")
-@click.argument("name")
-@click.option("--settings", "show_settings", is_flag=True, help="Show every effective setting and its source.")
-@output_option()
-@click.pass_obj
-def describe(session: Session, name: str, show_settings: bool, output: str) -> int:
+@command("describe", topic)
+def describe(
+    session: Session,
+    name: str = argument(),
+    show_settings: bool = option("--settings", "Show every effective setting and its source."),
+    output: str = OUTPUT,
+) -> int:
     """The partitions of the topic NAME, or with --settings what it is set to."""
     if show_settings:
         effective = session.config().explain(name, session.topics().get(name).properties)

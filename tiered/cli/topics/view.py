@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from tiered.cli.errors import Exit, unread_code, worst
-from tiered.cli.progress import progress_option
-from tiered.cli.render import PartitionRow, Result, Work, number, output_option, print_result, text
+from tiered.cli.options import OUTPUT, TOPICS, argument, command, option
+from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_ms
@@ -88,9 +88,7 @@ class ViewsPlanned(Work):
     partitions: list[PlannedView]
 
 
-_name_option = click.option(
-    "--name", default=NAME, show_default=True, metavar="NAME", help="Choose the view of the topic."
-)
+_NAME = option("--name NAME", "Choose the view of the topic.", default=NAME)
 
 
 @click.group("view")
@@ -98,15 +96,15 @@ def view() -> None:
     """Compacted views: the newest value of each key below a horizon, beside a log that stays as it is."""
 
 
-@view.command("build")
-@click.argument("topic")
-@_name_option
-@click.option("--accept-loss", is_flag=True, help="Continue after records that the log has lost; the loss is recorded.")
-@click.option("--dry-run", is_flag=True, help="Show which records a build would include, build nothing.")
-@output_option()
-@progress_option
-@click.pass_obj
-def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: bool, output: str) -> int:
+@command("build", view, has_progress=True)
+def build(
+    session: Session,
+    topic: str = argument(),
+    name: str = _NAME,
+    accept_loss: bool = option("--accept-loss", "Continue after records that the log has lost; the loss is recorded."),
+    dry_run: bool = option("--dry-run", "Show which records a build would include, build nothing."),
+    output: str = OUTPUT,
+) -> int:
     """Bring a topic's view up to what the bucket holds now. The log is not changed.
 
     Without a remote tier the view lies beside the log, and takes up all of it that is durable and decided.
@@ -135,12 +133,13 @@ def build(session: Session, topic: str, name: str, accept_loss: bool, dry_run: b
     return worst(problems.values())
 
 
-@view.command("status")
-@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
-@click.option("--name", metavar="NAME", help="Show only the view of this name.")
-@output_option()
-@click.pass_obj
-def status(session: Session, topics: tuple[str, ...], name: str | None, output: str) -> int:
+@command("status", view)
+def status(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    name: str | None = option("--name NAME", "Show only the view of this name."),
+    output: str = OUTPUT,
+) -> int:
     """Each view of each partition: its last run, how far the log is ahead. Exit 10 with an error or a gap.
 
     Of topics without a remote tier those are shown that have a view, that are to have one by
@@ -163,14 +162,15 @@ def status(session: Session, topics: tuple[str, ...], name: str | None, output: 
     return unread_code(unread.values()) or (Exit.DONE if all(each.is_healthy for each in found) else Exit.UNHEALTHY)
 
 
-@view.command("drop")
-@click.argument("topic")
-@_name_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Show what would be dropped, change nothing.")
-@output_option()
-@click.pass_obj
-def drop(session: Session, topic: str, name: str, yes: bool, dry_run: bool, output: str) -> None:
+@command("drop", view)
+def drop(
+    session: Session,
+    topic: str = argument(),
+    name: str = _NAME,
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    dry_run: bool = option("--dry-run", "Show what would be dropped, change nothing."),
+    output: str = OUTPUT,
+) -> None:
     """Drop a topic's view. Readers that ask for it get an error from then on.
 
     Its objects are deleted after remote.log.delete.grace.ms, its files beside the log after file.delete.delay.ms.

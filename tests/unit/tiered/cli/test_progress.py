@@ -15,8 +15,7 @@ import pytest
 
 from local.names import TopicPartition
 from tiered.cli.main import invoke, main
-from tiered.cli.progress import WAYS, Meter, Progress
-from tiered.cli.progress_display import CopyEvents, byte_lines
+from tiered.cli.progress import MODES, Progress, byte_lines
 from tiered.cli.schemas import SCHEMAS
 from tiered.cli.session import Session
 
@@ -47,12 +46,12 @@ class Clock:
 
 def test_meter_sends_at_most_four_events_a_second_and_a_last_one_with_rate_and_eta() -> None:
     clock, lines = Clock(), list[str]()
-    meter = Meter("scrub", lines.append, clock)
-    meter.expect(10_000)
+    progress = Progress("scrub", lines.append, clock)
+    progress.expect(10_000)
     for _ in range(500):  # five seconds
         clock.now += 0.01
-        meter.advance(10)
-    meter.end()
+        progress.advance(10)
+    progress.end()
     steps = events_of("".join(lines), "scrub")
     assert 20 <= len(steps) <= 4 * 5 + 2
     assert steps[0]["eta_ms"] is None
@@ -64,15 +63,15 @@ def test_meter_sends_at_most_four_events_a_second_and_a_last_one_with_rate_and_e
 
 def test_meter_never_counts_down_and_names_its_wait() -> None:
     clock, lines = Clock(), list[str]()
-    meter = Meter("run", lines.append, clock)
-    meter.wait_for("loading")
+    progress = Progress("run", lines.append, clock)
+    progress.wait_for("loading")
     clock.now = 1
-    meter.wait_for(None)
+    progress.wait_for(None)
     for count in (3, 0, 4):  # more than expected
         clock.now += 1
-        meter.advance(count)
-    meter.expect(5, "segments")
-    meter.end()
+        progress.advance(count)
+    progress.expect(5, "segments")
+    progress.end()
     steps = events_of("".join(lines), "run")
     assert [each["waits_for"] for each in steps[:2]] == ["loading", None]
     assert (steps[-1]["done"], steps[-1]["total"], steps[-1]["unit"]) == (7, 12, "segments")
@@ -93,7 +92,7 @@ def test_stderr_output_becomes_message_events_and_stderr_is_restored(monkeypatch
         click.echo("sure? ", err=True, nl=False)
         raise KeyError
 
-    with pytest.raises(KeyError), progress.told("json", "gc"):
+    with pytest.raises(KeyError), progress.use("json", "gc"):
         fail()
     assert sys.stderr is stderr
     events_of(stderr.getvalue(), "gc")
@@ -101,14 +100,14 @@ def test_stderr_output_becomes_message_events_and_stderr_is_restored(monkeypatch
     assert said == ["! two", "lines", "odd \\udcff", "sure? ", None]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_progress_bar_is_shown_only_for_auto_on_a_terminal(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_progress_bar_is_shown_only_for_auto_on_a_terminal(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     stderr.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", stderr)
     progress = Progress()
-    with progress.told(way, "scrub"):
-        assert progress.has_bars == (way == "auto")
+    with progress.use(mode, "scrub"):
+        assert progress.has_bars == (mode == "auto")
 
 
 def test_plain_progress_line_appears_every_ten_seconds_with_rate_and_time_left(
@@ -128,13 +127,12 @@ def test_plain_progress_line_appears_every_ten_seconds_with_rate_and_time_left(
 
 def test_restarted_copy_counts_only_beyond_its_previous_progress() -> None:
     lines, seconds = list[str](), itertools.count()
-    meter = Meter("run", lines.append, lambda: float(next(seconds)))
-    report = CopyEvents(meter).report
-    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    progress = Progress("run", lines.append, lambda: float(next(seconds)))
+    first, second = (TopicPartition("t", 0), 0), (TopicPartition("t", 1), 0)
     for done in (10, 40, 0, 10, 50, 100, 100):
-        report(first, 0, done, 100)
-        report(second, 0, done // 2, 50)
-    meter.end()
+        progress.track(first, done, 100)
+        progress.track(second, done // 2, 50)
+    progress.end()
     last = events_of("".join(lines), "run")[-1]
     assert (last["done"], last["total"]) == (150, 150)
 
@@ -151,7 +149,7 @@ def test_every_long_command_has_the_progress_option() -> None:
         assert command is not None
         (option,) = (each for each in command.params if each.name == "progress")
         assert isinstance(option.type, click.Choice)
-        assert tuple(option.type.choices) == WAYS
+        assert tuple(option.type.choices) == MODES
 
 
 @pytest.fixture
@@ -199,11 +197,11 @@ def test_long_command_reports_progress_to_its_total_and_leaves_stdout_unchanged(
         steps = events_of(err, operation)
         assert steps[-1]["done"] == steps[-1]["total"] > 0, line
         assert steps[-1]["unit"] == {"fork": "partitions", "bench": "figures"}.get(operation, "bytes"), line
-    for way in WAYS:
-        assert invoke([*at, "verify", "--progress", way, "-o", "json"]) == 0
+    for mode in MODES:
+        assert invoke([*at, "verify", "--progress", mode, "-o", "json"]) == 0
         out, err = capfd.readouterr()
         assert json.loads(out)["findings"] == []
-        assert way == "json" or "1 verified" in err
+        assert mode == "json" or "1 verified" in err
 
 
 def test_run_apply_and_rotate_keys_report_progress_in_their_units(

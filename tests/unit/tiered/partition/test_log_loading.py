@@ -13,7 +13,7 @@ from local.errors import Corrupt
 from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from tiered.cli import progress_display
+from tiered.cli import progress
 from tiered.cli.session import Session
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
@@ -110,13 +110,13 @@ def test_many_logs_on_two_disks_are_recovered_after_a_crash(tmp_path: Path, thre
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_is_shown_only_when_loading_takes_long(monkeypatch, capfd, is_terminal: bool) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(progress_display, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
     told = LoadProgress(directory="/disk1", done=3, total=9, recovered_segments=4)
-    with progress_display.load_progress(Session(directory=".")) as tell:
+    with progress.load_progress(Session(directory=".")) as tell:
         tell(told)
     assert capfd.readouterr() == ("", "")
-    with progress_display.load_progress(Session(directory=".")) as tell:
+    with progress.load_progress(Session(directory=".")) as tell:
         tell(told)
         clock.now += 11
         tell(told)
@@ -124,7 +124,7 @@ def test_progress_is_shown_only_when_loading_takes_long(monkeypatch, capfd, is_t
     assert out == ""
     assert "/disk1" in err
     assert "3/9" in err or "3 of 9 logs, 4 segments recovered" in err
-    with progress_display.load_progress(Session(directory=".", is_quiet=True)) as tell:
+    with progress.load_progress(Session(directory=".", is_quiet=True)) as tell:
         clock.now += 11
         tell(told)
     assert capfd.readouterr() == ("", "")

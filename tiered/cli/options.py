@@ -1,0 +1,162 @@
+"""How a command declares its command line: the parameters of its function are its arguments and options.
+
+    @command("list", transactions)
+    def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: str = OUTPUT) -> int:
+
+| annotation of a parameter | on the command line |
+|---|---|
+| `bool` | a flag |
+| `int`, `int | None` | a whole number, if no `type` is given |
+| `tuple`, `dict` | may be repeated |
+| `T | None` of an argument | may be left out |
+| a dataclass, with the default GROUP | its fields are arguments and options; the parameter is an instance |
+
+The constants at the end are the options that several commands share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+import click
+
+from tiered.cli.layouts import LAYOUTS
+from tiered.cli.progress import MODES
+from tiered.cli.render import FORMATS, note_raw
+from tiered.cli.session import Session, parse_setting, store_options
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An argument (without names) or an option, until the parameter that holds it is known."""
+
+    names: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+    def parameter(self, name: str, annotation: object) -> click.Parameter:
+        """Return click's parameter for a parameter of a function or a field of a dataclass."""
+        attributes, is_repeated = dict(self.attributes), get_origin(annotation) in (tuple, dict)
+        if (choices := attributes.pop("choices", None)) is not None:
+            attributes["type"] = click.Choice(choices)
+        if annotation in (int, int | None):
+            attributes.setdefault("type", int)
+        if not self.names:
+            attributes |= {"nargs": -1} if is_repeated else {}
+            attributes |= {"required": False} if type(None) in get_args(annotation) else {}
+            return click.Argument([name], **attributes)
+        if annotation is bool:
+            attributes["is_flag"] = True
+        elif "default" in attributes:
+            attributes.setdefault("show_default", True)
+        return click.Option([*self.names, name], multiple=is_repeated, **attributes)
+
+
+def argument(metavar: str | None = None, **attributes: object) -> Any:  # noqa: ANN401 - stands for a value of any type
+    """Declare an argument, with the attributes of click."""
+    return Declared((), {"metavar": metavar, **attributes})
+
+
+def option(form: str, text: str, **attributes: object) -> Any:  # noqa: ANN401 - stands for a value of any type
+    """Declare an option in its `form` (``-n, --name NAME``) with its help `text` and the attributes of click."""
+    names, _, metavar = form.partition(" ") if ", " not in form else form.replace(", ", ",").partition(" ")
+    return Declared(tuple(names.split(",")), {"metavar": metavar or None, "help": text, **attributes})
+
+
+def command(
+    name: str,
+    group: click.Group | None = None,
+    *,
+    has_progress: bool = False,
+    **attributes: Any,  # noqa: ANN401 - click's
+) -> Callable[[Callable[..., object]], Any]:
+    """Make a command of a function, and add it to `group`. `has_progress` adds ``--progress``.
+
+    The help text is the docstring of the function. The function gets the session if it has a parameter for it.
+    """
+
+    def declared(function: Callable[..., object]) -> click.Command:
+        hints = get_type_hints(function)
+        groups = {name: hints[name] for name, each in _defaults(function) if each is GROUP}
+
+        def invoke(**values: Any) -> object:  # noqa: ANN401 - the parsed values
+            for name, group_type in groups.items():
+                fields = dataclasses.fields(group_type)
+                values[name] = group_type(**{field.name: values.pop(field.name) for field in fields})
+            if "session" not in hints:
+                return function(**values)
+            context = click.get_current_context()
+            mode, session = values.pop("progress", None), context.find_object(Session)
+            assert session is not None, "made by the main command"
+            with session.progress.use(mode, operation_of(context)) if has_progress else nullcontext():
+                return function(session, **values)
+
+        made: click.Command = attributes.pop("cls", click.Command)(
+            name,
+            callback=invoke,
+            params=[*_parameters(function), *([PROGRESS.parameter("progress", str)] if has_progress else [])],
+            help=function.__doc__,
+            **attributes,
+        )
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return declared
+
+
+def operation_of(context: click.Context) -> str:
+    """Return the words of the command that runs, without the program's name."""
+    return context.command_path.partition(" ")[2]
+
+
+def _defaults(source: Any) -> list[tuple[str, object]]:  # noqa: ANN401 - a function or a dataclass
+    return [(name, each.default) for name, each in inspect.signature(source).parameters.items()]
+
+
+def _parameters(source: Any) -> Iterator[click.Parameter]:  # noqa: ANN401 - a function or a dataclass
+    """Yield the parameters that a function or a dataclass declares, in order."""
+    hints = get_type_hints(source)
+    for name, declared in _defaults(source):
+        if declared is GROUP:
+            yield from _parameters(hints[name])
+        elif isinstance(declared, Declared):
+            yield declared.parameter(name, hints[name])
+            if declared is OUTPUT:
+                yield _RAW.parameter("raw", bool)
+
+
+def _parsed_settings(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    return dict(parse_setting(value, parameter.opts[0]) for value in values)
+
+
+def settings_option(text: str) -> Any:  # noqa: ANN401 - stands for a value of any type
+    """Declare the repeatable ``-X key=value``, a dict."""
+    return option("-X KEY=VALUE", text, callback=_parsed_settings)
+
+
+GROUP: Any = object()
+OUTPUT = option("-o, --output", "Set the output format.", type=click.Choice(FORMATS), default="table")
+_RAW = option("--raw", "Print exact numbers in a table: bytes, ms.", expose_value=False, callback=note_raw)
+PROGRESS = option(
+    "--progress",
+    "Choose the progress display: a bar on a terminal; lines; JSON events; or none.",
+    type=click.Choice(MODES),
+    default="auto",
+)
+YES = option("--yes", "Do not ask for confirmation.")
+TOPICS = argument("[TOPIC]...")
+PARTITIONS = argument("[TOPIC[/PARTITION] ...]")
+REMOTE = option("--remote URL", "Read this bucket only; needs no configuration.")
+REMOTE_OPTIONS = option("--option NAME=VALUE", "Option of the store of --remote.", callback=store_options)
+LAYOUT_PREFIXES = option("--layout-prefix TEXT", "Set key.prefix of Aiven; repeatable.")
+LAYOUT_KEYS = option("--layout-key ID=FILE", "Name RSA keys of Aiven; repeatable.")
+
+
+def layout_option(needs: str, default: str = LAYOUTS[0]) -> Any:  # noqa: ANN401 - stands for a value of any type
+    """Declare ``--layout``; `needs` says its purpose."""
+    return option("--layout", f"{needs} whose.", type=click.Choice(LAYOUTS), default=default)
