@@ -314,7 +314,9 @@ def _a_pause_stops_nothing(patch: Patch) -> None:
 def _a_pause_ends_with_its_process(patch: Patch) -> None:
     """The state on the disk is ignored by the next process."""
     patch.setattr(
-        upload_pause, "_read", lambda places: upload_pause._Look(upload_pause._NOTHING, is_damaged=False, unreachable=0)
+        upload_pause,
+        "_read",
+        lambda places: upload_pause._Copies(upload_pause._NOTHING, is_damaged=False, unreachable=0),
     )
 
 

@@ -14,7 +14,7 @@ import click
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition, check_topic
-from tiered.config.units import parse_duration
+from tiered.config.units import parse_bytes, parse_duration
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _COUNT_MAX = 2**63 - 1  # limit of an iterator's slice
@@ -46,6 +46,14 @@ def parse_partition(text: str) -> tuple[str, int | None]:
     return partition.topic, partition.partition
 
 
+def parse_one_partition(text: str, attempt: str) -> TopicPartition:
+    """Parse ``orders/3``. Raises InvalidRequest, which names the attempt, without a partition."""
+    topic, number = parse_partition(text)
+    if number is None:
+        raise InvalidRequest(f"{attempt}, name TOPIC/PARTITION", text=repr(text), expected="TOPIC/PARTITION")
+    return TopicPartition(topic, number)
+
+
 def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
     """Parse ``orders/3`` or ``orders/3@17``: partition and offset. Raises InvalidRequest without a partition."""
     name, at, offset = text.partition("@")
@@ -53,6 +61,22 @@ def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
     if number is None or (at and not (_NUMBER.fullmatch(offset) and not offset.startswith("-"))):
         raise InvalidRequest("invalid partition", text=repr(text), expected="'TOPIC/PARTITION[@OFFSET]'")
     return TopicPartition(topic, number), int(offset) if at else None
+
+
+def duration_ms(option: str, text: str, example: str, *, least: int = 1) -> int:
+    """Parse the duration of an option, `least` ms at least. Raises InvalidRequest with the example."""
+    value = parse_duration(text)
+    if value is None or value < least:
+        raise InvalidRequest(f"invalid {option}", text=repr(text), expected=f"a duration such as {example}")
+    return value
+
+
+def size_bytes(option: str, text: str, example: str) -> int:
+    """Parse the size of an option. Raises InvalidRequest with the example."""
+    value = parse_bytes(text)
+    if value is None or value < 0:
+        raise InvalidRequest(f"invalid {option}", text=repr(text), expected=f"a size such as {example}")
+    return value
 
 
 def count_type(at_least: int) -> click.IntRange:

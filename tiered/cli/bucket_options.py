@@ -13,10 +13,12 @@ import click
 
 from local.errors import InvalidRequest, LogError, NotFound, RemoteLost
 from tiered.cli.arguments import parse_partition
+from tiered.cli.errors import Exit
 from tiered.cli.session import UNNAMED, Session, now_ms, store_options
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
+    from local.verify.findings import Finding
     from remote.manifest.catalog import RemotePartitionName
     from remote.segments.encryption import KeyRing
     from remote.store import ObjectStore
@@ -207,3 +209,19 @@ def parse_rate(text: str) -> int:
     if rate is None or rate <= 0:
         raise InvalidRequest("invalid rate", text=repr(text), expected="a size for a second, such as 50MB/s")
     return rate
+
+
+def report_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
+    """Print a line on stderr for each inconsistency in a bucket of an external layout."""
+    for each in found:
+        where = f" offsets {each.offsets[0]} to {each.offsets[1] - 1}" if each.offsets is not None else ""
+        click.echo(f"! {name}: {each.path}:{where} {' '.join(each.what.split())}", err=True)
+
+
+def findings_code(found: Sequence[Finding]) -> Exit:
+    """Return CORRUPTION if findings make segments unreadable, FINDINGS if they come from the batches."""
+    from local.verify.findings import Severity
+
+    if any(each.severity is Severity.CORRUPT for each in found):
+        return Exit.CORRUPTION
+    return Exit.FINDINGS if found else Exit.DONE

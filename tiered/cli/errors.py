@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -20,7 +21,7 @@ from local.errors import (
     RemoteLost,
     Unavailable,
 )
-from tiered.cli.signals import Terminated
+from tiered.cli.signals import Stop, Terminated
 
 
 class Exit(IntEnum):
@@ -149,6 +150,11 @@ def worst(errors: Iterable[LogError]) -> Exit:
     """Return the exit code for several errors; DONE for none."""
     codes = {exit_code(error) for error in errors}
     return next((code for code in _WORST if code in codes), Exit.DONE)
+
+
+def stopped_code(stop: Stop) -> Exit:
+    """Return the exit code of work that a signal ended."""
+    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
 
 
 def unread_code(errors: Iterable[LogError]) -> Exit:

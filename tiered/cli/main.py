@@ -19,92 +19,53 @@ import click
 from local.errors import LogError
 from tiered import __version__
 from tiered.cli.errors import Exit, exit_code, internal, one_line
-from tiered.cli.session import Session, parse_setting
+from tiered.cli.session import Session, example_epilog, parse_setting
 
-# name: (module, one line of help); in the order in which a new user needs them.
+# name: (module in this package, one line of help); in the order in which a new user needs them.
 COMMANDS = {
-    "demo": (
-        "tiered.cli.node.demo",
-        "Run a complete demo on real data: both tiers, compaction, Spark. Needs no setup.",
-    ),
-    "init": ("tiered.cli.node.init", "Write a tiered.toml and test the object store."),
-    "doctor": ("tiered.cli.node.doctor", "Check this node, its disks and its bucket, and print the next steps."),
-    "topic": ("tiered.cli.topics.topic", "Create, alter, list and describe topics."),
-    "append": ("tiered.cli.data.append", "Append records from a file or from stdin."),
-    "consume": ("tiered.cli.data.consume", "Read records from both tiers, or from a bucket only."),
-    "dump": ("tiered.cli.data.dump", "Print batches, records or index entries as they are stored."),
-    "verify": ("tiered.cli.node.verify", "Verify segments, partitions and log directories on the disk."),
-    "scrub": ("tiered.cli.bucket.scrub", "Check all objects of a bucket, and with --deep every byte."),
-    "repair": ("tiered.cli.bucket.repair", "Repair what a scrub found, from good copies; prints a plan first."),
-    "gc": ("tiered.cli.bucket.gc", "List orphaned objects of a bucket and what they cost, then delete from the list."),
-    "adopt": (
-        "tiered.cli.bucket.adopt",
-        "Tier the log directory of a live Kafka broker; its files are only read.",
-    ),
-    "restore": (
-        "tiered.cli.bucket.restore",
-        "Restore topics of a bucket to a disk, whole or up to an offset or a time.",
-    ),
-    "fork": (
-        "tiered.cli.bucket.fork",
-        "Create another topic of the bucket with the same records, without copying them.",
-    ),
-    "import": (
-        "tiered.cli.bucket.import_",
-        "Import a bucket of other software: Aiven, Kafka's LocalTieredStorage, plain logs.",
-    ),
-    "remote": ("tiered.cli.bucket.remote", "Inspect any bucket by its address."),
-    "rewrite": (
-        "tiered.cli.bucket.rewrite",
-        "Rewrite a bucket: merge small segments, change codec, key or storage class.",
-    ),
+    "demo": ("node.demo", "Run a complete demo on real data: both tiers, compaction, Spark. Needs no setup."),
+    "init": ("node.init", "Write a tiered.toml and test the object store."),
+    "doctor": ("node.init", "Check this node, its disks and its bucket, and print the next steps."),
+    "topic": ("topics.topic", "Create, alter, list and describe topics."),
+    "append": ("data.append", "Append records from a file or from stdin."),
+    "consume": ("data.consume", "Read records from both tiers, or from a bucket only."),
+    "dump": ("data.dump", "Print batches, records or index entries as they are stored."),
+    "verify": ("node.verify", "Verify segments, partitions and log directories on the disk."),
+    "scrub": ("bucket.scrub", "Check all objects of a bucket, and with --deep every byte."),
+    "repair": ("bucket.repair", "Repair what a scrub found, from good copies; prints a plan first."),
+    "gc": ("bucket.gc", "List orphaned objects of a bucket and what they cost, then delete from the list."),
+    "adopt": ("bucket.adopt", "Tier the log directory of a live Kafka broker; its files are only read."),
+    "restore": ("bucket.restore", "Restore topics of a bucket to a disk, whole or up to an offset or a time."),
+    "fork": ("bucket.fork", "Create another topic of the bucket with the same records, without copying them."),
+    "import": ("bucket.import_", "Import a bucket of other software: Aiven, Kafka's LocalTieredStorage, plain logs."),
+    "remote": ("bucket.remote", "Inspect any bucket by its address."),
+    "rewrite": ("bucket.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
     "pipeline": (
-        "tiered.cli.bucket.pipeline",
+        "bucket.pipeline",
         "Clean, tier, expire, recompact and merge the topics of many nodes as one job, on Spark.",
     ),
-    "backfill": ("tiered.cli.data.backfill", "Write records of a bucket as Parquet files, with Spark."),
-    "get-offsets": (
-        "tiered.cli.data.get_offsets",
-        "Print first, last and other named offsets, or offsets by time, over both tiers.",
-    ),
-    "delete-records": (
-        "tiered.cli.data.delete_records",
-        "Delete the oldest records: raise the log start offset of partitions.",
-    ),
-    "transactions": ("tiered.cli.data.transactions", "Find hanging transactions, and end them."),
-    "status": ("tiered.cli.node.status", "Show the contents of each tier, waiting work, bytes at risk and costs."),
-    "cost": ("tiered.cli.cost.cost", "Show, simulate and reduce the monthly costs of topics."),
-    "plan": ("tiered.cli.node.plan", "Show what maintenance would do now, and why. Changes nothing."),
-    "compact": ("tiered.cli.topics.compact", "Clean a compacted topic now, or estimate the result."),
-    "view": ("tiered.cli.topics.view", "Build, list and drop compacted views of a topic."),
-    "compaction": ("tiered.cli.topics.compaction", "Show the state of compaction, and advice on its settings."),
-    "log-dirs": (
-        "tiered.cli.node.log_dirs",
-        "Show the contents of each log directory; move a partition to another one.",
-    ),
-    "placement": (
-        "tiered.cli.topics.placement",
-        "Assign the replicas of a topic to brokers, as Kafka does.",
-    ),
-    "apply": ("tiered.cli.node.apply", "Apply a saved plan, if the state has not changed since."),
-    "pause": ("tiered.cli.topics.pause", "Pause uploads of some topics, or of all, until they are resumed."),
-    "resume": ("tiered.cli.topics.pause", "Resume paused uploads."),
-    "run": ("tiered.cli.node.run", "Clean, copy, drop and expire, continuously or --once."),
-    "web": ("tiered.cli.node.web", "Serve pages about the directory for a browser: read-only, on loopback."),
-    "bench": ("tiered.cli.node.bench", "Measure this machine, disk and bucket, and compare with raw references."),
-    "generate": (
-        "tiered.cli.node.generate",
-        "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules.",
-    ),
-    "config": (
-        "tiered.cli.topics.config",
-        "Explain a setting: its effect, its value here, and the source of the value.",
-    ),
-    "completion": ("tiered.cli.completion", "Print the completion script for bash, zsh or fish."),
-    "rotate-keys": (
-        "tiered.cli.bucket.rotate_keys",
-        "Wrap the data keys of encrypted segments with another key of the key ring.",
-    ),
+    "backfill": ("data.backfill", "Write records of a bucket as Parquet files, with Spark."),
+    "get-offsets": ("data.offsets", "Print first, last and other named offsets, or offsets by time, over both tiers."),
+    "delete-records": ("data.offsets", "Delete the oldest records: raise the log start offset of partitions."),
+    "transactions": ("data.offsets", "Find hanging transactions, and end them."),
+    "status": ("node.status", "Show the contents of each tier, waiting work, bytes at risk and costs."),
+    "cost": ("topics.cost", "Show, simulate and reduce the monthly costs of topics."),
+    "plan": ("node.plan", "Show what maintenance would do now, and why. Changes nothing."),
+    "compact": ("topics.compact", "Clean a compacted topic now, or estimate the result."),
+    "view": ("topics.compaction", "Build, list and drop compacted views of a topic."),
+    "compaction": ("topics.compaction", "Show the state of compaction, and advice on its settings."),
+    "log-dirs": ("node.log_dirs", "Show the contents of each log directory; move a partition to another one."),
+    "placement": ("topics.placement", "Assign the replicas of a topic to brokers, as Kafka does."),
+    "apply": ("node.plan", "Apply a saved plan, if the state has not changed since."),
+    "pause": ("topics.topic", "Pause uploads of some topics, or of all, until they are resumed."),
+    "resume": ("topics.topic", "Resume paused uploads."),
+    "run": ("node.run", "Clean, copy, drop and expire, continuously or --once."),
+    "web": ("node.web", "Serve pages about the directory for a browser: read-only, on loopback."),
+    "bench": ("node.bench", "Measure this machine, disk and bucket, and compare with raw references."),
+    "generate": ("node.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
+    "config": ("topics.config", "Explain a setting: its effect, its value here, and the source of the value."),
+    "completion": ("node.generate", "Print the completion script for bash, zsh or fish."),
+    "rotate-keys": ("bucket.rotate_keys", "Wrap the data keys of encrypted segments with another key of the key ring."),
 }
 
 _EXIT_CODES = (
@@ -112,20 +73,8 @@ _EXIT_CODES = (
     "10 unhealthy, 130 and 143 interrupted."
 )
 _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
-# An example for each command, at the end of its ``--help``.
+# The examples of commands that do not declare one.
 EXAMPLES = {
-    "demo": "demo",
-    "init": "init logs --remote s3://my-bucket/logs",
-    "doctor": "-C logs doctor",
-    "topic create": "topic create orders -p 4 -X retention.ms=30d",
-    "topic alter": "topic alter orders -X local.retention.ms=6h",
-    "topic delete": "topic delete orders --dry-run",
-    "topic describe": "topic describe orders --settings",
-    "topic list": "topic list -o json",
-    "append": "append orders lines.txt -K :",
-    "consume": "consume orders/0 --from @-2h -n 10 -f '%o %k %v\\n'",
-    "dump": "dump orders/0 --records --from-offset 100 --to-offset 110",
-    "verify": "verify orders --deep",
     "scrub": "scrub orders --deep --report report.json",
     "repair": "repair report.json --dry-run",
     "gc": "gc --older-than 3d",
@@ -140,53 +89,18 @@ EXAMPLES = {
     "pipeline plan": "pipeline plan node-1 node-2 --topics orders",
     "pipeline run": "pipeline run node-1 --spark none --dry-run",
     "backfill": "backfill orders --from @-30d --to s3://my-lake/orders",
-    "get-offsets": "get-offsets orders --time latest",
-    "delete-records": "delete-records orders/0 --before 1000 --dry-run",
-    "transactions list": "transactions list orders",
-    "transactions end": "transactions end orders/0 --producer-id 7 --abort --dry-run",
-    "status": "status orders --check",
-    "cost advise": "cost advise --out advice.json",
-    "cost prices": "cost prices",
-    "cost show": "cost show orders",
-    "cost simulate": "cost simulate orders --retention 7d,30d --local 1h,6h",
-    "plan": "plan orders -X retention.ms=7d --out plan.json",
     "compact": "compact orders --dry-run",
-    "view build": "view build orders --dry-run",
-    "view drop": "view drop orders --dry-run",
-    "view status": "view status orders",
-    "compaction advise": "compaction advise",
-    "compaction status": "compaction status",
-    "log-dirs": "log-dirs --partitions",
-    "log-dirs move": "log-dirs move orders/0 --to /mnt/disk2/logs",
-    "placement": "placement brokers.txt -p 8 -r 3",
-    "apply": "apply plan.json --dry-run",
-    "pause": "pause orders --reason 'the bucket moves'",
-    "resume": "resume orders",
-    "run": "run --metrics 127.0.0.1:9464",
-    "web": "web --listen 127.0.0.1:8080",
-    "bench": "bench --size 64MiB",
-    "generate alerts": "generate alerts",
-    "generate completion": "generate completion bash",
-    "generate grafana": "generate grafana",
-    "generate iam-policy": "generate iam-policy",
-    "generate lifecycle": "generate lifecycle",
-    "generate systemd": "generate systemd --metrics :9464",
-    "config explain": "config explain retention.ms --topic orders",
-    "config export": "config export",
-    "config lint": "config lint",
-    "completion": "completion bash",
     "rotate-keys": "rotate-keys orders --dry-run",
 }
-_CODES = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
 
 
-def report_example(command: click.Command, path: str) -> None:
-    """Add the example to the end of the command's help, and to those of a group's commands."""
+def set_examples(command: click.Command, path: str) -> None:
+    """Set the examples of a command and of the commands of a group that declare none."""
     if isinstance(command, click.Group):
         for name, each in command.commands.items():
-            report_example(each, f"{path} {name}")
+            set_examples(each, f"{path} {name}")
     if path in EXAMPLES:
-        command.epilog = f"\b\nExample: tiered {EXAMPLES[path]}\n{_CODES}"
+        command.epilog = example_epilog(EXAMPLES[path])
 
 
 class _LazyGroup(click.Group):
@@ -200,9 +114,9 @@ class _LazyGroup(click.Group):
             return None
         module, summary = COMMANDS[cmd_name]
         name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(module), f"{name}_" if iskeyword(name) else name)
+        command: click.Command = getattr(import_module(f"tiered.cli.{module}"), f"{name}_" if iskeyword(name) else name)
         command.short_help = summary
-        report_example(command, cmd_name)
+        set_examples(command, cmd_name)
         return command
 
     def resolve_command(
@@ -271,7 +185,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """The entry point: run a command and exit with its code."""
     _fill_closed_streams()
     if instruction := os.environ.get("_TIERED_COMPLETE"):
-        from tiered.cli.completion import answer
+        from tiered.cli.node.generate import answer
 
         sys.exit(answer(instruction))
     words = list(sys.argv[1:] if arguments is None else arguments)

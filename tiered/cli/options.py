@@ -21,14 +21,17 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
 import click
 
-from tiered.cli.layouts import LAYOUTS
+from local.errors import InvalidRequest
 from tiered.cli.progress import MODES
 from tiered.cli.render import FORMATS, note_raw
-from tiered.cli.session import Session, parse_setting, store_options
+from tiered.cli.session import Session, example_epilog, parse_setting, store_options
+
+# `remote.external.external_layout.WORDS`; importing it loads more than a command line needs.
+LAYOUTS = ("tiered", "auto", "aiven", "local-tiered-storage", "pinterest", "logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,13 @@ def command(
     name: str,
     group: click.Group | None = None,
     *,
+    example: str | None = None,
     has_progress: bool = False,
     **attributes: Any,  # noqa: ANN401 - click's
 ) -> Callable[[Callable[..., object]], Any]:
     """Make a command of a function, and add it to `group`. `has_progress` adds ``--progress``.
+
+    The help ends with the `example`, which is without the program's name.
 
     The help text is the docstring of the function. The function gets the session if it has a parameter for it.
     """
@@ -100,6 +106,7 @@ def command(
             callback=invoke,
             params=[*_parameters(function), *([PROGRESS.parameter("progress", str)] if has_progress else [])],
             help=function.__doc__,
+            epilog=example_epilog(example) if example is not None else None,
             **attributes,
         )
         if group is not None:
@@ -160,3 +167,44 @@ LAYOUT_KEYS = option("--layout-key ID=FILE", "Name RSA keys of Aiven; repeatable
 def layout_option(needs: str, default: str = LAYOUTS[0]) -> Any:  # noqa: ANN401 - stands for a value of any type
     """Declare ``--layout``; `needs` says its purpose."""
     return option("--layout", f"{needs} whose.", type=click.Choice(LAYOUTS), default=default)
+
+
+class LayoutWords(TypedDict):
+    """The layout parameters of `tiered.open_remote`."""
+
+    layout: str
+    prefixes: tuple[str, ...]
+    private_keys: dict[str, str]
+
+
+def layout_options(default: str, needs: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Add ``--layout``, ``--layout-prefix`` and ``--layout-key`` to a command; `needs` says their purpose."""
+    options = (
+        click.option(
+            "--layout", type=click.Choice(LAYOUTS), default=default, show_default=True, help=f"{needs} whose."
+        ),
+        click.option(
+            "--layout-prefix", "prefixes", multiple=True, metavar="TEXT", help="Set key.prefix of Aiven; repeatable."
+        ),
+        click.option(
+            "--layout-key", "private_keys", multiple=True, metavar="ID=FILE", help="Name RSA keys of Aiven; repeatable."
+        ),
+    )
+
+    def decorated(command: Callable[..., object]) -> Callable[..., object]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
+
+
+def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str, ...]) -> LayoutWords:
+    """Return the options as typed. Raises InvalidRequest for a key without a file."""
+    files = {}
+    for text in private_keys:
+        key_id, equals, path = text.partition("=")
+        if not key_id or not equals or not path:
+            raise InvalidRequest("invalid --layout-key, it is not of the form id=file", text=repr(text))
+        files[key_id] = path
+    return LayoutWords(layout=layout, prefixes=prefixes or ("",), private_keys=files)

@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TextIO, TypeVar
 
 import click
 
-from tiered.config.units import format_bytes
-
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn, TaskID
@@ -333,6 +331,8 @@ def byte_progress(session: Session, verb: str, size_bytes: int, *, bar_least_byt
 
 def byte_lines(say: Callable[[str], None], verb: str, size_bytes: int, clock: Clock = time.monotonic) -> Advance:
     """Return a callback for finished bytes that says a line with the rate and the time left."""
+    from tiered.config.units import format_bytes
+
     lines, started_s = Lines(say, clock), clock()
 
     def line(done: int) -> str:
@@ -391,6 +391,8 @@ def copy_progress_of(session: Session) -> Iterator[OnCopy | None]:
 
             yield report
     elif progress.mode == "plain" and not session.is_quiet:
+        from tiered.config.units import format_bytes
+
         lines = Lines(session.say)
         yield lambda name, base_offset, done, size_bytes: lines.report(
             lambda: f"copying {name} from {base_offset}: {format_bytes(done)} of {format_bytes(size_bytes)}"

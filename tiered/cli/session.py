@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
+from tiered.cli.errors import Exit, unread_code
 from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -188,8 +189,7 @@ class Session:
 
         If the key ring lacks a key, the line gives the next step.
         """
-        from tiered.node.next_steps import lacks_key, next_step
-        from tiered.node.problem_groups import group_problems, problems_of
+        from tiered.node.problem_groups import group_problems, lacks_key, next_step, problems_of
 
         by_name = {str(name): error for name, error in problems.items()}
         for each in group_problems(problems_of(problems)):
@@ -207,6 +207,16 @@ class Session:
         for each in group_problems(problems_of(away)):
             self.say(f"! records on this disk are served without the remote tier: {each.line}")
 
+    def report(
+        self,
+        problems: Mapping[TopicPartition, LogError],
+        unread: Mapping[TopicPartition, LogError],
+        otherwise: Exit = Exit.DONE,
+    ) -> Exit:
+        """Report problems, and return the exit code: that of the partitions with null figures, or `otherwise`."""
+        self.report_problems(problems)
+        return unread_code(unread.values()) or otherwise
+
     def warn(self, text: str) -> None:
         """Print a line on stderr about work that was not done, even with -q."""
         click.echo(f"! {' '.join(text.split())}", err=True)
@@ -223,6 +233,17 @@ def _whole(directory: str) -> str:
         return os.path.abspath(directory)
     except FileNotFoundError:  # the working directory was deleted
         return directory
+
+
+def problems_of(manager: LogManager, topics: Collection[str]) -> dict[TopicPartition, LogError]:
+    """Return the problems of the partitions of these topics; of all topics if none is named."""
+    return {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
+
+
+def example_epilog(example: str) -> str:
+    """Return the end of a command's help."""
+    codes = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
+    return f"\b\nExample: tiered {example}\n{codes}"
 
 
 def now_ms() -> int:
@@ -249,6 +270,17 @@ def settings_option(text: str) -> Callable[[Callable[..., object]], Callable[...
         return dict(parse_setting(value, parameter.opts[0]) for value in values)
 
     return click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", callback=parsed, help=text)
+
+
+def confirm(question: str, *, yes: bool, without: str) -> None:
+    """Ask at a terminal. Elsewhere, and without `yes`, raise a UsageError with the text `without`."""
+    if yes:
+        return
+    import sys
+
+    if not sys.stdin.isatty():
+        raise click.UsageError(without)
+    click.confirm(question, abort=True, err=True)
 
 
 UNNAMED = "--option requires --remote URL; the options of the configured bucket are in tiered.toml"

@@ -16,6 +16,7 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_dollars",
+    "format_lasted",
     "format_ms",
     "parse_bytes",
     "parse_duration",
@@ -75,6 +76,11 @@ def format_bytes(size: int) -> str:
         return f"{size} B"
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{digits}f} {unit}"
+
+
+def format_lasted(ms: int) -> str:
+    """A duration in whole seconds; a negative one is 0, for clocks that differ."""
+    return format_ms(max(0, ms) // 1000 * 1000)
 
 
 def format_count(count: int) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.storage import DiskStorage, Storage
-from tiered.node.lock_holder import lock_holder
-from tiered.node.next_steps import next_step
+from tiered.node.problem_groups import next_step
+from tiered.node.work_report import lock_holder
 
 if TYPE_CHECKING:
     from remote.store import ObjectStore

@@ -12,7 +12,7 @@ from local.names import CLEAN_SHUTDOWN, LOCK
 from local.storage import join
 from tiered.config.units import counted, format_bytes, format_ms
 from tiered.health.doctor import Check, Finding, Patient, State
-from tiered.node.lock_holder import directory_holder
+from tiered.node.work_report import directory_holder
 from tiered.status.status_report import holder_line
 
 if TYPE_CHECKING:

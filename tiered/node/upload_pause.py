@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -67,28 +67,21 @@ class Pauses:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._lock = threading.Lock()
-        look = _read(places)
-        self._file = look.file or (None if look.is_damaged else _NOTHING)  # None: an unreadable file
+        self._file = _read(places).current
 
     def refresh(self) -> None:
         """Read the file again. Never raises: state that cannot be read now stays unchanged."""
         with self._lock:
             before = self._file
-            look = _read(self._places)
-            if look.is_damaged or look.file is not None:
-                self._file = look.file
+            copies = _read(self._places)
+            if copies.is_damaged or copies.newest is not None:
+                self._file = copies.newest
             if self._file != before:
                 _log.warning("the upload pauses changed: %s", _words(self._file))
 
     def of(self, topic: Topic) -> Pause | None:
-        """Since when and why uploads of `topic` are paused, by a pause of all first; None if not paused."""
-        file = self._file
-        if file is None:
-            return Pause(since_ms=None, reason=f"{FILE} is unreadable; 'tiered resume' writes it again")
-        found = file.all or file.topics.get(topic.topic_id)
-        if found is None:
-            return None
-        return Pause(since_ms=found.since_ms, reason=found.reason, is_of_all=file.all is not None)
+        """As `_pause_of` as of the last `refresh`."""
+        return _pause_of(self._file, topic)
 
 
 def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
@@ -97,22 +90,10 @@ def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, r
     Durable on return. An existing pause is unchanged. Raises NotFound for an unknown topic, and Conflict while another
     process changes pauses.
     """
-    _check_reason(reason)
-    registry = TopicRegistry(places)
-    chosen = None if names is None else [registry.get(name) for name in sorted(set(names))]
-    mark = _Paused(since_ms=now_ms, reason=" ".join(reason.split()))
+    registry, mark = TopicRegistry(places), _mark(now_ms, reason)
+    topics = _chosen(registry, names)
     with _changing(places) as (file, write):
-        if file is None and chosen is not None:
-            raise InvalidRequest(
-                f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
-            )
-        file = file or _NOTHING
-        if chosen is None:
-            file = msgspec.structs.replace(file, all=file.all or mark)
-        else:
-            topics = {topic.topic_id: file.topics.get(topic.topic_id, mark) for topic in chosen}
-            file = msgspec.structs.replace(file, topics={**file.topics, **topics})
-        write(file)
+        write(_with_pauses(file, topics, mark))
     return paused_topics(places)
 
 
@@ -124,63 +105,81 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
     another process changes pauses.
     """
     registry = TopicRegistry(places)
-    chosen = None if names is None else [registry.get(name) for name in sorted(set(names))]
+    topics = _chosen(registry, names)
     with _changing(places) as (file, write):
-        if chosen is None:
-            write(_NOTHING)
-        else:
-            if file is None or file.all is not None:
-                raise _all_paused(topic.name for topic in chosen)
-            gone = {topic.topic_id for topic in chosen} | (file.topics.keys() - _ids(registry))
-            kept = {topic_id: mark for topic_id, mark in file.topics.items() if topic_id not in gone}
-            write(msgspec.structs.replace(file, topics=kept))
+        write(_without_pauses(file, topics, registry))
     return paused_topics(places)
 
 
 def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
     """The pauses after `pause_uploads`, with the same errors; changes nothing."""
-    _check_reason(reason)
-    registry = TopicRegistry(places)
-    chosen = registry.all() if names is None else [registry.get(name) for name in sorted(set(names))]
-    if names is not None and _read(places).is_damaged:
-        raise InvalidRequest(
-            f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
-        )
-    mark = Pause(since_ms=now_ms, reason=" ".join(reason.split()), is_of_all=names is None)
-    return {**{topic.name: mark for topic in chosen}, **paused_topics(places)}
+    registry, mark = TopicRegistry(places), _mark(now_ms, reason)
+    return _by_topic(_with_pauses(_read(places).current, _chosen(registry, names), mark), registry)
 
 
 def dry_run_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
     """The pauses after `resume_uploads`, with the same errors; changes nothing."""
-    if names is None:
-        return {}
     registry = TopicRegistry(places)
-    chosen = [registry.get(name).name for name in sorted(set(names))]
-    look = _read(places)
-    if look.is_damaged or (look.file is not None and look.file.all is not None):
-        raise _all_paused(chosen)
-    return {name: pause for name, pause in paused_topics(places).items() if name not in chosen}
-
-
-def _check_reason(reason: str) -> None:
-    if len(reason) > REASON_LENGTH_MAX:
-        raise InvalidRequest(
-            f"cannot pause uploads, the reason has more than {REASON_LENGTH_MAX} characters", length=len(reason)
-        )
-
-
-def _all_paused(names: Iterable[str]) -> InvalidRequest:
-    return InvalidRequest(
-        ("cannot resume uploads of some topics while the uploads of all are paused: 'tiered resume' resumes all"),
-        topics=",".join(names),
-    )
+    return _by_topic(_without_pauses(_read(places).current, _chosen(registry, names), registry), registry)
 
 
 def paused_topics(places: Places) -> dict[str, Pause]:
     """The topics with paused uploads, by name. Changes nothing."""
-    pauses = Pauses(places)
-    found = ((topic.name, pauses.of(topic)) for topic in TopicRegistry(places).all())
-    return {name: pause for name, pause in found if pause is not None}
+    return _by_topic(_read(places).current, TopicRegistry(places))
+
+
+def _mark(now_ms: int, reason: str) -> _Paused:
+    if len(reason) > REASON_LENGTH_MAX:
+        raise InvalidRequest(
+            f"cannot pause uploads, the reason has more than {REASON_LENGTH_MAX} characters", length=len(reason)
+        )
+    return _Paused(since_ms=now_ms, reason=" ".join(reason.split()))
+
+
+def _chosen(registry: TopicRegistry, names: Iterable[str] | None) -> list[Topic] | None:
+    return None if names is None else [registry.get(name) for name in sorted(set(names))]
+
+
+def _with_pauses(file: _File | None, topics: Sequence[Topic] | None, mark: _Paused) -> _File:
+    """The file with these topics paused (None: all). `file` None is an unreadable one: it pauses all."""
+    if file is None and topics is not None:
+        raise InvalidRequest(
+            f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
+        )
+    file = file or _NOTHING
+    if topics is None:
+        return msgspec.structs.replace(file, all=file.all or mark)
+    marks = {topic.topic_id: file.topics.get(topic.topic_id, mark) for topic in topics}
+    return msgspec.structs.replace(file, topics={**file.topics, **marks})
+
+
+def _without_pauses(file: _File | None, topics: Sequence[Topic] | None, registry: TopicRegistry) -> _File:
+    """The file with these topics resumed (None: all); topics that no longer exist are left out."""
+    if topics is None:
+        return _NOTHING
+    if file is None or file.all is not None:
+        raise InvalidRequest(
+            "cannot resume uploads of some topics while the uploads of all are paused: 'tiered resume' resumes all",
+            topics=",".join(topic.name for topic in topics),
+        )
+    remaining = {topic.topic_id for topic in registry.all()} - {topic.topic_id for topic in topics}
+    marks = {topic_id: mark for topic_id, mark in file.topics.items() if topic_id in remaining}
+    return msgspec.structs.replace(file, topics=marks)
+
+
+def _by_topic(file: _File | None, registry: TopicRegistry) -> dict[str, Pause]:
+    pauses = ((topic.name, _pause_of(file, topic)) for topic in registry.all())
+    return {name: pause for name, pause in pauses if pause is not None}
+
+
+def _pause_of(file: _File | None, topic: Topic) -> Pause | None:
+    """Since when and why uploads of `topic` are paused, by a pause of all first; None if not paused."""
+    if file is None:
+        return Pause(since_ms=None, reason=f"{FILE} is unreadable; 'tiered resume' writes it again")
+    found = file.all or file.topics.get(topic.topic_id)
+    if found is None:
+        return None
+    return Pause(since_ms=found.since_ms, reason=found.reason, is_of_all=file.all is not None)
 
 
 class PausesUploads:
@@ -206,41 +205,31 @@ class PausesUploads:
         return paused_topics(self._directory.places())
 
 
-def _ids(registry: TopicRegistry) -> set[str]:
-    return {topic.topic_id for topic in registry.all()}
-
-
-class _Writer:
-    def __init__(self, places: Places, version: int) -> None:
-        self._places, self._version = places, version
-
-    def __call__(self, file: _File) -> None:
-        """Write to every directory that accepts it. Raises the last error if none did."""
-        body = msgspec.json.encode(msgspec.structs.replace(file, version=self._version))
-        failed: LogError | None = None
-        written = 0
-        for storage, root in self._places:
-            try:
-                replace_file(storage, join(root, FILE), body)
-                written += 1
-            except (DiskFailed, AccessDenied, NotFound) as error:
-                failed = error
-                _log.warning("cannot write a copy of the upload pauses: directory=%s error=%s", root, error)
-        if not written and failed is not None:
-            raise failed
-
-
 @contextmanager
-def _changing(places: Places) -> Iterator[tuple[_File | None, _Writer]]:
-    """The current pauses (None: unreadable) and their writer, under the lock."""
+def _changing(places: Places) -> Iterator[tuple[_File | None, Callable[[_File], None]]]:
+    """The current pauses (None: unreadable) and a function that writes other ones, under the lock."""
     lock = _lock(places)
     try:
-        look = _read(places)
+        copies = _read(places)
         # By two if a copy is unavailable: it may be ahead by one unreported change.
-        version = look.highest_version + (2 if look.unreachable else 1)
-        yield (None if look.is_damaged else look.file or _NOTHING), _Writer(places, version)
+        version = (copies.newest.version if copies.newest is not None else 0) + (2 if copies.unreachable else 1)
+        yield copies.current, lambda file: _write(places, msgspec.structs.replace(file, version=version))
     finally:
         lock.close()
+
+
+def _write(places: Places, file: _File) -> None:
+    """Write to every directory that accepts it. Raises the last error if none did."""
+    body, failed, written = msgspec.json.encode(file), list[LogError](), 0
+    for storage, root in places:
+        try:
+            replace_file(storage, join(root, FILE), body)
+            written += 1
+        except (DiskFailed, AccessDenied, NotFound) as error:
+            failed.append(error)
+            _log.warning("cannot write a copy of the upload pauses: directory=%s error=%s", root, error)
+    if not written and failed:
+        raise failed[-1]
 
 
 def _lock(places: Places) -> StorageFile:
@@ -261,19 +250,20 @@ def _lock(places: Places) -> StorageFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """`file` is the valid copy; None if no directory could be read, or all existing copies are damaged."""
+class _Copies:
+    """`newest` is the valid copy; None if no directory could be read, or all existing copies are damaged."""
 
-    file: _File | None
+    newest: _File | None
     is_damaged: bool
     unreachable: int
 
     @property
-    def highest_version(self) -> int:
-        return self.file.version if self.file is not None else 0
+    def current(self) -> _File | None:
+        """The pauses that hold; None if they are unreadable. Nothing is paused if no directory could be read."""
+        return None if self.is_damaged else self.newest or _NOTHING
 
 
-def _read(places: Places) -> _Look:
+def _read(places: Places) -> _Copies:
     found: list[_File] = []
     damaged = unreachable = missing = 0
     for storage, root in places:
@@ -291,8 +281,8 @@ def _read(places: Places) -> _Look:
         except LogError:
             unreachable += 1  # a lost disk: another copy is used, or the known state stays
     if found:
-        return _Look(max(found, key=lambda each: each.version), is_damaged=False, unreachable=unreachable)
-    return _Look(_NOTHING if missing and not damaged else None, is_damaged=bool(damaged), unreachable=unreachable)
+        return _Copies(max(found, key=lambda each: each.version), is_damaged=False, unreachable=unreachable)
+    return _Copies(_NOTHING if missing and not damaged else None, is_damaged=bool(damaged), unreachable=unreachable)
 
 
 def _words(file: _File | None) -> str:

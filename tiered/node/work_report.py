@@ -8,15 +8,16 @@ that the manager has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from local.errors import LogError, NotFound
-from local.names import TopicPartition
+from local.names import LOCK, TopicPartition
 from local.storage import Storage, join, replace_file
 from tiered.config.clock_guard import ClockSuspicion
-from tiered.node.next_steps import next_step
+from tiered.node.problem_groups import next_step
 
 FILE = "work-report.json"
 VERSION = 1
@@ -187,3 +188,27 @@ def _next(known: ReportedProblem | None, name: TopicPartition | None, error: Log
 
 def _facts(problem: ReportedProblem) -> tuple[object, ...]:
     return problem.topic, problem.partition, problem.kind, problem.message, problem.since_ms
+
+
+def lock_holder(path: str) -> int | None:
+    """The process that holds `path`'s flock, from Linux's ``/proc/locks``; None if none or unknown.
+
+    Only reads: taking the lock, even briefly, could keep a manager from starting.
+    """
+    try:
+        facts = os.stat(path)
+        with open("/proc/locks", encoding="ascii") as locks:
+            lines = locks.read().splitlines()
+    except OSError:
+        return None
+    wanted = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+    for line in lines:
+        words = line.split()  # 1: FLOCK ADVISORY WRITE 4711 08:01:393 0 EOF
+        if len(words) > 5 and words[1] == "FLOCK" and words[5] == wanted:
+            return int(words[4])
+    return None
+
+
+def directory_holder(roots: Iterable[str], holder: Callable[[str], int | None] = lock_holder) -> int | None:
+    """The process that holds one of these log directories; None if none or unknown."""
+    return next((pid for root in roots if (pid := holder(join(root, LOCK))) is not None), None)

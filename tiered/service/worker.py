@@ -22,7 +22,7 @@ from policies.decisions import Decision, DropLocal, Plan
 from policies.disk_relief import disk_relief
 from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.config.property_table import APPEND_FREE_MIN, RELIEF_FREE_MIN
-from tiered.config.units import format_ms
+from tiered.config.units import format_lasted
 from tiered.manager.manager import LogManager
 from tiered.node.problem_groups import Problem, flat, group_problems, problems_of, uncleanable_problem
 from tiered.node.work_report import WorkJournal, WorkReport
@@ -151,7 +151,7 @@ class ProblemWatch:
     def _log_over(self, over: Iterable[_Known], now_ms: int) -> None:
         since = {each.problem.where: each.since_ms for each in over}
         for group in group_problems(each.problem for each in over):
-            lasted = format_ms(max(0, now_ms - min(since[where] for where in group.places)) // 1000 * 1000)
+            lasted = format_lasted(now_ms - min(since[where] for where in group.places))
             _log.warning("problem ended after %s: %s", lasted, group.line)
 
 

@@ -93,6 +93,13 @@ def causes(
     ]
 
 
+def deferral_lines(deferrals: Mapping[TopicPartition, Sequence[Deferral]], now_ms: int) -> list[str]:
+    """Format a line for each reason; pauses and problems have their own lines."""
+    from policies.deferrals import Code
+
+    return [cause_line(each, now_ms) for each in causes(deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))]
+
+
 def cause_line(cause: DeferralCause, now_ms: int) -> str:
     """Format ``orders/0: 3 segments (3.00 MiB) not copied yet: a transaction is open from offset 7``."""
     what = f"{counted(cause.segments, 'segment')} ({format_bytes(cause.size_bytes)}) {cause.words}: {cause.why}"

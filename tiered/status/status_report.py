@@ -16,9 +16,8 @@ from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
 from policies.copy_lag import uncopied
 from tiered.config.units import counted, format_bytes, format_ms
-from tiered.node.lock_holder import directory_holder, lock_holder
-from tiered.node.next_steps import next_step, step_of
-from tiered.node.work_report import ReportedProblem, WorkReport, read_report
+from tiered.node.problem_groups import next_step, step_of
+from tiered.node.work_report import ReportedProblem, WorkReport, directory_holder, lock_holder, read_report
 from tiered.partition.partition_status import PartitionStatus, partition_status
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ def serve(path: str) -> None:
 
     from tiered.cli.main import COMMANDS
 
-    for module in (*_HEAVY, *(module for module, _ in COMMANDS.values())):
+    for module in (*_HEAVY, *(f"tiered.cli.{module}" for module, _ in COMMANDS.values())):
         import_module(module)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)

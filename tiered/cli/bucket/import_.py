@@ -11,9 +11,9 @@ import click
 
 from local.errors import InvalidRequest, NotFound
 from tiered.cli.arguments import parse_partition
-from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
+from tiered.cli.bucket_options import Bucket, bucket_options, findings_code, open_bucket, report_findings
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import findings_code, layout_options, layout_words, report_findings
+from tiered.cli.options import layout_options, layout_words
 from tiered.cli.progress import byte_progress, progress_option
 from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result, text
 from tiered.cli.session import Session, now_ms, store_options

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import LogError, Unavailable
+from tiered.cli.bucket_options import findings_code, report_findings
 from tiered.cli.errors import worst
-from tiered.cli.layouts import findings_code, layout_options, layout_words, report_findings
+from tiered.cli.options import layout_options, layout_words
 from tiered.cli.render import PartitionRow, Result, number, output_option, print_result, text
 from tiered.cli.session import Session, store_options
 from tiered.config.units import format_bytes, format_count

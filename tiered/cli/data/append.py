@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import stat
 import sys
 import time
@@ -20,19 +19,19 @@ import click
 
 from local.errors import DiskFailed, InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
-from tiered.cli.arguments import parse_partition
-from tiered.cli.errors import Exit
+from tiered.cli.arguments import duration_ms, parse_partition
+from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import OUTPUT, argument, command, option
+from tiered.cli.progress import copy_progress
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import PartitionRow, Result, number, print_result
-from tiered.cli.session import Session, now_ms
+from tiered.cli.session import Session, now_ms, problems_of
 from tiered.cli.signals import Stop, stop_signals
-from tiered.config.units import format_count, parse_duration
+from tiered.config.units import format_count, format_ms
 
 if TYPE_CHECKING:
     from local.format.record import Record
     from local.log.append_result import AppendResult
-    from tiered.cli.data.append_remote import RemoteAppend
     from tiered.manager.append_marks import Share
     from tiered.manager.manager import LogManager
 
@@ -56,7 +55,7 @@ class Appended(Result):
     appended: list[AppendedRange]
 
 
-@command("append", has_progress=True)
+@command("append", has_progress=True, example="append orders lines.txt -K :")
 def append(
     session: Session,
     target: str = argument("TOPIC[/PARTITION]"),
@@ -84,6 +83,8 @@ def append(
     Everything appended is on the disk when the command ends, with --acks remote in the bucket. A line that cannot be
     read, or a signal, ends it; what came before stays and is counted.
     """
+    from tiered.node.problem_groups import store_problems
+
     topic, partition = parse_partition(target)
     if is_jsonl and separator is not None:
         raise click.UsageError("--jsonl lines contain their keys; remove -K")
@@ -97,13 +98,13 @@ def append(
         # Appends that only the disk acknowledges do not wait for an unavailable store.
         with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
             manager.topic(topic)
-            away = _away(manager, topic)
+            away = store_problems(problems_of(manager, [topic]))
             session.report_problems(away)
             if partition is not None:
                 manager.partition(TopicPartition(topic, partition))  # before any input is read, even empty input
             given = _Given(manager, topic, partition)
             try:
-                remote = _remote(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
+                remote = RemoteAppend(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
                 how = {"separator": separator, "is_empty_null": is_empty_null, "is_jsonl": is_jsonl}
                 known = remote.given_before(source, **how) if remote is not None else None
                 if known is not None:
@@ -127,15 +128,8 @@ def append(
         if failure is not None:
             raise failure
         if stop.is_set:
-            return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+            return stopped_code(stop)
         return Exit.DONE
-
-
-def _away(manager: LogManager, topic: str) -> dict[TopicPartition, LogError]:
-    """The partitions whose store did not answer; an append to one reports other problems."""
-    from tiered.node.problem_groups import store_problems
-
-    return store_problems({name: each for name, each in manager.problems.items() if name.topic == topic})
 
 
 def _timeout_ms(text: str | None, acks: str) -> int:
@@ -145,16 +139,7 @@ def _timeout_ms(text: str | None, acks: str) -> int:
         return TIMEOUT_MS
     if acks != "remote":
         raise click.UsageError("--timeout requires --acks remote")
-    value = parse_duration(text)
-    if value is None or value <= 0:
-        raise InvalidRequest("invalid --timeout", text=repr(text), expected="a duration such as 5m")
-    return value
-
-
-def _remote(session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int) -> RemoteAppend:
-    from tiered.cli.data.append_remote import RemoteAppend
-
-    return RemoteAppend(session, manager, topic, partition, timeout_ms)
+    return duration_ms("--timeout", text, "5m")
 
 
 class _Given:
@@ -333,3 +318,92 @@ def _read(fd: int, stop: Stop, due: float) -> bytes | None:
 def _sliced(lines: list[bytes], size: int) -> Iterator[list[bytes]]:
     for at in range(0, len(lines), size):
         yield lines[at : at + size]
+
+
+class RemoteAppend:
+    """Waits for the bucket for one command: a check before, progress after; repeated input is not appended again."""
+
+    def __init__(
+        self, session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int
+    ) -> None:
+        """Raises the problem that keeps the topic's records from the bucket: nothing was appended then."""
+        from local.storage import DiskStorage
+        from tiered.manager.append_marks import FILE, AppendMarks
+        from tiered.manager.remote_acks import check_remote_acks
+
+        found = manager.topic(topic)
+        chosen = found.partitions() if partition is None else [TopicPartition(topic, partition)]
+        check_remote_acks(manager, chosen, now_ms=now_ms())
+        self._session, self._manager, self._timeout_ms = session, manager, timeout_ms
+        self._marks = AppendMarks(DiskStorage(), os.path.join(session.directory, FILE))
+        self._target = (found.topic_id, partition)
+        self._key: str | None = None
+
+    def given_before(self, source: str, **how: object) -> list[Share] | None:
+        """Return the records of the same input that an earlier command appended and did not see in the bucket."""
+        from tiered.manager.append_marks import input_key
+
+        if source == "-":
+            return None
+        told = os.stat(source)
+        state = (os.path.realpath(source), told.st_size, told.st_mtime_ns, told.st_ino)
+        self._key = input_key({"target": self._target, "source": state, **how})
+        shares = self._marks.find(self._key)
+        if shares is not None:
+            count = sum(each.records for each in shares)
+            self._session.say(f"appended by an earlier command: records={count}; waiting for the bucket")
+        return shares
+
+    def wait(self, shares: Sequence[Share], stop: Stop) -> bool:
+        """Wait until the bucket holds them; False if asked to stop before. Raises the problem that prevents it."""
+        from tiered.manager.remote_acks import wait_for_bucket
+
+        if not shares:
+            return True
+        self._manager.flush()
+        self._note(shares)
+        try:
+            self._session.progress.wait_for("the bucket")
+            with copy_progress(self._session, self._manager):
+                acked = wait_for_bucket(
+                    self._manager,
+                    {each.name: each.next_offset for each in shares},
+                    clock=now_ms,
+                    pause=lambda seconds: stop.wait(seconds),
+                    timeout_ms=self._timeout_ms,
+                    should_stop=lambda: stop.is_set,
+                    waiting=self._print_summary,
+                )
+        except LogError:
+            self._session.say(self._kept())
+            raise
+        if acked is None:
+            self._session.say(self._kept())
+            return False
+        if self._key is not None:
+            self._marks.forget(self._key)
+        told = ", ".join(f"{name} up to {upto:,}" for name, upto in sorted(acked.held_upto.items()))
+        self._session.say(f"in the bucket: {told}")
+        return True
+
+    def _note(self, shares: Sequence[Share]) -> None:
+        """Save the mark. If that fails, the command still waits: the records are already appended."""
+        if self._key is None:
+            return
+        try:
+            self._marks.note(self._key, list(shares))
+        except LogError as error:
+            self._key = None
+            self._session.say(
+                f"running the command again would append the records twice: {' '.join(str(error).split())}"
+            )
+
+    def _print_summary(self, left: Sequence[TopicPartition], error: LogError | None) -> None:
+        names = ", ".join(map(str, left))
+        told = " ".join(str(error).split())
+        self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {told}")
+
+    def _kept(self) -> str:
+        words = "all records are on the disk and not in the bucket yet; 'tiered run' copies them"
+        again = "running the same command again waits and appends nothing twice"
+        return f"{words}, {again if self._key is not None else 'do not append it again'}"

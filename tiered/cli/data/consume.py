@@ -12,16 +12,19 @@ import click
 
 from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
+from tiered.cli.bucket_options import findings_code, report_findings
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import LAYOUTS, LayoutWords, findings_code, layout_words, report_findings
 from tiered.cli.options import (
     LAYOUT_KEYS,
     LAYOUT_PREFIXES,
+    LAYOUTS,
     REMOTE,
     REMOTE_OPTIONS,
+    LayoutWords,
     argument,
     command,
     layout_option,
+    layout_words,
     option,
 )
 from tiered.cli.records import ConsumedRecord, parse_template
@@ -29,7 +32,6 @@ from tiered.cli.render import to_json
 from tiered.cli.session import UNNAMED, Session, now_ms
 
 if TYPE_CHECKING:
-    from local.errors import LogError
     from local.format.record import StoredRecord
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
@@ -39,7 +41,7 @@ ISOLATIONS = ("read_uncommitted", "read_committed")  # values of `local.records.
 VIEW = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`
 
 
-@command("consume")
+@command("consume", example="consume orders/0 --from @-2h -n 10 -f '%o %k %v\\n'")
 def consume(
     session: Session,
     target: str = argument("TOPIC[/PARTITION]"),
@@ -84,34 +86,28 @@ def consume(
     write = sys.stdout.buffer.write
     words = layout_words(layout, prefixes, private_keys)
     topic_ids = {topic: topic_id} if topic_id is not None else {}
+    from local.records.isolation import Isolation
+    from tiered.read.bucket_reader import RemoteLog
+
     with _open(session, url, options, topic_ids, words, is_local=is_local) as source:
-        partitions = _partitions(source, topic) if number is None else [TopicPartition(topic, number)]
-        view_name = (view or VIEW) if read_compacted else None
-        reader = _local_reader(source, isolation) if is_local else _reader(source, isolation, view_name)
-        _print_lost(session, reader, partitions)
-        if url is None and not is_local:
-            session.report_served_alone(_problems(source), partitions)
+        if number is not None:
+            partitions = [TopicPartition(topic, number)]
+        else:
+            is_bucket = isinstance(source, RemoteLog)
+            partitions = source.partitions(topic) if is_bucket else source.topic(topic).partitions()
+        if is_local and not isinstance(source, RemoteLog):
+            reader = source.local_reader(Isolation(isolation))
+        else:
+            reader = source.reader(Isolation(isolation), read_compacted=read_compacted, view=view or VIEW)
+        _print_lost(reader, partitions)
+        if not isinstance(source, RemoteLog) and not is_local:
+            session.report_served_alone(source.problems, partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
                 write(to_json(ConsumedRecord.of_stored(partition, record)).encode() + b"\n")
             else:
                 write(show(partition, record))
-        return _unread(source, partitions)
-
-
-def _unread(source: LogManager | RemoteLog, partitions: list[TopicPartition]) -> int:
-    """Print inconsistencies of a bucket of an external layout. Exit 4 if they made segments unreadable."""
-    from tiered.read.bucket_reader import RemoteLog
-
-    if not isinstance(source, RemoteLog):
-        return Exit.DONE
-    found = []
-    for partition in partitions:
-        of_partition = source.findings(partition)
-        report_findings(partition, of_partition)
-        found += of_partition
-    code = findings_code(found)
-    return Exit.DONE if code is Exit.FINDINGS else code
+        return _report_inconsistencies(source, partitions) if isinstance(source, RemoteLog) else Exit.DONE
 
 
 def _open(
@@ -131,47 +127,13 @@ def _open(
     return open_remote(url, options, topic_ids=topic_ids, **words)
 
 
-def _reader(source: LogManager | RemoteLog, isolation: str, view: str | None) -> TieredReader:
-    from local.records.isolation import Isolation
-
-    return source.reader(Isolation(isolation), read_compacted=view is not None, view=view or VIEW)
-
-
-def _local_reader(source: LogManager | RemoteLog, isolation: str) -> TieredReader:
-    from local.records.isolation import Isolation
-    from tiered.manager.manager import LogManager
-
-    assert isinstance(source, LogManager), "--local excludes --remote"
-    return source.local_reader(Isolation(isolation))
-
-
-def _print_lost(session: Session, reader: TieredReader, partitions: list[TopicPartition]) -> None:
+def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:
     """Print a line for each range that the log had lost before the view included it."""
     from tiered.read.view_reader import CompactedReader
 
-    if not isinstance(reader, CompactedReader):
-        return
-    for partition in partitions:
+    for partition in partitions if isinstance(reader, CompactedReader) else ():
         for start, end in reader.view(partition).lost:
             click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view included them", err=True)
-
-
-def _problems(source: LogManager | RemoteLog) -> dict[TopicPartition, LogError]:
-    from tiered.manager.manager import LogManager
-
-    assert isinstance(source, LogManager), "without a url it is this directory"
-    return source.problems
-
-
-def _partitions(source: object, topic: str) -> list[TopicPartition]:
-    from tiered.read.bucket_reader import RemoteLog
-
-    if isinstance(source, RemoteLog):
-        return source.partitions(topic)
-    from tiered.manager.manager import LogManager
-
-    assert isinstance(source, LogManager), "there are two sources"
-    return source.topic(topic).partitions()
 
 
 def _records(
@@ -180,6 +142,15 @@ def _records(
     for partition in partitions:
         for record in reader.records(partition, first_offset(reader, partition, position)):
             yield partition, record
+
+
+def _report_inconsistencies(bucket: RemoteLog, partitions: list[TopicPartition]) -> Exit:
+    """Print inconsistencies of a bucket of an external layout. Exit 4 if they made segments unreadable."""
+    found = {partition: bucket.findings(partition) for partition in partitions}
+    for partition, findings in found.items():
+        report_findings(partition, findings)
+    code = findings_code([each for findings in found.values() for each in findings])
+    return Exit.DONE if code is Exit.FINDINGS else code
 
 
 def first_offset(reader: TieredReader, partition: TopicPartition, position: Position) -> int:

@@ -22,10 +22,18 @@ import msgspec
 
 from local.errors import Corrupt, InvalidRequest
 from tiered.cli.arguments import count_type, parse_partition_at, parse_time
-from tiered.cli.data.dump_text import entry_line, lines_of
 from tiered.cli.errors import Exit
-from tiered.cli.layouts import LAYOUTS, layout_words
-from tiered.cli.options import GROUP, LAYOUT_KEYS, LAYOUT_PREFIXES, argument, command, layout_option, option
+from tiered.cli.options import (
+    GROUP,
+    LAYOUT_KEYS,
+    LAYOUT_PREFIXES,
+    LAYOUTS,
+    argument,
+    command,
+    layout_option,
+    layout_words,
+    option,
+)
 from tiered.cli.render import FORMATS, Column, print_fields, print_result, write_lines
 from tiered.cli.session import Session, now_ms, store_options
 
@@ -127,7 +135,7 @@ class _Asked:
         return self.output or ("jsonl" if self.by_record else "text" if self.is_deep else "table")
 
 
-@command("dump")
+@command("dump", example="dump orders/0 --records --from-offset 100 --to-offset 110")
 def dump(session: Session, asked: _Asked = GROUP) -> int:
     """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
     if asked.by_index:
@@ -312,14 +320,12 @@ def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractCo
 
 
 def _print_log(asked: _Asked, log: LogDump, title: list[str], *where: TopicPartition) -> None:
-    from tiered.cli.data.dump_results import DumpedBatches, DumpedRecords
+    from tiered.cli.data.dump_results import DumpedBatches, DumpedRecords, lines_of, print_hex
     from tiered.inspect import dump_output
     from tiered.inspect.decoders import DECODERS
 
     form, count = asked.form, asked.count
     if asked.by_byte:
-        from tiered.cli.data.dump_results import print_hex
-
         print_hex(islice(log.hex_batches(with_records=not asked.batches), count), title, form, where)
         return
     headers = DECODERS[asked.encoding]
@@ -429,13 +435,12 @@ def _chosen(asked: _Asked, sections: list[Section]) -> list[Section]:
 
 
 def _print_sections(asked: _Asked, sections: list[Section], source: FileSource) -> None:
+    from tiered.cli.data.dump_results import entry_line, file_result
     from tiered.inspect.dump_sources import Kind
 
     form, path = asked.form, source.place
     rows_of = {section.name: list(islice(section.rows, asked.count)) for section in sections}
     if form == "json" and source.kind not in (None, Kind.MANIFEST):
-        from tiered.cli.data.dump_results import file_result
-
         print_result(file_result(source.kind, path, rows_of), form)
         return
     if form == "json":

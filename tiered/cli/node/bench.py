@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import click
-
 from local.errors import InvalidRequest, LogError, NotFound
-from tiered.cli.errors import Exit
+from tiered.cli.arguments import size_bytes
+from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import OUTPUT, command, option
 from tiered.cli.render import Result, Struct, Work, number, print_result, text
-from tiered.cli.session import Session, now_ms
+from tiered.cli.session import Session, confirm, now_ms
 from tiered.cli.signals import stop_signals
-from tiered.config.units import format_bytes, format_count, format_dollars, parse_bytes
+from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from remote.store import ObjectStore
@@ -84,7 +81,7 @@ class BenchPlanned(Work):
     requests: list[BenchRequests]
 
 
-@command("bench", has_progress=True)
+@command("bench", has_progress=True, example="bench --size 64MiB")
 def bench(
     session: Session,
     size: str = option("--size SIZE", "Set the amount of records for each part.", default="64MiB"),
@@ -100,10 +97,7 @@ def bench(
     """
     from tiered.bench.benchmark import FIGURES, BenchOptions, run_benchmark
 
-    size_bytes = parse_bytes(size)
-    if size_bytes is None:
-        raise InvalidRequest("invalid --size", text=repr(size), expected="a size such as 64MiB")
-    options = BenchOptions.of(size_bytes)
+    options = BenchOptions.of(size_bytes("--size", size, "64MiB"))
     if remote or dry_run:
         _foretell(session, options, output, remote=remote, dry_run=dry_run, yes=yes)
         if dry_run:
@@ -126,7 +120,7 @@ def bench(
         )
         return Exit.DONE
     session.say("interrupted; all created files and objects were deleted")
-    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    return stopped_code(stop)
 
 
 def _root(session: Session, directory: str | None) -> str:
@@ -199,10 +193,9 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
     session.say(f"about {request_counts}: ${format_dollars(dollars)}; {moved} of {config.remote_url}")
     if dry_run:
         session.say("nothing changed")
-    elif remote and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("requests would be sent to the bucket; add --yes, or --dry-run to see which")
-        click.confirm("send them?", abort=True, err=True)
+    elif remote:
+        without = "requests would be sent to the bucket; add --yes, or --dry-run to see which"
+        confirm("send them?", yes=yes, without=without)
 
 
 def _print_summary(session: Session, each: Measured) -> None:

@@ -67,7 +67,7 @@ class Demo(Result):
     steps: list[DemoStep]
 
 
-@command("demo")
+@command("demo", example="demo")
 def demo(
     session: Session,
     directory: str | None = option(

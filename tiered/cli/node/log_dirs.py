@@ -76,7 +76,7 @@ class LogDirsMove(Result):
     moves: list[Move]
 
 
-@command("log-dirs", cls=click.Group, invoke_without_command=True)
+@command("log-dirs", cls=click.Group, invoke_without_command=True, example="log-dirs --partitions")
 def log_dirs(
     session: Session,
     topics: tuple[str, ...] = option("--topic NAME", "Show only partitions of this topic; may be repeated."),
@@ -99,7 +99,7 @@ def log_dirs(
     return Exit.UNHEALTHY if offline else Exit.DONE
 
 
-@command("move", log_dirs, has_progress=True)
+@command("move", log_dirs, has_progress=True, example="log-dirs move orders/0 --to /mnt/disk2/logs")
 def move(
     session: Session,
     partition: str = argument("TOPIC/PARTITION"),

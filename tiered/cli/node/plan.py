@@ -1,24 +1,34 @@
-"""``tiered plan``: the policies' decisions, with reasons, bytes and money. Changes nothing."""
+"""``tiered plan``: decisions with reasons, bytes and money; ``tiered apply``: saved plans and saved advice.
+
+A saved plan or advice is applied only if the state behind it is unchanged.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
-from tiered.cli.errors import unread_code
-from tiered.cli.options import OUTPUT, TOPICS, command, option, settings_option
-from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result, text
-from tiered.cli.session import Session, now_ms
+from tiered.cli.bucket_options import open_bucket, open_target
+from tiered.cli.errors import Exit, one_line, stopped_code, unread_code, worst
+from tiered.cli.options import OUTPUT, TOPICS, argument, command, option, settings_option
+from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, print_result, text
+from tiered.cli.session import Session, confirm, now_ms, problems_of
+from tiered.cli.signals import stop_signals
 from tiered.config.price_file import PricesUsed
-from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_ms
+from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_lasted
 from tiered.node.problem_groups import UnreadPartitions
-from tiered.status.deferral_rows import DeferredSegment
+from tiered.status.deferral_rows import DeferredSegment, deferral_lines
 
 if TYPE_CHECKING:
+    from remote.store import ObjectStore
+    from tiered.cost.advice_applying import StepState
+    from tiered.cost.advice_file import SavedAdvice
     from tiered.plans.planning import PricedPlan
+    from tiered.plans.saved_plan import SavedPlan
 
 
 class PlannedDecision(Struct):
@@ -80,7 +90,7 @@ class PlanSummary(_PlanFacts):
     totals: list[PlannedTotal]
 
 
-@command("plan")
+@command("plan", example="plan orders -X retention.ms=7d --out plan.json")
 def plan(
     session: Session,
     topics: tuple[str, ...] = TOPICS,
@@ -97,7 +107,7 @@ def plan(
     from tiered.config.user_files import check_target
     from tiered.plans.plan_rows import decision_row, total_rows
     from tiered.plans.planning import priced_plan
-    from tiered.plans.saved_plan import WRITING
+    from tiered.plans.saved_plan import WRITING, save_plan, write_plan
 
     made_ms = now_ms()
     at_ms = made_ms if at is None else parse_moment(at, made_ms)
@@ -107,10 +117,11 @@ def plan(
         check_target(out, WRITING)
     with session.manager(read_only=True, overrides=settings, is_brief=True) as manager:
         priced = priced_plan(manager, at_ms, topics or None)
-        problems = {name: problem for name, problem in manager.problems.items() if not topics or name.topic in topics}
+        problems = problems_of(manager, topics)
     if out is not None:
-        _save(priced, out, made_ms, {**session.overrides, **settings})
-    facts = _facts(priced, is_later=at is not None)
+        saved = save_plan(priced, made_ms=made_ms, settings={**session.overrides, **settings})
+        write_plan(saved, out)
+    facts = _plan_facts(priced, is_later=at is not None)
     if summary:
         totals = [PlannedTotal.of_fields(each) for each in total_rows(priced.cost.lines)]
         columns = (*_VERB, *columns_of(PlannedTotal))
@@ -120,7 +131,7 @@ def plan(
         columns = (*_VERB, *_WHERE, *columns_of(PlannedDecision))
         print_result(PlanShow(**facts, decisions=decisions), output, columns=columns)
     session.report_problems(problems)
-    for line in (*_paused(priced), *_put_off(priced)):
+    for line in (*_paused(priced), *deferral_lines(priced.plan.deferrals, priced.plan.now_ms)):
         session.say(line)
     if priced.plan.is_empty:
         session.say("nothing to do" + (" for the other topics" if problems else ""))
@@ -145,13 +156,7 @@ def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
     return f"; next: {'the same with --out FILE, then tiered apply FILE' if is_what_if else 'tiered run --once'}"
 
 
-def _save(priced: PricedPlan, path: str, made_ms: int, settings: dict[str, str]) -> None:
-    from tiered.plans.saved_plan import save_plan, write_plan
-
-    write_plan(save_plan(priced, made_ms=made_ms, settings=settings), path)
-
-
-def _facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
+def _plan_facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
     """The JSON fields next to the rows; the moment of the plan if it is not now."""
     from tiered.status.deferral_rows import deferral_rows
     from tiered.status.unknown_figures import unread_rows
@@ -171,18 +176,9 @@ def _paused(priced: PricedPlan) -> list[str]:
     topics = {each.partition.topic: each.paused for each in priced.snapshots if each.paused is not None}
     found = []
     for name, pause in sorted(topics.items()):
-        lasted = "" if pause.since_ms is None else f" for {format_ms(max(0, now_ms() - pause.since_ms) // 1000 * 1000)}"
+        lasted = "" if pause.since_ms is None else f" for {format_lasted(now_ms() - pause.since_ms)}"
         found.append(f"{name}: uploads paused{lasted}, so no upload is planned; next: tiered resume")
     return found
-
-
-def _put_off(priced: PricedPlan) -> list[str]:
-    """A line for each reason of deferrals; pauses and problems have their own lines."""
-    from policies.deferrals import Code
-    from tiered.status.deferral_rows import cause_line, causes
-
-    deferral_causes = causes(priced.plan.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
-    return [cause_line(each, priced.plan.now_ms) for each in deferral_causes]
 
 
 def _money(priced: PricedPlan) -> str:
@@ -211,5 +207,190 @@ def _verb(row: PlannedDecision | PlannedTotal) -> tuple[str, str]:
     return VERBS[row.decision]
 
 
+_NO_TERMINAL = "cannot ask for confirmation without a terminal, add --yes"
 _VERB = (Column("", "", of=lambda row: _verb(row)[0]), Column("", "WHAT", of=lambda row: _verb(row)[1]))
 _WHERE = (Column("", "PARTITION", of=lambda row: f"{row.topic}/{row.partition}"),)
+
+
+class AppliedPartition(Struct):
+    """The number of a partition's decisions that were done, and of those that were not due any more."""
+
+    done: Annotated[int, number("APPLIED")]
+    skipped: Annotated[int, number("SKIPPED")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    topic: str
+    partition: int
+
+
+class PlanApplied(Result):
+    """``tiered apply`` of a plan."""
+
+    partitions: list[AppliedPartition]
+
+
+@command("apply", has_progress=True, example="apply plan.json --dry-run")
+def apply(
+    session: Session,
+    file: str | None = argument("PLAN.json", type=click.Path()),
+    auto: bool = option("--auto", "Without a file: plan and apply until nothing is due, as 'run --once' does."),
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    dry_run: bool = option(
+        "--dry-run", "Check whether the state is unchanged, apply nothing; for advice, print its steps."
+    ),
+    output: str = OUTPUT,
+) -> int:
+    """Do what 'tiered plan --out PLAN.json' decided, or what 'tiered cost advise --out PLAN.json' advised.
+
+    A state that has changed since then is refused (exit 5).
+    """
+    if auto == (file is not None):
+        raise click.UsageError("name either a plan to apply, PLAN.json, or --auto")
+    if file is None:
+        return _auto(session, dry_run=dry_run, output=output)
+    from tiered.cost.advice_file import is_advice
+    from tiered.plans.saved_plan import plan_of, read_body
+
+    body = read_body(file)
+    if is_advice(body):
+        return apply_advice_file(session, advice_of(body, file), yes=yes, dry_run=dry_run, output=output)
+    return _of_file(session, plan_of(body, file), yes=yes, dry_run=dry_run, output=output)
+
+
+def _auto(session: Session, *, dry_run: bool, output: str) -> int:
+    """Do the work of `run --once`; with `dry_run` only show that of `plan`."""
+    from tiered.cli.node.run import run
+
+    context = click.get_current_context()
+    if dry_run:
+        context.invoke(plan, settings={}, output=output)
+        return Exit.DONE
+    return int(context.invoke(run, once=True, progress=session.progress.mode))
+
+
+def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:
+    from tiered.plans.saved_plan import apply_saved, check_unchanged
+
+    session.say(_summary(saved))
+    if dry_run:
+        with session.manager(read_only=True, overrides=saved.settings) as manager:
+            check_unchanged(saved, manager, now_ms())
+        session.say("the state is unchanged; nothing was applied")
+        return Exit.DONE
+    confirm("apply it?", yes=yes, without=_NO_TERMINAL)
+    planned = sum(map(len, saved.plan.decisions.values()))
+    session.progress.expect(planned, "decisions")
+    with stop_signals() as stop, session.manager(overrides=saved.settings) as manager:
+        applied = apply_saved(
+            manager,
+            saved,
+            now_ms=now_ms(),
+            progress=lambda name, decision: session.progress.advance(),
+            should_stop=lambda: stop.is_set,
+        )
+        problems = {name: each for name, each in manager.problems.items() if name in saved.plan.decisions}
+    rows = []
+    for name, each in sorted(applied.items()):
+        size_bytes = sum(decision.size_bytes for decision in each.done)
+        rows.append(AppliedPartition(len(each.done), len(each.skipped), size_bytes, name.topic, name.partition))
+    print_result(PlanApplied(rows), output, columns=(*_WHERE, *columns_of(AppliedPartition)))
+    for name, problem in sorted(problems.items()):
+        click.echo(f"{one_line(problem)} (partition {name})", err=True)
+    remaining = planned - sum(len(each.done) + len(each.skipped) for each in applied.values())
+    if remaining:
+        not_applied = f"{counted(remaining, 'decision')} not applied, and the state has changed"
+        session.say(f"{not_applied}; next: tiered plan --out FILE")
+    if remaining and stop.is_set:
+        return worst(problems.values()) or (stopped_code(stop))
+    return worst(problems.values())
+
+
+def _summary(saved: SavedPlan) -> str:
+    """Summarize in the words of `tiered plan`."""
+    from tiered.plans.plan_rows import VERBS
+
+    totals = saved.plan.totals()
+    words = [f"{total.count} {VERBS[kind][1]} {format_bytes(total.size_bytes)}" for kind, total in totals.items()]
+    return f"plan {saved.fingerprint}: {', '.join(words) or 'nothing to do'}"
+
+
+class AdvisedStep(Struct):
+    """A step of saved advice: `due` of `parts` parts are not done. Dollars a month; `once_dollars` once."""
+
+    topic: Annotated[str, text("TOPIC")]
+    change: Annotated[str, text("CHANGE")]
+    due: Annotated[int, number("DUE")]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    requests: Annotated[int, number("REQUESTS")]
+    once_dollars: Annotated[float, number("ONE-TIME", format_dollars)]
+    now_dollars: Annotated[float, number("NOW/MONTH", format_dollars)]
+    then_dollars: Annotated[float, number("THEN/MONTH", format_dollars)]
+    reason: Annotated[str, text("REASON")]
+    parts: int
+
+
+class AdviceApplied(Work):
+    """``tiered apply`` of advice."""
+
+    steps: list[AdvisedStep]
+
+
+def advice_of(body: bytes, path: str) -> SavedAdvice:
+    """Read the file's advice. Raises InvalidRequest, naming the file."""
+    from tiered.cost.advice_file import decode_advice
+
+    try:
+        return decode_advice(body)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.attempt, **error.facts, file=path) from None
+
+
+def apply_advice_file(session: Session, saved: SavedAdvice, *, yes: bool, dry_run: bool, output: str) -> int:
+    """Show the steps of the advice, or do the due ones."""
+    from tiered.cost.advice_applying import apply_advice, check_advice
+
+    session.say(_advice_summary(saved))
+    if dry_run:
+        with session.manager(read_only=True) as manager:
+            states = check_advice(manager, saved)
+        _show_steps(states, output, dry_run=True)
+        session.say("the state is unchanged; nothing was applied")
+        return Exit.DONE
+    confirm("apply it?", yes=yes, without=_NO_TERMINAL)
+    with stop_signals() as stop, session.manager() as manager, open_bucket(session, None, {}) as bucket:
+
+        def target_of(storage_class: str) -> ObjectStore:
+            return open_target(
+                session, bucket.url, bucket.options, storage_class=storage_class, rate=None, is_configured=True
+            )
+
+        states = apply_advice(
+            manager,
+            saved,
+            bucket.store,
+            now_ms=now_ms,
+            keys=bucket.keys,
+            target_of=target_of,
+            should_stop=lambda: stop.is_set,
+        )
+    _show_steps(states, output, dry_run=False)
+    if stop.is_set:
+        session.say("interrupted; finished steps stay, apply the file again to resume")
+        return stopped_code(stop)
+    if not all(each.is_done for each in states):
+        session.say(
+            "some segments could not be moved yet: apply the file again, after the grace period if "
+            "there are many pending deletes"
+        )
+        return Exit.FINDINGS
+    return Exit.DONE
+
+
+def _advice_summary(saved: SavedAdvice) -> str:
+    once = sum(each.once_dollars for each in saved.steps)
+    size = format_bytes(sum(each.size_bytes for each in saved.steps))
+    return f"advice {saved.fingerprint}: {counted(len(saved.steps), 'step')}, {size} to move, ${format_dollars(once)}"
+
+
+def _show_steps(states: Sequence[StepState], output: str, *, dry_run: bool) -> None:
+    rows = [AdvisedStep.of(each, each.step, requests=each.step.puts + each.step.gets) for each in states]
+    print_result(AdviceApplied(dry_run=dry_run, steps=rows), output)

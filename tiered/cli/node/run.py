@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from local.errors import Fenced, InvalidRequest, LogError
+from local.errors import Fenced, LogError
+from tiered.cli.arguments import duration_ms
 from tiered.cli.errors import Exit, one_line, worst
 from tiered.cli.node.web import AccessControl, serving_pages
 from tiered.cli.options import GROUP, command, option
@@ -29,7 +30,7 @@ from tiered.cli.progress import copy_progress
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.config.property_table import JUMP_HOLD
-from tiered.config.units import counted, format_ms, parse_duration
+from tiered.config.units import counted, format_ms
 from tiered.node.problem_groups import group_problems, problems_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@command("run", has_progress=True)
+@command("run", has_progress=True, example="run --metrics 127.0.0.1:9464")
 def run(
     session: Session,
     once: bool = option("--once", "Run until nothing is due, then exit."),
@@ -251,7 +252,4 @@ def _print_summary(session: Session, manager: LogManager) -> None:
 def _interval_ms(text: str | None, manager: LogManager) -> int:
     if text is None:
         return manager.config.task_interval_ms
-    value = parse_duration(text)
-    if value is None or value <= 0:
-        raise InvalidRequest("invalid --interval", text=repr(text), expected="a duration such as 30s")
-    return value
+    return duration_ms("--interval", text, "30s")

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from local.errors import InvalidRequest
+from tiered.cli.arguments import duration_ms
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.options import OUTPUT, TOPICS, command, option
 from tiered.cli.render import (
@@ -26,12 +27,20 @@ from tiered.cli.render import (
     text,
 )
 from tiered.cli.session import Session, now_ms
-from tiered.config.units import counted, format_bytes, format_count, format_dollars, format_ms, parse_duration
+from tiered.config.units import (
+    counted,
+    format_bytes,
+    format_count,
+    format_dollars,
+    format_lasted,
+    format_ms,
+)
+from tiered.status.deferral_rows import deferral_lines
 from tiered.status.problem_rows import group_status_problems
 from tiered.status.status_rows import StatusFacts, partition_row, status_facts, topic_row
+from tiered.status.sync_status import SyncState, TierSync
 
 if TYPE_CHECKING:
-    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.status.problem_rows import StatusProblemGroup
     from tiered.status.status_report import StatusReport
     from tiered.status.sync_status import TierSync
@@ -140,7 +149,7 @@ class StatusHistory(Result):
     notes: list[TierNote]
 
 
-@command("status")
+@command("status", example="status orders --check")
 def status(
     session: Session,
     topics: tuple[str, ...] = TOPICS,
@@ -165,18 +174,26 @@ def status(
     if history is not None:
         if by_partition or section or check or watch:
             raise click.UsageError("--history has its own columns, and excludes -p, --section, --check and --watch")
-        show_history(session, topics, _ms("--history", history), output)
+        show_history(session, topics, duration_ms("--history", history, "30s"), output)
         return Exit.DONE
     sections = _sections(section)
     if _SYNC in sections and len(sections) > 1 and output in ("csv", "jsonl"):
         raise click.UsageError(f"{output} prints one kind of rows: --section sync only, or the others")
     every = columns_of(PartitionFigures if by_partition else TopicFigures)
     columns = _chosen(every, sections - {_SYNC}) if sections != {_SYNC} else None
-    stuck_after_ms, pause_ms = _ms("--stuck-after", stuck_after), _ms("--interval", interval)
-    known = _known_manifests() if watch else None
+    stuck_after_ms = duration_ms("--stuck-after", stuck_after, "30s")
+    pause_ms = duration_ms("--interval", interval, "30s")
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
+    from tiered.config.clock_guard import counted_ms
+    from tiered.status.status_report import status_report
+    from tiered.status.sync_status import tier_sync
+
+    known = ManifestMemoryCache(counted_ms) if watch else None
 
     def show() -> int:
-        report, sync = _look(session, topics, stuck_after_ms, known, asks_sync=_SYNC in sections)
+        with session.manager(read_only=True, known=known, is_brief=True) as manager:
+            report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
+            sync = tier_sync(manager, topics or None) if _SYNC in sections else None
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
         if output == "json":
@@ -205,32 +222,6 @@ def status(
                 return code
 
 
-def _known_manifests() -> ManifestMemoryCache:
-    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
-    from tiered.config.clock_guard import counted_ms
-
-    return ManifestMemoryCache(counted_ms)
-
-
-def _look(
-    session: Session,
-    topics: tuple[str, ...],
-    stuck_after_ms: int,
-    known: ManifestMemoryCache | None,
-    *,
-    asks_sync: bool,
-) -> tuple[StatusReport, list[TierSync] | None]:
-    from tiered.status.status_report import status_report
-
-    with session.manager(read_only=True, known=known, is_brief=True) as manager:
-        report = status_report(manager, now_ms(), topics or None, stuck_after_ms=stuck_after_ms)
-        if not asks_sync:
-            return report, None
-        from tiered.status.sync_status import tier_sync
-
-        return report, tier_sync(manager, topics or None)
-
-
 def _print(
     report: StatusReport, sync: list[TierSync] | None, columns: Sequence[Column], by_partition: bool, output: str
 ) -> None:
@@ -246,8 +237,6 @@ def _print(
 
 
 def _print_sync(sync: list[TierSync], output: str) -> None:
-    from tiered.cli.node.status_sync import Synced, sync_columns
-
     print_result(Synced(sync), output, columns=sync_columns(now_ms()))
     for each in sync:
         if each.problem is not None:
@@ -259,10 +248,9 @@ def _print_summary(session: Session, report: StatusReport, *, has_words: bool) -
     for each in group_status_problems(report.problems, report.now_ms):
         click.echo(f"! {_line(each, report)}", err=True)
     if has_words:
-        for line in (*paused_lines(report), *deferred_lines(report), *deleted_lines(report)):
+        deferred = deferral_lines(report.deferrals, report.now_ms)
+        for line in (*paused_lines(report), *deferred, *deleted_lines(report), *_work_lines(report)):
             session.say(line)
-    if has_words and (at_work := _work(report)) is not None:
-        session.say(at_work)
 
 
 def _nothing_here(session: Session) -> str:
@@ -274,33 +262,19 @@ def _nothing_here(session: Session) -> str:
 
 def paused_lines(report: StatusReport) -> list[str]:
     """A line for each topic with paused uploads: since when, why, and the bytes at risk."""
-    found = []
-    for row in (topic_row(report, topic) for topic in report.topics):
-        if not row["is_paused"]:
-            continue
-        since_ms = row["paused_since_ms"]
-        lasted = (
-            "" if since_ms is None else f" for {format_ms(max(0, report.now_ms - int(str(since_ms))) // 1000 * 1000)}"
-        )
-        reason = f" ({row['pause_reason']})" if row["pause_reason"] else ""
-        segments, waiting, risk = (row[name] for name in ("lag_segments", "lag_bytes", "at_risk_bytes"))
-        at_risk = "an unknown number of bytes" if risk is None else format_bytes(int(str(risk)))
-        waits = "the waiting bytes are unknown, because the bucket was not read"
-        if segments is not None:
-            waits = f"{counted(int(str(segments)), 'segment')} waiting, {format_bytes(int(str(waiting)))}"
-        found.append(
-            f"{row['topic']}: uploads paused{lasted}{reason}; {waits}, {at_risk} on this disk only; next: tiered resume"
-        )
-    return found
+    rows = [TopicFigures.of_fields(topic_row(report, topic)) for topic in report.topics]
+    return [_paused_line(row, report.now_ms) for row in rows if row.is_paused]
 
 
-def deferred_lines(report: StatusReport) -> list[str]:
-    """A line for each reason of copy deferrals; pauses and problems have their own lines."""
-    from policies.deferrals import Code
-    from tiered.status.deferral_rows import cause_line, causes
-
-    deferral_causes = causes(report.deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))
-    return [cause_line(each, report.now_ms) for each in deferral_causes]
+def _paused_line(row: TopicFigures, now_ms: int) -> str:
+    lasted = "" if row.paused_since_ms is None else f" for {format_lasted(now_ms - row.paused_since_ms)}"
+    reason = f" ({row.pause_reason})" if row.pause_reason else ""
+    at_risk = "an unknown number of bytes" if row.at_risk_bytes is None else format_bytes(row.at_risk_bytes)
+    waits = "the waiting bytes are unknown, because the bucket was not read"
+    if row.lag_segments is not None and row.lag_bytes is not None:
+        waits = f"{counted(row.lag_segments, 'segment')} waiting, {format_bytes(row.lag_bytes)}"
+    risk = f"{waits}, {at_risk} on this disk only"
+    return f"{row.topic}: uploads paused{lasted}{reason}; {risk}; next: tiered resume"
 
 
 def deleted_lines(report: StatusReport) -> list[str]:
@@ -315,22 +289,20 @@ def deleted_lines(report: StatusReport) -> list[str]:
 
 def _line(group: StatusProblemGroup, report: StatusReport) -> str:
     oldest = group.first
-    lasted = (
-        "" if oldest.since_ms is None else f", for {format_ms(max(0, report.now_ms - oldest.since_ms) // 1000 * 1000)}"
-    )
+    lasted = "" if oldest.since_ms is None else f", for {format_lasted(report.now_ms - oldest.since_ms)}"
     tries = f", {oldest.count} rounds" if oldest.count > 1 else ""
     return f"{group.line}{lasted}{tries}; next: {oldest.next_step}"
 
 
-def _work(report: StatusReport) -> str | None:
-    if report.silent_holder is not None or report.work is None:
-        return report.silent_holder
-    age = format_ms(max(0, report.now_ms - report.work.seen_ms) // 1000 * 1000)
-    return (
-        f"the running manager finished a maintenance round {age} ago"
-        if report.is_at_work
-        else f"no manager runs, since {age}"
-    )
+def _work_lines(report: StatusReport) -> list[str]:
+    if report.silent_holder is not None:
+        return [report.silent_holder]
+    if report.work is None:
+        return []
+    age = format_lasted(report.now_ms - report.work.seen_ms)
+    if report.is_at_work:
+        return [f"the running manager finished a maintenance round {age} ago"]
+    return [f"no manager runs, since {age}"]
 
 
 def _sections(text: str | None) -> frozenset[str]:
@@ -351,13 +323,6 @@ def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Co
     return [each for each in columns if each.name in wanted or each.name not in ruled]
 
 
-def _ms(option: str, text: str) -> int:
-    value = parse_duration(text)
-    if value is None or value <= 0:
-        raise InvalidRequest(f"invalid {option}", text=repr(text), expected="a duration such as 30s")
-    return value
-
-
 def show_history(session: Session, topics: Sequence[str], span_ms: int, output: str) -> None:
     """Show the notes of the last `span_ms`, oldest first: for each of `topics`, or for all together without topics."""
     from tiered.status.tier_history import tier_history
@@ -374,3 +339,49 @@ def show_history(session: Session, topics: Sequence[str], span_ms: int, output: 
     steps = sorted({each.step_ms for each in found})
     lasted = ", ".join(format_ms(step) for step in steps)
     session.say(f"{counted(len(rows), 'point')}, one for each {lasted} in which a manager ran")
+
+
+class Synced(Result):
+    """Lines of ``tiered status --section sync``; JSON has them in the result of ``status``."""
+
+    sync: list[TierSync]
+
+
+def sync_columns(now_ms: int) -> tuple[Column, ...]:
+    """Return the columns of the table, which combine some facts."""
+    return (
+        Column("topic", "TOPIC"),
+        Column("partition", "PART", is_number=True),
+        Column("", "DISK", is_number=True, of=lambda row: _range(row.local_start_offset, row.local_next_offset)),
+        Column("", "BUCKET", is_number=True, of=lambda row: _range(row.remote_start_offset, row.remote_next_offset)),
+        Column("", "HEAD", is_number=True, of=_manifest),
+        Column("epoch", "EPOCH", is_number=True),
+        Column("committed_ms", "COMMITTED", lambda at_ms: f"{format_lasted(now_ms - at_ms)} ago"),
+        Column("", "SYNC", of=_state),
+    )
+
+
+def _range(start: int | None, end: int | None) -> str | None:
+    return None if start is None or end is None else f"{format_count(start)}..{format_count(end)}"
+
+
+def _manifest(row: TierSync) -> str | None:
+    if row.head_sequence is None:
+        return None
+    behind = row.head_sequence - (row.seen_sequence or 0)
+    return f"{row.head_sequence}" + (f" (+{behind})" if behind and row.seen_sequence is not None else "")
+
+
+def _state(each: TierSync) -> str:
+    sync_text = each.state.value
+    if each.state is SyncState.BEHIND:
+        sync_text += f" {format_count(each.lag_offsets or 0)}"
+    if each.is_own_writer is False:
+        sync_text += (
+            f", the last writer was {each.writer_id}"
+            if each.state is not SyncState.OTHER_WRITER
+            else f": {each.writer_id}"
+        )
+    if each.has_new_settings:
+        sync_text += ", settings wait"
+    return sync_text

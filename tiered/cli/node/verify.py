@@ -5,27 +5,57 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import Conflict, LogError, NotFound
-from tiered.cli.arguments import parse_partition
-from tiered.cli.bucket.verify_remote import VerifyFinding
-from tiered.cli.errors import Exit
+from tiered.cli.arguments import parse_partition, parse_share
+from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import OUTPUT, argument, command, option
 from tiered.cli.progress import byte_progress
-from tiered.cli.render import Result, print_result
-from tiered.cli.session import Session
+from tiered.cli.render import Result, Struct, number, print_result, text
+from tiered.cli.session import Session, now_ms
 
 if TYPE_CHECKING:
     from local.storage import Storage
     from local.verify.directories import VerifyOptions
     from local.verify.findings import Finding
     from local.verify.segment_checks import OnBytes
+    from tiered.health.bucket_verifying import BucketVerdict, Sample
 
 _INTERVAL = "index.interval.bytes"
 _BAR_BYTES_MIN = 256 << 20  # less work shows no bar
+
+
+class VerifyFinding(Struct):
+    """`at` is a byte of the file, ``[base_offset, next_offset)`` the affected offsets. Info, warning or corrupt."""
+
+    severity: Annotated[str, text("SEVERITY")]
+    path: Annotated[str, text("PATH")]
+    at: Annotated[int | None, number("BYTE")]
+    what: Annotated[str, text("FINDING")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
+
+
+class VerifiedRemote(Result):
+    """``tiered verify --remote``; `sample_share` and `seed` null without ``--sample``.
+
+    `lost` are partitions with records that the bucket lacks although this disk has dropped them.
+    """
+
+    store: str
+    partitions: int
+    segments: int
+    read_segments: int
+    read_bytes: int
+    unread_segments: int
+    unread_partitions: int
+    sample_share: float | None
+    seed: int | None
+    lost: list[str]
+    findings: list[VerifyFinding]
 
 
 class Verified(Result):
@@ -34,7 +64,7 @@ class Verified(Result):
     findings: list[VerifyFinding]
 
 
-@command("verify", has_progress=True)
+@command("verify", has_progress=True, example="verify orders --deep")
 def verify(
     session: Session,
     targets: tuple[str, ...] = argument("[PATH|TOPIC[/PARTITION] ...]"),
@@ -64,10 +94,7 @@ def verify(
     if remote:
         if fix_index:
             raise click.UsageError("--fix-index applies to the disk; 'tiered repair' repairs the bucket")
-        from tiered.cli.bucket.verify_remote import read_sample, verify_remote
-
-        drawn = read_sample(sample, seed)
-        return verify_remote(session, targets, drawn, output, deep=deep, threads=threads)
+        return verify_remote(session, targets, read_sample(sample, seed), output, deep=deep, threads=threads)
     if sample is not None or seed is not None:
         raise click.UsageError("--sample and --seed require --remote; the disk is read completely")
     return _verify_local(session, targets, output, deep=deep, fix_index=fix_index and not dry_run, threads=threads)
@@ -78,22 +105,25 @@ def _verify_local(
 ) -> int:
     from local.storage import DiskStorage
     from local.verify.directories import VerifyOptions, size_of
-    from local.verify.findings import Severity, worst
+    from local.verify.findings import Finding, Severity, worst
     from local.verify.log_dir_checks import check_log_dirs
 
     storage, paths = DiskStorage(), _paths(session, targets)
+    default, of_topics = _index_intervals(session, storage)
     options = VerifyOptions(
         deep=deep,
         threads=threads or os.cpu_count() or 1,
         known_names=_own_names(),
-        **_intervals(session, storage),
+        interval_bytes=default,
+        topic_intervals=of_topics,
     )
     found: list[Finding] = check_log_dirs(storage, session.config().data_dirs) if not targets else []
     size_bytes = sum(size_of(storage, path) for path in paths)
     with byte_progress(session, "verified", size_bytes, bar_least_bytes=_BAR_BYTES_MIN) as on_bytes:
         for path in paths:
             if not targets and len(paths) > 1 and not storage.is_directory(path):
-                found.append(_absent(path))
+                what = "the directory does not exist; check that its disk is mounted"
+                found.append(Finding(severity=Severity.WARNING, path=path, what=what))
                 continue
             found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
     rows = [
@@ -107,29 +137,21 @@ def _verify_local(
     ]
     if rows or output != "table":
         print_result(Verified(rows), output)
-    heaviest = worst(found)
-    counts = {kind: sum(each.severity is kind for each in found) for kind in Severity}
-    session.say(f"{len(paths)} verified: " + " ".join(f"{kind.name.lower()}={count}" for kind, count in counts.items()))
-    return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(heaviest, Exit.DONE)
+    counts = " ".join(f"{kind.name.lower()}={sum(each.severity is kind for each in found)}" for kind in Severity)
+    session.say(f"{len(paths)} verified: {counts}")
+    return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(worst(found), Exit.DONE)
 
 
-class _Intervals(TypedDict):
-    interval_bytes: int
-    topic_intervals: dict[str, int]
-
-
-def _intervals(session: Session, storage: Storage) -> _Intervals:
-    """Return ``index.interval.bytes`` of every topic on this disk, and the default for other files."""
+def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str, int]]:
+    """Return ``index.interval.bytes`` by default, and of every topic on this disk."""
     from tiered.node.topic_registry import Topic, TopicRegistry
 
     config, known = session.config(), list[Topic]()
     with suppress(LogError):  # opening the directory reports a damaged list
         known = TopicRegistry([(storage, root) for root in config.data_dirs]).all()
     effective = {each.name: config.topic_properties(each.name, each.properties) for each in known}
-    return {
-        "interval_bytes": int(config.topic_properties("")[_INTERVAL]),
-        "topic_intervals": {name: int(properties[_INTERVAL]) for name, properties in effective.items()},
-    }
+    default = int(config.topic_properties("")[_INTERVAL])
+    return default, {name: int(properties[_INTERVAL]) for name, properties in effective.items()}
 
 
 def _own_names() -> frozenset[str]:
@@ -186,10 +208,105 @@ def _verified(
     return [*verify(storage, path, options), *verify_views(storage, path)] if fixed else found
 
 
-def _absent(path: str) -> Finding:
-    """A finding for a missing log directory; the others are still checked."""
-    from local.verify.findings import Finding, Severity
+def verify_remote(
+    session: Session, targets: tuple[str, ...], sample: Sample | None, output: str, *, deep: bool, threads: int | None
+) -> int:
+    """Check the bucket and print the findings.
 
-    return Finding(
-        severity=Severity.WARNING, path=path, what="the directory does not exist; check that its disk is mounted"
+    | exit code | condition |
+    |---|---|
+    | 4 | damage |
+    | 5 | the bucket lacks data that this disk dropped |
+    | 3 | other findings |
+    """
+    from tiered.cli.bucket_options import lost_partitions, open_bucket
+    from tiered.cli.progress import byte_progress
+    from tiered.cli.signals import stop_signals
+    from tiered.health.bucket_verifying import verify_bucket
+    from tiered.health.scrub import THREADS
+
+    for target in targets:
+        if target.startswith(("/", ".")):
+            raise click.UsageError(f"--remote takes TOPIC[/PARTITION], not a path: {target}")
+    with stop_signals() as stop, open_bucket(session, None, {}, copies=True) as bucket:
+        names = bucket.partitions(targets, None)
+        verdict = verify_bucket(
+            bucket.store,
+            names,
+            missing=bucket.missing(targets, names),
+            now_ms=now_ms(),
+            deep=deep,
+            sample=sample,
+            keys=bucket.keys,
+            threads=threads or THREADS,
+            local_copy=bucket.copies if bucket.copies is not None else lambda name, row: False,
+            should_stop=lambda: stop.is_set,
+            telling=lambda size_bytes: byte_progress(session, "verified", size_bytes),
+        )
+        if verdict is None:
+            session.say("interrupted; no result")
+            return stopped_code(stop)
+    lost = lost_partitions(session, targets)
+    found = verdict.report
+    if found.findings or output != "table":
+        print_result(_verified_remote(verdict, [str(name) for name in lost]), output)
+    _print_bucket_summary(session, verdict, targets)
+    session.report_problems(lost)
+    serious = [each for each in found.findings if each.severity != "info"]
+    if found.of("corrupt"):
+        return Exit.CORRUPTION
+    return Exit.CONFLICT if lost else Exit.FINDINGS if serious else Exit.DONE
+
+
+def read_sample(text: str | None, seed: int | None) -> Sample | None:
+    """Parse the sample options. Raises UsageError for a seed alone, InvalidRequest for an invalid share."""
+    import secrets
+
+    from tiered.health.bucket_verifying import Sample
+
+    if text is None:
+        if seed is not None:
+            raise click.UsageError("--seed requires --sample")
+        return None
+    return Sample(share=parse_share("--sample", text), seed=secrets.randbelow(100_000) if seed is None else seed)
+
+
+def _verified_remote(verdict: BucketVerdict, lost: list[str]) -> VerifiedRemote:
+    sample, report = verdict.sample, verdict.report
+    findings = [
+        VerifyFinding.of(each, path=f"{each.topic}-{each.topic_id}/{each.partition}/{each.object}")
+        for each in report.findings
+    ]
+    return VerifiedRemote.of(
+        verdict,
+        report,
+        partitions=len(report.partitions),
+        sample_share=sample.share if sample is not None else None,
+        seed=sample.seed if sample is not None else None,
+        lost=lost,
+        findings=findings,
     )
+
+
+def _print_bucket_summary(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
+    """Print the checked part, the total, the seed, and the next step for damage."""
+    from tiered.config.units import counted, format_bytes
+
+    found, sample = verdict.report, verdict.sample
+    objects = sum(count for each in found.partitions for count in each.objects.values())
+    depth = f"bytes of {verdict.read_segments} of {verdict.segments} segments decoded, {format_bytes(found.read_bytes)}"
+    if found.unread_segments:
+        depth += f"; {counted(found.unread_segments, 'segment')} could not be read, see the findings"
+    if found.unread_partitions:
+        depth += f"; {counted(found.unread_partitions, 'partition')} could not be read, see the findings"
+    if sample is not None:
+        depth += f"; sample of --seed {sample.seed}"
+    elif not (verdict.read_segments or found.unread_segments or found.unread_partitions):
+        depth = f"{verdict.segments} segments by metadata only, see --deep and --sample"
+    session.say(f"{len(found.partitions)} partitions, {objects} objects in {found.store}: {depth}")
+    counts = {weight: len(found.of(weight)) for weight in ("info", "warning", "corrupt")}
+    session.say(" ".join(f"{weight}={count}" for weight, count in counts.items()))
+    if found.of("corrupt"):
+        session.say(
+            f"next: tiered scrub --deep {' '.join([*targets, '--report found.json'])}; tiered repair found.json"
+        )

@@ -46,7 +46,7 @@ class AccessControl:
         return None
 
 
-@command("web")
+@command("web", example="web --listen 127.0.0.1:8080")
 def web(
     session: Session,
     listen: str = option("--listen [HOST]:PORT", "Set the address; without a host on loopback.", default=":8080"),

@@ -1,17 +1,25 @@
-"""``tiered compaction``: the state of compaction, and the changes that would help it keep up."""
+"""``tiered compaction`` and ``tiered view``: the state of compaction, advice on it, and compacted views of a topic."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from tiered.cli.errors import Exit, unread_code
-from tiered.cli.options import OUTPUT, TOPICS, command, option
-from tiered.cli.render import PartitionRow, Result, Struct, number, print_result, text
-from tiered.cli.session import Session, now_ms
-from tiered.config.units import format_bytes, format_count, format_ms
+from tiered.cli.errors import Exit, worst
+from tiered.cli.options import OUTPUT, TOPICS, argument, command, option
+from tiered.cli.render import PartitionRow, Result, Struct, Work, number, print_result, text
+from tiered.cli.session import Session, confirm, now_ms, problems_of
+from tiered.cli.signals import stop_signals
+from tiered.config.units import counted, format_bytes, format_count, format_ms
 from tiered.node.problem_groups import UnreadPartitions
+
+if TYPE_CHECKING:
+    from policies.decisions import Plan
+    from tiered.jobs.view_jobs import ViewStatus
+
+
+NAME = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`, without the cost of its import
 
 
 def _share(value: float) -> str:
@@ -114,8 +122,8 @@ def compaction() -> None:
     """How compaction stands, and what would help it keep up."""
 
 
-@command("status", compaction)
-def status(
+@command("status", compaction, example="compaction status")
+def show_compaction(
     session: Session,
     topics: tuple[str, ...] = TOPICS,
     count: int | None = option(
@@ -140,7 +148,7 @@ def status(
         unread = unread_logs(manager, found, topics or None)
         figures = cleaner_metrics(manager, now)
         runs = [run for run in manager.cleaning.runs if not topics or run.topic in topics]
-        problems = {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
+        problems = problems_of(manager, topics)
     if metrics:
         gauges = [CleanerGauge(name.replace("_", "-"), value) for name, value in asdict(figures).items()]
         print_result(CompactionMetrics(unread_rows(unread), gauges), output)
@@ -153,16 +161,17 @@ def status(
         logs = [CleaningState.of_fields(log_row(each, now)) for _, each in sorted(found.items())]
         logs += [CleaningState.of(name, None) for name in unread]
         print_result(CompactionStatus(unread_rows(unread), logs), output)
-    uncleanable = {
-        name: each.uncleanable.reason for name, each in sorted(found.items()) if each.uncleanable is not None
-    }
-    for each in group_problems(uncleanable_problem(name, reason) for name, reason in uncleanable.items()):
-        click.echo(f"! {each.line}", err=True)
-    session.report_problems(problems)
-    return unread_code(unread.values()) or (Exit.UNHEALTHY if uncleanable else Exit.DONE)
+    uncleanable = [
+        uncleanable_problem(name, each.uncleanable.reason)
+        for name, each in sorted(found.items())
+        if each.uncleanable is not None
+    ]
+    for each in group_problems(uncleanable):
+        session.warn(each.line)
+    return session.report(problems, unread, Exit.UNHEALTHY if uncleanable else Exit.DONE)
 
 
-@command("advise", compaction)
+@command("advise", compaction, example="compaction advise")
 def advise(session: Session, output: str = OUTPUT) -> int:
     """Settings with which cleaning cannot keep up, from the logs and the history of passes. Exit 3 with advice."""
     from tiered.status.compaction_status import compaction_advice
@@ -176,3 +185,211 @@ def advise(session: Session, output: str = OUTPUT) -> int:
     if not found:
         session.say("no advice: cleaning keeps up, according to its history")
     return Exit.FINDINGS if found else Exit.DONE
+
+
+class View(PartitionRow):
+    """A view of a partition and its last run. `gap` was lost before the view took it up, `lost` are all such ranges.
+
+    `is_local`: the view is on the local disk, not in the bucket.
+    """
+
+    view: Annotated[str, text("VIEW")]
+    state: Annotated[str, text("STATE")]
+    horizon_offset: Annotated[int | None, number("HORIZON", format_count)]
+    backlog_bytes: Annotated[int, number("BACKLOG", format_bytes)]
+    key_count: Annotated[int, number("KEYS", format_count)]
+    record_count: int
+    size_bytes: Annotated[int, number("SIZE", format_bytes)]
+    ago_ms: Annotated[int | None, number("LAST RUN", format_ms)]
+    took_ms: Annotated[int | None, number("DURATION", format_ms)]
+    records_in: Annotated[int | None, number("RECORDS READ", format_count)]
+    start_offset: int
+    parts: int
+    last_run_ms: int | None
+    records_out: int | None
+    bytes_in: int | None
+    bytes_out: int | None
+    key_ranges: int | None
+    source_sequence: int | None
+    started_ms: int | None
+    failed_ms: int | None
+    error: str | None
+    gap: list[int] | None
+    lost: list[list[int]]
+    is_local: bool
+
+
+class Views(Result):
+    """``tiered view status``."""
+
+    unread: list[UnreadPartitions]
+    views: list[View]
+
+
+class ViewsToDrop(Work):
+    """``tiered view drop --dry-run``."""
+
+    views: list[View]
+
+
+class ViewsBuilt(Work):
+    """``tiered view build``."""
+
+    partitions: list[View]
+
+
+class PlannedView(PartitionRow):
+    """The offsets that a view would take up."""
+
+    view: Annotated[str, text("VIEW")]
+    from_offset: Annotated[int, number("FROM", format_count)]
+    upto_offset: Annotated[int, number("UP TO", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+
+
+class ViewsPlanned(Work):
+    """``tiered view build --dry-run``."""
+
+    partitions: list[PlannedView]
+
+
+_NAME = option("--name NAME", "Choose the view of the topic.", default=NAME)
+
+
+@click.group("view")
+def view() -> None:
+    """Compacted views: the newest value of each key below a horizon, beside a log that stays as it is."""
+
+
+@command("build", view, has_progress=True, example="view build orders --dry-run")
+def build(
+    session: Session,
+    topic: str = argument(),
+    name: str = _NAME,
+    accept_loss: bool = option("--accept-loss", "Continue after records that the log has lost; the loss is recorded."),
+    dry_run: bool = option("--dry-run", "Show which records a build would include, build nothing."),
+    output: str = OUTPUT,
+) -> int:
+    """Bring a topic's view up to what the bucket holds now. The log is not changed.
+
+    Without a remote tier the view lies beside the log, and takes up all of it that is durable and decided.
+    """
+    from tiered.jobs.view_jobs import build_views, plan_views, view_status
+
+    with stop_signals() as stop, session.manager(read_only=dry_run) as manager:
+        plan = plan_views(manager, topic, name=name, accepts_loss=accept_loss, now_ms=now_ms())
+        if not dry_run:
+            session.progress.expect(len(plan.decisions), "partitions")
+            build_views(
+                manager,
+                plan,
+                should_stop=lambda: stop.is_set,
+                progress=lambda partition, decision: session.progress.advance(),
+            )
+        found = view_status(manager, now_ms(), [topic], name=name)
+        problems = problems_of(manager, [topic])
+    if dry_run:
+        print_result(ViewsPlanned(dry_run=True, partitions=_planned(plan)), output)
+        session.say("nothing changed" if not plan.is_empty else "nothing to build: the view is up to date")
+    else:
+        rows = [_view(each, now_ms()) for each in found if each.partition not in problems]
+        print_result(ViewsBuilt(dry_run=False, partitions=rows), output)
+    session.report_problems(problems)
+    return worst(problems.values())
+
+
+@command("status", view, example="view status orders")
+def show_views(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    name: str | None = option("--name NAME", "Show only the view of this name."),
+    output: str = OUTPUT,
+) -> int:
+    """Each view of each partition: its last run, how far the log is ahead. Exit 10 with an error or a gap.
+
+    Of topics without a remote tier those are shown that have a view, that are to have one by
+    compaction.view.threshold, or that are named.
+    """
+    from tiered.jobs.view_jobs import view_status
+    from tiered.status.unknown_figures import unread_partitions, unread_rows
+
+    with session.manager(read_only=True, is_brief=True) as manager:
+        for topic in topics:
+            manager.topic(topic)
+        found = view_status(manager, now_ms(), topics or None, name=name)
+        unread = unread_partitions(manager, topics or None)
+        problems = problems_of(manager, topics)
+    print_result(Views(unread_rows(unread), [_view(each, now_ms()) for each in found]), output)
+    for each in found:
+        for line in _problem_lines(each):
+            session.warn(f"{each.partition} {each.view.name}: {line}")
+    return session.report(problems, unread, Exit.DONE if all(each.is_healthy for each in found) else Exit.UNHEALTHY)
+
+
+@command("drop", view, example="view drop orders --dry-run")
+def drop(
+    session: Session,
+    topic: str = argument(),
+    name: str = _NAME,
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    dry_run: bool = option("--dry-run", "Show what would be dropped, change nothing."),
+    output: str = OUTPUT,
+) -> None:
+    """Drop a topic's view. Readers that ask for it get an error from then on.
+
+    Its objects are deleted after remote.log.delete.grace.ms, its files beside the log after file.delete.delay.ms.
+    What the log has let go of since is in no other place: a view built anew begins at the log start.
+    """
+    from tiered.jobs.view_jobs import drop_views, views_to_drop
+
+    if dry_run:
+        with session.manager(read_only=True, is_brief=True) as manager:
+            found = views_to_drop(manager, topic, name=name, now_ms=now_ms())
+        print_result(ViewsToDrop(dry_run=True, views=[_view(each, now_ms()) for each in found]), output)
+        session.say("nothing changed")
+        return
+    with session.manager() as manager:
+        manager.topic(topic)
+        confirm(f"drop the view {name} of {topic}?", yes=yes, without="the view would be dropped; add --yes")
+        dropped = drop_views(manager, topic, name=name, now_ms=now_ms())
+    session.say(f"dropped {name} of {counted(len(dropped), 'partition')}")
+
+
+def _problem_lines(each: ViewStatus) -> list[str]:
+    lines = []
+    if each.view.failure is not None:
+        lines.append(" ".join(each.view.failure.error.split()))
+    if each.gap is not None:
+        lines.append(f"the log has lost [{each.gap[0]}, {each.gap[1]}), which the view does not include")
+    lines += [f"records of [{start}, {end}) were lost before the view included them" for start, end in each.view.lost]
+    return lines
+
+
+def _planned(plan: Plan) -> list[PlannedView]:
+    from policies.decisions import BuildView
+
+    return [
+        PlannedView.of(name, each)
+        for name, decided in sorted(plan.decisions.items())
+        for each in decided
+        if isinstance(each, BuildView)
+    ]
+
+
+def _view(each: ViewStatus, now: int) -> View:
+    view, run = each.view, each.view.last_run
+    facts = {
+        "view": view.name,
+        "state": each.state.value,
+        "horizon_offset": view.horizon_offset if view.is_built else None,
+        "backlog_bytes": each.backlog.size_bytes,
+        "ago_ms": max(0, now - run.started_ms) if run is not None else None,
+        "parts": len(view.entries),
+        "last_run_ms": run.started_ms if run is not None else None,
+        "started_ms": view.under_way.started_ms if view.under_way is not None else None,
+        "failed_ms": view.failure.failed_ms if view.failure is not None else None,
+        "error": view.failure.error if view.failure is not None else None,
+        "gap": list(each.gap) if each.gap is not None else None,
+        "lost": [list(lost) for lost in view.lost],
+    }
+    return View.of(each.partition, each, view, run, **facts)

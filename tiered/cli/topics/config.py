@@ -74,7 +74,7 @@ def config() -> None:
     """What settings there are, what they are here, what is wrong with them, and all of them for elsewhere."""
 
 
-@command("explain", config)
+@command("explain", config, example="config explain retention.ms --topic orders")
 def explain(
     session: Session,
     setting: str = argument("SETTING"),
@@ -108,7 +108,7 @@ def explain(
     print_result(ConfigExplained([explained]), output)
 
 
-@command("lint", config)
+@command("lint", config, example="config lint")
 def lint(
     session: Session,
     topics: tuple[str, ...] = TOPICS,
@@ -139,7 +139,7 @@ def lint(
 _FORMATS = ("toml", "kafka-configs", "json", "properties")
 
 
-@command("export", config)
+@command("export", config, example="config export")
 def export(
     session: Session,
     form: str = option("--format", "Choose the target of the export.", choices=_FORMATS, default="toml"),

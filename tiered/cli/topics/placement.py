@@ -34,7 +34,7 @@ class Placement(Struct):
     partitions: list[Replicas]
 
 
-@command("placement")
+@command("placement", example="placement brokers.txt -p 8 -r 3")
 def placement(
     session: Session,
     file: str | None = argument("[FILE|-]", type=click.Path(allow_dash=True)),

@@ -1,24 +1,31 @@
-"""``tiered topic``: create, alter, delete, list, describe."""
+"""``tiered topic``: create, alter, delete, list, describe; ``tiered pause`` and ``tiered resume``.
+
+A dry run prints its rows on stdout and its messages on stderr, and changes nothing. While uploads are paused, no record
+is lost and no gap remains.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import LogError
-from tiered.cli.errors import Exit, unread_code
-from tiered.cli.options import OUTPUT, argument, command, option, settings_option
-from tiered.cli.render import Result, Struct, number, pairs, print_result, text
-from tiered.cli.session import Session, now_ms
-from tiered.config.units import format_bytes, format_count
+from tiered.cli.errors import Exit
+from tiered.cli.options import OUTPUT, TOPICS, argument, command, option, settings_option
+from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, pairs, print_result, text
+from tiered.cli.session import Session, confirm, now_ms, problems_of
+from tiered.config.units import format_bytes, format_count, format_lasted, format_ms
 from tiered.node.problem_groups import UnreadPartitions
 from tiered.partition.partition_status import partition_status
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from policies.rules import Pause
+    from tiered.config.config import Setting
     from tiered.node.topic_registry import Topic
+    from tiered.topics import topic_dry_run
+    from tiered.topics.topic_dry_run import PartitionLoss
 
 ENABLE = "remote.storage.enable"
 _UNREAD = {"remote_segments": None, "remote_bytes": None}  # the figures of a bucket that was not read
@@ -81,7 +88,7 @@ def topic() -> None:
     """Create, alter, delete, list and describe topics."""
 
 
-@command("create", topic)
+@command("create", topic, example="topic create orders -p 4 -X retention.ms=30d")
 def create(
     session: Session,
     names: tuple[str, ...] = argument("NAME...", required=True),
@@ -98,7 +105,12 @@ def create(
     for name in names:
         check_topic(name)
     if dry_run:
-        _show_new(session, names, partitions, settings, output)
+        if len(names) > 1 and output == "json":
+            raise click.UsageError("--dry-run -o json shows one topic: name one, or use -o jsonl")
+        with session.manager(read_only=True, is_brief=True) as manager:
+            planned = [manager.plan_new_topic(name, partitions, settings) for name in names]
+        for each in planned:
+            show_new(session, each, output)
         return
     from tiered.topics.topic_creation import AskedTopic
 
@@ -122,19 +134,8 @@ def create(
             "the topics were created, some partitions could not be initialized: the next start initializes them"
         )
         raise failure
-    if tiered:
+    if tiered and session.config().remote_url is not None:
         _warn_of_namesakes(session, tiered)
-
-
-def _show_new(session: Session, names: tuple[str, ...], partitions: int, settings: dict[str, str], output: str) -> None:
-    from tiered.cli.topics.topic_dry_runs import show_new
-
-    if len(names) > 1 and output == "json":
-        raise click.UsageError("--dry-run -o json shows one topic: name one, or use -o jsonl")
-    with session.manager(read_only=True, is_brief=True) as manager:
-        planned = [manager.plan_new_topic(name, partitions, settings) for name in names]
-    for each in planned:
-        show_new(session, each, output)
 
 
 def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
@@ -146,9 +147,7 @@ def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
     from tiered.stores.configured_store import store_options
 
     config = session.config()
-    if config.remote_url is None:
-        return
-    store = keyed_store(open_store(config.remote_url, store_options(config)), config.key_ring)
+    store = keyed_store(open_store(config.remote_url or "", store_options(config)), config.key_ring)
     try:
         found = {each.name: set(topic_ids(store, each.name)) - {each.topic_id} for each in created}
         others = {name: living_ids(store, name, ids) for name, ids in found.items()}
@@ -165,7 +164,7 @@ def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
             )
 
 
-@command("alter", topic)
+@command("alter", topic, example="topic alter orders -X local.retention.ms=6h")
 def alter(
     session: Session,
     name: str = argument(),
@@ -180,15 +179,13 @@ def alter(
     if not settings:
         raise click.UsageError("nothing to alter: add at least one -X KEY=VALUE")
     if dry_run:
-        from tiered.cli.topics.topic_dry_runs import show_altered
-
         with session.manager(read_only=True, is_brief=True) as manager:
             planned = manager.plan_altered_topic(name, settings, now_ms=now_ms())
         show_altered(session, planned, output)
         return
     with session.manager() as manager:
-        if gives_up(manager.topic(name), settings) and not yes:
-            _confirm(f"delete all records of the topic {name} that are in the bucket only, permanently?")
+        if gives_up(manager.topic(name), settings):
+            _confirm(f"delete all records of the topic {name} that are in the bucket only, permanently?", yes)
         altered = manager.alter_topic(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no own settings'}")
     _print([altered], output)
@@ -203,15 +200,11 @@ def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
     return topic.was_tiered and bool(asked) and not parse(ENABLE, asked or "")
 
 
-def _confirm(question: str) -> None:
-    import sys
-
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} add --yes")
-    click.confirm(question, abort=True, err=True)
+def _confirm(question: str, yes: bool) -> None:
+    confirm(question, yes=yes, without=f"{question} add --yes")
 
 
-@command("delete", topic)
+@command("delete", topic, example="topic delete orders --dry-run")
 def delete(
     session: Session,
     name: str = argument(),
@@ -223,22 +216,19 @@ def delete(
 ) -> None:
     """Delete the topic NAME, in both tiers. Files and objects go with the next rounds of `tiered run`."""
     if dry_run:
-        from tiered.cli.topics.topic_dry_runs import show_deleted
-
         with session.manager(read_only=True, is_brief=True) as manager:
             planned = manager.plan_deleted_topic(name, now_ms=now_ms())
         show_deleted(session, planned, output)
         return
     with session.manager() as manager:
         found = manager.topic(name)
-        if not yes:
-            _confirm(f"delete the topic {name} with all its records permanently?")
+        _confirm(f"delete the topic {name} with all its records permanently?", yes)
         manager.delete_topic(name, now_ms=now_ms())
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
     _print([found], output)
 
 
-@command("list", topic)
+@command("list", topic, example="topic list -o json")
 def list_topics(session: Session, output: str = OUTPUT) -> None:
     """The topics of this directory."""
     print_result(_listed(session.topics().all()), output)
@@ -251,12 +241,10 @@ def _print(topics: Sequence[Topic], output: str) -> None:
 
 
 def _listed(topics: Sequence[Topic]) -> Topics:
-    return Topics(
-        [ListedTopic(each.name, each.partition_count, each.topic_id, each.properties) for each in topics],
-    )
+    return Topics([ListedTopic(each.name, each.partition_count, each.topic_id, each.properties) for each in topics])
 
 
-@command("describe", topic)
+@command("describe", topic, example="topic describe orders --settings")
 def describe(
     session: Session,
     name: str = argument(),
@@ -278,7 +266,234 @@ def describe(
             DescribedPartition.of(looked_at.get(each), partition=each.partition, **(_UNREAD if each in unread else {}))
             for each in found.partitions()
         ]
-        problems = {each: problem for each, problem in manager.problems.items() if each.topic == name}
+        problems = problems_of(manager, [name])
     print_result(DescribedTopic(name, found.topic_id, unread_rows(unread), rows), output)
-    session.report_problems(problems)
-    return unread_code(unread.values())
+    return session.report(problems, unread)
+
+
+class NewTopic(Work):
+    """``tiered topic create --dry-run``; `namesakes` are ids of topics of this name in the bucket."""
+
+    is_tiered: bool
+    topic: str
+    partitions: int
+    namesakes: list[str]
+    settings: list[EffectiveSetting]
+
+
+class ChangedSetting(Struct):
+    """An effective setting that would change."""
+
+    property: Annotated[str, text("PROPERTY")]
+    before: Annotated[str, text("BEFORE")]
+    after: Annotated[str, text("AFTER")]
+    after_origin: Annotated[str, text("ORIGIN")]
+    before_origin: str
+
+
+class PartitionLost(Struct):
+    """What a partition would lose. Null: not known, and `trouble` says why. `offsets` is an upper bound of records."""
+
+    partition: Annotated[int, number("PARTITION")]
+    log_start_offset: Annotated[int | None, number("START", format_count)]
+    next_offset: Annotated[int | None, number("NEXT", format_count)]
+    offsets: Annotated[int | None, number("MAX RECORDS", format_count)]
+    local_bytes: Annotated[int | None, number("LOCAL", format_bytes)]
+    remote_bytes: Annotated[int | None, number("STORED", format_bytes)]
+    only_local_bytes: Annotated[int | None, number("LOCAL ONLY", format_bytes)]
+    pins: Annotated[int | None, number("PINS")]
+    pinned_until_ms: int | None
+    forks: Annotated[list[str], text("FORKS", " ".join)]
+    trouble: str | None
+
+
+class AlteredTopic(Work):
+    """``tiered topic alter --dry-run``; `lost` if it would give its remote tier up."""
+
+    topic: str
+    own: dict[str, str]
+    begins_tiering: bool
+    gives_up_tier: bool
+    lost: list[PartitionLost]
+    settings: list[ChangedSetting]
+
+
+class DeletedTopic(Work):
+    """``tiered topic delete --dry-run``."""
+
+    topic: str
+    topic_id: str
+    file_delete_delay_ms: int
+    delete_grace_ms: int
+    offsets: int | None
+    local_bytes: int | None
+    remote_bytes: int | None
+    partitions: list[PartitionLost]
+
+
+def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> None:
+    """Every effective setting; as a table only the settings that differ from the built-in defaults."""
+    topic = planned.topic
+    settings = [
+        EffectiveSetting.of(each, property=each.name)
+        for each in planned.settings
+        if output != "table" or each.origin != "default"
+    ]
+    namesakes = list(planned.namesakes)
+    print_result(NewTopic(True, topic.was_tiered, topic.name, topic.partition_count, namesakes, settings), output)
+    where = "on the disk and in the bucket" if topic.was_tiered else "on the disk only"
+    session.say(f"would create {topic.name}: partitions={topic.partition_count}, {where}; other settings are defaults")
+    _warn_of_outranked(session, planned.outranked)
+    if planned.namesakes:
+        session.say(
+            "warning: the bucket already has a topic of this name: "
+            f"topic_ids={','.join(planned.namesakes)}; readers of the bucket must choose one"
+        )
+    session.say("nothing changed")
+
+
+def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: str) -> None:
+    """The effective settings that would change."""
+    settings = [
+        ChangedSetting(after.name, before.value, after.value, after.origin, before.origin)
+        for before, after in ((each.before, each.after) for each in planned.changes)
+    ]
+    lost = [_loss(each) for each in planned.lost]
+    named = {"topic": planned.topic.name, "own": dict(planned.own), "lost": lost, "settings": settings}
+    print_result(AlteredTopic.of(planned, dry_run=True, **named), output)
+    _warn_of_outranked(session, planned.outranked)
+    if planned.begins_tiering:
+        session.say("its closed segments would be copied to the bucket from the next round on")
+    if planned.gives_up_tier:
+        size, offsets = _sum(planned.lost, "remote_bytes"), _sum(planned.lost, "offsets")
+        session.say(
+            f"would disable the remote tier: {_bytes(size)} in the bucket, of them at most "
+            f"{_count(offsets)} records that the disk does not have, NOT RECOVERABLE"
+        )
+    if not planned.changes:
+        session.say("no effective setting would change")
+    session.say("nothing changed")
+
+
+def show_deleted(session: Session, planned: topic_dry_run.TopicLoss, output: str) -> None:
+    """The data that each partition would lose, and the references that retain some of it."""
+    topic = planned.topic
+    totals = {name: _sum(planned.partitions, name) for name in ("offsets", "local_bytes", "remote_bytes")}
+    delays = {"file_delete_delay_ms": planned.file_delay_ms, "delete_grace_ms": planned.grace_ms}
+    partitions = [_loss(each) for each in planned.partitions]
+    named = {"topic": topic.name, "topic_id": topic.topic_id, "partitions": partitions}
+    print_result(DeletedTopic.of(dry_run=True, **named, **delays, **totals), output)
+    for each in planned.partitions:
+        if each.pins and each.pinned_until_ms is not None:
+            expires = f"the last pin expires in {format_lasted(each.pinned_until_ms - now_ms())}"
+            session.say(f"{each.partition}: {each.pins} readers pin its objects, {expires}")
+        if each.forks:
+            session.say(f"{each.partition}: forks retain the objects that they name: {', '.join(each.forks)}")
+        if each.trouble is not None:
+            session.say(f"! {each.partition}: some figures are unknown: {' '.join(each.trouble.split())}")
+    held = f"{_bytes(totals['local_bytes'])} on the disk, {_bytes(totals['remote_bytes'])} in the bucket"
+    after = f"files are deleted after {format_ms(planned.file_delay_ms)}, objects after {format_ms(planned.grace_ms)}"
+    session.say(
+        f"would delete {topic.name}: at most {_count(totals['offsets'])} records, {held}, NOT "
+        f"RECOVERABLE; {after}, by the maintenance of tiered run"
+    )
+    session.say("nothing changed")
+
+
+def _warn_of_outranked(session: Session, outranked: Sequence[Setting]) -> None:
+    for each in outranked:
+        session.say(f"warning: {each.name} would have no effect: {each.origin} sets {each.value}")
+
+
+def _sum(losses: Sequence[PartitionLoss], name: str) -> int | None:
+    """The sum of the known values; None if none is known."""
+    known = [value for each in losses if (value := getattr(each, name)) is not None]
+    return sum(known) if known else None
+
+
+def _bytes(value: int | None) -> str:
+    return "?" if value is None else format_bytes(value)
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else format_count(value)
+
+
+def _loss(each: PartitionLoss) -> PartitionLost:
+    return PartitionLost.of(each, partition=each.partition.partition, forks=list(each.forks))
+
+
+class PausedTopic(Struct):
+    """A topic with paused uploads; `is_of_all`: those of all topics are. `paused_since_ms` null: not known."""
+
+    topic: Annotated[str, text("TOPIC")]
+    is_of_all: Annotated[bool, text("PAUSED WITH ALL", lambda value: "yes" if value else "no")]
+    reason: Annotated[str, text("REASON")]
+    paused_since_ms: int | None
+
+
+class Paused(Result):
+    """``tiered pause`` and ``tiered resume``: the topics that are paused now."""
+
+    paused: list[PausedTopic]
+
+
+@command("pause", example="pause orders --reason 'the bucket moves'")
+def pause(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    reason: str = option("--reason TEXT", "Record a reason, shown by status.", default="", show_default=False),
+    lists: bool = option("--list", "Show which uploads are paused."),
+    dry_run: bool = option("--dry-run", "Show which uploads would be paused, change nothing."),
+    output: str = OUTPUT,
+) -> None:
+    """Send nothing of the topics (none named: of all) to the bucket until `tiered resume`.
+
+    Beside a manager at work, which heeds it within a round. Closed segments wait on the disk; nothing leaves it that is
+    not in the bucket. Prints what is paused now.
+    """
+    from local.storage import DiskStorage
+    from tiered.node.upload_pause import dry_run_pause, pause_uploads, paused_topics
+
+    if lists and (topics or reason):
+        raise click.UsageError("--list only shows paused uploads; remove the topics and --reason")
+    at_ms = now_ms()
+    places = [(DiskStorage(), root) for root in session.config().data_dirs]
+    do = dry_run_pause if dry_run else pause_uploads
+    found = paused_topics(places) if lists else do(places, topics or None, now_ms=at_ms, reason=reason)
+    _show(session, found, output, at_ms)
+    if dry_run:
+        session.say("nothing changed")
+    elif found:
+        session.say("closed segments wait on the disk until then: tiered status shows the bytes at risk")
+
+
+@command("resume", example="resume orders")
+def resume(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    dry_run: bool = option("--dry-run", "Show which uploads would still be paused, change nothing."),
+    output: str = OUTPUT,
+) -> None:
+    """Let uploads of the topics (none named: of all) go on from where they stood. Prints what is still paused."""
+    from local.storage import DiskStorage
+    from tiered.node.upload_pause import dry_run_resume, resume_uploads
+
+    places = [(DiskStorage(), root) for root in session.config().data_dirs]
+    do = dry_run_resume if dry_run else resume_uploads
+    _show(session, do(places, topics or None), output, now_ms())
+    if dry_run:
+        session.say("nothing changed")
+
+
+def _show(session: Session, found: Mapping[str, Pause], output: str, at_ms: int) -> None:
+    rows = [PausedTopic.of(each, topic=name, paused_since_ms=each.since_ms) for name, each in sorted(found.items())]
+    lasted = Column("", "FOR", format_ms, is_number=True, of=lambda row: _lasted_ms(row, at_ms))
+    topic, *others = columns_of(PausedTopic)
+    print_result(Paused(rows), output, columns=(topic, lasted, *others))
+    if not rows:
+        session.say("no topic is paused")
+
+
+def _lasted_ms(row: PausedTopic, at_ms: int) -> int | None:
+    return None if row.paused_since_ms is None else max(0, at_ms - row.paused_since_ms) // 1000 * 1000

@@ -10,8 +10,8 @@ from external_samples import NAME, Sample, new_key, put_aiven, put_log, write_lo
 
 from local.errors import InvalidRequest
 from remote.store.open_store import open_store
-from tiered.cli.layouts import LAYOUTS, layout_words
 from tiered.cli.main import invoke
+from tiered.cli.options import LAYOUTS, layout_words
 
 
 @pytest.fixture(scope="module")

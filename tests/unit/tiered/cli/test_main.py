@@ -9,7 +9,7 @@ import click
 import pytest
 
 from tiered.cli.errors import Exit
-from tiered.cli.main import EXAMPLES, invoke, main
+from tiered.cli.main import invoke, main
 
 
 def _commands(group: click.Group, context: click.Context, path: str = "") -> list[tuple[str, click.Command]]:
@@ -32,9 +32,9 @@ def test_every_help_has_an_example_that_parses_and_fits_a_line(
     for name in ("lines.txt", "brokers.txt", "plan.json", "report.json"):
         (tmp_path / name).touch()
     found = _commands(main, click.Context(main, info_name="tiered"))
-    assert {path for path, _ in found} == set(EXAMPLES)
-    for path, _ in found:
-        words = shlex.split(EXAMPLES[path])
+    for path, shown in found:
+        example = (shown.epilog or "").partition("Example: tiered ")[2].partition("\n")[0]
+        words = shlex.split(example)
         command, context = main, main.make_context("tiered", list(words))
         while isinstance(command, click.Group):
             rest = [*context._protected_args, *context.args]
@@ -47,9 +47,9 @@ def test_every_help_has_an_example_that_parses_and_fits_a_line(
         assert context.command_path == f"tiered {path}"
         assert invoke([*path.split(), "--help"]) == 0
         lines = capfd.readouterr().out.splitlines()
-        example = f"  Example: tiered {EXAMPLES[path]}"
-        assert example in lines, path
-        assert len(example) <= 80, path
+        line = f"  Example: tiered {example}"
+        assert line in lines, path
+        assert len(line) <= 80, path
         assert any("all of them: tiered --help" in line for line in lines)
 
 

@@ -17,9 +17,9 @@ from local.errors import Conflict, InvalidRequest, Unavailable
 from local.format.record import Record
 from remote.manifest.catalog import list_partitions
 from remote.store.open_store import open_store
-from tiered.cli.cost import cost as cost_command
 from tiered.cli.main import invoke
-from tiered.cli.node import apply_advice as apply_command
+from tiered.cli.node import plan as apply_command
+from tiered.cli.topics import cost as cost_command
 from tiered.config.price_file import price_rows
 from tiered.cost.advice_applying import apply_advice, check_advice, save_advice
 from tiered.cost.advice_file import AlterStep, RecodeStep, SavedAdvice, decode_advice, encode_advice, saved_advice

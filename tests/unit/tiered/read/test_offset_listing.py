@@ -11,7 +11,7 @@ from local.errors import InvalidRequest, Unavailable
 from local.format.record import Record
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset, OffsetSpec
-from tiered.cli.data.get_offsets import parse_spec
+from tiered.cli.data.offsets import parse_spec
 from tiered.manager.manager import LogManager
 from tiered.read.offset_listing import LATEST_TIERED
 

@@ -15,7 +15,7 @@ from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settl
 from local.errors import NotFound
 from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
-from tiered.cli.node.status_sync import sync_columns
+from tiered.cli.node.status import sync_columns
 from tiered.cli.render import print_table
 from tiered.cli.schemas import SCHEMAS
 from tiered.manager.manager import LogManager

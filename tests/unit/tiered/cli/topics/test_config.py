@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tiered.cli.completion import answer, candidates
 from tiered.cli.main import COMMANDS, invoke
+from tiered.cli.node.generate import answer, candidates
 from tiered.cli.topics.config import example_of
 from tiered.config.properties import PROPERTIES, parse
 

@@ -1,4 +1,0 @@
-"""Commands for cost.
-
-cost, cost advise, cost simulate.
-"""

@@ -1,0 +1,298 @@
+"""``tiered get-offsets``: the offsets of partitions by name or time, over both tiers."""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Annotated
+
+import click
+
+from local.errors import InvalidRequest, LogError
+from local.names import TopicPartition
+from tiered.cli.arguments import parse_one_partition, parse_partition, parse_time
+from tiered.cli.options import OUTPUT, PARTITIONS, argument, command, option
+from tiered.cli.records import rfc3339
+from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text
+from tiered.cli.session import Session, confirm, now_ms
+from tiered.config.units import format_count
+from tiered.node.problem_groups import UnreadPartitions
+
+if TYPE_CHECKING:
+    from local.records.isolation import Isolation
+    from local.records.offset_spec import FoundOffset
+    from tiered.manager.manager import LogManager
+
+# Kafka's names and codes (`local.records.offset_spec`, `tiered.read.offset_listing`), and the words of `consume
+# --from`.
+_SPECS = {
+    "latest": -1,
+    "end": -1,
+    "earliest": -2,
+    "start": -2,
+    "max-timestamp": -3,
+    "earliest-local": -4,
+    "latest-tiered": -5,
+    "earliest-pending-upload": -6,
+}
+_VERSION = 1  # of Kafka's JSON file
+
+
+class OffsetFound(PartitionRow):
+    """The requested offset; null if there is none."""
+
+    offset: Annotated[int | None, number("OFFSET")]
+    timestamp: Annotated[int | None, text("TIME", rfc3339)]
+    leader_epoch: Annotated[int | None, number("EPOCH")]
+
+
+class Offsets(Result):
+    """``tiered get-offsets``."""
+
+    unread: list[UnreadPartitions]
+    offsets: list[OffsetFound]
+
+
+@command("get-offsets", example="get-offsets orders --time latest")
+def get_offsets(
+    session: Session,
+    targets: tuple[str, ...] = PARTITIONS,
+    spec: str = option(
+        "--time SPEC",
+        "Choose the offset: earliest, latest, max-timestamp, earliest-local, latest-tiered, "
+        "earliest-pending-upload, @TIME, @-2h or a number of ms.",
+        default="latest",
+    ),
+    committed: bool = option(
+        "--committed",
+        "Choose the isolation; with read_committed latest is the last stable offset, below every open transaction.",
+    ),
+    output: str = OUTPUT,
+) -> int:
+    """One offset of each partition; of all topics without arguments. Empty where there is no such offset.
+
+    An offset that could not be read is empty too: then a line says why, and the exit code is 6 or 10.
+    """
+    asked = parse_spec(spec, now_ms())
+    names = [parse_partition(target) for target in targets]
+    from local.records.isolation import Isolation
+    from tiered.status.unknown_figures import unread_rows
+
+    with session.manager(read_only=True, is_brief=True) as manager:
+        partitions = _partitions(manager, names)
+        isolation = Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED
+        found, unread = _found(manager, partitions, asked, isolation)
+    rows = [
+        OffsetFound.of(name, each, timestamp=each.timestamp_ms if each is not None else None)
+        for name, each in found.items()
+    ]
+    print_result(Offsets(unread_rows(unread), rows), output)
+    return session.report(unread, unread)
+
+
+def _found(
+    manager: LogManager, partitions: list[TopicPartition], asked: int, isolation: Isolation
+) -> tuple[dict[TopicPartition, FoundOffset | None], dict[TopicPartition, LogError]]:
+    """Return the offset of each partition, and the errors of partitions that could not be read."""
+    found: dict[TopicPartition, FoundOffset | None] = {}
+    unread: dict[TopicPartition, LogError] = {}
+    for name in partitions:
+        try:
+            found |= manager.list_offsets({name: asked}, isolation=isolation)
+        except LogError as error:
+            if isinstance(error, InvalidRequest) or name not in manager.topic(name.topic).partitions():
+                raise  # the request is invalid for every partition
+            found[name], unread[name] = None, manager.problems.get(name, error)
+    return found, unread
+
+
+def parse_spec(text: str, now_ms: int) -> int:
+    """Parse Kafka's code of a name, or a timestamp in ms. Raises InvalidRequest."""
+    if text in _SPECS:
+        return _SPECS[text]
+    codes = {str(code): code for code in _SPECS.values()}
+    if text in codes:
+        return codes[text]
+    try:
+        if text.startswith("-"):
+            raise InvalidRequest("invalid time, a time before now begins with @-")
+        return max(0, parse_time(text.removeprefix("@"), now_ms))
+    except InvalidRequest:
+        expected = f"'{' '.join(_SPECS)} @TIME @-2h or a number of ms'"
+        raise InvalidRequest("invalid --time", text=repr(text), expected=expected) from None
+
+
+def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:
+    """Return the requested partitions without duplicates; without a name all."""
+    found: dict[TopicPartition, None] = {}
+    for topic, partition in names or [(each.name, None) for each in manager.topics()]:
+        chosen = manager.topic(topic).partitions() if partition is None else [TopicPartition(topic, partition)]
+        found |= dict.fromkeys(chosen)
+    return list(found)
+
+
+class DeletedRange(PartitionRow):
+    """The log start offset before and now."""
+
+    before: Annotated[int, number("OLD START OFFSET", format_count)]
+    low_watermark: Annotated[int, number("START", format_count)]
+    offsets: Annotated[int, number("OFFSETS DELETED", format_count)]
+
+
+class DeletedRecords(Work):
+    """``tiered delete-records``."""
+
+    partitions: list[DeletedRange]
+
+
+@command("delete-records", example="delete-records orders/0 --before 1000 --dry-run")
+def delete_records(
+    session: Session,
+    target: str | None = argument("[TOPIC/PARTITION]"),
+    before: int | None = option(
+        "--before OFFSET", "Delete the records below this offset; -1: all records.", type=click.IntRange(-1)
+    ),
+    file: IO[bytes] | None = option(
+        "--file", "Read offsets from offsets.json of Kafka, - for stdin.", type=click.File("rb")
+    ),
+    dry_run: bool = option("--dry-run", "Show what would be deleted, change nothing."),
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    output: str = OUTPUT,
+) -> None:
+    """Delete the records below an offset. Their segments go with the next rounds of `tiered run`."""
+    offsets = _asked(target, before, file)
+    with session.manager(read_only=dry_run) as manager:
+        planned = manager.plan_deletion(offsets)
+        if not dry_run:
+            count = sum(each.low_watermark - each.before for each in planned.values())
+            question = f"delete the records of {format_count(count)} offsets permanently?"
+            without = "records would be deleted permanently; add --yes, or --dry-run to see which"
+            confirm(question, yes=yes, without=without)
+            planned = manager.delete_records(offsets, now_ms=now_ms())
+    rows = [DeletedRange.of(name, each, offsets=each.low_watermark - each.before) for name, each in planned.items()]
+    print_result(DeletedRecords(dry_run=dry_run, partitions=rows), output)
+
+
+def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> dict[TopicPartition, int]:
+    if file is not None:
+        if target is not None or before is not None:
+            raise click.UsageError("--file contains the partitions and offsets; remove TOPIC/PARTITION and --before")
+        try:
+            return read_offsets(file.read())
+        except InvalidRequest as error:
+            raise InvalidRequest(error.attempt, **{**error.facts, "file": file.name}) from None
+    if target is None or before is None:
+        raise click.UsageError("name TOPIC/PARTITION and --before OFFSET, or --file")
+    return {parse_one_partition(target, "cannot delete records"): before}
+
+
+def read_offsets(text: bytes) -> dict[TopicPartition, int]:
+    """Read Kafka's ``{"partitions": [{"topic": .., "partition": .., "offset": ..}], "version": 1}``.
+
+    Raises InvalidRequest for anything else, and for a duplicate partition.
+    """
+    import json
+
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("cannot read the offsets file, it is not JSON") from None
+    entries = body.get("partitions") if isinstance(body, dict) else None
+    if not isinstance(entries, list) or body.get("version", _VERSION) != _VERSION:
+        raise InvalidRequest("cannot read the offsets file, it has no partitions, or is not of version 1")
+    found: dict[TopicPartition, int] = {}
+    for at, entry in enumerate(entries):
+        fields = [entry.get(name) for name in ("topic", "partition", "offset")] if isinstance(entry, dict) else []
+        match fields:
+            case [str(topic), int(partition), int(offset)] if bool not in map(
+                type, fields
+            ):  # bool is a subclass of int
+                name = TopicPartition(topic, partition)
+            case _:
+                raise InvalidRequest(
+                    "cannot read the offsets file, an entry is not topic, partition and offset", entry=at
+                )
+        if name in found:
+            raise InvalidRequest("cannot read the offsets file, a partition is repeated", partition=name)
+        found[name] = offset
+    return found
+
+
+class OpenTransaction(PartitionRow):
+    """A transaction without its end; `waiting` offsets are not returned to committed readers."""
+
+    producer_id: Annotated[int, number("PRODUCER")]
+    producer_epoch: Annotated[int, number("EPOCH")]
+    first_offset: Annotated[int, number("FIRST OFFSET", format_count)]
+    waiting: Annotated[int, number("DELAYED OFFSETS", format_count)]
+    timestamp: Annotated[int, text("LAST RECORD", rfc3339)]
+
+
+class Transactions(Result):
+    """``tiered transactions list``."""
+
+    unread: list[UnreadPartitions]
+    transactions: list[OpenTransaction]
+
+
+@click.group("transactions")
+def transactions() -> None:
+    """Find transactions that nobody has ended, and end them."""
+
+
+@command("list", transactions, example="transactions list orders")
+def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: str = OUTPUT) -> int:
+    """The open transactions of partitions; of all topics without arguments."""
+    names = [parse_partition(target) for target in targets]
+    from tiered.partition.hanging_transactions import open_transactions
+    from tiered.status.unknown_figures import unread_rows
+
+    with session.manager(read_only=True, is_brief=True) as manager:
+        # The error of a requested partition that did not open ends the command.
+        held = [manager.partition(name) for name in _partitions(manager, names)] if names else manager.partitions()
+        problems = manager.problems if not names else {}
+        opened = {each.name for each in held}
+        unread = {name: error for name, error in problems.items() if name not in opened}
+        rows = [
+            OpenTransaction.of(
+                each.partition,
+                each,
+                waiting=partition.log.next_offset - each.first_offset,
+                timestamp=each.last_timestamp_ms,
+            )
+            for partition in held
+            for each in open_transactions(partition)
+        ]
+    print_result(Transactions(unread_rows(unread), rows), output)
+    return session.report(problems, unread)
+
+
+@command("end", transactions, example="transactions end orders/0 --producer-id 7 --abort --dry-run")
+def end(
+    session: Session,
+    target: str = argument("TOPIC/PARTITION"),
+    producer_id: int = option(
+        "--producer-id", "Name the producer of the transaction.", type=click.IntRange(0), required=True
+    ),
+    aborts: bool = option("--abort", "Abort: committed readers do not see its records."),
+    commits: bool = option("--commit", "Commit: committed readers see its records."),
+    yes: bool = option("--yes", "Do not ask for confirmation."),
+    dry_run: bool = option("--dry-run", "Show the transaction that would end, change nothing."),
+) -> None:
+    """Write the marker that ends a producer's open transaction: --abort or --commit."""
+    if aborts == commits:
+        raise click.UsageError(f"add --abort or --commit{(', not both' if aborts else '')}")
+    outcome = "abort" if aborts else "commit"
+    name = parse_one_partition(target, "cannot end a transaction")
+    from tiered.partition.hanging_transactions import end_transaction, find_open
+
+    if dry_run:
+        with session.manager(read_only=True, is_brief=True) as manager:
+            found = find_open(manager.partition(name), producer_id)
+        where = f"partition={name} producer_id={producer_id} first_offset={found.first_offset}"
+        session.say(f"would {outcome}: {where}; nothing changed")
+        return
+    question = f"{outcome} the open transaction of producer {producer_id} in {name} permanently?"
+    confirm(question, yes=yes, without="this is permanent; add --yes")
+    with session.manager() as manager:
+        ended = end_transaction(manager.partition(name), producer_id, commit=commits, now_ms=now_ms())
+    done = "committed" if commits else "aborted"
+    session.say(f"{done}: partition={name} producer_id={producer_id} first_offset={ended.first_offset}")
