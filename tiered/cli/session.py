@@ -203,8 +203,8 @@ class Session:
         """Print a line for each reason why the remote tier of a partition is unknown and only the disk answers."""
         from tiered.node.problem_groups import group_problems, problems_of, store_problems
 
-        away = store_problems({name: error for name, error in problems.items() if name in partitions})
-        for each in group_problems(problems_of(away)):
+        store_errors = store_problems({name: error for name, error in problems.items() if name in partitions})
+        for each in group_problems(problems_of(store_errors)):
             self.say(f"! records on this disk are served without the remote tier: {each.line}")
 
     def report(
@@ -235,7 +235,7 @@ def _whole(directory: str) -> str:
         return directory
 
 
-def problems_of(manager: LogManager, topics: Collection[str]) -> dict[TopicPartition, LogError]:
+def topic_problems(manager: LogManager, topics: Collection[str]) -> dict[TopicPartition, LogError]:
     """Return the problems of the partitions of these topics; of all topics if none is named."""
     return {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
 

@@ -60,8 +60,8 @@ class Stop:
 
     def take_reload(self) -> bool:
         """Whether a SIGHUP came since the last call."""
-        asked, self._is_to_reload = self._is_to_reload, False
-        return asked
+        is_to_reload, self._is_to_reload = self._is_to_reload, False
+        return is_to_reload
 
     def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
         """Sleep until `fd` is readable, a signal comes or the time is over (None: never); whether `fd` is readable.
@@ -100,8 +100,8 @@ def stop_signals(*, reloads: bool = False) -> Iterator[Stop]:
         os.set_blocking(fd, False)
     stop = Stop(wake_read)
     wake_before = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    asked = (*SIGNALS, signal.SIGHUP) if reloads else SIGNALS
-    before = {number: signal.signal(number, stop) for number in asked}
+    numbers = (*SIGNALS, signal.SIGHUP) if reloads else SIGNALS
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop
     finally:

@@ -82,8 +82,7 @@ def shared_places(places: Sequence[str], thing: str = "partition") -> str:
 
 def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
     """The problems of a store that is unavailable, refuses access or does not exist; the disk is sound."""
-    away = (Unavailable, AccessDenied, NotFound)
-    return {name: error for name, error in errors.items() if isinstance(error, away)}
+    return {name: error for name, error in errors.items() if isinstance(error, Unavailable | AccessDenied | NotFound)}
 
 
 def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:

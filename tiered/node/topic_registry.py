@@ -124,10 +124,10 @@ class TopicRegistry:
     def delete(self, name: str, *, now_ms: int) -> DeletedTopic:
         """Mark the topic deleted, durable on return; its name is free. `deleted` lists it until `forget`."""
         with self._changing:
-            gone = DeletedTopic(topic=self.get(name), deleted_ms=now_ms)
-            kept = {each: topic for each, topic in self._topics.items() if each != name}
-            self._write(kept, (*self._deleted, gone))
-        return gone
+            deleted = DeletedTopic(topic=self.get(name), deleted_ms=now_ms)
+            remaining = {each: topic for each, topic in self._topics.items() if each != name}
+            self._write(remaining, (*self._deleted, deleted))
+        return deleted
 
     def deleted(self) -> tuple[DeletedTopic, ...]:
         """Deleted topics with possible remains, in the order of their deletion."""

@@ -77,7 +77,7 @@ class Pauses:
             if copies.is_damaged or copies.newest is not None:
                 self._file = copies.newest
             if self._file != before:
-                _log.warning("the upload pauses changed: %s", _words(self._file))
+                _log.warning("the upload pauses changed: %s", _summary(self._file))
 
     def of(self, topic: Topic) -> Pause | None:
         """As `_pause_of` as of the last `refresh`."""
@@ -91,7 +91,7 @@ def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, r
     process changes pauses.
     """
     registry, mark = TopicRegistry(places), _mark(now_ms, reason)
-    topics = _chosen(registry, names)
+    topics = _selected(registry, names)
     with _changing(places) as (file, write):
         write(_with_pauses(file, topics, mark))
     return paused_topics(places)
@@ -105,7 +105,7 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
     another process changes pauses.
     """
     registry = TopicRegistry(places)
-    topics = _chosen(registry, names)
+    topics = _selected(registry, names)
     with _changing(places) as (file, write):
         write(_without_pauses(file, topics, registry))
     return paused_topics(places)
@@ -114,13 +114,13 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
 def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
     """The pauses after `pause_uploads`, with the same errors; changes nothing."""
     registry, mark = TopicRegistry(places), _mark(now_ms, reason)
-    return _by_topic(_with_pauses(_read(places).current, _chosen(registry, names), mark), registry)
+    return _by_topic(_with_pauses(_read(places).current, _selected(registry, names), mark), registry)
 
 
 def dry_run_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
     """The pauses after `resume_uploads`, with the same errors; changes nothing."""
     registry = TopicRegistry(places)
-    return _by_topic(_without_pauses(_read(places).current, _chosen(registry, names), registry), registry)
+    return _by_topic(_without_pauses(_read(places).current, _selected(registry, names), registry), registry)
 
 
 def paused_topics(places: Places) -> dict[str, Pause]:
@@ -136,7 +136,7 @@ def _mark(now_ms: int, reason: str) -> _Paused:
     return _Paused(since_ms=now_ms, reason=" ".join(reason.split()))
 
 
-def _chosen(registry: TopicRegistry, names: Iterable[str] | None) -> list[Topic] | None:
+def _selected(registry: TopicRegistry, names: Iterable[str] | None) -> list[Topic] | None:
     return None if names is None else [registry.get(name) for name in sorted(set(names))]
 
 
@@ -285,7 +285,7 @@ def _read(places: Places) -> _Copies:
     return _Copies(_NOTHING if missing and not damaged else None, is_damaged=bool(damaged), unreachable=unreachable)
 
 
-def _words(file: _File | None) -> str:
+def _summary(file: _File | None) -> str:
     if file is None:
         return f"{FILE} is unreadable, all uploads are paused"
     return f"all={'paused' if file.all is not None else 'no'} topics={len(file.topics)}"

@@ -105,7 +105,7 @@ class WorkJournal:
         """`place` returns the log directory for the file."""
         self._place = place
         self._report = WorkReport(pid=pid, started_ms=started_ms, round_ms=started_ms, interval_ms=interval_ms)
-        self._kept: WorkReport | None = None
+        self._written: WorkReport | None = None
 
     @property
     def report(self) -> WorkReport:
@@ -144,13 +144,13 @@ class WorkJournal:
         """Write the report."""
         storage, root = self._place()
         replace_file(storage, join(root, FILE), msgspec.json.encode(self._report))
-        self._kept = self._report
+        self._written = self._report
 
     def _is_due(self) -> bool:
-        if self._kept is None or self._kept.is_ended != self._report.is_ended:
+        if self._written is None or self._written.is_ended != self._report.is_ended:
             return True
-        is_other = [_facts(each) for each in self._kept.troubles] != [_facts(each) for each in self._report.troubles]
-        return is_other or not 0 <= self._report.round_ms - self._kept.round_ms < KEEP_INTERVAL_MS
+        is_other = [_facts(each) for each in self._written.troubles] != [_facts(each) for each in self._report.troubles]
+        return is_other or not 0 <= self._report.round_ms - self._written.round_ms < KEEP_INTERVAL_MS
 
 
 def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:

@@ -106,33 +106,33 @@ class Observations:
     @contextmanager
     def around(self, op: str, key: str) -> Iterator[None]:
         """Measure one call to the store (`remote.store.middleware.observed_store.Around`)."""
-        begun = time.perf_counter()
-        way = _way(op, key)
-        if way is not None:
-            self._count(f"{way}_requests", _topic(key))
+        started = time.perf_counter()
+        kind = _request_kind(op, key)
+        if kind is not None:
+            self._count(f"{kind}_requests", _topic(key))
         try:
             yield
         except (NotFound, AlreadyExists):
             raise  # both are answers
         except LogError as error:
             self._count("failures", op, type(error).__name__)
-            if way is not None:
-                self._count(f"{way}_errors", _topic(key))
+            if kind is not None:
+                self._count(f"{kind}_errors", _topic(key))
             raise
         finally:
             self._count("operations", op)
-            self._histogram(op).observe(time.perf_counter() - begun)
+            self._histogram(op).observe(time.perf_counter() - started)
 
     # -- the worker
 
     @contextmanager
     def round(self) -> Iterator[None]:
         """Measure one maintenance run."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             yield
         finally:
-            self.rounds.observe(time.perf_counter() - begun)
+            self.rounds.observe(time.perf_counter() - started)
 
     def _histogram(self, op: str) -> Histogram:
         with self._lock:
@@ -177,7 +177,7 @@ def open_observed(
     )
 
 
-def _way(op: str, key: str) -> str | None:
+def _request_kind(op: str, key: str) -> str | None:
     """Return which of Kafka's three kinds of remote requests a call is; None for index requests."""
     if op == "delete":
         return "delete"

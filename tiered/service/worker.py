@@ -187,7 +187,7 @@ class Worker:
         self.interval_ms = interval_ms
         self.round_error: LogError | None = None
         self.rounds = self.failures = 0
-        self._told: str | None = None
+        self._reported: str | None = None
         self._counted, self._ended_at = counted, counted()
         self._observations = observations or Observations()
         self._relief = DiskRelief(manager)
@@ -278,8 +278,8 @@ class Worker:
                 self.manager.problems, now_ms, of_node=of_node, is_ended=is_ended, wall_ms=wall_ms, suspicion=suspicion
             )
         except LogError as error:
-            if str(error) != self._told:  # a full disk would repeat it in every run
+            if str(error) != self._reported:  # a full disk would repeat it in every run
                 _log.warning("cannot write the report of maintenance: cause=%s", error)
-            self._told = str(error)
+            self._reported = str(error)
         else:
-            self._told = None
+            self._reported = None

@@ -25,7 +25,7 @@ from tiered.cli.options import OUTPUT, argument, command, option
 from tiered.cli.progress import copy_progress
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import PartitionRow, Result, number, print_result
-from tiered.cli.session import Session, now_ms, problems_of
+from tiered.cli.session import Session, now_ms, topic_problems
 from tiered.cli.signals import Stop, stop_signals
 from tiered.config.units import format_count, format_ms
 
@@ -98,33 +98,33 @@ def append(
         # Appends that only the disk acknowledges do not wait for an unavailable store.
         with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
             manager.topic(topic)
-            away = store_problems(problems_of(manager, [topic]))
-            session.report_problems(away)
+            store_errors = store_problems(topic_problems(manager, [topic]))
+            session.report_problems(store_errors)
             if partition is not None:
                 manager.partition(TopicPartition(topic, partition))  # before any input is read, even empty input
-            given = _Given(manager, topic, partition)
+            appended = _AppendedRecords(manager, topic, partition)
             try:
                 remote = RemoteAppend(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
                 how = {"separator": separator, "is_empty_null": is_empty_null, "is_jsonl": is_jsonl}
-                known = remote.given_before(source, **how) if remote is not None else None
+                known = remote.appended_before(source, **how) if remote is not None else None
                 if known is not None:
-                    given.take(known)
+                    appended.take(known)
                 else:
                     for records in _records(_counted(session, lines, line_runs(lines, batch, stop)), read):
-                        given.append(records)
+                        appended.append(records)
                 if remote is not None and not stop.is_set:
-                    remote.wait(given.shares(), stop)
+                    remote.wait(appended.shares(), stop)
             except LogError as error:
                 failure = error
-            failure = given.make_durable() or failure
+            failure = appended.make_durable() or failure
         # The records are durable, and the manager is closed.
-        rows = [AppendedRange.of(each) for each in given.shares()]
+        rows = [AppendedRange.of(each) for each in appended.shares()]
         if rows or (output == "json" and failure is None):
             print_result(Appended(rows), output)
-        if rows and away:
+        if rows and store_errors:
             session.say("appended to this disk; 'tiered run' copies the records when the store replies")
         if failure is not None or stop.is_set:
-            session.say(f"appended before the error: records={given.count}")
+            session.say(f"appended before the error: records={appended.count}")
         if failure is not None:
             raise failure
         if stop.is_set:
@@ -142,7 +142,7 @@ def _timeout_ms(text: str | None, acks: str) -> int:
     return duration_ms("--timeout", text, "5m")
 
 
-class _Given:
+class _AppendedRecords:
     """The appended records: for each partition first offset, next offset and count."""
 
     def __init__(self, manager: LogManager, topic: str, partition: int | None) -> None:
@@ -186,7 +186,7 @@ class _Given:
             self._rows[each.name] = (each.base_offset, each.next_offset, each.records)
             self.count += each.records
 
-    def _appended(self, name: TopicPartition, share: list[Record]) -> AppendResult:
+    def _append_owned(self, name: TopicPartition, share: list[Record]) -> AppendResult:
         """Append to a partition. If only the remote tier knows the end of an empty log, ask the store again.
 
         The number of attempts is that of any store call.
@@ -204,7 +204,7 @@ class _Given:
     def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
         """Append a share; if the log refuses a record (nothing was added then), halve the share up to that record."""
         try:
-            result = self._appended(name, share)
+            result = self._append_owned(name, share)
         except InvalidRequest:
             if len(share) == 1:
                 raise
@@ -222,15 +222,15 @@ def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator
     if not session.progress.sends_events:
         yield from runs
         return
-    told = os.fstat(fd)
-    left = told.st_size if stat.S_ISREG(told.st_mode) else None
-    session.progress.expect(left or 0, "bytes")
+    facts = os.fstat(fd)
+    remaining = facts.st_size if stat.S_ISREG(facts.st_mode) else None
+    session.progress.expect(remaining or 0, "bytes")
     for run in runs:
         yield run
         size = sum(map(len, run)) + len(run)
-        if left is not None:
-            size = min(size, left)  # the last line may have no end
-            left -= size
+        if remaining is not None:
+            size = min(size, remaining)  # the last line may have no end
+            remaining -= size
         session.progress.advance(size)
 
 
@@ -277,7 +277,7 @@ def line_runs(fd: int, size: int, stop: Stop) -> Iterator[list[bytes]]:
     """Yield runs of 1 to `size` lines, ``\\n`` cut off (text above). Raises DiskFailed if the input is unreadable."""
     lines: list[bytes] = []
     pieces: list[bytes] = []  # of a line that is still incomplete
-    held = 0
+    read_bytes = 0
     due = float("inf")
     while not stop.is_set:
         data = _read(fd, stop, due)
@@ -288,16 +288,16 @@ def line_runs(fd: int, size: int, stop: Stop) -> Iterator[list[bytes]]:
                 due = min(due, time.monotonic() + RUN_S)
                 lines += [b"".join(pieces), *others[:-1]]
                 pieces = others[-1:]
-            held += len(data)
+            read_bytes += len(data)
         elif data is not None:
             lines += [last] if (last := b"".join(pieces)) else []
             break
-        whole = len(lines)
-        if time.monotonic() < due and held < RUN_BYTES:
-            whole -= whole % size
-        if whole:
-            yield from _sliced(lines[:whole], size)
-            lines, held, due = lines[whole:], 0, float("inf")
+        complete = len(lines)
+        if time.monotonic() < due and read_bytes < RUN_BYTES:
+            complete -= complete % size
+        if complete:
+            yield from _sliced(lines[:complete], size)
+            lines, read_bytes, due = lines[complete:], 0, float("inf")
             if lines:
                 due = time.monotonic() + RUN_S
     yield from _sliced(lines, size)
@@ -332,21 +332,21 @@ class RemoteAppend:
         from tiered.manager.remote_acks import check_remote_acks
 
         found = manager.topic(topic)
-        chosen = found.partitions() if partition is None else [TopicPartition(topic, partition)]
-        check_remote_acks(manager, chosen, now_ms=now_ms())
+        partitions = found.partitions() if partition is None else [TopicPartition(topic, partition)]
+        check_remote_acks(manager, partitions, now_ms=now_ms())
         self._session, self._manager, self._timeout_ms = session, manager, timeout_ms
         self._marks = AppendMarks(DiskStorage(), os.path.join(session.directory, FILE))
         self._target = (found.topic_id, partition)
         self._key: str | None = None
 
-    def given_before(self, source: str, **how: object) -> list[Share] | None:
+    def appended_before(self, source: str, **how: object) -> list[Share] | None:
         """Return the records of the same input that an earlier command appended and did not see in the bucket."""
         from tiered.manager.append_marks import input_key
 
         if source == "-":
             return None
-        told = os.stat(source)
-        state = (os.path.realpath(source), told.st_size, told.st_mtime_ns, told.st_ino)
+        facts = os.stat(source)
+        state = (os.path.realpath(source), facts.st_size, facts.st_mtime_ns, facts.st_ino)
         self._key = input_key({"target": self._target, "source": state, **how})
         shares = self._marks.find(self._key)
         if shares is not None:
@@ -372,18 +372,18 @@ class RemoteAppend:
                     pause=lambda seconds: stop.wait(seconds),
                     timeout_ms=self._timeout_ms,
                     should_stop=lambda: stop.is_set,
-                    waiting=self._print_summary,
+                    waiting=self._print_waiting,
                 )
         except LogError:
-            self._session.say(self._kept())
+            self._session.say(self._not_in_bucket())
             raise
         if acked is None:
-            self._session.say(self._kept())
+            self._session.say(self._not_in_bucket())
             return False
         if self._key is not None:
             self._marks.forget(self._key)
-        told = ", ".join(f"{name} up to {upto:,}" for name, upto in sorted(acked.held_upto.items()))
-        self._session.say(f"in the bucket: {told}")
+        ranges = ", ".join(f"{name} up to {upto:,}" for name, upto in sorted(acked.held_upto.items()))
+        self._session.say(f"in the bucket: {ranges}")
         return True
 
     def _note(self, shares: Sequence[Share]) -> None:
@@ -394,16 +394,14 @@ class RemoteAppend:
             self._marks.note(self._key, list(shares))
         except LogError as error:
             self._key = None
-            self._session.say(
-                f"running the command again would append the records twice: {' '.join(str(error).split())}"
-            )
+            cause = " ".join(str(error).split())
+            self._session.say(f"running the command again would append the records twice: {cause}")
 
-    def _print_summary(self, left: Sequence[TopicPartition], error: LogError | None) -> None:
-        names = ", ".join(map(str, left))
-        told = " ".join(str(error).split())
-        self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {told}")
+    def _print_waiting(self, partitions: Sequence[TopicPartition], error: LogError | None) -> None:
+        names, cause = ", ".join(map(str, partitions)), " ".join(str(error).split())
+        self._session.say(f"waiting for the bucket, {format_ms(self._timeout_ms)} at most: {names}: {cause}")
 
-    def _kept(self) -> str:
-        words = "all records are on the disk and not in the bucket yet; 'tiered run' copies them"
+    def _not_in_bucket(self) -> str:
+        state = "all records are on the disk and not in the bucket yet; 'tiered run' copies them"
         again = "running the same command again waits and appends nothing twice"
-        return f"{words}, {again if self._key is not None else 'do not append it again'}"
+        return f"{state}, {again if self._key is not None else 'do not append it again'}"

@@ -31,7 +31,6 @@ from tiered.cli.options import (
     argument,
     command,
     layout_option,
-    layout_words,
     option,
 )
 from tiered.cli.render import FORMATS, Column, print_fields, print_result, write_lines
@@ -66,7 +65,7 @@ _SECTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Request:
     """The options, as typed."""
 
     target: str = argument("FILE|URL|TOPIC/PARTITION[@OFFSET]")
@@ -136,45 +135,45 @@ class _Asked:
 
 
 @command("dump", example="dump orders/0 --records --from-offset 100 --to-offset 110")
-def dump(session: Session, asked: _Asked = GROUP) -> int:
+def dump(session: Session, request: _Request = GROUP) -> int:
     """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
-    if asked.by_index:
-        asked = _index_asked(session, asked)
-    if asked.url is not None:
-        return _dump_partition(session, asked)
-    if asked.topic_id or asked.layout != LAYOUTS[0] or asked.prefixes or asked.private_keys:
+    if request.by_index:
+        request = _index_request(session, request)
+    if request.url is not None:
+        return _dump_partition(session, request)
+    if request.topic_id or request.layout != LAYOUTS[0] or request.prefixes or request.private_keys:
         raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key require --remote")
-    if asked.by_byte and (asked.by_record or asked.deep_iteration or asked.prints_data):
+    if request.by_byte and (request.by_record or request.deep_iteration or request.prints_data):
         raise click.UsageError("--hex prints all of a record; remove --records, --deep-iteration, --print-data-log")
-    if asked.options and "://" not in asked.target:
+    if request.options and "://" not in request.target:
         raise click.UsageError("--option requires --remote URL or the url of an object")
-    if "://" not in asked.target and not _is_file(asked.target):
-        return _dump_partition(session, asked)
-    with _opened(session, asked) as source:
+    if "://" not in request.target and not _is_file(request.target):
+        return _dump_partition(session, request)
+    with _opened(session, request) as source:
         from tiered.inspect.dump_sources import Kind
 
         if source.kind in (Kind.LOG, Kind.STORED_LOG):
-            return _dump_log(session, asked, source)
-        return _dump_file(session, asked, source)
+            return _dump_log(session, request, source)
+        return _dump_file(session, request, source)
 
 
-def _index_asked(session: Session, asked: _Asked) -> _Asked:
+def _index_request(session: Session, request: _Request) -> _Request:
     """The same options for the index of the named segment, or of the segment that holds the offset."""
     from dataclasses import replace
 
     from tiered.inspect.dump_index import index_of_offset, index_of_segment
 
-    if asked.batches or asked.is_deep or asked.by_byte or asked.section:
+    if request.batches or request.is_deep or request.by_byte or request.section:
         raise click.UsageError("--index prints an index: remove the options for batches, records, bytes or a --section")
-    if asked.url is None and ("://" in asked.target or _is_file(asked.target)):
-        found = index_of_segment(asked.target)
+    if request.url is None and ("://" in request.target or _is_file(request.target)):
+        found = index_of_segment(request.target)
     else:
-        partition, offset = parse_partition_at(asked.target)
-        url = asked.url if asked.url is not None else session.config().remote_url
-        with _whole_partitions(session, asked, partition.topic) as bucket:
+        partition, offset = parse_partition_at(request.target)
+        url = request.url if request.url is not None else session.config().remote_url
+        with _both_tiers(session, request, partition.topic) as bucket:
             found = index_of_offset(bucket.reader().source(partition), url, offset)
     ours = {"url": None, "topic_id": None, "layout": LAYOUTS[0], "prefixes": (), "private_keys": ()}
-    return replace(asked, target=found.target, section=found.section, by_index=False, **ours)  # type: ignore[arg-type]
+    return replace(request, target=found.target, section=found.section, by_index=False, **ours)  # type: ignore[arg-type]
 
 
 def _is_file(target: str) -> bool:
@@ -186,12 +185,12 @@ def _is_file(target: str) -> bool:
 
 
 @contextmanager
-def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
+def _opened(session: Session, request: _Request) -> Iterator[FileSource]:
     """Open the file or object. Options of the configured store apply if the url is in that store."""
     from tiered.inspect.dump_sources import open_file, open_object, split_object_url, url_in_bucket
     from tiered.inspect.stored_segments import is_encrypted
 
-    target = asked.target
+    target = request.target
     if "://" not in target and is_encrypted(target):
         target = url_in_bucket(target) or target  # its key is in the bucket's manifests
     if "://" not in target:
@@ -204,7 +203,7 @@ def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
     url, key = split_object_url(target)
     if not key:
         raise InvalidRequest("cannot dump an object, the url names none", url=url)
-    store = keyed_store(open_store(url, asked.options or session.store_options_of(target)), _key_ring(session))
+    store = keyed_store(open_store(url, request.options or session.store_options_of(target)), _key_ring(session))
     with closing(store):
         yield open_object(store, key)
 
@@ -212,19 +211,19 @@ def _opened(session: Session, asked: _Asked) -> Iterator[FileSource]:
 # -- logs
 
 
-def _dump_log(session: Session, asked: _Asked, source: FileSource) -> int:
+def _dump_log(session: Session, request: _Request, source: FileSource) -> int:
     from tiered.inspect.dumping import LogDump
 
-    if asked.index_sanity_check or asked.verify_index_only or asked.section:
+    if request.index_sanity_check or request.verify_index_only or request.section:
         raise InvalidRequest("cannot dump a segment, the option applies to other files", path=source.place)
     if source.size_bytes == 0:
         session.say(f"the file is empty: path={source.place}")
     stored = _stored(session, source)
-    log = LogDump.of_stored(stored, source, _filter(asked)) if stored else LogDump.of_file(source, _filter(asked))
+    log = LogDump.of_stored(stored, source, _filter(request)) if stored else LogDump.of_file(source, _filter(request))
     base = source.base_offset
-    _print_log(asked, log, [f"Dumping {source.place}", *([] if base is None else [f"Log starting offset: {base}"])])
+    _print_log(request, log, [f"Dumping {source.place}", *([] if base is None else [f"Log starting offset: {base}"])])
     _print_gaps(session, log, source.place)
-    if log.invalid_bytes and asked.count is None:
+    if log.invalid_bytes and request.count is None:
         name = source.place.rpartition("/")[2]
         session.say(f"found {log.invalid_bytes} invalid bytes at the end of {name}")
     facts = {"path": source.place, "at": log.at, "size_bytes": source.size_bytes}
@@ -251,7 +250,7 @@ def _stored(session: Session, source: FileSource) -> StoredSegment | None:
     return open_stored(source, load_key_ring(_key_ring(session), os.environ))
 
 
-def _first(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
+def _start_offset(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
     """Return the start offset: `wanted`, clamped to the log. An offset on the disk needs no request."""
     if wanted is not None and reader.source(partition).is_local(wanted):
         return wanted
@@ -280,64 +279,64 @@ def _key_ring(session: Session) -> str | None:
         return None
 
 
-def _dump_partition(session: Session, asked: _Asked) -> int:
+def _dump_partition(session: Session, request: _Request) -> int:
     """Dump a partition over both tiers, from its start or ``@OFFSET``; one run of batches in memory at a time."""
-    if "/" not in asked.target:
+    if "/" not in request.target:
         expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
-        raise InvalidRequest("cannot recognize what to dump", target=repr(asked.target), expected=expected)
-    partition, offset = parse_partition_at(asked.target)
+        raise InvalidRequest("cannot recognize what to dump", target=repr(request.target), expected=expected)
+    partition, offset = parse_partition_at(request.target)
     from dataclasses import replace
 
     from tiered.inspect.dumping import LogDump
     from tiered.manager.manager import LogManager
 
-    with _whole_partitions(session, asked, partition.topic) as bucket:
+    with _both_tiers(session, request, partition.topic) as bucket:
         reader = bucket.reader()
-        chosen = _filter(asked)
-        asked_from = [each for each in (offset, chosen.from_offset) if each is not None]
-        chosen = replace(chosen, from_offset=max(asked_from, default=None))
+        selection = _filter(request)
+        lower_bounds = [each for each in (offset, selection.from_offset) if each is not None]
+        selection = replace(selection, from_offset=max(lower_bounds, default=None))
         if isinstance(bucket, LogManager):
             session.report_served_alone(bucket.problems, [partition])
-        begin = offset if offset is not None else _first(reader, partition, chosen.from_offset)
-        log = LogDump.of_batches(reader.batches(partition, begin, chosen.to_offset), partition, chosen)
+        start = offset if offset is not None else _start_offset(reader, partition, selection.from_offset)
+        log = LogDump.of_batches(reader.batches(partition, start, selection.to_offset), partition, selection)
         facts = {"topic": partition.topic, "partition": partition.partition}
-        _print_log(asked, log, [f"Dumping {partition}"], partition)
+        _print_log(request, log, [f"Dumping {partition}"], partition)
     if log.problem is not None:
         raise Corrupt(f"cannot dump a partition, {log.problem}", **facts, at=log.at)
     return Exit.DONE
 
 
-def _whole_partitions(session: Session, asked: _Asked, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
+def _both_tiers(session: Session, request: _Request, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
     """Open both tiers of this node, or any bucket alone."""
-    if asked.url is None:
+    if request.url is None:
         return session.manager(read_only=True, is_hasty=True)
     session.set_up_logging()
     from tiered.read.bucket_reader import open_remote
 
-    words = layout_words(asked.layout, asked.prefixes, asked.private_keys)
-    chosen = {topic: asked.topic_id} if asked.topic_id is not None else {}
-    return open_remote(asked.url, asked.options, topic_ids=chosen, **words)
+    layout = layout_words(request.layout, request.prefixes, request.private_keys)
+    topic_ids = {topic: request.topic_id} if request.topic_id is not None else {}
+    return open_remote(request.url, request.options, topic_ids=topic_ids, **layout)
 
 
-def _print_log(asked: _Asked, log: LogDump, title: list[str], *where: TopicPartition) -> None:
+def _print_log(request: _Request, log: LogDump, title: list[str], *where: TopicPartition) -> None:
     from tiered.cli.data.dump_results import DumpedBatches, DumpedRecords, lines_of, print_hex
     from tiered.inspect import dump_output
     from tiered.inspect.decoders import DECODERS
 
-    form, count = asked.form, asked.count
-    if asked.by_byte:
-        print_hex(islice(log.hex_batches(with_records=not asked.batches), count), title, form, where)
+    form, count = request.form, request.count
+    if request.by_byte:
+        print_hex(islice(log.hex_batches(with_records=not request.batches), count), title, form, where)
         return
-    headers = DECODERS[asked.encoding]
+    headers = DECODERS[request.encoding]
     if form == "text":
-        rows = log.batches_and_records(_decode(asked), headers=headers) if asked.is_deep else log.batches()
+        rows = log.batches_and_records(_decode(request), headers=headers) if request.is_deep else log.batches()
         write_lines(title)
-        write_lines(lines_of(islice(rows, count), with_data=asked.prints_data))
-    elif not asked.is_deep:
+        write_lines(lines_of(islice(rows, count), with_data=request.prints_data))
+    elif not request.is_deep:
         batches = DumpedBatches.of(*where, batches=[])
         print_result(batches, form, columns=_named(_BATCH_COLUMNS), rows=islice(log.batches(), count))
     else:
-        records = log.records(_decode(asked), headers=headers, with_control=not asked.by_record)
+        records = log.records(_decode(request), headers=headers, with_control=not request.by_record)
         if form == "jsonl":
             dump_output.write_jsonl(islice(records, count))
         else:
@@ -345,39 +344,40 @@ def _print_log(asked: _Asked, log: LogDump, title: list[str], *where: TopicParti
             print_result(DumpedRecords.of(*where, records=[]), form, columns=_named(_RECORD_COLUMNS), rows=flat)
 
 
-def _decode(asked: _Asked) -> DecodeRecord:
+def _decode(request: _Request) -> DecodeRecord:
     from local.records import coordinator_records
     from tiered.inspect.decoders import DECODERS
     from tiered.inspect.dump_rows import decode_coordinator, decode_with
 
-    if asked.offsets_decoder and asked.transaction_log_decoder:
+    if request.offsets_decoder and request.transaction_log_decoder:
         raise click.UsageError("--offsets-decoder and --transaction-log-decoder exclude each other")
-    if asked.offsets_decoder:
+    if request.offsets_decoder:
         return decode_coordinator(coordinator_records.decode_offsets_record)
-    if asked.transaction_log_decoder:
+    if request.transaction_log_decoder:
         return decode_coordinator(coordinator_records.decode_transaction_record)
-    return decode_with(DECODERS[asked.key_decoder or asked.encoding], DECODERS[asked.value_decoder or asked.encoding])
+    key, value = request.key_decoder or request.encoding, request.value_decoder or request.encoding
+    return decode_with(DECODERS[key], DECODERS[value])
 
 
-def _filter(asked: _Asked) -> Filter:
+def _filter(request: _Request) -> Filter:
     from tiered.inspect.decoders import encode
     from tiered.inspect.dumping import Filter
 
-    if asked.key is not None and asked.key_prefix is not None:
+    if request.key is not None and request.key_prefix is not None:
         raise click.UsageError("--key and --key-prefix exclude each other")
-    key = asked.key if asked.key_prefix is None else asked.key_prefix
-    since_ms, until_ms = _time(asked.since), _time(asked.until)
-    if asked.from_offset is not None and asked.to_offset is not None and asked.to_offset <= asked.from_offset:
+    key = request.key if request.key_prefix is None else request.key_prefix
+    since_ms, until_ms = _time(request.since), _time(request.until)
+    if request.from_offset is not None and request.to_offset is not None and request.to_offset <= request.from_offset:
         raise click.UsageError("--to-offset must be above --from-offset: the records below it are printed")
     if since_ms is not None and until_ms is not None and until_ms <= since_ms:
         raise click.UsageError("--until must be later than --since: the records before it are printed")
     return Filter(
-        from_offset=asked.from_offset,
-        to_offset=asked.to_offset,
+        from_offset=request.from_offset,
+        to_offset=request.to_offset,
         since_ms=since_ms,
         until_ms=until_ms,
-        key=None if key is None else encode(key, asked.encoding),
-        is_key_prefix=asked.key_prefix is not None,
+        key=None if key is None else encode(key, request.encoding),
+        is_key_prefix=request.key_prefix is not None,
     )
 
 
@@ -395,22 +395,22 @@ def _print_gaps(session: Session, log: LogDump, path: str) -> None:
 # -- the other files
 
 
-def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
+def _dump_file(session: Session, request: _Request, source: FileSource) -> int:
     from tiered.inspect import dump_files
 
-    if asked.by_byte:
+    if request.by_byte:
         raise InvalidRequest("cannot dump bytes, only a segment has batches: remove --hex", path=source.place)
-    if asked.index_sanity_check:
+    if request.index_sanity_check:
         dump_files.check_sanity(source)
         session.say(f"{source.place} passed the sanity check")
         return Exit.DONE
-    if not asked.verify_index_only:
+    if not request.verify_index_only:
         sections = dump_files.sections_of(source, _ring_for(session, source))
-        _print_sections(asked, _chosen(asked, sections), source)
+        _print_sections(request, _selected(request, sections), source)
     compared = dump_files.compare_with_log(source)
     if compared is not None:
         return _print_findings(session, compared)
-    if asked.verify_index_only:
+    if request.verify_index_only:
         raise InvalidRequest(
             "cannot compare an index with its log, the log is not in the same directory", path=source.place
         )
@@ -419,27 +419,27 @@ def _dump_file(session: Session, asked: _Asked, source: FileSource) -> int:
     return Exit.DONE
 
 
-def _chosen(asked: _Asked, sections: list[Section]) -> list[Section]:
-    if asked.section is None:
-        if len(sections) > 1 and asked.form == "csv":
+def _selected(request: _Request, sections: list[Section]) -> list[Section]:
+    if request.section is None:
+        if len(sections) > 1 and request.form == "csv":
             raise click.UsageError(
                 f"csv prints one kind of rows: choose a --section of {[each.name for each in sections]}"
             )
         return sections
-    chosen = [each for each in sections if each.name == asked.section]
-    if not chosen:
+    selected = [each for each in sections if each.name == request.section]
+    if not selected:
         raise InvalidRequest(
-            "the section does not exist", section=asked.section, there_are=[each.name for each in sections]
+            "the section does not exist", section=request.section, there_are=[each.name for each in sections]
         )
-    return chosen
+    return selected
 
 
-def _print_sections(asked: _Asked, sections: list[Section], source: FileSource) -> None:
+def _print_sections(request: _Request, sections: list[Section], source: FileSource) -> None:
     from tiered.cli.data.dump_results import entry_line, file_result
     from tiered.inspect.dump_sources import Kind
 
-    form, path = asked.form, source.place
-    rows_of = {section.name: list(islice(section.rows, asked.count)) for section in sections}
+    form, path = request.form, source.place
+    rows_of = {section.name: list(islice(section.rows, request.count)) for section in sections}
     if form == "json" and source.kind not in (None, Kind.MANIFEST):
         print_result(file_result(source.kind, path, rows_of), form)
         return
@@ -476,14 +476,14 @@ def _print_findings(session: Session, findings: Iterable[Finding]) -> int:
     """Print each finding on stderr; the exit code is that of the worst."""
     from local.verify.findings import Severity
 
-    told = sorted(findings, key=lambda each: -each.severity)
-    for each in told[1:] if told and told[0].severity is Severity.CORRUPT else told:
+    ordered = sorted(findings, key=lambda each: -each.severity)
+    worst = ordered[0] if ordered else None
+    is_corrupt = worst is not None and worst.severity is Severity.CORRUPT
+    for each in ordered[1:] if is_corrupt else ordered:
         session.say(f"{each.severity.name.lower()}: {each.what}: path={each.path} at={each.at}")
-    if told and told[0].severity is Severity.CORRUPT:
-        raise Corrupt(
-            f"cannot dump the index, {told[0].what}", path=told[0].path, at=told[0].at, offsets=told[0].offsets
-        )
-    return Exit.FINDINGS if told and told[0].severity is Severity.WARNING else Exit.DONE
+    if worst is not None and is_corrupt:
+        raise Corrupt(f"cannot dump the index, {worst.what}", path=worst.path, at=worst.at, offsets=worst.offsets)
+    return Exit.FINDINGS if worst is not None and worst.severity is Severity.WARNING else Exit.DONE
 
 
 _BATCH_COLUMNS = {

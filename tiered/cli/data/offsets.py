@@ -71,7 +71,7 @@ def get_offsets(
 
     An offset that could not be read is empty too: then a line says why, and the exit code is 6 or 10.
     """
-    asked = parse_spec(spec, now_ms())
+    requested = parse_spec(spec, now_ms())
     names = [parse_partition(target) for target in targets]
     from local.records.isolation import Isolation
     from tiered.status.unknown_figures import unread_rows
@@ -79,7 +79,7 @@ def get_offsets(
     with session.manager(read_only=True, is_brief=True) as manager:
         partitions = _partitions(manager, names)
         isolation = Isolation.READ_COMMITTED if committed else Isolation.READ_UNCOMMITTED
-        found, unread = _found(manager, partitions, asked, isolation)
+        found, unread = _found(manager, partitions, requested, isolation)
     rows = [
         OffsetFound.of(name, each, timestamp=each.timestamp_ms if each is not None else None)
         for name, each in found.items()
@@ -89,14 +89,14 @@ def get_offsets(
 
 
 def _found(
-    manager: LogManager, partitions: list[TopicPartition], asked: int, isolation: Isolation
+    manager: LogManager, partitions: list[TopicPartition], requested: int, isolation: Isolation
 ) -> tuple[dict[TopicPartition, FoundOffset | None], dict[TopicPartition, LogError]]:
     """Return the offset of each partition, and the errors of partitions that could not be read."""
     found: dict[TopicPartition, FoundOffset | None] = {}
     unread: dict[TopicPartition, LogError] = {}
     for name in partitions:
         try:
-            found |= manager.list_offsets({name: asked}, isolation=isolation)
+            found |= manager.list_offsets({name: requested}, isolation=isolation)
         except LogError as error:
             if isinstance(error, InvalidRequest) or name not in manager.topic(name.topic).partitions():
                 raise  # the request is invalid for every partition
@@ -158,7 +158,7 @@ def delete_records(
     output: str = OUTPUT,
 ) -> None:
     """Delete the records below an offset. Their segments go with the next rounds of `tiered run`."""
-    offsets = _asked(target, before, file)
+    offsets = _requested(target, before, file)
     with session.manager(read_only=dry_run) as manager:
         planned = manager.plan_deletion(offsets)
         if not dry_run:
@@ -171,7 +171,7 @@ def delete_records(
     print_result(DeletedRecords(dry_run=dry_run, partitions=rows), output)
 
 
-def _asked(target: str | None, before: int | None, file: IO[bytes] | None) -> dict[TopicPartition, int]:
+def _requested(target: str | None, before: int | None, file: IO[bytes] | None) -> dict[TopicPartition, int]:
     if file is not None:
         if target is not None or before is not None:
             raise click.UsageError("--file contains the partitions and offsets; remove TOPIC/PARTITION and --before")
@@ -247,9 +247,11 @@ def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: s
 
     with session.manager(read_only=True, is_brief=True) as manager:
         # The error of a requested partition that did not open ends the command.
-        held = [manager.partition(name) for name in _partitions(manager, names)] if names else manager.partitions()
+        partitions = manager.partitions()
+        if names:
+            partitions = [manager.partition(name) for name in _partitions(manager, names)]
         problems = manager.problems if not names else {}
-        opened = {each.name for each in held}
+        opened = {each.name for each in partitions}
         unread = {name: error for name, error in problems.items() if name not in opened}
         rows = [
             OpenTransaction.of(
@@ -258,7 +260,7 @@ def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: s
                 waiting=partition.log.next_offset - each.first_offset,
                 timestamp=each.last_timestamp_ms,
             )
-            for partition in held
+            for partition in partitions
             for each in open_transactions(partition)
         ]
     print_result(Transactions(unread_rows(unread), rows), output)

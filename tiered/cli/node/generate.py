@@ -212,13 +212,13 @@ def answer(instruction: str) -> int:
         return 1
     from tiered.cli.main import main
 
-    asked = kind(main, {}, "tiered", VARIABLE)
-    words, incomplete = asked.get_completion_args()
+    completer = kind(main, {}, "tiered", VARIABLE)
+    words, incomplete = completer.get_completion_args()
     try:
         found = candidates(words, incomplete)
     except (click.ClickException, LogError, OSError):
         found = []  # invalid words so far, or no node here: running the command reports it
-    click.echo("\n".join(asked.format_completion(each) for each in found))
+    click.echo("\n".join(completer.format_completion(each) for each in found))
     return 0
 
 

@@ -16,7 +16,7 @@ from tiered.cli.bucket_options import open_bucket, open_target
 from tiered.cli.errors import Exit, one_line, stopped_code, unread_code, worst
 from tiered.cli.options import OUTPUT, TOPICS, argument, command, option, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, problems_of
+from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.cli.signals import stop_signals
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_lasted
@@ -117,7 +117,7 @@ def plan(
         check_target(out, WRITING)
     with session.manager(read_only=True, overrides=settings, is_brief=True) as manager:
         priced = priced_plan(manager, at_ms, topics or None)
-        problems = problems_of(manager, topics)
+        problems = topic_problems(manager, topics)
     if out is not None:
         saved = save_plan(priced, made_ms=made_ms, settings={**session.overrides, **settings})
         write_plan(saved, out)

@@ -180,7 +180,7 @@ def status(
     if _SYNC in sections and len(sections) > 1 and output in ("csv", "jsonl"):
         raise click.UsageError(f"{output} prints one kind of rows: --section sync only, or the others")
     every = columns_of(PartitionFigures if by_partition else TopicFigures)
-    columns = _chosen(every, sections - {_SYNC}) if sections != {_SYNC} else None
+    columns = _selected(every, sections - {_SYNC}) if sections != {_SYNC} else None
     stuck_after_ms = duration_ms("--stuck-after", stuck_after, "30s")
     pause_ms = duration_ms("--interval", interval, "30s")
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
@@ -282,9 +282,9 @@ def deleted_lines(report: StatusReport) -> list[str]:
     if not report.deleted:
         return []
     names = ", ".join([*report.deleted[:_NAMES_MAX], *(["..."] if len(report.deleted) > _NAMES_MAX else [])])
-    gone = counted(len(report.deleted), "deleted topic")
+    deleted = counted(len(report.deleted), "deleted topic")
     words = "its objects in the bucket still cost money and are not in these figures"
-    return [f"{gone} ({names}): {words}; next: tiered cost show"]
+    return [f"{deleted} ({names}): {words}; next: tiered cost show"]
 
 
 def _line(group: StatusProblemGroup, report: StatusReport) -> str:
@@ -314,7 +314,7 @@ def _sections(text: str | None) -> frozenset[str]:
     return names
 
 
-def _chosen(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Column]:
+def _selected(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Column]:
     """Select the columns of the table by section; other formats always have every field."""
     if not sections:
         return columns

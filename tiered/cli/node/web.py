@@ -66,12 +66,14 @@ def web(
     config = session.config()
     session.set_up_logging(reports_problems=True)
     known = ManifestMemoryCache(counted_ms)
-    looks = ManagerCache(config, lambda: _look(session, known), now_ms, lambda: _look(session, is_alone=True))
+    managers = ManagerCache(
+        config, lambda: _read_only(session, known), now_ms, lambda: _read_only(session, is_alone=True)
+    )
     try:
-        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(looks, now_ms).answer, access):
+        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(managers, now_ms).answer, access):
             stop.wait(None)
     finally:
-        looks.close()
+        managers.close()
     return Exit.DONE
 
 
@@ -101,7 +103,7 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, acce
         server.close()
 
 
-def _look(session: Session, known: ManifestMemoryCache | None = None, *, is_alone: bool = False) -> LogManager:
+def _read_only(session: Session, known: ManifestMemoryCache | None = None, *, is_alone: bool = False) -> LogManager:
     """A read-only open; `is_alone` reads only the disk."""
     from tiered.manager.manager import LogManager
     from tiered.web.pages.offline_store import silent_store

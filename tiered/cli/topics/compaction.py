@@ -9,7 +9,7 @@ import click
 from tiered.cli.errors import Exit, worst
 from tiered.cli.options import OUTPUT, TOPICS, argument, command, option
 from tiered.cli.render import PartitionRow, Result, Struct, Work, number, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, problems_of
+from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_ms
 from tiered.node.problem_groups import UnreadPartitions
@@ -148,7 +148,7 @@ def show_compaction(
         unread = unread_logs(manager, found, topics or None)
         figures = cleaner_metrics(manager, now)
         runs = [run for run in manager.cleaning.runs if not topics or run.topic in topics]
-        problems = problems_of(manager, topics)
+        problems = topic_problems(manager, topics)
     if metrics:
         gauges = [CleanerGauge(name.replace("_", "-"), value) for name, value in asdict(figures).items()]
         print_result(CompactionMetrics(unread_rows(unread), gauges), output)
@@ -287,7 +287,7 @@ def build(
                 progress=lambda partition, decision: session.progress.advance(),
             )
         found = view_status(manager, now_ms(), [topic], name=name)
-        problems = problems_of(manager, [topic])
+        problems = topic_problems(manager, [topic])
     if dry_run:
         print_result(ViewsPlanned(dry_run=True, partitions=_planned(plan)), output)
         session.say("nothing changed" if not plan.is_empty else "nothing to build: the view is up to date")
@@ -318,7 +318,7 @@ def show_views(
             manager.topic(topic)
         found = view_status(manager, now_ms(), topics or None, name=name)
         unread = unread_partitions(manager, topics or None)
-        problems = problems_of(manager, topics)
+        problems = topic_problems(manager, topics)
     print_result(Views(unread_rows(unread), [_view(each, now_ms()) for each in found]), output)
     for each in found:
         for line in _problem_lines(each):

@@ -17,7 +17,7 @@ from tiered.cli.arguments import Number
 from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, OUTPUT, TOPICS, command, option
 from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result, text, write_lines
-from tiered.cli.session import Session, now_ms, problems_of
+from tiered.cli.session import Session, now_ms, topic_problems
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars, parse_bytes, parse_duration
 from tiered.node.problem_groups import UnreadPartitions
@@ -114,7 +114,7 @@ def show(session: Session, topics: tuple[str, ...] = TOPICS, output: str = OUTPU
 
     with session.manager(read_only=True, is_brief=True) as manager:
         report = cost_report(manager, now_ms(), topics or None)
-        problems = problems_of(manager, topics)
+        problems = topic_problems(manager, topics)
     rows = [TopicCost.of_fields(each) for each in report.rows()]
     if output == "table" and len(rows) > 1:
         rows = [*rows, _sum(rows)]
@@ -170,7 +170,7 @@ def advise(
             from tiered.cost.advice_applying import save_advice
 
             write_advice(save_advice(manager, found, at_ms, has_classes=_has_classes(session)), out)
-        problems = problems_of(manager, topics)
+        problems = topic_problems(manager, topics)
     advice = [Advice.of_fields(each) for each in found.rows()]
     print_result(CostAdvise(PricesUsed.of(found.prices), unread_rows(found.unread), advice), output)
     code = session.report(problems, found.unread, Exit.FINDINGS if found.advice else Exit.DONE)
@@ -331,7 +331,7 @@ def simulate(
         check_target(page, _WRITING)
     with session.manager(read_only=True, is_brief=True) as manager:
         simulation = simulate_costs(manager, now_ms(), values or None, topics or None, rates=rates)
-        problems = problems_of(manager, topics)
+        problems = topic_problems(manager, topics)
         unread = unread_partitions(manager, topics or None)
     if page is not None:
         write_given(page, cost_page(simulation).encode(), _WRITING)
@@ -349,7 +349,7 @@ def simulate(
     return code
 
 
-def read_axes(asked: dict[str, str | None]) -> dict[str, list[int | float | str]]:
+def read_axes(typed: dict[str, str | None]) -> dict[str, list[int | float | str]]:
     """Return the given options as values by fields of `policies.cost.scenarios.Scenario`. Raises InvalidRequest."""
     from tiered.cost.cost_simulation import CLASS_NAMES
 
@@ -366,9 +366,9 @@ def read_axes(asked: dict[str, str | None]) -> dict[str, list[int | float | str]
         "reads": ("read_share", _share),
     }
     return {
-        field: _values(option, str(asked[option]), read)
+        field: _values(option, str(typed[option]), read)
         for option, (field, read) in readers.items()
-        if asked.get(option) is not None
+        if typed.get(option) is not None
     }
 
 

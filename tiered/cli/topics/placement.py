@@ -117,8 +117,8 @@ def _text(file: str | None, brokers: str | None) -> str:
 
 def _columns(racks: Mapping[int, str | None]) -> tuple[Column, ...]:
     def of_replicas(row: Replicas) -> str | None:
-        told = [racks[each] for each in row.replicas]
-        return ",".join(str(each) for each in told) if None not in told else None
+        found = [racks[each] for each in row.replicas]
+        return ",".join(str(each) for each in found) if None not in found else None
 
     return (
         Column("partition", "PARTITION", is_number=True),

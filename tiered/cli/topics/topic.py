@@ -15,7 +15,7 @@ from local.errors import LogError
 from tiered.cli.errors import Exit
 from tiered.cli.options import OUTPUT, TOPICS, argument, command, option, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, pairs, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, problems_of
+from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.config.units import format_bytes, format_count, format_lasted, format_ms
 from tiered.node.problem_groups import UnreadPartitions
 from tiered.partition.partition_status import partition_status
@@ -114,12 +114,12 @@ def create(
         return
     from tiered.topics.topic_creation import AskedTopic
 
-    asked = [AskedTopic(name=name, partitions=partitions, properties=settings) for name in names]
+    requested = [AskedTopic(name=name, partitions=partitions, properties=settings) for name in names]
     failure: LogError | None = None
     with session.manager() as manager:
         known = {each.name for each in manager.topics()}
         try:
-            created = manager.create_topics(asked, now_ms=now_ms())
+            created = manager.create_topics(requested, now_ms=now_ms())
         except LogError as error:
             failure, created = error, [each for each in manager.topics() if each.name in {*names} - known]
             if not created:
@@ -196,8 +196,8 @@ def gives_up(topic: Topic, settings: dict[str, str]) -> bool:
     from tiered.config.properties import parse
     from tiered.partition.tier_disable import ENABLE
 
-    asked = settings.get(ENABLE)
-    return topic.was_tiered and bool(asked) and not parse(ENABLE, asked or "")
+    value = settings.get(ENABLE)
+    return topic.was_tiered and bool(value) and not parse(ENABLE, value or "")
 
 
 def _confirm(question: str, yes: bool) -> None:
@@ -266,7 +266,7 @@ def describe(
             DescribedPartition.of(looked_at.get(each), partition=each.partition, **(_UNREAD if each in unread else {}))
             for each in found.partitions()
         ]
-        problems = problems_of(manager, [name])
+        problems = topic_problems(manager, [name])
     print_result(DescribedTopic(name, found.topic_id, unread_rows(unread), rows), output)
     return session.report(problems, unread)
 
