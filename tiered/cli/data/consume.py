@@ -92,9 +92,10 @@ def consume(
     with _open(session, url, options, topic_ids, words, is_local=is_local) as source:
         if number is not None:
             partitions = [TopicPartition(topic, number)]
+        elif isinstance(source, RemoteLog):
+            partitions = source.partitions(topic)
         else:
-            is_bucket = isinstance(source, RemoteLog)
-            partitions = source.partitions(topic) if is_bucket else source.topic(topic).partitions()
+            partitions = source.topic(topic).partitions()
         if is_local and not isinstance(source, RemoteLog):
             reader = source.local_reader(Isolation(isolation))
         else:
@@ -131,7 +132,9 @@ def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:
     """Print a line for each range that the log had lost before the view included it."""
     from tiered.read.view_reader import CompactedReader
 
-    for partition in partitions if isinstance(reader, CompactedReader) else ():
+    if not isinstance(reader, CompactedReader):
+        return
+    for partition in partitions:
         for start, end in reader.view(partition).lost:
             click.echo(f"! {partition}: records of [{start}, {end}) were lost before the view included them", err=True)
 

@@ -31,6 +31,7 @@ from tiered.cli.options import (
     argument,
     command,
     layout_option,
+    layout_words,
     option,
 )
 from tiered.cli.render import FORMATS, Column, print_fields, print_result, write_lines

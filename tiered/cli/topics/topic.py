@@ -109,8 +109,8 @@ def create(
             raise click.UsageError("--dry-run -o json shows one topic: name one, or use -o jsonl")
         with session.manager(read_only=True, is_brief=True) as manager:
             planned = [manager.plan_new_topic(name, partitions, settings) for name in names]
-        for each in planned:
-            show_new(session, each, output)
+        for new in planned:
+            show_new(session, new, output)
         return
     from tiered.topics.topic_creation import AskedTopic
 

@@ -305,13 +305,15 @@ def test_tls_options_of_the_command_enable_tls_and_report_it(certificate: Tls, t
 
     (tmp_path / "token").write_text(TOKEN)
     session = Session(directory=str(tmp_path))
-    guard = AccessControl(token_file=str(tmp_path / "token"), tls_cert=certificate.certificate, tls_key=certificate.key)
+    token = str(tmp_path / "token")
+    guard = AccessControl(token_file=token, hosts=(), tls_cert=certificate.certificate, tls_key=certificate.key)
     with serving_pages(session, "--listen", "0.0.0.0:0", echo, guard):
         (line,) = capfd.readouterr().err.splitlines()
         assert re.fullmatch(r"pages at https://0\.0\.0\.0:[0-9]+/ until Ctrl-C", line), (
             "the line must have no hint about a proxy"
         )
-    with serving_pages(session, "--ui", "0.0.0.0:0", echo, AccessControl(token_file=str(tmp_path / "token"))):
+    without_tls = AccessControl(token_file=token, hosts=(), tls_cert=None, tls_key=None)
+    with serving_pages(session, "--ui", "0.0.0.0:0", echo, without_tls):
         assert "the connection is not encrypted" in capfd.readouterr().err
 
 
