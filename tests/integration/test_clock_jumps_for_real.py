@@ -92,6 +92,7 @@ def town(tmp_path: Path, endpoint: S3Endpoint, clock: ShiftedClock) -> Town:
     return found
 
 
+@pytest.mark.deep("processes under shifted clocks")
 def test_clock_jump_before_or_during_a_run_deletes_and_rolls_nothing(town: Town) -> None:
     kept, clock = town.kept(), town.clock
     assert len(kept[1]) > 8

@@ -37,6 +37,7 @@ def _left_running(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.deep("the whole demo, twice")
 @pytest.mark.spark
 def test_demo_runs_twice_in_one_directory_and_leaves_no_process(tmp_path: Path) -> None:
     folder = tmp_path / "tiered-demo-test"

@@ -120,12 +120,14 @@ def test_commands_of_the_guide_on_log_inspection_print_the_output_shown(tmp_path
         check_output(step, shell(step.command, tmp_path))
 
 
+@pytest.mark.deep("a Spark application")
 @pytest.mark.spark
 def test_tutorial_spark_job_prints_the_output_shown(road: Path) -> None:
     (step,) = [step for step in STEPS if step.needs_spark]
     check_output(step, shell(step.command, road))
 
 
+@pytest.mark.deep("a Spark application for the notebook")
 @pytest.mark.spark
 def test_notebook_cells_print_the_output_shown(tmp_path: Path) -> None:
     """All cells run as one program, with a separator line printed after each cell."""
@@ -174,6 +176,7 @@ def test_tutorial_programs_run(programs_folder: Path) -> None:
     assert list((programs_folder / "road" / "bucket").glob("clicks-*/*/data/*.log"))
 
 
+@pytest.mark.deep("a Spark application")
 @pytest.mark.spark
 def test_tutorial_spark_program_runs(programs_folder: Path) -> None:
     printed = run_python(_PYTHON.findall(PROGRAMS.read_text())[-1], programs_folder)

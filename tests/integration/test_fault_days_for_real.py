@@ -31,6 +31,7 @@ def endpoint() -> Iterator[S3Endpoint]:
         yield running
 
 
+@pytest.mark.deep("a daemon through every fault")
 def test_daemon_recovers_by_itself_from_one_fault_after_another(
     tmp_path: Path, endpoint: S3Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

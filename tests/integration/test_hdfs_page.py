@@ -22,6 +22,7 @@ class OnHdfs(Reader):
         return super().here(text.replace("hdfs://namenode:8020", self.url))
 
 
+@pytest.mark.deep("Hadoop with the commands of a page")
 def test_page_about_hdfs_runs_to_its_end(hdfs_server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from hdfs_native import Client
 

@@ -20,6 +20,7 @@ from tiered.demo.s3_endpoint import S3Endpoint
 WEEKS = 3
 
 
+@pytest.mark.deep("three weeks of a manager on a server")
 @pytest.mark.server
 def test_simulation_of_three_weeks_on_a_server_is_accurate_to_one_percent(tmp_path) -> None:
     settings = {**BASE, "segment.bytes": "200000", "retention.ms": "4d"}

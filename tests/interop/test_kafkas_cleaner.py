@@ -30,7 +30,10 @@ OLD_STORIES = 20  # histories that begin with segments of formats 0 and 1
 DRIVER = Path(__file__).with_name("CleanWithKafka.java")
 _SECONDS_MAX = 300
 
-pytestmark = pytest.mark.xdist_group("kafkas cleaner")  # so that the histories are made once
+pytestmark = [
+    pytest.mark.xdist_group("kafkas cleaner"),  # the histories are made once
+    pytest.mark.deep("histories compacted by the cleaner of Kafka"),
+]
 
 
 class Case(NamedTuple):

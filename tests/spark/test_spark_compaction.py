@@ -137,6 +137,7 @@ def test_compaction_covers_only_named_partitions_of_compacted_topics(spark, file
             compact(spark, file_bucket.url, settings=SETTINGS, **wrong)
 
 
+@pytest.mark.deep("tasks and drivers that die")
 def test_compaction_with_dying_tasks_and_driver_is_completed_by_a_second_run(spark, file_bucket):
     fill(file_bucket, partitions=2)
     script = Path(__file__).with_name("faulty_job.py")

@@ -116,6 +116,7 @@ def test_stream_of_an_external_layout_is_refused(spark, places):
         stream.load(urls["logs"]).writeStream.format("noop").start().processAllAvailable()
 
 
+@pytest.mark.deep("a broker and a Spark application")
 @pytest.mark.kafka
 def test_bucket_of_a_real_kafka_broker_is_read_by_spark(spark, tmp_path):
     """Every codec and transactions, compared with a consumer that read everything from the broker."""

@@ -192,6 +192,7 @@ def test_invalid_export_is_refused_with_a_reason(spark, file_bucket, target):
         export(spark, file_bucket.url, f"file://{target}", subscribe="t", job_id="one")
 
 
+@pytest.mark.deep("a Spark application")
 def test_backfill_command_exports_the_selected_records(file_bucket, target):
     fill(file_bucket)
     command = [

@@ -21,6 +21,7 @@ from tiered.read.bucket_reader import RemoteLog
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.deep("a driver for each kill")
 def test_copy_whose_driver_is_killed_between_two_manifests_continues():
     script = Path(__file__).parents[1] / "crash" / "driver_kills.py"
     words = [sys.executable, script, "--flow", "copy", "--spark", "local[2]", "--point", "4:after"]
@@ -29,6 +30,7 @@ def test_copy_whose_driver_is_killed_between_two_manifests_continues():
     assert json.loads(done.stdout)["copy"]["points"] == 1
 
 
+@pytest.mark.deep("a driver for each kill")
 def test_write_whose_driver_is_killed_between_partitions_is_completed_by_its_job(spark, file_bucket, tmp_path_factory):
     """Planning creates two manifests, committing two more. The driver dies before the fourth."""
     counter = tmp_path_factory.mktemp("counter") / "effects"

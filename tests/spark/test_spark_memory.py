@@ -17,6 +17,7 @@ ROWS = SPARK_HEAPS * 30_000  # values of as many heaps as the profile says
 KEYS = ROWS * 5 // 12
 
 
+@pytest.mark.deep("an executor with more data than its heap")
 @pytest.mark.timeout(600)
 def test_jobs_over_more_data_than_the_executor_heap_stay_within_the_memory_limit(file_bucket):
     script = Path(__file__).with_name("memory_job.py")

@@ -97,6 +97,7 @@ def test_spark_pipeline_equals_that_of_one_process(spark, tmp_path, small_bytes)
 DYING = [*deep_only((3, "local-cluster[2,1,600]")), (9, "local[2,4]")]
 
 
+@pytest.mark.deep("tasks and drivers that die")
 @pytest.mark.parametrize(("notes", "master"), DYING)
 def test_pipeline_with_dying_tasks_and_driver_is_completed_by_a_resume(spark, tmp_path, notes, master):
     world, path = filled(tmp_path / "fleet"), str(tmp_path / "state.jsonl")
@@ -181,6 +182,7 @@ def test_running_manager_continues_during_pipelines_of_its_bucket(spark, tmp_pat
     sound(world)
 
 
+@pytest.mark.deep("Hadoop and a Spark application")
 @pytest.mark.hdfs
 def test_pipeline_of_a_fleet_on_hdfs(spark, hdfs_server, tmp_path):
     from hdfs_native import Client

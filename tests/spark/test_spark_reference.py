@@ -314,6 +314,7 @@ def test_flights_of_a_year_are_equal_in_spark(spark, tmp_path):
     assert len(per_task) > 2
 
 
+@pytest.mark.deep("a cluster of two executors")
 def test_cluster_of_two_executors_reads_the_same_records(everything):
     job = Path(__file__).with_name("cluster_job.py")
     done = subprocess.run(

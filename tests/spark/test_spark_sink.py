@@ -156,6 +156,7 @@ def test_stream_write_is_applied_once_over_a_restart_that_repeats_a_batch(spark,
     assert_sound(file_bucket.store)
 
 
+@pytest.mark.deep("a Spark application with retries")
 def test_failed_attempts_leave_no_rows_and_their_retries_write_each_row_once(file_bucket):
     script = Path(__file__).with_name("faulty_job.py")
     words = [sys.executable, script, file_bucket.url, "ingest"]

@@ -117,6 +117,7 @@ def cluster(tmp_path_factory):
     found.stop()
 
 
+@pytest.mark.deep("a master and a worker of Spark")
 def test_spark_submit_runs_the_command_on_a_standalone_cluster(cluster, file_bucket):
     for number in range(12):
         base = number * 10

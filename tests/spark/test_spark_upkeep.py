@@ -241,6 +241,7 @@ def all_kinds_bytes(number):
     return batches(5000 + number * 10, (4,))[0]
 
 
+@pytest.mark.deep("tasks and drivers that die")
 @pytest.mark.parametrize("master", ["local-cluster[2,1,600]"])
 def test_rewrite_with_dying_tasks_and_driver_is_completed_by_another_run(spark, pour, master):
     world = all_kinds()

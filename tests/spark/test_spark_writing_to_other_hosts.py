@@ -44,6 +44,7 @@ def read(reader, name):
     return list(reader.records(name, start, end)) if start < end else []
 
 
+@pytest.mark.deep("a cluster of two executors")
 def test_two_executors_ingest_every_row_once_and_compact_to_the_newest(file_bucket):
     words = [sys.executable, str(Path(__file__).with_name("cluster_write_job.py")), file_bucket.url]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)

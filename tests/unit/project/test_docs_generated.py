@@ -28,6 +28,7 @@ from tiered.spark.source.rows import TYPES
 ROOT = Path(__file__).parents[3]
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
+DEEP_TESTS = ROOT / "docs" / "reference" / "deep-tests.md"
 SCHEMA_PAGES = ROOT / "docs" / "reference" / "schemas"
 SCHEMA_LIST = ROOT / "docs" / "reference" / "schemas.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -134,6 +135,33 @@ def render_schema_list() -> str:
     )
 
 
+def render_deep_tests() -> str:
+    """The page ``docs/reference/deep-tests.md``."""
+    paths = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "mark.deep(" in path.read_text())
+    rows = [f"| `{path.relative_to(ROOT)}` | {test} | {reason} |" for path in paths for test, reason in deep_marks(path)]
+    return (
+        "# Tests of the deep profile\n\nGenerated from the marker `deep` by "
+        "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
+        "A plain `pytest` leaves these tests out, because each takes many seconds. `.ci/run` runs them, and so do "
+        "`pytest --deep`, `pytest -m deep` and a command line that names a test.\n\n"
+        "| file | test | content |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
+
+
+def deep_marks(path: Path) -> Iterator[tuple[str, str]]:
+    """Each deep test of a file, or `all` if the file is marked, with the marker's text."""
+    for node in ast.parse(path.read_text()).body:
+        name = getattr(node, "name", "all")
+        for text in re.findall(r"mark\.deep\([\'\"]([^\'\"]+)", _decorators(node)):
+            yield (f"`{name}`" if name != "all" else name), text
+
+
+def _decorators(node: ast.stmt) -> str:
+    if isinstance(node, ast.Assign):
+        return ast.unparse(node)
+    return " ".join(ast.unparse(each) for each in getattr(node, "decorator_list", []))
+
+
 def _links(names: Iterable[str]) -> str:
     return " · ".join(f"[{name}](schemas/{name}.json)" for name in names)
 
@@ -144,6 +172,10 @@ def _told(name: str) -> str:
 
 def test_list_of_schemas_equals_the_generated_page() -> None:
     assert SCHEMA_LIST.read_text() == render_schema_list(), "run: python tests/unit/project/test_docs_generated.py"
+
+
+def test_page_of_deep_tests_equals_the_generated_page() -> None:
+    assert DEEP_TESTS.read_text() == render_deep_tests(), "run: python tests/unit/project/test_docs_generated.py"
 
 
 def test_page_of_exit_codes_equals_the_generated_page() -> None:
@@ -239,3 +271,4 @@ if __name__ == "__main__":
     SCHEMA_LIST.write_text(render_schema_list())
     SETTINGS.write_text(render_settings())
     EXIT_CODES.write_text(render_exit_codes())
+    DEEP_TESTS.write_text(render_deep_tests())
