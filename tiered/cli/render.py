@@ -150,21 +150,15 @@ def print_result(
 
     `rows` follow those of the result. They are written as they arrive, so their number is unlimited.
     """
-    if output == "json":
-        facts = msgspec.to_builtins(result)
-        what, listed = facts.popitem()  # the last field that is set
-        _write_json(what, chain(listed, map(msgspec.to_builtins, rows)), facts)
-        return
     field = msgspec.structs.fields(type(result))[-1]
-    row_type, every = get_args(field.type)[0], chain(getattr(result, field.name), rows)
-    match output:
-        case "jsonl":
-            for row in every:
-                _write(to_json(row))
-        case "csv":
-            _write_csv(row_type.__struct_encode_fields__, map(msgspec.to_builtins, every))
-        case _:
-            _write_table(every, columns_of(row_type) if columns is None else columns)
+    row_type = get_args(field.type)[0]
+    if output == "table":
+        print_table(chain(getattr(result, field.name), rows), columns_of(row_type) if columns is None else columns)
+        return
+    facts = msgspec.to_builtins(result)
+    what, listed = facts.popitem()  # the last field that is set
+    every = chain(listed, map(msgspec.to_builtins, rows))
+    _write_rows(what, every, row_type.__struct_encode_fields__, output, facts)
 
 
 def print_fields(
@@ -172,18 +166,12 @@ def print_fields(
 ) -> None:
     """Print the fields `names` of a stored object's rows, as `print_result` does."""
     named = ({name: row.get(name) for name in names} for row in rows)
-    match output:
-        case "json":
-            _write_json(what, named, {"schema_version": SCHEMA_VERSION, **facts})
-        case "jsonl":
-            for row in named:
-                _write(_json(row))
-        case "csv":
-            _write_csv(names, named)
-        case _:
-            every = list(named)
-            numbers = {name: all(isinstance(row[name], int) for row in every) for name in names}
-            _write_table(every, [Column(name, name, is_number=numbers[name]) for name in names])
+    if output == "table":
+        every = list(named)
+        numbers = {name: all(isinstance(row[name], int) for row in every) for name in names}
+        print_table(every, [Column(name, name, is_number=numbers[name]) for name in names])
+        return
+    _write_rows(what, named, names, output, facts)
 
 
 @cache
@@ -197,11 +185,6 @@ def columns_of(row: type[msgspec.Struct]) -> tuple[Column, ...]:
     )
 
 
-def print_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]) -> None:
-    """Print rows as a table alone."""
-    _write_table(rows, columns)
-
-
 def to_json(row: msgspec.Struct) -> str:
     """Return a line of JSON."""
     return _json(msgspec.to_builtins(row))
@@ -211,6 +194,16 @@ def write_lines(lines: Iterable[str]) -> None:
     """Write lines on stdout as they arrive."""
     for line in lines:
         _write(line)
+
+
+def _write_rows(what: str, rows: Iterable[Row], names: Sequence[str], output: str, facts: Mapping[str, object]) -> None:
+    match output:
+        case "json":
+            _write_json(what, rows, facts)
+        case "jsonl":
+            write_lines(map(_json, rows))
+        case _:
+            _write_csv(names, rows)
 
 
 def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
@@ -255,8 +248,8 @@ def pairs(values: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _write_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]) -> None:
-    """Write a table: as wide as the terminal, elsewhere as wide as needed and without escape codes.
+def print_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]) -> None:
+    """Print rows as a table: as wide as the terminal, elsewhere as wide as needed and without escape codes.
 
     Rows that do not fit on a terminal, even with wrapped texts, are shown as lines of title and value.
 

@@ -142,8 +142,7 @@ class Session:
         store = hasty.as_store if hasty is not None else brief.as_store if brief is not None else store
         with load_progress(self) as report:
             if observations is not None:
-                from tiered.service.observations import open_observed
-                from tiered.service.tracing import store_spans, tracer
+                from tiered.service.observations import open_observed, store_spans, tracer
 
                 spans = store_spans(tracer())
                 return open_observed(

@@ -1,7 +1,11 @@
-"""Counters and histograms of disk, store and maintenance since the start of the process.
+"""Counters, histograms and trace spans of disk, store and maintenance since the start of the process.
 
 A manager's storage (`local.storage.observed_storage`), its store (`remote.store.middleware.observed_store`) and its
 worker report to an `Observations`; `tiered.observe.metrics` reads it. `open_observed` connects all of them.
+
+The spans are those of OpenTelemetry; there are none if its package is not installed. Only its API is used. The
+surrounding program configures the export (``opentelemetry-instrument tiered run``, or an SDK in an embedding program).
+No other module imports `opentelemetry`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from local.errors import AlreadyExists, LogError, NotFound
 from local.names import LOG, parse_partition_directory
@@ -189,3 +193,56 @@ def _request_kind(op: str, key: str) -> str | None:
 def _topic(key: str) -> str:
     parsed = parse_topic_directory(key.partition("/")[0])
     return parsed[0] if parsed is not None else ""
+
+
+class Tracer(Protocol):
+    """Returns a context manager for each timed operation."""
+
+    def span(self, name: str, **attributes: str | int) -> AbstractContextManager[object]: ...
+
+
+class _NoTracer:
+    def span(self, name: str, **attributes: str | int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+class _OpenTelemetry:
+    """Spans of a tracer of the `opentelemetry` package."""
+
+    def __init__(self, tracer: Any) -> None:  # noqa: ANN401 - the package may not be there to name its types
+        self._tracer = tracer
+
+    @contextmanager
+    def span(self, name: str, **attributes: str | int) -> Iterator[object]:
+        from opentelemetry.trace import Status, StatusCode
+
+        named = {f"tiered.{key}": value for key, value in attributes.items()}
+        with self._tracer.start_as_current_span(
+            name, attributes=named, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield span
+            except (NotFound, AlreadyExists) as answer:
+                span.set_attribute("tiered.answer", type(answer).__name__)
+                raise
+            except Exception as error:
+                # The class only: a message may have keys of a customer's topics.
+                span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+                raise
+
+
+def tracer(provider: object | None = None) -> Tracer:
+    """Return spans of `provider`, or of the global one; without the package, spans that do nothing."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return _NoTracer()
+    return _OpenTelemetry(trace.get_tracer("tiered", tracer_provider=provider))  # type: ignore[arg-type,unused-ignore]
+
+
+def store_spans(spans: Tracer) -> Around:
+    """Return spans around each store call: ``tiered.store.get`` and so on, with the key.
+
+    `remote.store.middleware.observed_store` calls them.
+    """
+    return lambda op, key: spans.span(f"tiered.store.{op}", key=key)

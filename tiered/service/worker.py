@@ -26,8 +26,7 @@ from tiered.config.units import format_lasted
 from tiered.manager.manager import LogManager
 from tiered.node.problem_groups import Problem, flat, group_problems, problems_of, uncleanable_problem
 from tiered.node.work_report import WorkJournal, WorkReport
-from tiered.service.observations import Observations
-from tiered.service.tracing import tracer
+from tiered.service.observations import Observations, tracer
 from tiered.status.tier_journal import TierJournal
 from tiered.stores.store_clock import WAIT_S, StoreClock
 

@@ -10,9 +10,7 @@ from manager_world import NOW, TIERED, World, send
 from local.errors import NotFound, Unavailable
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.observed_store import ObservedStore
-from tiered.service import tracing
-from tiered.service.observations import Observations, open_observed
-from tiered.service.tracing import store_spans, tracer
+from tiered.service.observations import Observations, open_observed, store_spans, tracer
 from tiered.service.worker import Worker
 
 
@@ -73,7 +71,7 @@ def test_span_of_an_error_has_only_the_class_of_the_error(spans) -> None:
 
 def test_maintenance_round_is_a_span_that_contains_its_calls(spans, monkeypatch) -> None:
     provider, exporter = spans
-    monkeypatch.setattr("tiered.service.worker.tracer", lambda: tracing.tracer(provider))
+    monkeypatch.setattr("tiered.service.worker.tracer", lambda: tracer(provider))
     world = World()
     around = store_spans(tracer(provider))
     with open_observed(
