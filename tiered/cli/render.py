@@ -157,8 +157,8 @@ def print_result(
         return
     facts = msgspec.to_builtins(result)
     what, listed = facts.popitem()  # the last field that is set
-    every = chain(listed, map(msgspec.to_builtins, rows))
-    _write_rows(what, every, row_type.__struct_encode_fields__, output, facts)
+    names = row_type.__struct_encode_fields__ if output == "csv" else ()
+    _write_rows(what, chain(listed, map(msgspec.to_builtins, rows)), names, output, facts)
 
 
 def print_fields(
