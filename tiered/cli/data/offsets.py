@@ -1,4 +1,4 @@
-"""``tiered get-offsets``: the offsets of partitions by name or time, over both tiers."""
+"""``tiered get-offsets``, ``delete-records`` and ``transactions``: offsets of partitions over both tiers."""
 
 from __future__ import annotations
 

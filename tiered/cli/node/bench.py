@@ -99,28 +99,29 @@ def bench(
 
     options = BenchOptions.of(size_bytes("--size", size, "64MiB"))
     if remote or dry_run:
-        _foretell(session, options, output, remote=remote, dry_run=dry_run, yes=yes)
+        _predict(session, options, output, remote=remote, dry_run=dry_run, yes=yes)
         if dry_run:
             return Exit.DONE
     root = _root(session, directory)
     session.progress.expect(FIGURES, "figures")
+
+    def report_measured(each: Measured) -> None:
+        session.progress.advance()
+        session.say(f"measured: {each.name}")
+
     with stop_signals() as stop, _store(session, remote=remote) as store:
         report = run_benchmark(
             root,
             now_ms=now_ms(),
             options=options,
             store=store,
-            on_measured=lambda each: _print_summary(session, each),
+            on_measured=report_measured,
             should_stop=lambda: stop.is_set,
         )
     print_result(_measured(report), output)
-    if report.is_complete:
-        session.say(
-            "ratio: 1 is as fast as the reference, 0.5 half as fast; all created files and objects were deleted"
-        )
-        return Exit.DONE
-    session.say("interrupted; all created files and objects were deleted")
-    return stopped_code(stop)
+    ended = "ratio: 1 is as fast as the reference, 0.5 half as fast" if report.is_complete else "interrupted"
+    session.say(f"{ended}; all created files and objects were deleted")
+    return Exit.DONE if report.is_complete else stopped_code(stop)
 
 
 def _root(session: Session, directory: str | None) -> str:
@@ -171,7 +172,7 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _foretell(session: Session, options: BenchOptions, output: str, *, remote: bool, dry_run: bool, yes: bool) -> None:
+def _predict(session: Session, options: BenchOptions, output: str, *, remote: bool, dry_run: bool, yes: bool) -> None:
     """Print the requests and cost of a run, and ask. Raises NotFound and InvalidRequest if no bucket is usable."""
     from policies.cost.storage_cost import request_cost
     from tiered.bench.benchmark import predict_requests
@@ -188,19 +189,14 @@ def _foretell(session: Session, options: BenchOptions, output: str, *, remote: b
     if dry_run:
         requests = [BenchRequests.of(counts, dollars=dollars)]
         print_result(BenchPlanned(dry_run=True, bucket=config.remote_url, requests=requests), output)
-    request_counts = f"{counts.puts:,} PUT, {counts.gets:,} GET, {counts.lists:,} LIST, {counts.deletes:,} DELETE"
+    sent = f"{counts.puts:,} PUT, {counts.gets:,} GET, {counts.lists:,} LIST, {counts.deletes:,} DELETE"
     moved = f"{format_bytes(counts.bytes_in)} in, {format_bytes(counts.bytes_out)} out"
-    session.say(f"about {request_counts}: ${format_dollars(dollars)}; {moved} of {config.remote_url}")
+    session.say(f"about {sent}: ${format_dollars(dollars)}; {moved} of {config.remote_url}")
     if dry_run:
         session.say("nothing changed")
     elif remote:
         without = "requests would be sent to the bucket; add --yes, or --dry-run to see which"
         confirm("send them?", yes=yes, without=without)
-
-
-def _print_summary(session: Session, each: Measured) -> None:
-    session.progress.advance()
-    session.say(f"measured: {each.name}")
 
 
 def _measured(report: BenchReport) -> BenchMeasured:

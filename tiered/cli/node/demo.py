@@ -119,14 +119,12 @@ def _step_columns() -> Sequence[ProgressColumn]:
 
 def _steps(result: DemoResult) -> list[DemoStep]:
     return [
-        DemoStep(
+        DemoStep.of(
+            each,
             step=each.name,
             seconds=round(each.seconds, 3),
-            records=each.records,
-            size_bytes=each.size_bytes,
             records_per_second=_rate(each.records, each.seconds),
             bytes_per_second=_rate(each.size_bytes, each.seconds),
-            note=each.note,
         )
         for each in result.steps
     ]
@@ -142,32 +140,23 @@ def _tiers(result: DemoResult) -> list[DemoTier]:
     for topic, records in result.records_by_tier.items():
         found = [each for each in result.status if each.partition.topic == topic]
         for tier, count in zip(("local", "remote"), records, strict=True):
-            rows.append(
-                DemoTier(
-                    topic=topic,
-                    partitions=len(found),
-                    tier=tier,
-                    records=count,
-                    segments=sum(getattr(each, f"{tier}_segments") for each in found),
-                    size_bytes=sum(getattr(each, f"{tier}_bytes") for each in found),
-                )
-            )
+            segments = sum(getattr(each, f"{tier}_segments") for each in found)
+            size_bytes = sum(getattr(each, f"{tier}_bytes") for each in found)
+            rows.append(DemoTier(topic, len(found), tier, count, segments, size_bytes))
     return rows
 
 
 def _bill(result: DemoResult) -> DemoBill:
     from policies.cost.storage_cost import S3_STANDARD, monthly_storage, request_cost
 
-    made = result.requests
-    return DemoBill(
+    sent = result.requests
+    return DemoBill.of(
+        result,
+        sent,
+        S3_STANDARD,
         storage_per_month=monthly_storage(result.bucket_bytes),
-        requests_once=request_cost(puts=made.puts, gets=made.gets, lists=made.lists),
-        puts=made.puts,
-        gets=made.gets,
-        lists=made.lists,
-        bucket_bytes=result.bucket_bytes,
+        requests_once=request_cost(puts=sent.puts, gets=sent.gets, lists=sent.lists),
         prices_as_of=S3_STANDARD.as_of,
-        region=S3_STANDARD.region,
     )
 
 

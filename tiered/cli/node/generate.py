@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -18,12 +17,6 @@ from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, REMOTE_OPTIONS, argument, command, option
 from tiered.cli.session import UNNAMED, Session
 from tiered.config.units import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tiered.node.topic_registry import Topic
-
 
 VARIABLE = "_TIERED_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
@@ -154,21 +147,18 @@ def iam_policy(
     bucket, prefix = split_bucket(place)
     policy = made(Role(role), bucket, prefix, is_immutable=is_immutable, kms_key=kms_key)
     name = f"tiered-{role}"
-    if dry_run:
-        click.echo(json.dumps(policy, indent=2))
-        check = apply or check
-        if check is None:
-            return Exit.DONE
-    elif apply is not None:
+    if apply is not None and not dry_run:
         put_inline_policy(apply, name, policy, options)
         session.say(f"{apply} has the policy {name}")
         return Exit.DONE
-    if check is not None:
-        is_same = inline_policy(check, name, options) == policy
-        session.say(f"{check}: {name} " + ("is correct" if is_same else "differs or does not exist"))
-        return Exit.DONE if is_same else Exit.FINDINGS
-    click.echo(json.dumps(policy, indent=2))
-    return Exit.DONE
+    compared = (apply or check) if dry_run else check
+    if dry_run or compared is None:
+        click.echo(json.dumps(policy, indent=2))
+    if compared is None:
+        return Exit.DONE
+    is_same = inline_policy(compared, name, options) == policy
+    session.say(f"{compared}: {name} " + ("is correct" if is_same else "differs or does not exist"))
+    return Exit.DONE if is_same else Exit.FINDINGS
 
 
 @command("lifecycle", generate, example="generate lifecycle")
@@ -188,20 +178,17 @@ def lifecycle(
 
     place, options, is_immutable = at.place(session)
     rules = lifecycle_rules(split_bucket(place)[1], is_immutable=is_immutable, is_versioned=versioned)
-    if dry_run:
+    if dry_run or not (check or apply):
         click.echo(json.dumps({"Rules": rules}, indent=2))
-        if not (apply or check):
-            return Exit.DONE
-    elif apply:
+    if not (check or apply):
+        return Exit.DONE
+    if apply and not dry_run:
         put_rules(place, options, rules)
-    if check or apply:
-        missing = missing_rules(rules, bucket_rules(place, options))
-        for rule in missing:
-            click.echo(f"! {rule['ID']}: missing or different", err=True)
-        session.say(f"{len(rules) - len(missing)} of {len(rules)} rules exist")
-        return Exit.FINDINGS if missing else Exit.DONE
-    click.echo(json.dumps({"Rules": rules}, indent=2))
-    return Exit.DONE
+    missing = missing_rules(rules, bucket_rules(place, options))
+    for rule in missing:
+        session.warn(f"{rule['ID']}: missing or different")
+    session.say(f"{len(rules) - len(missing)} of {len(rules)} rules exist")
+    return Exit.FINDINGS if missing else Exit.DONE
 
 
 def answer(instruction: str) -> int:
@@ -244,10 +231,7 @@ def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
     if command.name == "explain" and not incomplete.startswith("-"):
         return _starting({each[:-1]: text for each, text in _settings().items()}, incomplete)
     if not incomplete.startswith("-") and _takes_topics(command):
-        known = (
-            _partitions(context, incomplete) if "/" in incomplete and _takes_partitions(command) else _topics(context)
-        )
-        return _starting(known, incomplete)
+        return _starting(_topics_or_partitions(command, context, incomplete), incomplete)
     return command.shell_complete(context, incomplete)
 
 
@@ -278,21 +262,13 @@ def _takes_topics(command: click.Command) -> bool:
     return is_name or first.name in ("topic", "topics") or "TOPIC" in (first.metavar or "")
 
 
-def _takes_partitions(command: click.Command) -> bool:
-    return any(isinstance(each, click.Argument) and "PARTITION" in (each.metavar or "") for each in command.params)
-
-
-def _topics(context: click.Context) -> dict[str, str]:
-    return {each.name: counted(each.partition_count, "partition") for each in _known(context)}
-
-
-def _partitions(context: click.Context, incomplete: str) -> dict[str, str]:
-    """Return ``orders/0`` and so on, for the topic before the slash."""
-    topic = incomplete.partition("/")[0]
-    counts = {each.name: each.partition_count for each in _known(context)}
-    return {f"{topic}/{number}": "" for number in range(counts.get(topic, 0))}
-
-
-def _known(context: click.Context) -> list[Topic]:
+def _topics_or_partitions(command: click.Command, context: click.Context, incomplete: str) -> dict[str, str]:
+    """Return the topics of the node, or ``orders/0`` and so on for the topic before the slash."""
     directory = context.find_root().params.get("directory") or os.environ.get("TIERED_DIR") or "."
-    return Session(directory=directory).topics().all()
+    topics = Session(directory=directory).topics().all()
+    metavars = [each.metavar or "" for each in command.params if isinstance(each, click.Argument)]
+    if "/" not in incomplete or not any("PARTITION" in metavar for metavar in metavars):
+        return {each.name: counted(each.partition_count, "partition") for each in topics}
+    topic = incomplete.partition("/")[0]
+    count = next((each.partition_count for each in topics if each.name == topic), 0)
+    return {f"{topic}/{number}": "" for number in range(count)}

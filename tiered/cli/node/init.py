@@ -1,4 +1,4 @@
-"""``tiered init``: write a configuration file and test that the store supports atomic commits."""
+"""``tiered init``: write a configuration and test the store for atomic commits; ``tiered doctor``: check the node."""
 
 from __future__ import annotations
 

@@ -87,13 +87,7 @@ def run(
 
 
 def _started(
-    session: Session,
-    stack: ExitStack,
-    seen: Observations,
-    interval: str | None,
-    *,
-    is_once: bool,
-    takes_over: bool,
+    session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool, takes_over: bool
 ) -> Worker:
     """Load everything; `stack` closes it."""
     from tiered.config.clock_guard import ClockGuard
@@ -106,7 +100,7 @@ def _started(
     return Worker(
         manager,
         now_ms=now_ms(),
-        interval_ms=_interval_ms(interval, manager),
+        interval_ms=manager.config.task_interval_ms if interval is None else duration_ms("--interval", interval, "30s"),
         waits=is_once,
         observations=seen,
         clock_guard=ClockGuard(
@@ -185,12 +179,7 @@ class _Loop:
     """
 
     def __init__(
-        self,
-        session: Session,
-        worker: Worker,
-        stop: Stop,
-        service: ServiceManager,
-        seen: Observations,
+        self, session: Session, worker: Worker, stop: Stop, service: ServiceManager, seen: Observations
     ) -> None:
         self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
         self._is_resting = False
@@ -247,9 +236,3 @@ def _print_summary(session: Session, manager: LogManager) -> None:
     counts = manager.request_counts()
     if counts is not None and session.is_verbose:
         session.say(f"requests: {counts}")
-
-
-def _interval_ms(text: str | None, manager: LogManager) -> int:
-    if text is None:
-        return manager.config.task_interval_ms
-    return duration_ms("--interval", text, "30s")
