@@ -71,6 +71,13 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Return two workers a CPU, since many tests wait for a disk, a server or a JVM; and 4 GiB of memory for each."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(2 * len(os.sched_getaffinity(0)), memory_bytes >> 32))
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     if config.getoption("dist", default="no") == "loadgroup":
         from work_units import Scheduler

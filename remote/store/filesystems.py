@@ -5,6 +5,7 @@ The stores translate the errors; nothing here does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,29 @@ def make_filesystem(protocol: str, options: Mapping[str, object]) -> Any:  # noq
     import fsspec
 
     filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, use_listings_cache=False, **options)
+    if protocol == "s3" and filesystem.session is None:
+        filesystem.session = _session(filesystem.kwargs)
     filesystem.connect()
     return filesystem
+
+
+def _session(options: Mapping[str, object]) -> Any:  # noqa: ANN401
+    """Return a session as s3fs would make it, with the data loader that all sessions share.
+
+    Each new loader parses botocore's service descriptions again: 0.16 s of CPU for a client instead of 0.04 s.
+    """
+    from aiobotocore.session import AioSession
+
+    session = AioSession(**options)
+    session.register_component("data_loader", _data_loader(session.get_config_variable("data_path")))
+    return session
+
+
+@functools.cache
+def _data_loader(search_path: str | None) -> Any:  # noqa: ANN401
+    from botocore.loaders import create_loader
+
+    return create_loader(search_path)
 
 
 def make_hdfs_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401

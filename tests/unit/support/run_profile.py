@@ -1,8 +1,8 @@
 """The profile of a test run: how many cases the sweeps, the races and the drawn examples take.
 
 `pytest` runs the plain profile. `pytest --deep`, or the environment variable `TIERED_TEST_PROFILE=deep`, runs the deep
-profile. Both profiles run every test function, every kind of fault and every planted bug. The plain profile takes each
-n-th case of a long sweep and fewer seeds; the deep profile takes all of them. Both are the same on every run.
+profile. Both profiles run every kind of fault and every planted bug. The plain profile takes each n-th case of a long
+sweep and fewer seeds, and leaves out the tests with the marker `deep`. Both are the same on every run.
 
 tests/conftest.py turns the option into the variable before any test module is imported: workers of pytest-xdist and
 commands inherit the variable.
