@@ -14,7 +14,7 @@ from math import inf
 from local.segment.segment_info import SegmentInfo
 from policies.formatting import format_ms
 from policies.rules import PartitionRules
-from policies.snapshot import PartitionSnapshot
+from policies.snapshot import PartitionFigures
 
 NEVER = inf
 
@@ -35,7 +35,7 @@ def copy_due_ms(
     return max(closed_ms, min(by_age, by_size))
 
 
-def copy_due_since_ms(snapshot: PartitionSnapshot) -> int | None:
+def copy_due_since_ms(snapshot: PartitionFigures) -> int | None:
     """Return the time since which the oldest uncopied segment is due.
 
     None while no segment is due, or where no time is known. A segment that is due only by `remote.copy.lag.bytes` has
@@ -53,12 +53,12 @@ def copy_due_since_ms(snapshot: PartitionSnapshot) -> int | None:
     return None
 
 
-def uncopied(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
+def uncopied(snapshot: PartitionFigures) -> list[SegmentInfo]:
     """Return the closed segments with retained records above the remote tier's end, oldest first."""
     return [segment for segment, _ in uncopied_with_newer(snapshot)]
 
 
-def uncopied_with_newer(snapshot: PartitionSnapshot) -> Iterator[tuple[SegmentInfo, int]]:
+def uncopied_with_newer(snapshot: PartitionFigures) -> Iterator[tuple[SegmentInfo, int]]:
     """Yield the segments of `uncopied`, each with the bytes of the log that are newer than it."""
     start = max(snapshot.remote_next_offset or 0, snapshot.log_start_offset)
     newer_bytes = sum(segment.size_bytes for segment in snapshot.segments)
@@ -68,7 +68,7 @@ def uncopied_with_newer(snapshot: PartitionSnapshot) -> Iterator[tuple[SegmentIn
             yield segment, newer_bytes
 
 
-def segment_due_ms(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> float:
+def segment_due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes: int) -> float:
     """Return `copy_due_ms` of a local segment.
 
     A record timestamp or file time in the future does not delay the copy.

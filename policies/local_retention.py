@@ -1,9 +1,11 @@
-"""Which local segments are dropped or expired. The two kinds differ in their order of effects.
+"""Which local segments are dropped or expired. The kinds differ in their order of effects.
 
 | function | segments | order |
 |---|---|---|
 | `local_drops` | committed in the store, or below the log start | safe at once |
 | `local_expirations` | the only copy of records that retention ends | the log start passes them first |
+
+| `disk_relief` | committed in the store, when a disk fills up: before their limits | safe at once |
 
 The second kind exists only where nothing is copied: an untiered topic, or a read-only remote tier.
 
@@ -14,14 +16,16 @@ is rolled first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
 
+from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.decisions import DropLocal, ExpireRemote
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.formatting import format_ms
 from policies.remote_retention import log_bytes
-from policies.rules import Limits
+from policies.rules import Limits, local_expiry_ms
 from policies.snapshot import PartitionSnapshot
 
 MayGo = Callable[[SegmentInfo], bool]
@@ -103,6 +107,40 @@ def local_expirations(
     return ended + _by_time(rest[len(ended) :], snapshot.now_ms, limits.ms, may_go)
 
 
+def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> dict[TopicPartition, list[DropLocal]]:
+    """Return drops of at least `wanted_bytes`, or as many as there are.
+
+    The drops of each partition begin at its oldest segment. These segments, and all segments after one of them, stay:
+
+    - the active segment;
+    - a segment that is being copied;
+    - a segment with retained records that are not committed (I2).
+    """
+    found: dict[TopicPartition, list[DropLocal]] = {}
+    droppable = {each.partition: _droppable_prefix(each) for each in snapshots}
+    queue = [(segments[0].age_timestamp_ms, name, 0) for name, segments in droppable.items() if segments]
+    heapify(queue)
+    freed = 0
+    while queue and freed < wanted_bytes:
+        _, name, at = heappop(queue)
+        segment = droppable[name][at]
+        found.setdefault(name, []).append(_drop(segment, "the disk is nearly full, and the store has a copy"))
+        freed += segment.size_bytes
+        if at + 1 < len(droppable[name]):
+            heappush(queue, (droppable[name][at + 1].age_timestamp_ms, name, at + 1))
+    return found
+
+
+def _droppable_prefix(snapshot: PartitionSnapshot) -> list[SegmentInfo]:
+    """Return the oldest closed segments that the disk may lose."""
+    safe = []
+    for segment in snapshot.closed if snapshot.is_tiered else ():
+        if segment.base_offset in snapshot.copying or not snapshot.has_safe_copy(segment):
+            break
+        safe.append(segment)
+    return safe
+
+
 def _by_log_start(segments: Sequence[SegmentInfo], log_start_offset: int, may_go: MayGo) -> list[DropLocal]:
     dropped: list[DropLocal] = []
     for segment in segments:
@@ -126,10 +164,10 @@ def _by_size(segments: Sequence[SegmentInfo], kept_bytes: int, limit: int | None
 def _by_time(segments: Sequence[SegmentInfo], now_ms: int, limit: int | None, may_go: MayGo) -> list[DropLocal]:
     dropped: list[DropLocal] = []
     for segment in segments:
-        age_ms = now_ms - segment.age_timestamp_ms
-        if limit is None or age_ms <= limit or not may_go(segment):
+        newest_ms = segment.age_timestamp_ms
+        if limit is None or now_ms < local_expiry_ms(newest_ms, limit) or not may_go(segment):
             break
-        dropped.append(_drop(segment, f"newest record {format_ms(age_ms)} old, limit {format_ms(limit)}"))
+        dropped.append(_drop(segment, f"newest record {format_ms(now_ms - newest_ms)} old, limit {format_ms(limit)}"))
     return dropped
 
 

@@ -49,9 +49,16 @@ from policies.decisions import (
 )
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.local_retention import drop_deferrals, local_drops, local_expirations
-from policies.manifest_collection import manifest_collections
 from policies.recompaction import replacements
-from policies.remote_retention import deletions, expirations, expire_entry, expire_page, leaving, room_for_entries
+from policies.remote_retention import (
+    deletions,
+    expirations,
+    expire_entry,
+    expire_page,
+    leaving,
+    manifest_collections,
+    room_for_entries,
+)
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copy_deferrals, rolls
 from remote.segment_entry import SegmentEntry

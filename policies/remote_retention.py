@@ -1,4 +1,4 @@
-"""Which entries expire, and which pending deletes are deleted.
+"""Which entries expire, and which pending deletes and old manifests are deleted.
 
 Source: `RemoteLogManager.cleanupExpiredRemoteLogSegments`. Per entry from the oldest: log start, then time (**not**
 strict, unlike the local test), then size. The first entry that must stay ends the scan. Bytes are deleted only after
@@ -9,21 +9,27 @@ Expiring an entry and unlinking it are two steps, because a manifest lists every
 - A page whose entries have all expired is unlinked whole, as one item.
 - Single entries are unlinked as far as there is room. The rest are below the log start, and are unlinked when there is
   room again.
+
+Only the newest manifest is valid, but older ones have readers: a reader may be between learning a sequence and reading
+that manifest, and a pin needs the manifest that it was made for (`remote.gc.pins`). So the newest MANIFESTS_RETAINED
+manifests stay. Older ones are deleted rarely enough to cost nothing, and before listing them gets slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.decisions import DeletePage, DeletePending, ExpirePage, ExpireRemote
+from policies.decisions import CollectManifests, DeletePage, DeletePending, ExpirePage, ExpireRemote
 from policies.formatting import format_ms
-from policies.rules import deletion_due_ms
+from policies.rules import deletion_due_ms, remote_expiry_ms
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
 
 UNLINKED_MAX = 4096  # objects that a manifest lists one by one: 20 bytes each, a third of a manifest's limit
 PAGES_DELETED_MAX = 2  # per plan; some 16,000 objects
+MANIFESTS_RETAINED = 200
+MANIFESTS_AT_ONCE = 200  # each deletion leaves a permanent boundary object
 
 
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
@@ -85,11 +91,9 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
         return f"unlinked {format_ms(now_ms - unlinked_ms)} ago, grace period {format_ms(grace_ms)}"
 
     objects = [
-        DeletePending(
-            key=pending_deletes.key, size_bytes=pending_deletes.size_bytes, reason=waited(pending_deletes.unlinked_ms)
-        )
-        for pending_deletes in due
-        if pending_deletes.key not in live
+        DeletePending(key=each.key, size_bytes=each.size_bytes, reason=waited(each.unlinked_ms))
+        for each in due
+        if each.key not in live
     ]
     pages = [
         DeletePage(key=page.page.key, size_bytes=page.size_bytes, reason=waited(page.unlinked_ms))
@@ -97,6 +101,24 @@ def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
         if deletion_due_ms(page.unlinked_ms, snapshot.rules) <= now_ms
     ]
     return [*objects, *pages[:PAGES_DELETED_MAX]]
+
+
+def manifest_collections(snapshot: PartitionSnapshot) -> list[CollectManifests]:
+    """Return at most one collection, once MANIFESTS_AT_ONCE manifests more than MANIFESTS_RETAINED exist."""
+    upto = collectable_upto(snapshot.head_sequence, snapshot.manifests_gc_boundary)
+    if not upto:
+        return []
+    reason = f"{upto - snapshot.manifests_gc_boundary} old manifests, the newest {MANIFESTS_RETAINED} are kept"
+    return [CollectManifests(upto_sequence=upto, reason=reason)]
+
+
+def collectable_upto(sequence: int, gc_boundary: int) -> int:
+    """Return the sequence up to which manifests may be deleted; 0 while there are few.
+
+    `sequence` is the newest manifest's. Manifests up to `gc_boundary` are void already.
+    """
+    upto = sequence - MANIFESTS_RETAINED
+    return upto if upto - gc_boundary >= MANIFESTS_AT_ONCE else 0
 
 
 def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
@@ -108,7 +130,7 @@ def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
     if page is None or len(expirations(snapshot)) < len(snapshot.known_oldest()):
         return None
     limits = snapshot.rules.log_limits
-    is_old = limits.ms is not None and snapshot.now_ms - page.first_stamp_ms >= limits.ms
+    is_old = limits.ms is not None and snapshot.now_ms >= remote_expiry_ms(page.first_stamp_ms, limits.ms)
     is_large = limits.bytes is not None and log_bytes(snapshot) > limits.bytes
     return page if page.base_offset < snapshot.log_start_offset or is_old or is_large else None
 
@@ -135,17 +157,13 @@ def _too_old(entry: SegmentEntry, now_ms: int, limit: int | None) -> str | None:
 
     Without a timestamp the commit time counts, as the file's mtime does on disk.
     """
-    if limit is None:
+    has_time = entry.max_timestamp_ms is not None
+    newest_ms = entry.committed_ms if entry.max_timestamp_ms is None else entry.max_timestamp_ms
+    if limit is None or now_ms < remote_expiry_ms(newest_ms, limit):
         return None
-    if entry.max_timestamp_ms is None:
-        waited_ms = now_ms - entry.committed_ms
-        return (
-            f"no timestamp, committed {format_ms(waited_ms)} ago, retention.ms={format_ms(limit)}"
-            if waited_ms >= limit
-            else None
-        )
-    age_ms = now_ms - entry.max_timestamp_ms
-    return f"newest record {format_ms(age_ms)} old, retention.ms={format_ms(limit)}" if age_ms >= limit else None
+    age = format_ms(now_ms - newest_ms)
+    age = f"newest record {age} old" if has_time else f"no timestamp, committed {age} ago"
+    return f"{age}, retention.ms={format_ms(limit)}"
 
 
 def _too_large(entry: SegmentEntry, kept_bytes: int, limit: int | None) -> str | None:

@@ -84,3 +84,13 @@ class Limits:
 def deletion_due_ms(unlinked_ms: int, rules: PartitionRules) -> int:
     """The first ms at which an object unlinked at `unlinked_ms` may be deleted."""
     return unlinked_ms + rules.delete_grace_ms
+
+
+def local_expiry_ms(newest_ms: int, limit_ms: int) -> int:
+    """The first ms at which a local segment with this newest record is older than a limit (strict, as in Kafka)."""
+    return newest_ms + limit_ms + 1
+
+
+def remote_expiry_ms(newest_ms: int, limit_ms: int) -> int:
+    """The first ms at which a remote segment with this newest record reaches a limit (not strict, as in Kafka)."""
+    return newest_ms + limit_ms

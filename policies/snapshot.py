@@ -1,13 +1,18 @@
 """The input of the policies: one partition at one moment, frozen, both tiers.
 
-The caller takes the snapshot, because only the caller knows clocks, disks and stores. A plan is about this moment
-alone, so `apply` checks the current state before each effect.
+| type | read of the log | a plan may be made of it |
+|---|---|---|
+| `PartitionFigures` | nothing: its segments have no largest timestamps | no: status alone |
+| `PartitionSnapshot` | the times of the segments, the last stable offset | yes |
+
+The caller takes them, because only the caller knows clocks, disks and stores. A plan is about this moment alone, so
+`apply` checks the current state before each effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,17 +28,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: cached properties need the instance's dict
-class PartitionSnapshot:
-    """One partition. Offsets are half open and ascending, times in ms.
+class PartitionFigures:
+    """One partition, for figures alone. Offsets are half open and ascending, times in ms.
 
     | field | meaning |
     |---|---|
     | `log_start_offset` | of the whole log, remote tier included |
-    | `stable_offset` | the last stable offset: bound of copying and cleaning |
     | `segments` | local segments; the last one is active |
     | `cleaner_offset` | the cleaner's checkpoint, None if it never ran |
     | `cleaner_reach` | below it, a pass may have removed records because of newer ones |
-    | `may_clean` | False while the cleaner is paused, or waits after a failure |
     | `copying` | base offsets of the segments being copied now |
     | `shrunk` | base offsets of local segments known to hold fewer records than their entries |
     | `remote` | the entries known one by one: the newest always, older ones as far as they were requested |
@@ -53,7 +56,6 @@ class PartitionSnapshot:
     now_ms: int
     log_start_offset: int
     next_offset: int
-    stable_offset: int
     segments: tuple[SegmentInfo, ...]
     is_tiered: bool = False
     remote: tuple[SegmentEntry, ...] = ()
@@ -68,7 +70,6 @@ class PartitionSnapshot:
     cleaner_offset: int | None = None
     cleaner_reach: int = 0
     copying: frozenset[int] = field(default_factory=frozenset)
-    may_clean: bool = True
     head_sequence: int = 0
     manifests_gc_boundary: int = 0
     shrunk: frozenset[int] = field(default_factory=frozenset)
@@ -199,6 +200,24 @@ class PartitionSnapshot:
         """Whether the disk may lose `segment`: its retained records are all committed, or it has none."""
         retained_from = max(segment.base_offset, self.log_start_offset)
         return segment.is_empty or self.is_committed(retained_from, segment.next_offset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionSnapshot(PartitionFigures):
+    """One partition, as plans need it.
+
+    `stable_offset` is the last stable offset: the bound of copying and cleaning. `may_clean` is False while the cleaner
+    is paused, or waits after a failure.
+    """
+
+    stable_offset: int
+    may_clean: bool = True
+
+    @classmethod
+    def of(cls, figures: PartitionFigures, *, stable_offset: int, may_clean: bool = True) -> PartitionSnapshot:
+        """Complete figures whose segments have their times."""
+        known = {each.name: getattr(figures, each.name) for each in fields(PartitionFigures)}
+        return cls(**known, stable_offset=stable_offset, may_clean=may_clean)
 
 
 def merged_views(remote: Sequence[CompactedView], local: Sequence[CompactedView]) -> tuple[CompactedView, ...]:

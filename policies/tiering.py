@@ -15,7 +15,8 @@ from policies.decisions import CopySegment, RollActive
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.formatting import format_ms
 from policies.local_retention import local_limits
-from policies.snapshot import PartitionSnapshot
+from policies.rules import local_expiry_ms
+from policies.snapshot import PartitionFigures, PartitionSnapshot
 
 COMMIT_SEGMENTS_MAX = 100  # copies that share a commit: the most uploads that a crash can make us repeat
 COMMIT_BYTES = 64 << 20  # or copies of this many bytes: about a second of a fast link
@@ -203,7 +204,7 @@ def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
             return code.value
 
 
-def remote_unknown_deferrals(snapshot: PartitionSnapshot, why: str) -> list[Deferral]:
+def remote_unknown_deferrals(snapshot: PartitionFigures, why: str) -> list[Deferral]:
     """Return deferrals for a partition whose remote tier is unknown.
 
     Every closed segment with records may have to be copied.
@@ -225,7 +226,7 @@ def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo, *, is_rol
 
 def idle_roll_ms(snapshot: PartitionSnapshot, active: SegmentInfo) -> int:
     """The first ms at which the active segment is closed without another append."""
-    return active.age_timestamp_ms + snapshot.rules.segment_ms + 1
+    return local_expiry_ms(active.age_timestamp_ms, snapshot.rules.segment_ms)
 
 
 def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
@@ -245,7 +246,7 @@ def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int
         return None
     limits = local_limits(snapshot)
     age_ms = snapshot.now_ms - active.age_timestamp_ms
-    if limits.ms is not None and age_ms > limits.ms:
+    if limits.ms is not None and snapshot.now_ms >= local_expiry_ms(active.age_timestamp_ms, limits.ms):
         return f"newest record {format_ms(age_ms)} old, retention {format_ms(limits.ms)}"
     if limits.bytes == 0:
         return "retention of 0 bytes"

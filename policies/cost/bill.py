@@ -12,7 +12,7 @@
 `double` is the part of `disk` whose bytes are in the bucket too, so they are paid twice. `idle` is the cost of a month
 without any append or read: all kinds but requests and retrieval, because an idle partition sends no requests.
 
-Stored bytes are priced by `policies.cost.storage_usage`, as everywhere.
+Stored bytes are priced by `policies.cost.storage_cost`, as everywhere.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from policies.cost.storage_cost import (
     DAY_MS,
     DAYS_PER_MONTH,
     GIB,
-    billed_bytes,
-    intelligent_storage,
-    monthly_storage,
+    StorageDollars,
+    StorageUsage,
+    Stored,
+    dollars_added,
     request_cost,
 )
-from policies.cost.storage_usage import StorageDollars, StorageUsage, Stored, dollars_added
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
 
@@ -167,12 +167,3 @@ def _to_month(period_ms: int) -> float:
     A period of less than a day counts as a day: half an hour is too short for a forecast.
     """
     return DAYS_PER_MONTH * DAY_MS / max(period_ms, DAY_MS)
-
-
-def moved(stored: Stored, to: str, prices: PriceTable) -> float:
-    """Return the dollars a month for these objects alone in another class."""
-    of = prices.of(to)
-    billed = stored.billed(of.min_bytes) + of.overhead_bytes * stored.objects
-    if of.later_bands:
-        return intelligent_storage(billed_bytes(stored.size_bytes, stored.objects, of), stored.objects, 0, of)
-    return monthly_storage(billed, of)

@@ -1,31 +1,40 @@
-"""The cost of a plan: requests, bytes and dollars per decision, and the bill before and after. Pure.
+"""The cost of a plan: requests, bytes and dollars per decision, and the bill before and after. Pure, in US dollars.
 
 Adjacent decisions of one kind share a commit (`tiered.maintenance.apply`), and the first of them pays for it. Many
 copies share several commits. The size of a view is unknown in advance, so a `BuildView` is priced for reading its
 backlog alone. Uploads are priced in the class of new segments, whatever class older ones have.
+
+The monthly change is computed by the rules of the status (`policies.cost.storage_cost`), one decision after the other
+on the whole bucket. So price bands fill and empty correctly, and the changes add up to the difference between the bills
+before and after. Bytes that a decision unlinks count as deleted at once, although they are paid for until their
+deletion. Bytes unlinked earlier count as waiting until a decision deletes them. Manifests written or deleted by the
+plan are left out: a few KiB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil, nan
 
 from local.names import TopicPartition
-from policies.cost.plan_bill import (
-    PageEstimate,
-    bill_changes,
-    bill_of,
-    of_part,
-    page_estimate,
-    removed_usage,
-    usage_of_snapshot,
-)
-from policies.cost.prices import STANDARD, Prices, PriceTable
+from policies.cost.prices import STANDARD, PriceTable
 from policies.cost.simulation import RANGE_BYTES
-from policies.cost.storage_cost import DAY_MS, GIB, early_deletion, request_cost, upload_requests
-from policies.cost.storage_usage import StorageDollars, StorageUsage, stored_of, total_usage
+from policies.cost.storage_cost import (
+    DAY_MS,
+    GIB,
+    StorageDollars,
+    StorageUsage,
+    Stored,
+    early_deletion,
+    of_page,
+    request_cost,
+    storage_dollars,
+    stored_of,
+    total_usage,
+    upload_requests,
+)
 from policies.decisions import (
     AdvanceCleanedOffset,
     AdvanceLogStart,
@@ -48,6 +57,8 @@ from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
 from remote.store.middleware.metered_store import LIST_PAGE
 
+_INDEXES_SHARE = 0.005  # of a segment's bytes, where no entry is known
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
@@ -59,7 +70,7 @@ class DecisionCost:
     |---|---|
     | `dollars` | once, for requests |
     | `early_dollars` | once, for data deleted before its class's minimum duration |
-    | `monthly_dollars` | change of the bill (`policies.cost.plan_bill`); unlinked bytes cost until their deletion |
+    | `monthly_dollars` | change of the bill; unlinked bytes cost until their deletion |
     """
 
     partition: TopicPartition
@@ -114,24 +125,75 @@ class PlanCost:
         return sum(float(getattr(each, name)) for each in self.lines)
 
 
-@dataclass(frozen=True, slots=True)
 class _Place:
-    """The known facts about one partition's objects."""
+    """The objects of one partition, and the estimates for objects that are not known."""
 
-    snapshot: PartitionSnapshot
-    table: PriceTable
-    new_class: str
-    small: Prices
-    stored_share: float
-    indexes_share: float
-    page_estimate: PageEstimate
-    entries: Mapping[str, SegmentEntry] = field(default_factory=dict)
-    pages: Mapping[str, PageEntry] = field(default_factory=dict)
+    def __init__(self, snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> None:
+        self.snapshot, self.prices, self.new_class = snapshot, prices, new_class
+        known = snapshot.committed
+        size = sum(entry.size_bytes for entry in known)
+        self.stored_share = sum(entry.stored_bytes for entry in known) / size if size else 1.0
+        self.indexes_share = sum(entry.indexes_bytes for entry in known) / size if size else _INDEXES_SHARE
+        parts = (*snapshot.pages, *snapshot.known_pages, *known, *snapshot.tier_disabled)
+        self.entries = {each.ulid: each for each in parts if isinstance(each, SegmentEntry)}
+        self.pages = {each.key: each for each in parts if isinstance(each, PageEntry)}
+        # For pages that do not describe their entries. Entries of a disabled tier have the lower offsets.
+        held = [*(each for each in snapshot.tier_disabled if isinstance(each, SegmentEntry)), *snapshot.remote]
+        size = sum(entry.size_bytes for entry in held)
+        self._page_class = (held[-1].storage_class if held else None) or STANDARD
+        self._page_indexes_share = sum(entry.indexes_bytes for entry in held) / size if size else 0.0
 
-    @property
-    def new(self) -> Prices:
-        """The prices of uploaded data."""
-        return self.table.of(self.new_class)
+    def usage(self, parts: Iterable[PageEntry | SegmentEntry]) -> StorageUsage:
+        """Return the objects of entries, and of all entries of pages."""
+        found = []
+        for part in parts:
+            if isinstance(part, SegmentEntry):
+                data = {part.storage_class or STANDARD: stored_of([part.stored_bytes], self.prices)}
+                found.append(StorageUsage(data=data, small_bytes=part.indexes_bytes))
+            else:
+                found.append(of_page(part, self._page_class, self._page_indexes_share))
+        return total_usage(found)
+
+    def uploaded(self, size_bytes: int) -> StorageUsage:
+        data = stored_of([round(size_bytes * self.stored_share)], self.prices)
+        return StorageUsage(data={self.new_class: data}, small_bytes=round(size_bytes * self.indexes_share))
+
+    def unlinked(self, decision: Decision) -> Sequence[PageEntry | SegmentEntry]:
+        """Return the known parts that a decision takes out of the manifest."""
+        match decision:
+            case DisableTier():
+                return self.snapshot.committed_parts
+            case ExpirePage() if decision.key in self.pages:
+                return [self.pages[decision.key]]
+            case _:
+                return self.unlinked_entries(decision)
+
+    def unlinked_entries(self, decision: Decision) -> Sequence[SegmentEntry]:
+        """Return the known entries whose objects a decision unlinks."""
+        match decision:
+            case ExpireRemote() if decision.ulid in self.entries:
+                return [self.entries[decision.ulid]]
+            case ReplaceRemote():
+                return [self.entries[ulid] for ulid in decision.ulids if ulid in self.entries]
+            case ExpirePage() if (page := self.pages.get(decision.key)) is not None:
+                known = self.entries.values()
+                return [entry for entry in known if page.base_offset <= entry.base_offset < page.next_offset]
+            case _:
+                return ()
+
+    def as_billed(self, parts: Iterable[PageEntry | SegmentEntry]) -> Iterator[PageEntry | SegmentEntry]:
+        """Yield the parts as the bill counts them.
+
+        An entry of a page without recorded classes counts in the class assumed for such pages.
+        """
+        pages = [each for each in self.snapshot.known_pages if each.other_classes is None]
+        for part in parts:
+            if isinstance(part, SegmentEntry) and any(
+                page.base_offset <= part.base_offset < page.next_offset for page in pages
+            ):
+                yield replace(part, storage_class=self._page_class)
+            else:
+                yield part
 
 
 def plan_cost(
@@ -147,167 +209,152 @@ def plan_cost(
     `usage` is everything in the bucket, other partitions included, because they share the price bands. Without it, it
     is taken from the snapshots. `new_class` is the storage class of uploads.
     """
-    places = {each.partition: _place(each, prices, new_class) for each in snapshots}
+    places = {each.partition: _Place(each, prices, new_class) for each in snapshots}
     lines: list[DecisionCost] = []
     for name, decisions in plan.decisions.items():
         for _, run in groupby(decisions, key=type):
             lines += _priced_run(places[name], list(run))
     if usage is None:
-        usage = {each.partition: usage_of_snapshot(each, prices) for each in snapshots}
-    changes = bill_changes(usage.values(), [_change(*each, prices) for each in _on_places(lines, places)], prices)
-    lines = [replace(line, monthly_dollars=change) for line, change in zip(lines, changes, strict=True)]
-    stored = sum(map(_stored, places.values()))
+        usage = {name: _usage_of(place) for name, place in places.items()}
+    changes = [_change(places[line.partition], line.decision) for line in lines]
+    dollars = bill_changes(usage.values(), changes, prices)
+    now_bytes = sum(_bytes(place.usage(place.snapshot.committed_parts)) for place in places.values())
+    # The entries of a disabled tier count for nothing already: readers do not see them.
+    visible = [
+        change
+        for line, change in zip(lines, changes, strict=True)
+        if not (isinstance(line.decision, ExpireRemote | ExpirePage) and places[line.partition].snapshot.tier_disabled)
+    ]
     disk = sum(segment.size_bytes for each in snapshots for segment in each.segments)
     dropped = sum(each.decision.size_bytes for each in lines if isinstance(each.decision, DropLocal))
     return PlanCost(
-        lines=tuple(lines),
-        now=bill_of(usage, places, prices),
-        now_bytes=stored,
-        then_bytes=stored + sum(map(_stored_change, _on_places(lines, places))),
+        lines=tuple(replace(line, monthly_dollars=each) for line, each in zip(lines, dollars, strict=True)),
+        now=_bill_of(usage, places, prices),
+        now_bytes=now_bytes,
+        then_bytes=now_bytes + sum(map(_bytes, visible)),
         now_disk_bytes=disk,
         then_disk_bytes=disk - dropped,
     )
 
 
-def _change(place: _Place, decision: Decision, prices: PriceTable) -> StorageUsage:
-    """Return the change of stored bytes by a decision; negative for unlinked bytes."""
-    went: Iterable[PageEntry | SegmentEntry | None] = ()
-    come = StorageUsage()
-    match decision:
-        case CopySegment() | ReplaceRemote():
-            data = round(decision.size_bytes * place.stored_share)
-            small = _uploaded(place, decision.size_bytes) - data
-            come = StorageUsage(data={place.new_class: stored_of([data], prices)}, small_bytes=small)
-            went = _counted(place, decision.ulids if isinstance(decision, ReplaceRemote) else ())
-        case DisableTier():
-            went = place.snapshot.committed_parts
-        case ExpireRemote():
-            went = _counted(place, [decision.ulid])
-        case ExpirePage():
-            went = [place.pages.get(decision.key)]
-        case DeletePending() | DeletePage():
-            return StorageUsage(waiting_bytes=-decision.size_bytes)
-    return total_usage(
-        [come, removed_usage([of_part(each, place.page_estimate, prices) for each in went if each is not None], prices)]
-    )
+# -- stored bytes ------------------------------------------------------------------------------------------------------
 
 
-def _counted(place: _Place, ulids: Iterable[str]) -> Iterator[SegmentEntry]:
-    """Yield the entries as the bill counts them.
+def bill_changes(usage: Iterable[StorageUsage], changes: Iterable[StorageUsage], prices: PriceTable) -> Iterator[float]:
+    """Yield the dollars a month that each of `changes` adds, one after the other, to all of `usage`.
 
-    An entry of a page without recorded classes counts in the class assumed for such pages.
+    An estimate can remove more than is stored. The remainder is then 0, not a debt that later changes would pay.
     """
-    pages = [each for each in place.snapshot.known_pages if each.other_classes is None]
-    for entry in (place.entries[ulid] for ulid in ulids if ulid in place.entries):
-        in_page = any(page.base_offset <= entry.base_offset < page.next_offset for page in pages)
-        yield replace(entry, storage_class=place.page_estimate.storage_class) if in_page else entry
+    stored = total_usage(usage)
+    (before,) = storage_dollars([stored], prices)
+    for change in changes:
+        if not (change.data or change.small_bytes or change.index_bytes or change.waiting_bytes):
+            yield 0.0
+            continue
+        both = total_usage([stored, change])
+        stored = StorageUsage(
+            data={name: each for name, each in both.data.items() if each.objects > 0 and each.size_bytes > 0},
+            small_bytes=max(0, both.small_bytes),
+            index_bytes=max(0, both.index_bytes),
+            waiting_bytes=max(0, both.waiting_bytes),
+        )
+        (after,) = storage_dollars([stored], prices)
+        yield after.total - before.total
+        before = after
 
 
-def _on_places(lines: Sequence[DecisionCost], places: Mapping[TopicPartition, _Place]) -> list[tuple[_Place, Decision]]:
-    return [(places[each.partition], each.decision) for each in lines]
-
-
-def _place(snapshot: PartitionSnapshot, prices: PriceTable, new_class: str) -> _Place:
-    known = snapshot.committed
-    size = sum(entry.size_bytes for entry in known)
-    parts = (*snapshot.pages, *snapshot.known_pages, *known, *snapshot.tier_disabled)
-    return _Place(
-        snapshot=snapshot,
-        table=prices,
-        new_class=new_class,
-        small=prices.of(STANDARD),
-        stored_share=sum(entry.stored_bytes for entry in known) / size if size else 1.0,
-        indexes_share=sum(entry.indexes_bytes for entry in known) / size if size else 0.005,
-        page_estimate=page_estimate(snapshot),
-        entries={entry.ulid: entry for entry in parts if isinstance(entry, SegmentEntry)},
-        pages={page.key: page for page in parts if isinstance(page, PageEntry)},
-    )
-
-
-def _stored(place: _Place) -> int:
-    """Return the data and index bytes of all entries that readers see, those in pages included."""
-    entries = sum(entry.stored_bytes + entry.indexes_bytes for entry in place.snapshot.committed)
-    return entries + sum(_page_bytes(place, page) for page in place.snapshot.pages)
-
-
-def _stored_change(of: tuple[_Place, Decision]) -> int:
-    place, decision = of
-    match decision:
-        case CopySegment():
-            return _uploaded(place, decision.size_bytes)
-        case ReplaceRemote():
-            gone = [place.entries[ulid] for ulid in decision.ulids if ulid in place.entries]
-            return _uploaded(place, decision.size_bytes) - sum(
-                entry.stored_bytes + entry.indexes_bytes for entry in gone
+def removed_usage(usage: StorageUsage, prices: PriceTable) -> StorageUsage:
+    """Return the bytes as negative amounts, to be added to the stored bytes."""
+    floors = {each.min_bytes for each in prices.classes.values() if each.min_bytes}
+    return StorageUsage(
+        data={
+            name: Stored(
+                objects=-each.objects,
+                size_bytes=-each.size_bytes,
+                floored={floor: -each.billed(floor) for floor in floors},
             )
-        case DisableTier():
-            return -_stored(place)
-        case ExpireRemote() | ExpirePage() if place.snapshot.tier_disabled:
-            return 0  # the tier was disabled: it counts for nothing already
-        case ExpireRemote():
-            entry = place.entries.get(decision.ulid)
-            return -(entry.stored_bytes + entry.indexes_bytes) if entry is not None else -decision.size_bytes
-        case ExpirePage():
-            pages = [*place.snapshot.pages, *place.snapshot.known_pages]
-            return -sum(_page_bytes(place, each) for each in pages if each.key == decision.key)
-        case _:
-            return 0
+            for name, each in usage.data.items()
+        },
+        small_bytes=-usage.small_bytes,
+        index_bytes=-usage.index_bytes,
+        waiting_bytes=-usage.waiting_bytes,
+    )
 
 
-def _page_bytes(place: _Place, page: PageEntry) -> int:
-    """Return the data and index bytes of a page's entries.
+def _change(place: _Place, decision: Decision) -> StorageUsage:
+    """Return the change of stored bytes by a decision; negative for unlinked bytes."""
+    if isinstance(decision, DeletePending | DeletePage):
+        return StorageUsage(waiting_bytes=-decision.size_bytes)
+    removed = removed_usage(place.usage(place.as_billed(place.unlinked(decision))), place.prices)
+    if isinstance(decision, CopySegment | ReplaceRemote):
+        return total_usage([place.uploaded(decision.size_bytes), removed])
+    return removed
 
-    Where the manifest does not record the index bytes, the share of known entries is used.
-    """
-    indexes = page.indexes_bytes
-    return page.stored_bytes + (round(page.size_bytes * place.indexes_share) if indexes is None else indexes)
+
+def _bytes(usage: StorageUsage) -> int:
+    """Return the bytes of data and indexes."""
+    return usage.small_bytes + sum(each.size_bytes for each in usage.data.values())
 
 
-def _uploaded(place: _Place, size_bytes: int) -> int:
-    return round(size_bytes * place.stored_share) + round(size_bytes * place.indexes_share)
+def _usage_of(place: _Place) -> StorageUsage:
+    """Return the partition's bytes in the bucket, without manifests, pages and views."""
+    snapshot = place.snapshot
+    stored = place.usage([*snapshot.committed_parts, *snapshot.tier_disabled])
+    return total_usage([stored, StorageUsage(waiting_bytes=snapshot.unlinked_bytes)])
+
+
+def _bill_of(
+    usage: Mapping[TopicPartition, StorageUsage], names: Iterable[TopicPartition], prices: PriceTable
+) -> StorageDollars:
+    """Return the share of the whole bill that these partitions pay."""
+    shares = dict(zip(usage, storage_dollars(list(usage.values()), prices), strict=True))
+    ours = [shares[name] for name in names if name in shares]
+    return StorageDollars(
+        storage=sum(each.storage for each in ours),
+        index=sum(each.index for each in ours),
+        waiting=sum(each.waiting for each in ours),
+    )
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:
     """Return the costs of adjacent decisions of one kind; the first pays for shared requests."""
-    name = place.snapshot.partition
-    lines = [_own(place, DecisionCost(partition=name, decision=each)) for each in run]
-    shared = _shared(place, run)
-    lines[0] = replace(
-        lines[0],
-        **{verb: getattr(lines[0], verb) + count for verb, count in shared.items()},
-    )
-    return [_with_dollars(place, each) for each in lines]
+    lines: list[DecisionCost] = []
+    for decision in run:
+        requests = _own_requests(place, decision)
+        if not lines:
+            shared = _shared_requests(run)
+            requests = {verb: requests.get(verb, 0) + shared.get(verb, 0) for verb in {*requests, *shared}}
+        lines.append(_line(place, decision, requests))
+    return lines
 
 
-def _own(place: _Place, line: DecisionCost) -> DecisionCost:
-    """Return the requests of one decision alone.
-
-    These are its uploads, a HEAD of each uploaded object, and its own commit if it has one.
-    """
-    decision = line.decision
+def _own_requests(place: _Place, decision: Decision) -> dict[str, int]:
+    """Return the requests of one decision alone: its uploads, a HEAD of each object, and its own commit if any."""
     match decision:
-        case CopySegment() | ReplaceRemote():
-            stored = max(1, round(decision.size_bytes * place.stored_share))
-            commits = 1 if isinstance(decision, ReplaceRemote) else 0
-            uploaded = _uploaded(place, decision.size_bytes)
-            return replace(line, puts=upload_requests(stored) + 1 + commits, gets=2 + commits, bytes_in=uploaded)
+        case CopySegment():
+            return {"puts": _data_puts(place, decision) + 1, "gets": 2}
+        case ReplaceRemote():
+            return {"puts": _data_puts(place, decision) + 2, "gets": 3}
         case BuildView():
-            return replace(line, gets=ceil(decision.size_bytes / RANGE_BYTES))
+            return {"gets": ceil(decision.size_bytes / RANGE_BYTES)}
         case DisableTier():
-            return replace(line, puts=1, gets=1)
-        case AdvanceLogStart():
-            return replace(line, puts=1, gets=1) if place.snapshot.is_tiered else line
+            return {"puts": 1, "gets": 1}
+        case AdvanceLogStart() if place.snapshot.is_tiered:
+            return {"puts": 1, "gets": 1}
         case DeletePage():
-            pages = [each for each in place.snapshot.pending_page_deletes if each.page.key == decision.key]
-            objects = sum(2 * each.page.segment_count for each in pages)
-            return replace(line, gets=1, deletes=ceil(objects / LIST_PAGE) + 1)
+            pages = [each.page for each in place.snapshot.pending_page_deletes if each.page.key == decision.key]
+            objects = sum(2 * page.segment_count for page in pages)
+            return {"gets": 1, "deletes": ceil(objects / LIST_PAGE) + 1}
         case CollectManifests():
-            return replace(line, puts=1, gets=3, lists=2, deletes=1)
+            return {"puts": 1, "gets": 3, "lists": 2, "deletes": 1}
         case _:
-            return line
+            return {}
 
 
-def _shared(place: _Place, run: Sequence[Decision]) -> dict[str, int]:
+def _shared_requests(run: Sequence[Decision]) -> dict[str, int]:
     match run[0]:
         case CopySegment():
             commits = 1 if run[0].is_indivisible else commits_of(each.size_bytes for each in run)
@@ -322,45 +369,34 @@ def _shared(place: _Place, run: Sequence[Decision]) -> dict[str, int]:
             return {}
 
 
-def _with_dollars(place: _Place, line: DecisionCost) -> DecisionCost:
-    decision = line.decision
-    data_puts = 0
-    if isinstance(decision, CopySegment | ReplaceRemote):
-        data_puts = upload_requests(max(1, round(decision.size_bytes * place.stored_share)))
-    small = request_cost(puts=line.puts - data_puts, gets=line.gets, lists=line.lists, prices=place.small)
-    data = request_cost(puts=data_puts, prices=place.new)
-    if data_puts:
-        data += decision.size_bytes * place.stored_share / GIB * place.new.write_per_gb
-    return replace(
-        line,
-        dollars=small + data,
-        early_dollars=_early(place, decision),
+def _data_puts(place: _Place, decision: Decision) -> int:
+    """Return the PUTs of data, which have the price of the new class."""
+    if not isinstance(decision, CopySegment | ReplaceRemote):
+        return 0
+    return upload_requests(max(1, round(decision.size_bytes * place.stored_share)))
+
+
+def _line(place: _Place, decision: Decision, requests: Mapping[str, int]) -> DecisionCost:
+    line = DecisionCost(
+        partition=place.snapshot.partition, decision=decision, early_dollars=_early_dollars(place, decision), **requests
     )
+    data_puts, new = _data_puts(place, decision), place.prices.of(place.new_class)
+    small = place.prices.of(STANDARD)
+    dollars = request_cost(puts=line.puts - data_puts, gets=line.gets, lists=line.lists, prices=small)
+    if not data_puts:
+        return replace(line, dollars=dollars)
+    dollars += request_cost(puts=data_puts, prices=new)
+    dollars += decision.size_bytes * place.stored_share / GIB * new.write_per_gb
+    return replace(line, dollars=dollars, bytes_in=_bytes(place.uploaded(decision.size_bytes)))
 
 
-def _early(place: _Place, decision: Decision) -> float:
+def _early_dollars(place: _Place, decision: Decision) -> float:
     """Return the early deletion dollars of unlinked entries, each by its own class.
 
     The grace period counts as lived. The age of unread entries of a page is unknown, so they cost nothing here.
     """
     snapshot, dollars = place.snapshot, 0.0
-    for entry in _leaving(place, decision):
+    for entry in place.unlinked_entries(decision):
         lived_ms = snapshot.now_ms + snapshot.rules.delete_grace_ms - entry.committed_ms
-        dollars += early_deletion(entry.stored_bytes, lived_ms / DAY_MS, place.table.of(entry.storage_class))
+        dollars += early_deletion(entry.stored_bytes, lived_ms / DAY_MS, place.prices.of(entry.storage_class))
     return dollars
-
-
-def _leaving(place: _Place, decision: Decision) -> Iterable[SegmentEntry]:
-    """Return the known entries that a decision removes from the manifest."""
-    match decision:
-        case ExpireRemote():
-            ulids: tuple[str, ...] = (decision.ulid,)
-        case ReplaceRemote():
-            ulids = decision.ulids
-        case ExpirePage() if (page := place.pages.get(decision.key)) is not None:
-            return [
-                entry for entry in place.entries.values() if page.base_offset <= entry.base_offset < page.next_offset
-            ]
-        case _:
-            return ()
-    return [place.entries[ulid] for ulid in ulids if ulid in place.entries]

@@ -8,7 +8,7 @@ making a decision.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KB = 1024
 
@@ -73,6 +73,7 @@ LIST_PER_1000 = 0.005
 
 
 def _prices(storage_class: str, per_gb_month: float, put: float, get: float, **more: object) -> Prices:
+    """Return the prices of a class: dollars per GB-month, per 1000 PUTs and per 1000 GETs, and further fields."""
     return Prices(
         as_of=AS_OF,
         region=REGION,
@@ -85,105 +86,39 @@ def _prices(storage_class: str, per_gb_month: float, put: float, get: float, **m
     )
 
 
+def _cold(
+    storage_class: str, per_gb_month: float, put: float, get: float, retrieval: float, min_days: float, **more: object
+) -> Prices:
+    """Return the prices of a class for rare reads; a transition into it costs as much as a PUT."""
+    more |= {"retrieval_per_gb": retrieval, "min_days": min_days, "transition_per_1000": put}
+    return _prices(storage_class, per_gb_month, put, get, unverified=_REQUESTS, **more)
+
+
 _REQUESTS = ("put_per_1000", "get_per_1000", "transition_per_1000")
-
-S3_STANDARD = Prices(
-    as_of=AS_OF,
-    region=REGION,
-    storage_class=STANDARD,
-    storage_bands=((50_000, 0.023), (450_000, 0.022), (None, 0.021)),
-    put_per_1000=0.005,
-    get_per_1000=0.0004,
-    list_per_1000=LIST_PER_1000,
+_INTELLIGENT = {
+    "later_bands": ((30.0, 0.0125), (90.0, 0.004)),
+    "monitoring_per_1000": 0.0025,
+    "monitored_min_bytes": 128 * KB,
+    "transition_per_1000": 0.01,
+    "unverified": ("later_bands", "transition_per_1000"),
+}
+_EXPRESS = {"retrieval_per_gb": 0.0006, "write_per_gb": 0.0032, "min_days": 1 / 24, "min_bytes": 512 * KB}
+S3_STANDARD = replace(
+    _prices(STANDARD, 0.023, 0.005, 0.0004), storage_bands=((50_000, 0.023), (450_000, 0.022), (None, 0.021))
 )
-
+_CLASSES = (
+    S3_STANDARD,
+    _prices("INTELLIGENT_TIERING", 0.023, 0.005, 0.0004, **_INTELLIGENT),
+    _cold("STANDARD_IA", 0.0125, 0.01, 0.001, 0.01, 30, min_bytes=128 * KB),
+    _cold("ONEZONE_IA", 0.01, 0.01, 0.001, 0.01, 30, min_bytes=128 * KB),
+    _cold("GLACIER_IR", 0.004, 0.02, 0.01, 0.03, 90, min_bytes=128 * KB),
+    _cold("GLACIER", 0.0036, 0.03, 0.0004, 0.01, 90, overhead_bytes=40 * KB, is_readable=False),
+    _cold("DEEP_ARCHIVE", 0.00099, 0.05, 0.0004, 0.02, 180, overhead_bytes=40 * KB, is_readable=False),
+    _prices("EXPRESS_ONEZONE", 0.11, 0.00113, 0.00003, **_EXPRESS, unverified=("min_bytes",)),
+)
 BUILT_IN = PriceTable(
     as_of=AS_OF,
     region=REGION,
     disk_per_gb_month=0.08,
-    classes={
-        each.storage_class: each
-        for each in (
-            S3_STANDARD,
-            _prices(
-                "INTELLIGENT_TIERING",
-                0.023,
-                0.005,
-                0.0004,
-                later_bands=((30.0, 0.0125), (90.0, 0.004)),
-                monitoring_per_1000=0.0025,
-                monitored_min_bytes=128 * KB,
-                transition_per_1000=0.01,
-                unverified=("later_bands", "transition_per_1000"),
-            ),
-            _prices(
-                "STANDARD_IA",
-                0.0125,
-                0.01,
-                0.001,
-                retrieval_per_gb=0.01,
-                min_days=30,
-                min_bytes=128 * KB,
-                transition_per_1000=0.01,
-                unverified=_REQUESTS,
-            ),
-            _prices(
-                "ONEZONE_IA",
-                0.01,
-                0.01,
-                0.001,
-                retrieval_per_gb=0.01,
-                min_days=30,
-                min_bytes=128 * KB,
-                transition_per_1000=0.01,
-                unverified=_REQUESTS,
-            ),
-            _prices(
-                "GLACIER_IR",
-                0.004,
-                0.02,
-                0.01,
-                retrieval_per_gb=0.03,
-                min_days=90,
-                min_bytes=128 * KB,
-                transition_per_1000=0.02,
-                unverified=_REQUESTS,
-            ),
-            _prices(
-                "GLACIER",
-                0.0036,
-                0.03,
-                0.0004,
-                retrieval_per_gb=0.01,
-                min_days=90,
-                overhead_bytes=40 * KB,
-                transition_per_1000=0.03,
-                is_readable=False,
-                unverified=_REQUESTS,
-            ),
-            _prices(
-                "DEEP_ARCHIVE",
-                0.00099,
-                0.05,
-                0.0004,
-                retrieval_per_gb=0.02,
-                min_days=180,
-                overhead_bytes=40 * KB,
-                transition_per_1000=0.05,
-                is_readable=False,
-                unverified=_REQUESTS,
-            ),
-            _prices(
-                "EXPRESS_ONEZONE",
-                0.11,
-                0.00113,
-                0.00003,
-                retrieval_per_gb=0.0006,
-                write_per_gb=0.0032,
-                min_days=1 / 24,
-                min_bytes=512 * KB,
-                unverified=("min_bytes",),
-            ),
-        )
-    },
+    classes={each.storage_class: each for each in _CLASSES},
 )

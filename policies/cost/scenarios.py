@@ -19,12 +19,12 @@ from policies.cost.storage_cost import (
     DAY_MS,
     DAYS_PER_MONTH,
     GIB,
+    Stored,
     break_even_reads,
     equal_object_bytes,
     intelligent_storage,
     monthly_storage,
 )
-from policies.cost.storage_usage import Stored
 from policies.rules import PartitionRules
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "early_deletion", "disk")
@@ -167,7 +167,7 @@ def month_of(stream: Stream, prices: PriceTable) -> Simulated:
     short = {days: each * factor for days, each in found.short_byte_days.items()}
     counts = found.counts.times(factor)
     if stream.workload.reads is not None:
-        counts = _sum(counts, _reads(found, stream))
+        counts += _reads(found, stream)
     return replace(found, counts=counts, short_byte_days=short)
 
 
@@ -215,9 +215,7 @@ def cost_of(streams: Sequence[Stream], variant: Scenario, prices: PriceTable) ->
         sent, read = _requests(stream, month, prices)
         requests, retrieval = requests + sent, retrieval + read
     disk = prices.disk_per_gb_month / GIB
-    counts = Counts()
-    for stream, month in months:
-        counts = _sum(counts, month.counts.times(stream.partitions))
+    counts = sum((month.counts.times(each.partitions) for each, month in months), Counts())
     return ScenarioCost(
         variant=variant,
         storage=storage,
@@ -379,7 +377,3 @@ def _requests(stream: Stream, month: Simulated, prices: PriceTable) -> tuple[flo
     names = Requests.__slots__
     data = {stream.storage_class: Stored(objects=1, size_bytes=1)}
     return request_dollars(Requests(**{name: getattr(given, name) for name in names}), data, prices)
-
-
-def _sum(one: Counts, other: Counts) -> Counts:
-    return Counts(**{name: getattr(one, name) + getattr(other, name) for name in Counts.__slots__})

@@ -1,6 +1,4 @@
-"""A simulation of one partition: append → roll → copy → compact → read → expire → delete.
-
-Pure, no clock.
+"""A simulation of one partition: append → roll → copy → compact → read → expire → delete. Pure, no clock.
 
 It steps from one maintenance pass of `tiered run` with work to the next. It counts the requests and bytes of each step
 by verb, as the meter of a manager does (`remote.store.middleware.metered_store`). Tests compare it with weeks of a real
@@ -19,51 +17,44 @@ a million segments needs no set-up.
 | read | to begin 2 LISTs, 2 GETs and a GET for each page; per segment 1 GET of its indexes, its data in ranges |
 | read by the manager | nothing to begin with; a segment dropped from the disk is read once, then cached |
 
-A maintenance pass rolls a segment without appends for longer than `local.retention.ms`, so a quiet topic has a segment
-for each batch.
+| part | state |
+|---|---|
+| `Schedule` | none: the times and sizes of a segment, by its number |
+| `_PendingDeletes` | the unlinked objects, in the order of unlinking |
+| `_Bucket` | manifest, pages and pending deletes; it counts the requests of a writer |
+| `_Readers` | the next read, and the end of the manager's cache |
+| `_Partition` | the position of each step: how many segments are closed, cleaned, copied, dropped, expired |
 
-The module is longer than most: the steps share one state and stay together. `policies.cost.workload` names the
-omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
+A maintenance pass rolls a segment without appends for longer than `local.retention.ms`, so a quiet topic has a segment
+for each batch. `policies.cost.workload` names the omissions: `OUTSIDE`, and `NOT_SIMULATED` by field of the rules.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from policies.compaction import is_dirty_enough
 from policies.copy_lag import NEVER, copy_due_ms
 from policies.cost.storage_cost import DAY_MS, upload_requests
 from policies.cost.workload import RANGE_BYTES, Counts, Reads, Simulated, Workload, idle_roll
-from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED
-from policies.remote_retention import PAGES_DELETED_MAX
-from policies.rules import PartitionRules, deletion_due_ms
+from policies.remote_retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED, PAGES_DELETED_MAX, collectable_upto
+from policies.rules import PartitionRules, deletion_due_ms, local_expiry_ms, remote_expiry_ms
 from policies.tiering import completes_commit
 from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import LIST_PAGE
 
-__all__ = ["RANGE_BYTES", "Counts", "Reads", "Simulated", "Workload", "simulate"]
+__all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate"]
 
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pin_watch`)
 CACHED_ENTRIES_MAX = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
-
-
-class _Waiting(NamedTuple):
-    """Objects unlinked in one commit.
-
-    A page unlinked whole has `page_entries`, and its objects include those of its entries.
-    """
-
-    since: int
-    objects: int
-    size_bytes: float
-    page_entries: int = 0
+_STEADY = 1000  # a segment with all earlier ones of its retention before it
 
 
 def simulate(
@@ -79,57 +70,43 @@ def simulate(
 
     It begins with the first batch (`is_from_empty`), or after the partition has run for longer than its retention.
     """
-    world = _Partition(workload, rules, tuple(min_days), rule or PageRule())
+    schedule = Schedule(workload, rules)
+    partition = _Partition(schedule, _Bucket(schedule, rule or PageRule(), min_days))
     if not is_from_empty:
-        world.fill()
-    return world.run(window_ms)
+        partition.fill()
+    return partition.run(window_ms)
 
 
-class _Partition:
-    """The simulated state: segments are numbers from 0, and each tier and queue is a position."""
+class Schedule:
+    """The segments of a steady stream, by their number from 0: their sizes, and the time at which each step is due."""
 
-    def __init__(self, workload: Workload, rules: PartitionRules, min_days: tuple[float, ...], rule: PageRule) -> None:
-        self.of, self.rules, self.rule = workload, rules, rule
-        self.counts = Counts()
-        self.now = self.begun = self.last = 0
-        self.settled = -1
-        self.closed = self.cleaned = self.copied = self.dropped = self.expired = 0
-        self.waiting: deque[_Waiting] = deque()
-        self.waiting_objects, self.waiting_pages, self.waiting_bytes = 0, 0, 0.0
-        self.pins_listed: int | None = None  # time of the last listing
-        self.manifest_entries, self.pages, self.sequence, self.void = 0, deque[int](), 1, 0
-        self.next_read = workload.reads.every_ms if workload.reads is not None else None
-        self.read_upto = 0  # the end of the manager's cache
-        self.short = dict.fromkeys(min_days, 0.0)
-        self.sums = [0.0] * 6
-        idle_ms, batches = idle_roll(workload, rules), workload.batches_per_segment
-        if idle_ms is not None:
-            batches = min(batches, idle_ms[1])
-        # Time from a segment's newest batch to its roll: by the next batch, or by an earlier maintenance pass.
-        self.lead_ms = workload.batch_ms if idle_ms is None or batches < idle_ms[1] else idle_ms[0]
+    def __init__(self, workload: Workload, rules: PartitionRules) -> None:
+        self.workload, self.rules = workload, rules
+        batches, idle = workload.batches_per_segment, idle_roll(workload, rules)
+        self.lead_ms = workload.batch_ms  # from a segment's newest batch to its roll
+        if idle is not None and idle[1] <= batches:
+            self.lead_ms, batches = idle
         self.segment_ms = batches * workload.batch_ms
         self.rolled_bytes = batches * workload.batch_bytes
-        compacted = workload.compacted_share if rules.cleanup_compact else 1.0
-        self.object_bytes = self.rolled_bytes * compacted
-        self.stored = self.object_bytes * workload.stored_share
-        self.indexes = workload.index_base_bytes + workload.index_share * self.object_bytes
-        self.upload_puts = upload_requests(max(1, round(self.stored)), workload.part_bytes)
+        self.compacted_share = workload.compacted_share if rules.cleanup_compact else 1.0
+        self.object_bytes = self.rolled_bytes * self.compacted_share
+        self.stored_bytes = self.object_bytes * workload.stored_share
+        self.indexes_bytes = workload.index_base_bytes + workload.index_share * self.object_bytes
 
-    # -- times: each is the first moment at which a maintenance pass would do it --------------------------------------
+    @property
+    def copied_bytes(self) -> float:
+        """The bytes of both objects of a segment."""
+        return self.stored_bytes + self.indexes_bytes
 
     def closes(self, number: int) -> int:
         return self.newest(number) + self.lead_ms
 
     def newest(self, number: int) -> int:
-        return (number + 1) * self.segment_ms - self.of.batch_ms
+        return (number + 1) * self.segment_ms - self.workload.batch_ms
 
-    def closed_by(self, now: int) -> int:
+    def closed_by(self, now_ms: int) -> int:
         """Return the number of closed segments at a moment."""
-        return max(0, (now - self.lead_ms + self.of.batch_ms) // self.segment_ms)
-
-    def after_bytes(self, number: int, size_bytes: int, share: float = 1.0) -> int:
-        """Return the time at which this many bytes have arrived after a segment's end."""
-        return self.newest(number) + ceil(size_bytes / share / self.of.batch_bytes) * self.of.batch_ms
+        return max(0, (now_ms - self.lead_ms + self.workload.batch_ms) // self.segment_ms)
 
     def copies(self, number: int) -> float:
         if self.rules.copy_disabled:
@@ -138,367 +115,435 @@ class _Partition:
             self.rules,
             closed_ms=self.closes(number),
             newest_ms=self.newest(number),
-            reached_ms=lambda lag_bytes: self.after_bytes(number, lag_bytes),
+            reached_ms=lambda lag_bytes: self._after_bytes(number, lag_bytes),
         )
 
     def drops(self, number: int) -> float:
         limits = self.rules.local_limits
-        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms + 1
-        by_size = float("inf") if limits.bytes is None else self.after_bytes(number, limits.bytes)
+        by_age = inf if limits.ms is None else local_expiry_ms(self.newest(number), limits.ms)
+        by_size = inf if limits.bytes is None else self._after_bytes(number, limits.bytes)
         return max(self.closes(number), min(by_age, by_size))
 
-    def expires(self, number: int) -> float:
-        """Return the expiry time, given the cleaning so far; it changes with every pass."""
-        limits = self.rules.log_limits
-        if limits.bytes is None or not self.rules.cleanup_compact:
+    def expires(self, number: int, cleaned: int) -> float:
+        """Return the expiry time while the first `cleaned` segments are cleaned; it changes with every pass."""
+        limit = self.rules.log_limits.bytes
+        if limit is None or not self.rules.cleanup_compact:
             return self.expires_on_average(number)
-        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
-        clean = (self.cleaned - number - 1) * self.object_bytes
-        batches = ceil((limits.bytes - clean + self.cleaned * self.rolled_bytes) / self.of.batch_bytes)
-        return min(by_age, max(self.newest(number), (batches - 1) * self.of.batch_ms))
+        clean = (cleaned - number - 1) * self.object_bytes
+        batches = ceil((limit - clean + cleaned * self.rolled_bytes) / self.workload.batch_bytes)
+        by_size = max(self.newest(number), (batches - 1) * self.workload.batch_ms)
+        return min(self._expires_by_age(number), by_size)
 
     def expires_on_average(self, number: int) -> float:
         """Return the expiry time as if compaction removed its share of every byte on arrival."""
-        limits = self.rules.log_limits
-        by_age = float("inf") if limits.ms is None else self.newest(number) + limits.ms
-        share = self.of.compacted_share if self.rules.cleanup_compact else 1.0
-        by_size = float("inf") if limits.bytes is None else self.after_bytes(number, limits.bytes, share)
-        return min(by_age, by_size)
+        limit = self.rules.log_limits.bytes
+        by_size = inf if limit is None else self._after_bytes(number, limit, self.compacted_share)
+        return min(self._expires_by_age(number), by_size)
 
-    def ticks(self, moment: float) -> float:
+    def pass_at(self, moment: float) -> float:
         """Return the first maintenance pass at or after a moment."""
-        return moment if moment == float("inf") else ceil(moment / self.of.tick_ms) * self.of.tick_ms
+        tick_ms = self.workload.tick_ms
+        return moment if moment == inf else ceil(moment / tick_ms) * tick_ms
 
-    # -- a partition that has run for long ---------------------------------------------------------------------------
+    def passed(self, when: Callable[[int], float], upper: int, now_ms: int) -> int:
+        """Return how many of the first `upper` segments have passed their moment, which rises with the number."""
+        return bisect_left(range(upper), True, key=lambda number: self.pass_at(when(number)) > now_ms)
 
-    def fill(self) -> None:
-        """Begin where the oldest segments expire, or after a year if none ever does."""
-        number = 1000
-        end = self.expires_on_average(number)
-        # The monthly bill of an unlimited log is the bill after its first year.
-        start = end + self.rules.delete_grace_ms if end != float("inf") else 365 * DAY_MS
-        self.now = self.begun = self.last = int(self.ticks(start))
-        self.closed = self.closed_by(self.now)
-        self.cleaned = self.copied = self._passed(self.copies, self.closed)
-        self.dropped = min(self.copied, self._passed(self.drops, self.closed))
-        self.expired = min(self.copied, self._passed(self.expires_on_average, self.copied))
-        self.read_upto = self.dropped
-        self._fill_waiting()
-        live = self.copied - self.expired
-        room = self._manifest_room()
-        self.manifest_entries = (
-            live if live <= room else self.rule.kept_entries_min + (room - self.rule.kept_entries_min) // 2
-        )
-        page = max(1, min(room - self.rule.kept_entries_min, self.rule.page_rows_max))
-        rest = live - self.manifest_entries
-        self.pages = deque([page] * (rest // page))
-        self.manifest_entries += rest % page
-        self.sequence, self.void = MANIFESTS_RETAINED + MANIFESTS_AT_ONCE // 2, 0
-        if self.next_read is not None:
-            self.next_read = self.now
+    def _expires_by_age(self, number: int) -> float:
+        limit = self.rules.log_limits.ms
+        return inf if limit is None else remote_expiry_ms(self.newest(number), limit)
 
-    def _fill_waiting(self) -> None:
-        """Fill the pending deletes: segments that expired within the grace period, pass by pass."""
-        grace = self.rules.delete_grace_ms
-        first = self._passed(lambda each: self.expires_on_average(each) + grace, self.expired)
-        while first < self.expired:
-            moment = int(self.ticks(self.expires_on_average(first)))
-            upto = min(
-                self.expired,
-                max(first + 1, first + (moment - int(self.expires_on_average(first))) // self.segment_ms + 1),
-            )
-            self._unlink(moment, 2 * (upto - first), (upto - first) * (self.stored + self.indexes))
-            first = upto
+    def _after_bytes(self, number: int, size_bytes: int, share: float = 1.0) -> int:
+        """Return the time at which this many bytes have arrived after a segment's end."""
+        batches = ceil(size_bytes / share / self.workload.batch_bytes)
+        return self.newest(number) + batches * self.workload.batch_ms
 
-    def _passed(self, when: Callable[[int], float], upper: int) -> int:
-        """Return how many of the first `upper` segments have passed their moment.
 
-        The moment rises with the number.
-        """
-        low, high = 0, upper
-        while low < high:
-            middle = (low + high) // 2
-            if self.ticks(when(middle)) <= self.now:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+class _Unlinked(NamedTuple):
+    """Objects unlinked in one commit.
 
-    def _manifest_room(self) -> int:
-        """Return the number of entries that fit a manifest without pages and pending deletes."""
-        room = self.rule.manifest_bytes_max - self.of.manifest_base_bytes
-        return max(1, bisect_right(range(self.rule.manifest_bytes_max), room, key=self.of.rows_bytes) - 1)
+    A page unlinked whole has `page_entries`, and its objects include those of its entries.
+    """
 
-    # -- maintenance passes ------------------------------------------------------------------------------------------
+    since_ms: int
+    objects: int
+    size_bytes: float
+    page_entries: int = 0
 
-    def run(self, window_ms: int) -> Simulated:
-        end = self.begun + window_ms
-        before = self.counts.copy()
-        while (moment := self._next()) < end:
-            self._pass_time(int(moment))
-            while self._round():
-                pass
-            self._read()
-            self.settled = self.now
-        self._pass_time(end)
-        spans = [each / window_ms for each in self.sums]
-        return Simulated(
-            window_ms=window_ms,
-            counts=self.counts.minus(before),
-            stored_bytes=spans[0] * self.stored,
-            objects=spans[0],
-            small_bytes=spans[0] * self.indexes,
-            index_bytes=spans[1],
-            waiting_bytes=spans[2],
-            local_bytes=spans[3],
-            both_bytes=spans[4],
-            object_bytes=self.stored,
-            short_byte_days=dict(self.short),
-        )
 
-    def _next(self) -> float:
-        """Return the next maintenance pass with work."""
-        moments: list[float] = [self.closes(self.closed)]
-        if self.copied < (self.cleaned if self.rules.cleanup_compact else self.closed):
-            moments.append(self.copies(self.copied))
-        if self.dropped < self.copied:
-            moments.append(self.drops(self.dropped))
-        if self.expired < self.copied:
-            moments.append(self.expires(self.expired))
-        if self.waiting:
-            moments.append(deletion_due_ms(self.waiting[0].since, self.rules))
-        if self.next_read is not None:
-            moments.append(self.next_read)
-        return self.ticks(max(min(moments), self.settled + 1))
+class _PendingDeletes:
+    """The unlinked objects, oldest first, with their sums."""
 
-    def _pass_time(self, now: int) -> None:
-        span = now - self.last
-        if span > 0:
-            heads = self.sequence - self.void
-            self.sums[0] += span * (self.copied - self.expired)
-            self.sums[1] += span * (self._manifest_bytes() * heads + sum(self.pages) * self.of.page_row_bytes)
-            self.sums[2] += span * self.waiting_bytes
-            middle = (self.last + now) / 2
-            self.sums[3] += span * self._local_bytes(middle)
-            self.sums[4] += span * (self.copied - self.dropped) * self.object_bytes
-        self.last = self.now = now
+    def __init__(self) -> None:
+        self._queue: deque[_Unlinked] = deque()
+        self.objects, self.pages, self.size_bytes = 0, 0, 0.0
 
-    def _local_bytes(self, moment: float) -> float:
-        kept = (self.copied - self.dropped) * self.object_bytes
-        came = moment / self.of.batch_ms * self.of.batch_bytes  # a straight line through the steps
-        return kept + max(0.0, came - self.copied * self.rolled_bytes)
+    @property
+    def oldest_ms(self) -> int | None:
+        return self._queue[0].since_ms if self._queue else None
 
-    def _round(self) -> bool:
-        """Run one plan, decided on the state at its begin; return whether it did anything."""
-        self.closed = max(self.closed, self.closed_by(self.now))
-        copied, expired_upto, dropped_upto = self.copied, self.expired, self.dropped
-        while expired_upto < copied and self.expires(expired_upto) <= self.now:
-            expired_upto += 1
-        while dropped_upto < copied and self.drops(dropped_upto) <= self.now:
-            dropped_upto += 1
-        due = self._due_for_deletion()
-        upto = self.sequence - MANIFESTS_RETAINED
-        did = self._clean() or self._copy()
-        did |= dropped_upto > self.dropped
-        self.dropped = dropped_upto
-        if expired_upto > self.expired:
-            self._expire(expired_upto - self.expired)
-            did = True
-        if due:
-            self._delete(due)
-            did = True
-        if upto - self.void >= MANIFESTS_AT_ONCE:
-            self._collect(upto)
-            did = True
-        return did
+    def add(self, unlinked: _Unlinked) -> None:
+        self._queue.append(unlinked)
+        self._count(unlinked, 1)
 
-    def _clean(self) -> bool:
-        """Run a cleaner pass if enough is dirty; it leaves its share of every segment."""
-        if not self.rules.cleanup_compact or self.cleaned >= self.closed:
-            return False
-        dirty = (self.closed - self.cleaned) * self.rolled_bytes
-        clean = (self.cleaned - self.dropped) * self.object_bytes
-        if not is_dirty_enough(dirty, clean, self.rules.min_cleanable_dirty_ratio):
-            return False
-        self.cleaned = self.closed
-        return True
+    def remove(self, unlinked: _Unlinked) -> None:
+        self._queue.remove(unlinked)
+        self._count(unlinked, -1)
 
-    def _copy(self) -> bool:
-        if self.rules.cleanup_compact:
-            number = self.cleaned - self.copied if self.copies(self.copied) <= self.now else 0
-            for _ in range(number):
-                self._upload()
-            if number:
-                self.copied += number
-                self._commit(number)
-            return number > 0
-        before, held = self.copied, 0
-        while self.copied < self.closed and self.copies(self.copied) <= self.now:
-            self._upload()
-            self.copied += 1
-            held += 1
-            if completes_commit(held, held * self.rolled_bytes):
-                self._commit(held)
-                held = 0
-        if held:
-            self._commit(held)
-        return self.copied > before
+    def due(self, rules: PartitionRules, now_ms: int) -> list[_Unlinked]:
+        return list(takewhile(lambda each: deletion_due_ms(each.since_ms, rules) <= now_ms, self._queue))
 
-    def _upload(self) -> None:
-        counts = self.counts
-        counts.puts += self.upload_puts + 1
-        counts.data_puts += self.upload_puts
-        counts.posts += 2 if self.upload_puts > 1 else 0
+    def _count(self, unlinked: _Unlinked, sign: int) -> None:
+        self.size_bytes += sign * unlinked.size_bytes
+        if unlinked.page_entries:
+            self.pages += sign
+        else:
+            self.objects += sign * unlinked.objects
+
+
+class _Bucket:
+    """The manifest with its pages and pending deletes. Every method counts the requests of the writer."""
+
+    def __init__(self, schedule: Schedule, rule: PageRule, min_days: Iterable[float]) -> None:
+        self._schedule, self._of, self._rule = schedule, schedule.workload, rule
+        self._upload_puts = upload_requests(max(1, round(schedule.stored_bytes)), self._of.part_bytes)
+        self._pins_listed_ms: int | None = None
+        self.counts = Counts()
+        self.entries, self.pages = 0, deque[int]()  # entries in the manifest, and in each page
+        self.sequence, self.boundary = 1, 0
+        self.pending = _PendingDeletes()
+        self.short_byte_days = dict.fromkeys(min_days, 0.0)
+
+    @property
+    def manifest_bytes(self) -> float:
+        of, pending = self._of, self.pending
+        lists = pending.objects * of.unlinked_bytes + (len(self.pages) + pending.pages) * of.page_bytes_due
+        return of.manifest_base_bytes + of.rows_bytes(self.entries) + lists
+
+    @property
+    def page_bytes(self) -> float:
+        return sum(self.pages) * self._of.page_row_bytes
+
+    def fill(self, entries: int) -> None:
+        """Hold this many entries, in pages and a manifest as long use leaves them; sends no request."""
+        rule = self._rule
+        room_bytes = rule.manifest_bytes_max - self._of.manifest_base_bytes
+        room = max(1, bisect_right(range(rule.manifest_bytes_max), room_bytes, key=self._of.rows_bytes) - 1)
+        spare = room - rule.kept_entries_min
+        in_manifest = entries if entries <= room else rule.kept_entries_min + spare // 2
+        page = max(1, min(spare, rule.page_rows_max))
+        full_pages, rest = divmod(entries - in_manifest, page)
+        self.pages = deque([page] * full_pages)
+        self.entries = in_manifest + rest
+        self.sequence = MANIFESTS_RETAINED + MANIFESTS_AT_ONCE // 2
+
+    def unlink(self, now_ms: int, segments: int) -> None:
+        """Unlink the objects of single segments."""
+        self.pending.add(_Unlinked(now_ms, 2 * segments, segments * self._schedule.copied_bytes))
+
+    def upload(self) -> None:
+        """Upload one segment: data and indexes, each with a HEAD."""
+        counts, stored = self.counts, self._schedule.stored_bytes
+        counts.puts += self._upload_puts + 1
+        counts.data_puts += self._upload_puts
+        counts.posts += 2 if self._upload_puts > 1 else 0
         counts.gets += 2
         counts.data_gets += 1
         counts.heads += 2
-        counts.bytes_in += self.stored + self.indexes
-        counts.data_bytes_in += self.stored
+        counts.bytes_in += self._schedule.copied_bytes
+        counts.data_bytes_in += stored
 
-    def _commit(self, new_rows: int = 0) -> None:
-        self.manifest_entries += new_rows
-        while self._manifest_bytes() > self.rule.manifest_bytes_max:
-            spare = self.manifest_entries - self.rule.kept_entries_min
-            if spare < self.rule.page_rows_min:
+    def commit(self, new_entries: int = 0) -> None:
+        """Commit a manifest; the oldest entries of a full manifest move to pages."""
+        rule = self._rule
+        self.entries += new_entries
+        while self.manifest_bytes > rule.manifest_bytes_max:
+            spare = self.entries - rule.kept_entries_min
+            if spare < rule.page_rows_min:
                 break
-            page = min(spare, self.rule.page_rows_max)
-            self.manifest_entries -= page
+            page = min(spare, rule.page_rows_max)
+            self.entries -= page
             self._write_page(page)
             self.pages.append(page)
         self.sequence += 1
         self.counts.puts += 1
         self.counts.gets += 1
-        self.counts.bytes_in += self._manifest_bytes()
+        self.counts.bytes_in += self.manifest_bytes
 
-    def _manifest_bytes(self) -> float:
-        of = self.of
-        lists = self.waiting_objects * of.unlinked_bytes + (len(self.pages) + self.waiting_pages) * of.page_bytes_due
-        return of.manifest_base_bytes + of.rows_bytes(self.manifest_entries) + lists
-
-    def _write_page(self, entries: int) -> None:
-        self.counts.puts += 1
-        self.counts.bytes_in += entries * self.of.page_row_bytes
-
-    def _unlink(self, since: int, objects: int, size_bytes: float, page_entries: int = 0) -> None:
-        self.waiting.append(_Waiting(since, objects, size_bytes, page_entries))
-        if page_entries:
-            self.waiting_pages += 1
-        else:
-            self.waiting_objects += objects
-        self.waiting_bytes += size_bytes
-
-    def _expire(self, number: int) -> None:
+    def expire(self, now_ms: int, entries: int) -> None:
         """Advance the log start, then unlink whole pages, then single entries: a commit each."""
-        self._commit()
-        self.expired += number
-        left = number
-        of_segment = self.stored + self.indexes
+        self.commit()
         is_known = sum(self.pages) <= CACHED_ENTRIES_MAX
-        whole = 0
-        while self.pages and left >= self.pages[0]:
-            entries = self.pages.popleft()
-            left -= entries
-            whole += 1
-            self._unlink(self.now, 2 * entries + 1, entries * (of_segment + self.of.page_row_bytes), entries)
-        if whole:
-            self._commit()
-        if not left:
+        row_bytes = self._of.page_row_bytes
+        whole_pages = False
+        while self.pages and entries >= self.pages[0]:
+            page = self.pages.popleft()
+            entries -= page
+            whole_pages = True
+            size_bytes = page * (self._schedule.copied_bytes + row_bytes)
+            self.pending.add(_Unlinked(now_ms, 2 * page + 1, size_bytes, page))
+        if whole_pages:
+            self.commit()
+        if not entries:
             return
         if self.pages:
             self.counts.gets += 0 if is_known else 1 / self.pages[0]
-            self._unlink(self.now, 1, self.pages[0] * self.of.page_row_bytes)
-            self.pages[0] -= left
+            self.pending.add(_Unlinked(now_ms, 1, self.pages[0] * row_bytes))
+            self.pages[0] -= entries
             self._write_page(self.pages[0])
         else:
-            self.manifest_entries -= left
-        self._unlink(self.now, 2 * left, left * of_segment)
-        self._commit()
+            self.entries -= entries
+        self.unlink(now_ms, entries)
+        self.commit()
 
-    def _due_for_deletion(self) -> list[_Waiting]:
-        return list(takewhile(lambda each: deletion_due_ms(each.since, self.rules) <= self.now, self.waiting))
-
-    def _delete(self, due: list[_Waiting]) -> None:
+    def delete(self, now_ms: int, due: Sequence[_Unlinked]) -> None:
         """Delete all single objects at once, then a few pages."""
         pages = [each for each in due if each.page_entries][:PAGES_DELETED_MAX]
-        for going in ([each for each in due if not each.page_entries], pages):
-            if going:
-                self._free(going)
+        for deleted in ([each for each in due if not each.page_entries], pages):
+            if deleted:
+                self._delete(now_ms, deleted)
 
-    def _free(self, going: list[_Waiting]) -> None:
-        single = 0
-        for each in going:
-            self.waiting.remove(each)
-            self.waiting_bytes -= each.size_bytes
-            if each.page_entries:
-                self.waiting_pages -= 1
-                self.counts.deletes += ceil(2 * each.page_entries / LIST_PAGE) + 1
-            else:
-                self.waiting_objects -= each.objects
-                single += each.objects
-            if each.objects > 1:
-                self._note_age(each.since, each.objects // 2)
-        if self.pins_listed is None or going[-1].since + PINS_LAG_MS > self.pins_listed:
-            self.counts.lists += 1
-            self.pins_listed = self.now
-        self.counts.gets += 2
-        self.counts.deletes += ceil(single / LIST_PAGE)
-        self._commit()
-
-    def _note_age(self, since: int, segments: int) -> None:
-        """Record how far the data of deleted segments falls short of each minimum duration."""
-        lived = self.now - since + min(since, int(self._lived_in_index()))
-        for days in self.short:
-            self.short[days] += max(0.0, days - lived / DAY_MS) * segments * self.stored
-
-    def _lived_in_index(self) -> float:
-        """Return the time from a segment's upload to its expiry, in ms."""
-        return max(0.0, self.expires_on_average(1000) - self.copies(1000))
-
-    def _collect(self, upto: int) -> None:
-        gone = upto - self.void
-        self.void = upto
+    def collect(self, upto: int) -> None:
+        """Delete the manifests up to a sequence."""
         self.counts.gets += 3
         self.counts.puts += 1
         self.counts.lists += 2
-        self.counts.deletes += ceil(gone / LIST_PAGE)
+        self.counts.deletes += ceil((upto - self.boundary) / LIST_PAGE)
         self.counts.bytes_in += BOUNDARY_BYTES
+        self.boundary = upto
 
-    # -- readers -----------------------------------------------------------------------------------------------------
+    def _write_page(self, entries: int) -> None:
+        self.counts.puts += 1
+        self.counts.bytes_in += entries * self._of.page_row_bytes
 
-    def _read(self) -> None:
-        reads = self.of.reads
-        while reads is not None and self.next_read is not None and self.next_read <= self.now:
-            self.next_read += reads.every_ms
-            if self.copied == self.expired:
-                continue
-            oldest = self.expired
-            if reads.oldest_ms is not None:
-                since = self.now - reads.oldest_ms
-                oldest = max(oldest, min(self.copied, max(0, since // self.segment_ms)))
-            if reads.is_managers:
-                self._read_cold(oldest, reads)
+    def _delete(self, now_ms: int, deleted: Sequence[_Unlinked]) -> None:
+        single = 0
+        for each in deleted:
+            self.pending.remove(each)
+            if each.page_entries:
+                self.counts.deletes += ceil(2 * each.page_entries / LIST_PAGE) + 1
             else:
-                self._scan((self.copied - oldest) * reads.share, min(1.0, reads.share), reads)
+                single += each.objects
+            if each.objects > 1:
+                self._note_age(now_ms, each.since_ms, each.objects // 2)
+        if self._pins_listed_ms is None or deleted[-1].since_ms + PINS_LAG_MS > self._pins_listed_ms:
+            self.counts.lists += 1
+            self._pins_listed_ms = now_ms
+        self.counts.gets += 2
+        self.counts.deletes += ceil(single / LIST_PAGE)
+        self.commit()
 
-    def _read_cold(self, oldest: int, reads: Reads) -> None:
+    def _note_age(self, now_ms: int, since_ms: int, segments: int) -> None:
+        """Record how far the data of deleted segments falls short of each minimum duration."""
+        schedule = self._schedule
+        in_manifest_ms = max(0.0, schedule.expires_on_average(_STEADY) - schedule.copies(_STEADY))
+        lived_ms = now_ms - since_ms + min(since_ms, int(in_manifest_ms))
+        for days in self.short_byte_days:
+            self.short_byte_days[days] += max(0.0, days - lived_ms / DAY_MS) * segments * schedule.stored_bytes
+
+
+class _Readers:
+    """The reads of a workload, all at fixed times."""
+
+    def __init__(self, reads: Reads, bucket: _Bucket, schedule: Schedule) -> None:
+        self._reads, self._bucket, self._schedule = reads, bucket, schedule
+        self.next_ms = reads.every_ms
+        self.cached_upto = 0  # segments below it are in the manager's cache, or were on the disk
+
+    def read(self, now_ms: int, expired: int, dropped: int, copied: int) -> None:
+        """Count the due reads, with the given positions of the partition."""
+        reads = self._reads
+        while self.next_ms <= now_ms:
+            self.next_ms += reads.every_ms
+            if copied == expired:
+                continue
+            oldest = expired
+            if reads.oldest_ms is not None:
+                oldest = max(oldest, min(copied, max(0, (now_ms - reads.oldest_ms) // self._schedule.segment_ms)))
+            if reads.is_managers:
+                self._read_uncached(oldest, dropped)
+            else:
+                self._scan((copied - oldest) * reads.share, min(1.0, reads.share), reads)
+
+    def _read_uncached(self, oldest: int, dropped: int) -> None:
         """Read segments that are no longer on the disk and not yet in the manager's cache.
 
         A stream that begins in the cache is already running when it reaches uncached segments.
         """
-        first = max(oldest, self.read_upto)
-        self.read_upto = max(self.dropped, self.read_upto)
-        if first < self.dropped:
+        first = max(oldest, self.cached_upto)
+        self.cached_upto = max(dropped, self.cached_upto)
+        if first < dropped:
             is_under_way = first > oldest
-            self._scan(self.dropped - first, 0.0, replace(reads, begins=0.0) if is_under_way else reads)
+            self._scan(dropped - first, 0.0, replace(self._reads, begins=0.0) if is_under_way else self._reads)
 
     def _scan(self, segments: float, opened: float, reads: Reads) -> None:
-        counts = self.counts
+        counts, bucket, stored = self._bucket.counts, self._bucket, self._schedule.stored_bytes
         # For other readers an average: the ends of ranges depend on the batches.
-        cells = max(1, ceil(self.stored / RANGE_BYTES))
-        ranges = cells + reads.begins / segments if reads.is_stream else max(1.0, self.stored / reads.range_bytes)
+        ranges = max(1.0, stored / reads.range_bytes)
+        if reads.is_stream:
+            ranges = max(1, ceil(stored / RANGE_BYTES)) + (reads.begins / segments if segments else 0)
         counts.lists += 2 * opened
-        counts.gets += (2 + len(self.pages)) * opened + segments * (1 + ranges)
+        counts.gets += (2 + len(bucket.pages)) * opened + segments * (1 + ranges)
         counts.data_gets += segments * ranges
-        counts.data_bytes_out += segments * self.stored
-        meta = self._manifest_bytes() + sum(self.pages) * self.of.page_row_bytes
-        counts.bytes_out += meta * opened + segments * (self.stored + self.indexes)
+        counts.data_bytes_out += segments * stored
+        opened_bytes = (bucket.manifest_bytes + bucket.page_bytes) * opened
+        counts.bytes_out += opened_bytes + segments * self._schedule.copied_bytes
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Products of an amount and the time for which it lasted."""
+
+    objects: float = 0.0
+    index_bytes: float = 0.0
+    waiting_bytes: float = 0.0
+    local_bytes: float = 0.0
+    both_bytes: float = 0.0
+
+
+class _Partition:
+    """The loop of maintenance passes. Each step has a position: the number of segments that it has done."""
+
+    def __init__(self, schedule: Schedule, bucket: _Bucket) -> None:
+        self._schedule, self._bucket, self._rules = schedule, bucket, schedule.rules
+        reads = schedule.workload.reads
+        self._readers = _Readers(reads, bucket, schedule) if reads is not None else None
+        self._sums = _Sums()
+        self._now_ms = 0
+        self._settled_ms = -1  # the last pass that has run
+        self._closed = self._cleaned = self._copied = self._dropped = self._expired = 0
+
+    def fill(self) -> None:
+        """Begin where the oldest segments expire, or after a year if none ever does."""
+        schedule, grace_ms = self._schedule, self._rules.delete_grace_ms
+        expires = schedule.expires_on_average
+        # The monthly bill of an unlimited log is the bill after its first year.
+        start = expires(_STEADY) + grace_ms
+        now_ms = self._now_ms = int(schedule.pass_at(start if start != inf else 365 * DAY_MS))
+        self._settled_ms = now_ms - 1  # overdue work is done at the begin: the clock never goes back
+        self._closed = schedule.closed_by(now_ms)
+        self._cleaned = self._copied = schedule.passed(schedule.copies, self._closed, now_ms)
+        self._dropped = min(self._copied, schedule.passed(schedule.drops, self._closed, now_ms))
+        self._expired = schedule.passed(expires, self._copied, now_ms)
+        self._fill_pending()
+        self._bucket.fill(self._copied - self._expired)
+        if self._readers is not None:
+            self._readers.next_ms, self._readers.cached_upto = now_ms, self._dropped
+
+    def _fill_pending(self) -> None:
+        """Fill the pending deletes: segments that expired within the grace period, pass by pass."""
+        schedule, grace_ms = self._schedule, self._rules.delete_grace_ms
+        expires = schedule.expires_on_average
+        first = schedule.passed(lambda number: expires(number) + grace_ms, self._expired, self._now_ms)
+        while first < self._expired:
+            moment = int(schedule.pass_at(expires(first)))
+            upto = first + (moment - int(expires(first))) // schedule.segment_ms + 1
+            upto = min(self._expired, max(first + 1, upto))
+            self._bucket.unlink(moment, upto - first)
+            first = upto
+
+    def run(self, window_ms: int) -> Simulated:
+        end_ms = self._now_ms + window_ms
+        while (moment := self._next_pass()) < end_ms:
+            self._pass_time(int(moment))
+            while self._apply_plan():
+                pass
+            if self._readers is not None:
+                self._readers.read(self._now_ms, self._expired, self._dropped, self._copied)
+            self._settled_ms = self._now_ms
+        self._pass_time(end_ms)
+        schedule, sums, objects = self._schedule, self._sums, self._sums.objects / window_ms
+        return Simulated(
+            window_ms=window_ms,
+            counts=self._bucket.counts,
+            stored_bytes=objects * schedule.stored_bytes,
+            objects=objects,
+            small_bytes=objects * schedule.indexes_bytes,
+            index_bytes=sums.index_bytes / window_ms,
+            waiting_bytes=sums.waiting_bytes / window_ms,
+            local_bytes=sums.local_bytes / window_ms,
+            both_bytes=sums.both_bytes / window_ms,
+            object_bytes=schedule.stored_bytes,
+            short_byte_days=self._bucket.short_byte_days,
+        )
+
+    def _next_pass(self) -> float:
+        """Return the next maintenance pass with work."""
+        schedule = self._schedule
+        moments: list[float] = [schedule.closes(self._closed)]
+        if self._copied < (self._cleaned if self._rules.cleanup_compact else self._closed):
+            moments.append(schedule.copies(self._copied))
+        if self._dropped < self._copied:
+            moments.append(schedule.drops(self._dropped))
+        if self._expired < self._copied:
+            moments.append(schedule.expires(self._expired, self._cleaned))
+        if (oldest_ms := self._bucket.pending.oldest_ms) is not None:
+            moments.append(deletion_due_ms(oldest_ms, self._rules))
+        if self._readers is not None:
+            moments.append(self._readers.next_ms)
+        return schedule.pass_at(max(min(moments), self._settled_ms + 1))
+
+    def _pass_time(self, now_ms: int) -> None:
+        span_ms, bucket, sums = now_ms - self._now_ms, self._bucket, self._sums
+        manifests = bucket.sequence - bucket.boundary
+        sums.objects += span_ms * (self._copied - self._expired)
+        sums.index_bytes += span_ms * (bucket.manifest_bytes * manifests + bucket.page_bytes)
+        sums.waiting_bytes += span_ms * bucket.pending.size_bytes
+        sums.local_bytes += span_ms * self._local_bytes((self._now_ms + now_ms) / 2)
+        sums.both_bytes += span_ms * (self._copied - self._dropped) * self._schedule.object_bytes
+        self._now_ms = now_ms
+
+    def _local_bytes(self, moment: float) -> float:
+        schedule, of = self._schedule, self._schedule.workload
+        arrived = moment / of.batch_ms * of.batch_bytes  # a straight line through the steps
+        in_both = (self._copied - self._dropped) * schedule.object_bytes
+        return in_both + max(0.0, arrived - self._copied * schedule.rolled_bytes)
+
+    def _apply_plan(self) -> bool:
+        """Run one plan, decided on the state at its begin; return whether it did anything."""
+        schedule, bucket, now_ms = self._schedule, self._bucket, self._now_ms
+        self._closed = max(self._closed, schedule.closed_by(now_ms))
+        expired, dropped = self._expired, self._dropped
+        while expired < self._copied and schedule.expires(expired, self._cleaned) <= now_ms:
+            expired += 1
+        while dropped < self._copied and schedule.drops(dropped) <= now_ms:
+            dropped += 1
+        due = bucket.pending.due(self._rules, now_ms)
+        upto = collectable_upto(bucket.sequence, bucket.boundary)
+        is_busy = self._clean() or self._copy()
+        if expired > self._expired:
+            bucket.expire(now_ms, expired - self._expired)
+        if due:
+            bucket.delete(now_ms, due)
+        if upto:
+            bucket.collect(upto)
+        is_busy |= (dropped, expired) != (self._dropped, self._expired)
+        self._dropped, self._expired = dropped, expired
+        return is_busy or bool(due or upto)
+
+    def _clean(self) -> bool:
+        """Run a cleaner pass if enough is dirty; it leaves its share of every segment."""
+        if not self._rules.cleanup_compact or self._cleaned >= self._closed:
+            return False
+        dirty = (self._closed - self._cleaned) * self._schedule.rolled_bytes
+        clean = (self._cleaned - self._dropped) * self._schedule.object_bytes
+        if not is_dirty_enough(dirty, clean, self._rules.min_cleanable_dirty_ratio):
+            return False
+        self._cleaned = self._closed
+        return True
+
+    def _copy(self) -> bool:
+        """Copy the due segments; of a compacted topic all cleaned ones in one commit, once the oldest is due."""
+        schedule, bucket, before, uncommitted = self._schedule, self._bucket, self._copied, 0
+        is_compacted = self._rules.cleanup_compact
+        upper = self._cleaned if is_compacted else self._closed
+        while self._copied < upper and schedule.copies(before if is_compacted else self._copied) <= self._now_ms:
+            bucket.upload()
+            self._copied += 1
+            uncommitted += 1
+            if not is_compacted and completes_commit(uncommitted, uncommitted * schedule.rolled_bytes):
+                bucket.commit(uncommitted)
+                uncommitted = 0
+        if uncommitted:
+            bucket.commit(uncommitted)
+        return self._copied > before

@@ -6,10 +6,10 @@ The engine is `policies.cost.simulation`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 from policies.cost.storage_cost import DAY_MS
-from policies.rules import PartitionRules
+from policies.rules import PartitionRules, local_expiry_ms
 from remote.segment_entry import PART_BYTES
 
 PAUSES_LOOKED_AT = 200  # pauses between batches, to count in how many of them a maintenance pass finds an idle segment
@@ -143,11 +143,8 @@ class Counts:
     data_bytes_in: float = 0
     data_bytes_out: float = 0
 
-    def copy(self) -> Counts:
-        return replace(self)
-
-    def minus(self, before: Counts) -> Counts:
-        return Counts(**{each.name: getattr(self, each.name) - getattr(before, each.name) for each in fields(self)})
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
     def times(self, factor: float) -> Counts:
         return Counts(**{each.name: getattr(self, each.name) * factor for each in fields(self)})
@@ -182,10 +179,9 @@ def idle_roll(of: Workload, rules: PartitionRules) -> tuple[int, int] | None:
     pauses contain such a pass: the average counts.
     """
     local = None if rules.copy_disabled or (rules.copy_lag_ms is None and rules.copy_lag_bytes) else rules.local_limits
-    limits = [rules.segment_ms, *([] if local is None or local.ms is None else [local.ms])]
-    limit = min(limits)
+    limit = min([rules.segment_ms, *([] if local is None or local.ms is None else [local.ms])])
     if of.batch_ms <= limit:
         return None
     pauses = range(0, of.batch_ms * PAUSES_LOOKED_AT, of.batch_ms)
     rolled = sum(((at + limit) // of.tick_ms + 1) * of.tick_ms < at + of.batch_ms for at in pauses)
-    return (limit + 1, max(1, round(PAUSES_LOOKED_AT / rolled))) if rolled else None
+    return (local_expiry_ms(0, limit), max(1, round(PAUSES_LOOKED_AT / rolled))) if rolled else None

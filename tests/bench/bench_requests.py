@@ -16,7 +16,7 @@ import random
 from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segment, workplace
 
 from policies.cost.storage_cost import GIB, S3_STANDARD, request_cost
-from policies.manifest_collection import MANIFESTS_AT_ONCE
+from policies.remote_retention import MANIFESTS_AT_ONCE
 from remote.fetch.range_prediction import RangePredictor
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.fork_references import delete_objects

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.copy_lag import copy_due_since_ms
-from policies.cost.simulation import PageRule, Workload, _Partition
+from policies.cost.simulation import Schedule, Workload
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copies_at_once
@@ -18,10 +18,10 @@ LAGS = st.none() | st.just(0) | st.integers(1, 500)
 rules = st.builds(PartitionRules, copy_lag_ms=LAGS, copy_lag_bytes=LAGS, local_retention_ms=st.none())
 
 
-def _snapshot(asked: PartitionRules, model: _Partition, now_ms: int) -> PartitionSnapshot:
+def _snapshot(asked: PartitionRules, model: Schedule, now_ms: int) -> PartitionSnapshot:
     """The stream of the simulation as a partition at `now_ms`: closed segments, then the batches behind them."""
     closed = model.closed_by(now_ms)
-    per_segment = model.of.batches_per_segment
+    per_segment = model.workload.batches_per_segment
     sizes = [model.rolled_bytes] * closed
     sizes.append((now_ms // BATCH_MS + 1 - closed * per_segment) * BATCH_BYTES)
     segments = [
@@ -53,7 +53,7 @@ def test_plan_status_and_simulation_agree_on_the_time_at_which_a_copy_is_due(
     asked: PartitionRules, number: int, batches: int
 ) -> None:
     workload = Workload(batch_bytes=BATCH_BYTES, batch_ms=BATCH_MS, segment_bytes=batches * BATCH_BYTES)
-    model = _Partition(workload, asked, (), PageRule())
+    model = Schedule(workload, asked)
     due, base = model.copies(number), number * batches
     closed = model.closes(number)
     near = [] if due > closed + 1200 else [int(due) - 1, int(due), int(due) + 1]

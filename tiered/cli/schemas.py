@@ -33,7 +33,7 @@ _PAGES: dict[str, tuple[str, ...]] = {
     "config-lint": ("cli.topics.config:ConfigLinted", "config lint"),
     "consume-line": ("cli.records:ConsumedRecord", "consume"),
     "cost-advise": ("cli.topics.cost:CostAdvise", "cost advise"),
-    "cost-advise-plan": ("cost.advice_file:SavedAdvice",),  # the file of --out
+    "cost-advise-plan": ("plans.saved_plan:PlanFile",),  # the file of --out
     "cost-show": ("cli.topics.cost:CostShow", "cost show"),
     "cost-simulate": ("cli.topics.cost:CostSimulate", "cost simulate"),
     "delete-records": ("cli.data.offsets:DeletedRecords", "delete-records"),

@@ -134,7 +134,7 @@ class Session:
         from tiered.cli.progress import load_progress
         from tiered.manager.manager import LogManager
         from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
-        from tiered.web.pages.offline_store import silent_store
+        from tiered.web.pages.manager_cache import silent_store
 
         store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
         hasty = ShortDeadlineStore.of(config) if is_hasty else None

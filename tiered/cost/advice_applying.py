@@ -1,4 +1,4 @@
-"""Cost advice saved as steps, checked and applied.
+"""Cost advice saved as a plan of steps, checked and applied.
 
 The order of calls is `save_advice`, then `check_advice` or `apply_advice`.
 
@@ -29,14 +29,15 @@ from typing import TYPE_CHECKING
 from local.errors import Conflict, InvalidRequest
 from policies.cost.prices import STANDARD
 from policies.cost.storage_cost import request_cost
+from policies.decisions import Plan
 from remote.manifest.catalog import RemotePartitionName
 from remote.segments.encryption import NO_KEYS, KeyRing
 from tiered.config.price_file import configured_prices
 from tiered.config.properties import canonical, parse
-from tiered.cost.advice_file import AlterStep, MovedSegment, RecodeStep, SavedAdvice, Step, saved_advice
 from tiered.cost.topic_cost import all_rows
 from tiered.jobs.rewriting import GROUPS_A_MANIFEST, EntryFilter, cost_of, plan_recode, run_rewrite
 from tiered.plans.plan_basis import basis_changes, plan_basis
+from tiered.plans.saved_plan import AlterStep, MovedSegment, RecodeStep, SavedPlan, Step
 from tiered.stores.object_encoding import EncodingChoice
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class StepState:
 # -- making ------------------------------------------------------------------------------------------------------------
 
 
-def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedAdvice:
+def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedPlan:
     """Convert advice to steps: settings first, then moves. Changes nothing.
 
     Of several values for one setting the value with the largest saving is used. A setting that cannot be altered is
@@ -86,7 +87,14 @@ def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_
     steps: tuple[Step, ...] = (*alters.values(), *(each for each in moves if each.segments))
     basis = plan_basis(manager, manager.config, {each.topic for each in steps}, advised.prices)
     own = {_basis_name(each) for each in alters.values()}
-    return saved_advice(steps, {name: text for name, text in basis.items() if name not in own}, now_ms)
+    return SavedPlan(
+        plan=Plan(now_ms=now_ms),
+        made_ms=now_ms,
+        settings={},
+        fingerprints={},
+        basis={name: text for name, text in basis.items() if name not in own},
+        steps=steps,
+    )
 
 
 def _alter_step(manager: LogManager, advice: CostAdvice, key: str, value: str, now_ms: int) -> AlterStep | None:
@@ -166,7 +174,7 @@ def _basis_name(step: AlterStep) -> str:
 # -- doing -------------------------------------------------------------------------------------------------------------
 
 
-def check_advice(manager: LogManager, saved: SavedAdvice) -> list[StepState]:
+def check_advice(manager: LogManager, saved: SavedPlan) -> list[StepState]:
     """Return the state of each step.
 
     Raises Conflict, with the names of the changes, if a step is neither done nor due or the common basis has changed.
@@ -215,7 +223,7 @@ def _recoded(manager: LogManager, step: RecodeStep) -> tuple[StepState, list[str
 
 def apply_advice(
     manager: LogManager,
-    saved: SavedAdvice,
+    saved: SavedPlan,
     store: ObjectStore,
     *,
     now_ms: Callable[[], int],

@@ -1,14 +1,19 @@
 """Costs of topics under other settings: their own history, simulated and priced.
 
-`policies.cost.scenarios` has the simulation. Commands, scripts and pages use `simulate_costs`: it measures the topics
-of a manager and prices every combination of the given values. Without values it prices single changes of every setting.
+`policies.cost.scenarios` has the simulation. Two questions exist; both take the same measured streams, and `AXES` has
+the settings that both can vary:
+
+| function | question | for |
+|---|---|---|
+| `simulate_costs` | every combination of the given values; without values single changes of every setting | commands |
+| `cost_lab` | one scenario against today's settings in full detail, with curves around it | pages |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from local.errors import InvalidRequest, LogError, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -20,6 +25,7 @@ from policies.cost.scenarios import (
     ScenarioCost,
     Stream,
     break_evens,
+    changed,
     cost_of,
     sensitivities,
     variants,
@@ -27,6 +33,7 @@ from policies.cost.scenarios import (
 from policies.cost.simulation import Counts
 from policies.cost.storage_cost import DAY_MS
 from tiered.config.price_file import configured_prices
+from tiered.config.units import format_bytes, format_ms, parse_bytes, parse_duration, parse_ms
 from tiered.cost.cost_history import Measured, measured_streams
 from tiered.manager.manager import LogManager
 
@@ -34,8 +41,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 HOUR_MS = 3_600_000
+MIB = 1 << 20
+FOR_EVER_MS = -1
 PART_BYTES_LEAST = 5 << 20  # S3's minimum for all parts but the last
 READ_SHARE_MOST = 1_000_000  # times a month; more is a typing error
+READ_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)
 CLASS_NAMES = {
     "standard": "STANDARD",
     "ia": "STANDARD_IA",
@@ -44,32 +54,224 @@ CLASS_NAMES = {
     "it": "INTELLIGENT_TIERING",
     "express": "EXPRESS_ONEZONE",
 }
-Axes = Mapping[str, Sequence[int | float | str]]
+Value: TypeAlias = int | float | str
+Axes: TypeAlias = Mapping[str, Sequence[Value]]
+
+
+def class_of(text: str) -> str:
+    """Return a storage class by its short name, as the command line has it, or by its name at S3."""
+    return CLASS_NAMES.get(text.lower(), text.upper())
+
+
+def class_word(storage_class: str) -> str:
+    """Return the short name of a storage class; `class_of` is the inverse."""
+    names = {value: name for name, value in CLASS_NAMES.items()}
+    return names.get(storage_class, storage_class.lower())
+
+
+def read_share(text: str) -> float | None:
+    """Parse ``10%`` or ``0.1``; None if it is malformed."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return None
+
+
+class Axis(NamedTuple):
+    """A setting that a simulation can vary."""
+
+    option: str  # name as an option of `tiered cost simulate`, and in a URL
+    key: str  # the property
+    label: str
+    read: Callable[[str], Value | None]  # None for a malformed value
+    of: Callable[[Stream], Value | None]  # None is no limit of time
+
+
+AXES: Mapping[str, Axis] = {  # by field of `Scenario`
+    "retention_ms": Axis(
+        "retention", "retention.ms", "Retention", parse_duration, lambda stream: stream.rules.log_limits.ms
+    ),
+    "local_retention_ms": Axis(
+        "local", "local.retention.ms", "Local retention", parse_duration, lambda stream: stream.rules.local_limits.ms
+    ),
+    "segment_bytes": Axis(
+        "segment", "segment.bytes", "Segment size", parse_bytes, lambda stream: stream.workload.segment_bytes
+    ),
+    "part_bytes": Axis("part", "part.size", "Part size", parse_bytes, lambda stream: stream.workload.part_bytes),
+    "compression": Axis(
+        "codec",
+        "remote.compression",
+        "Codec in the bucket",
+        str.lower,
+        lambda stream: "zstd" if stream.workload.stored_share < 1 else "none",
+    ),
+    "storage_class": Axis(
+        "class", "remote.storage.class", "Storage class", class_of, lambda stream: stream.storage_class
+    ),
+    "read_share": Axis("reads", "reads", "Share read a month", read_share, lambda stream: stream.read_share),
+}
+# Values of each setting on the page. A setting without steps has no slider.
+STEPS: Mapping[str, tuple[int | float, ...]] = {
+    "retention_ms": (
+        *(hours * HOUR_MS for hours in (1, 6, 12)),
+        *(days * DAY_MS for days in (1, 2, 3, 7, 14, 30, 60, 90, 180, 365, 730)),
+        FOR_EVER_MS,
+    ),
+    "local_retention_ms": (
+        *(hours * HOUR_MS for hours in (1, 2, 6, 12)),
+        *(days * DAY_MS for days in (1, 2, 3, 7, 14, 30)),
+    ),
+    "segment_bytes": tuple(size * MIB for size in (4, 16, 64, 128, 256, 512, 1024)),
+    "part_bytes": tuple(size * MIB for size in (5, 8, 16, 32, 64)),
+    "read_share": (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0),
+}
+# A value of a URL beyond these bounds is a typing error, and would keep the simulator busy for long.
+_BOUNDS = {"ms": (60_000, 36_525 * DAY_MS), "bytes": (4096, 1 << 40), "share": (0.0, 1000.0)}
+FIELD_OF = {axis.option: field for field, axis in AXES.items()}
+ALONG = ("retention_ms", "local_retention_ms", "segment_bytes", "part_bytes")
+_LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # values as in the settings: no limit, as retention.ms
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def shown(variant: Scenario, *, is_short: bool = False) -> str:
+    """Format ``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``.
+
+    A variant without changes gives ``current``.
+    """
+    words = []
+    for field, value in variant.changes.items():
+        key = AXES[field].option if is_short else AXES[field].key
+        if field.endswith("_ms"):
+            words.append(f"{key}={format_ms(int(value))}")
+        elif field.endswith("_bytes"):
+            words.append(f"{key}={format_bytes(int(value))}".replace(" ", ""))
+        else:
+            words.append(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}")
+    return " ".join(words) or "current"
+
+
+def shown_value(field: str, value: Value | None) -> str:
+    """Format a value for a reader."""
+    if value is None:
+        return "-"
+    if value == FOR_EVER_MS:
+        return "no limit"
+    if field == "read_share":
+        return f"{100 * float(value):.3g} % of it"
+    return format_ms(int(value)) if field.endswith("_ms") else format_bytes(int(value))
+
+
+def value_words(field: str, value: Value) -> str:
+    """Format exactly the value, as an address and the command line have it: ``7d``, ``256MiB``, ``10%``."""
+    if field == "read_share":
+        return f"{100 * float(value):.6g}%"
+    if field.endswith("_ms"):
+        words = format_ms(int(value)).replace(" ", "")
+        return words if parse_ms(words) == value else f"{value}ms" if int(value) > 0 else str(value)
+    if not field.endswith("_bytes"):
+        return str(value)
+    units = {1 << 30: "GiB", 1 << 20: "MiB", 1 << 10: "KiB"}
+    return next((f"{int(value) // size}{unit}" for size, unit in units.items() if int(value) % size == 0), str(value))
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostSimulation:
-    """The cost of `today` and of the variants `found`, in the requested order.
+class SimulatedCosts:
+    """The cost of `today`, in dollars a month.
 
-    `sensitivities` are the single changes that save most, with dollars. `measured` has the basis of each topic.
+    `sensitivities` are single changes of today's settings, the largest saving first. `measured` has the basis of each
+    topic.
     """
 
     measured: tuple[Measured, ...]
     prices: PriceTable
     today: ScenarioCost
-    found: tuple[ScenarioCost, ...]
     sensitivities: tuple[tuple[Scenario, float], ...]
     break_evens: tuple[BreakEven, ...]
 
+    @property
+    def topics(self) -> list[str]:
+        """The simulated topics."""
+        return [each.topic for each in self.measured if each.stream is not None]
+
+    @property
+    def largest_sensitivities(self) -> list[tuple[Scenario, float]]:
+        """The two changes with the largest savings, if they save anything."""
+        return [(each, dollars) for each, dollars in self.sensitivities if dollars > 0][:2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostSimulation(SimulatedCosts):
+    """The cost of `today` and of the variants `found`, in the requested order."""
+
+    found: tuple[ScenarioCost, ...]
+
     def rows(self) -> list[dict[str, object]]:
         """Return flat fields of today and of each variant; an unchanged setting is None."""
-        return [_row(each, self.today) for each in (self.today, *self.found)]
+        return [
+            {
+                "changes": shown(cost.variant),
+                **{each.name: getattr(cost.variant, each.name) for each in fields(Scenario)},
+                "dollars_per_month": cost.total,
+                "saved_dollars": self.today.total - cost.total,
+                **cost_fields(cost),
+                **{f"{each.name}_per_month": round(getattr(cost.counts, each.name)) for each in fields(Counts)},
+            }
+            for cost in (self.today, *self.found)
+        ]
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows as a pandas DataFrame. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLab(SimulatedCosts):
+    """`chosen` settings against `today`'s.
+
+    `curve` has the cost of the chosen settings at each step `along` one setting. `curve_today` has the same with
+    today's other settings. The values of `chosen` and of today are steps too, so `chosen` is on the curve. `by_class`
+    is the cost of each class by the share that is read in a month, with the other settings as chosen.
+    """
+
+    streams: tuple[Stream, ...]
+    chosen: ScenarioCost
+    along: str
+    curve: tuple[tuple[int | float, ScenarioCost], ...]
+    curve_today: tuple[tuple[int | float, ScenarioCost], ...]
+    by_class: Mapping[str, tuple[tuple[float, ScenarioCost], ...]]
+
+    def value_today(self, field: str) -> Value | None:
+        """Return today's value of a setting, in the largest stream; no limit of time is FOR_EVER_MS."""
+        return _value_of(_largest(self.streams), field)
+
+    @property
+    def chosen_at(self) -> int | float | None:
+        """Position of `chosen` on the `curve`; None if the streams differ and no value was chosen."""
+        return _place(self.streams, self.chosen.variant, self.along)
+
+
+def cost_fields(cost: ScenarioCost) -> dict[str, object]:
+    """Return dollars a month, bytes and objects as flat fields."""
+    return {
+        "changes": shown(cost.variant),
+        "dollars_per_month": cost.total,
+        **{f"{kind}_dollars": getattr(cost, kind) for kind in KINDS},
+        "double_storage_dollars": cost.double,
+        "idle_dollars": cost.idle,
+        "stored_bytes": round(cost.stored_bytes),
+        "local_bytes": round(cost.local_bytes),
+        "objects": round(cost.objects),
+    }
+
+
+# -- simulations -------------------------------------------------------------------------------------------------------
 
 
 def simulate_costs(
@@ -91,120 +293,135 @@ def simulate_costs(
     prices = configured_prices(manager.config)
     if axes:
         check_axes(axes, prices)
-    found = measured_streams(manager, now_ms, topics, rates=rates)
-    return simulate_streams(found, axes, prices)
+    return simulate_streams(measured_streams(manager, now_ms, topics, rates=rates), axes, prices)
 
 
 def simulate_streams(
     measured: Sequence[Measured], axes: Axes | None = None, prices: PriceTable = BUILT_IN
 ) -> CostSimulation:
     """Simulate as `simulate_costs`, with measured or synthetic streams."""
-    streams = [each.stream for each in measured if each.stream is not None]
-    if not streams:
-        raise nothing_to_simulate(measured)
+    streams = _streams(measured)
     if axes:
         check_axes(axes, prices)
-    asked = dict(axes) if axes else default_axes(streams, prices)
-    if axes:
-        found = variants(asked)
+        found = variants(axes)
     else:
-        found = [Scenario(**{name: value}) for name, values in asked.items() for value in values]  # type: ignore[arg-type]
+        axes = default_axes(streams, prices)
+        found = [Scenario(**{name: value}) for name, values in axes.items() for value in values]  # type: ignore[arg-type]
     return CostSimulation(
         measured=tuple(measured),
         prices=prices,
         today=cost_of(streams, Scenario(), prices),
         found=tuple(cost_of(streams, each, prices) for each in found),
-        sensitivities=tuple(sensitivities(streams, asked, prices)),
+        sensitivities=tuple(sensitivities(streams, axes, prices)),
         break_evens=tuple(break_evens(streams, prices)),
     )
 
 
-def nothing_to_simulate(measured: Sequence[Measured]) -> LogError:
-    """Return the error for no topic with a stream, with the reason of the first topic that stores data."""
+def cost_lab(measured: Sequence[Measured], asked: Scenario, prices: PriceTable, *, along: str = ALONG[0]) -> CostLab:
+    """Simulate one scenario. Raises InvalidRequest if there is nothing to simulate, or for an impossible setting."""
+    streams = _streams(measured)
+    check_axes({name: [value] for name, value in asked.changes.items()}, prices)
+    if along not in ALONG:
+        raise InvalidRequest(
+            "cannot simulate costs, the setting to draw along is unknown", along=repr(along), known=",".join(ALONG)
+        )
+    places = {_place(streams, asked, along), _place(streams, Scenario(), along)}
+    steps = sorted(step for step in {*STEPS[along], *places} if step is not None and step != FOR_EVER_MS)
+
+    def curve(variant: Scenario) -> tuple[tuple[int | float, ScenarioCost], ...]:
+        at = [replace(variant, **{along: step}) for step in steps]  # type: ignore[arg-type]
+        return tuple((step, cost_of(streams, each, prices)) for step, each in zip(steps, at, strict=True))
+
+    return CostLab(
+        measured=tuple(measured),
+        streams=tuple(streams),
+        prices=prices,
+        today=cost_of(streams, Scenario(), prices),
+        chosen=cost_of(streams, asked, prices),
+        along=along,
+        curve=curve(asked),
+        curve_today=curve(Scenario()),
+        by_class={
+            name: tuple(
+                (share, cost_of(streams, replace(asked, storage_class=name, read_share=share), prices))
+                for share in READ_SHARES
+            )
+            for name in offered_classes(prices)
+        },
+        sensitivities=tuple(sensitivities(streams, default_axes(streams, prices), prices)),
+        break_evens=tuple(break_evens([changed(each, asked) for each in streams], prices)),
+    )
+
+
+def _streams(measured: Sequence[Measured]) -> list[Stream]:
+    """Return the streams. Raises the reason of the first topic that stores data if there are none."""
+    streams = [each.stream for each in measured if each.stream is not None]
+    if streams:
+        return streams
     topics = ",".join(each.topic for each in measured) or None
     warning = next((each.warning for each in measured if each.warning is not None), None)
-    if any(each.is_unread for each in measured):
-        return Unavailable(f"cannot simulate costs, {warning}", topics=topics)
-    if warning is not None:
-        return InvalidRequest(f"cannot simulate costs, {warning}", topics=topics)
-    return InvalidRequest("cannot simulate costs, no tiered topic has stored records yet", topics=topics)
+    kind: type[LogError] = Unavailable if any(each.is_unread for each in measured) else InvalidRequest
+    why = "no tiered topic has stored records yet" if warning is None else warning
+    raise kind(f"cannot simulate costs, {why}", topics=topics)
 
 
-def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[int | float | str]]:
+def _largest(streams: Sequence[Stream]) -> Stream:
+    return max(streams, key=lambda each: each.workload.bytes_per_month * each.partitions)
+
+
+def _place(streams: Sequence[Stream], variant: Scenario, along: str) -> int | float | None:
+    """Return the value of a setting under a variant; None if the streams differ."""
+    asked = variant.changes.get(along)
+    values = {asked} if asked is not None else {_value_of(each, along) for each in streams}
+    value = values.pop() if len(values) == 1 else None
+    return value if isinstance(value, (int, float)) else None
+
+
+def _value_of(stream: Stream, field: str) -> Value | None:
+    """Return a setting of a stream; no limit of time is FOR_EVER_MS."""
+    found = AXES[field].of(stream)
+    return FOR_EVER_MS if found is None and field.endswith("_ms") else found
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def read_scenario(query: Mapping[str, str]) -> Scenario:
+    """Parse the settings of a URL query: ``retention=7d&class=ia``. Raises InvalidRequest.
+
+    An empty setting stays as it is today.
+    """
+    given = {field: text for field, axis in AXES.items() if (text := query.get(axis.option, "").strip())}
+    return Scenario(**{field: _read(field, text) for field, text in given.items()})  # type: ignore[arg-type]
+
+
+def _read(field: str, text: str) -> Value:
+    axis, value = AXES[field], AXES[field].read(text)
+    if isinstance(value, str):
+        return value
+    low, high = _BOUNDS[field.rpartition("_")[2]]
+    is_for_ever = field == "retention_ms" and value == FOR_EVER_MS
+    if value is None or not (is_for_ever or low <= value <= high):
+        raise InvalidRequest(
+            f"cannot simulate costs, {axis.option} has a value that cannot be simulated", text=repr(text)
+        )
+    return value
+
+
+def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[Value]]:
     """Return single changes around today's settings. Classes are offered only if readable at once."""
-    largest = max(streams, key=lambda each: each.workload.bytes_per_month * each.partitions)
+    largest = _largest(streams)
     kept, local = largest.rules.log_limits.ms, largest.rules.local_limits.ms
-    retention = [kept // 2, kept * 2] if kept is not None else [30 * DAY_MS, 90 * DAY_MS]
-    on_disk = [each for each in (HOUR_MS, 6 * HOUR_MS, DAY_MS) if local is None or each < local]
     segment = largest.workload.segment_bytes
-    classes = [name for name in offered_classes(prices) if name != largest.storage_class]
-    found: dict[str, list[int | float | str]] = {
-        "retention_ms": list(retention),
-        "local_retention_ms": list(on_disk),
+    found: dict[str, list[Value]] = {
+        "retention_ms": [kept // 2, kept * 2] if kept is not None else [30 * DAY_MS, 90 * DAY_MS],
+        "local_retention_ms": [each for each in (HOUR_MS, 6 * HOUR_MS, DAY_MS) if local is None or each < local],
         "segment_bytes": [segment // 4, segment * 4] if segment < 1 << 30 else [segment // 4],
         "part_bytes": [16 << 20],
         "compression": ["zstd"] if any(each.zstd_share is not None for each in streams) else [],
-        "storage_class": list(classes),
+        "storage_class": [name for name in offered_classes(prices) if name != largest.storage_class],
     }
     return {name: values for name, values in found.items() if values}
-
-
-def shown(variant: Scenario, *, is_short: bool = False) -> str:
-    """Format ``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``.
-
-    A variant without changes gives ``as it is``.
-    """
-    from tiered.config.units import format_bytes, format_ms
-
-    words = []
-    for name, value in variant.changes.items():
-        key = (_SHORT if is_short else _KEYS)[name]
-        if name.endswith("_ms"):
-            words.append(f"{key}={format_ms(int(value))}")
-        elif name.endswith("_bytes"):
-            words.append(f"{key}={format_bytes(int(value))}".replace(" ", ""))
-        else:
-            words.append(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}")
-    return " ".join(words) or "current"
-
-
-_KEYS = {
-    "retention_ms": "retention.ms",
-    "local_retention_ms": "local.retention.ms",
-    "segment_bytes": "segment.bytes",
-    "part_bytes": "part.size",
-    "compression": "remote.compression",
-    "storage_class": "remote.storage.class",
-    "read_share": "reads",
-}
-
-_LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # values as in the settings: no limit, as retention.ms
-
-_SHORT = {
-    "retention_ms": "retention",
-    "local_retention_ms": "local",
-    "segment_bytes": "segment",
-    "part_bytes": "part",
-    "compression": "codec",
-    "storage_class": "class",
-    "read_share": "reads",
-}
-
-
-def _row(cost: ScenarioCost, today: ScenarioCost) -> dict[str, object]:
-    return {
-        "changes": shown(cost.variant),
-        **{each.name: getattr(cost.variant, each.name) for each in fields(Scenario)},
-        "dollars_per_month": cost.total,
-        "saved_dollars": today.total - cost.total,
-        **{f"{kind}_dollars": getattr(cost, kind) for kind in KINDS},
-        "double_storage_dollars": cost.double,
-        "idle_dollars": cost.idle,
-        "stored_bytes": round(cost.stored_bytes),
-        "local_bytes": round(cost.local_bytes),
-        "objects": round(cost.objects),
-        **{f"{each.name}_per_month": round(getattr(cost.counts, each.name)) for each in fields(Counts)},
-    }
 
 
 def offered_classes(prices: PriceTable) -> list[str]:
@@ -216,8 +433,8 @@ def check_axes(axes: Axes, prices: PriceTable) -> None:
     """Raise InvalidRequest for an impossible value of a setting, and for too many combinations."""
     count = 1
     for name, values in axes.items():
-        if name not in _KEYS:
-            raise InvalidRequest("cannot simulate costs, the setting is unknown", setting=name, known=",".join(_KEYS))
+        if name not in AXES:
+            raise InvalidRequest("cannot simulate costs, the setting is unknown", setting=name, known=",".join(AXES))
         count *= len(values)
         for value in values:
             _check_value(name, value, prices)
@@ -227,11 +444,12 @@ def check_axes(axes: Axes, prices: PriceTable) -> None:
         )
 
 
-def _check_value(name: str, value: int | float | str, prices: PriceTable) -> None:
+def _check_value(name: str, value: Value, prices: PriceTable) -> None:
     if name == "storage_class" and value not in offered_classes(prices):
+        is_cold = value in prices.classes
         why = (
             "objects of this storage class must be restored before a read"
-            if value in prices.classes
+            if is_cold
             else "the storage class is unknown"
         )
         known = ",".join(offered_classes(prices))
@@ -247,5 +465,5 @@ def _check_value(name: str, value: int | float | str, prices: PriceTable) -> Non
             "cannot simulate costs, a share of reads must be 0 or more", value=value, at_most=READ_SHARE_MOST
         )
     if name in _LEAST_MS and not (isinstance(value, int) and value >= _LEAST_MS[name]):
-        facts = {"setting": _KEYS[name], "value": value, "least": _LEAST_MS[name]}
+        facts = {"setting": AXES[name].key, "value": value, "least": _LEAST_MS[name]}
         raise InvalidRequest("cannot simulate costs, invalid retention: -1 is no limit", **facts)

@@ -16,7 +16,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.cost.bill import KINDS, Requests, TopicBill, TopicFacts, bills
 from policies.cost.prices import PriceTable
-from policies.cost.storage_usage import StorageUsage, total_usage
+from policies.cost.storage_cost import StorageUsage, total_usage
 from remote.keys import is_in_other_topic, topic_directory
 from remote.segment_entry import SegmentEntry
 from remote.store.middleware.metered_store import RequestCounts

@@ -4,7 +4,7 @@ Jobs next to a manager only unlink (`tiered.jobs.bucket_retention`, compaction, 
 deletes the bytes. A partition that only ingests wrote has no such maintenance. An ingest takes over the epoch, and is
 finished once its note is in the manifest. A takeover after that stops no work, and the new writer may delete as any
 writer does (`remote.gc.delayed_delete`). The job also deletes old manifests, if there are as many as a manager would
-delete (`policies.manifest_collection`).
+delete (`policies.remote_retention`).
 
 | state of a partition | how the newest manifest shows it | action |
 |---|---|---|
@@ -44,8 +44,7 @@ from dataclasses import dataclass, replace
 from local.errors import Conflict
 from policies.decisions import DeletePage, DeletePending
 from policies.formatting import counted, format_ms
-from policies.manifest_collection import collectable_upto
-from policies.remote_retention import deletions
+from policies.remote_retention import collectable_upto, deletions
 from policies.rules import PartitionRules
 from remote.gc.delayed_delete import delete_due_objects, delete_due_pages, unpinned
 from remote.gc.old_manifests import collect_manifests

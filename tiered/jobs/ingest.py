@@ -18,7 +18,7 @@ with the job's note is skipped when the job runs again. The `turn` of a stream i
 the noted one is already committed.
 
 **Old manifests.** A stream commits a manifest with every batch, for years, and no manager runs to delete old ones. So
-the commit deletes them, if there are as many as a manager would delete (`policies.manifest_collection`). An error there
+the commit deletes them, if there are as many as a manager would delete (`policies.remote_retention`). An error there
 does not fail the ingest.
 
 | a crash or an error after | leaves | outcome |
@@ -39,7 +39,7 @@ from itertools import pairwise
 from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from local.log.checkpoints import parse_entries
 from local.names import new_topic_id
-from policies.manifest_collection import collectable_upto
+from policies.remote_retention import collectable_upto
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.old_manifests import collect_manifests

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import LogError
 from local.logdirs.log_dirs import LogDirectories
@@ -13,7 +13,9 @@ from tiered.maintenance.cleaning import Cleaning
 from tiered.partition.partition import Partition
 
 if TYPE_CHECKING:
-    from policies.snapshot import PartitionSnapshot
+    from policies.snapshot import PartitionFigures, PartitionSnapshot
+
+T = TypeVar("T")
 
 
 class Snapshots(ABC):
@@ -34,15 +36,17 @@ class Snapshots(ABC):
         """The open partitions with an online disk, by name."""
         return self._held(topics)
 
-    def snapshots(
-        self, now_ms: int, topics: Iterable[str] | None = None, *, for_figures: bool = False
-    ) -> list[PartitionSnapshot]:
+    def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
         """Both tiers of every partition (or of some topics') at this moment.
 
         Partitions that could not be opened or read (an index that the disk does not return) are left out and in
-        `problems`. With `for_figures` less is read (`Partition.snapshot`); such snapshots must not be planned on.
+        `problems`.
         """
-        return self._looked_at(self._held(topics), now_ms, for_figures=for_figures)
+        return self._looked_at(self._held(topics), now_ms)
+
+    def figures(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionFigures]:
+        """The same without reading the logs, for figures alone (`Partition.figures`)."""
+        return self._taken(self._held(topics), lambda held: held.figures(now_ms))
 
     def _held(self, topics: Iterable[str] | None = None) -> list[Partition]:
         """The open partitions with an online disk, in order; a copy, as others may be added concurrently."""
@@ -51,13 +55,18 @@ class Snapshots(ABC):
         return [held for name, held in sorted(open_ones) if wanted is None or name.topic in wanted]
 
     def _looked_at(
-        self, partitions: Iterable[Partition], now_ms: int, *, may_ask: bool = True, for_figures: bool = False
+        self, partitions: Iterable[Partition], now_ms: int, *, may_ask: bool = True
     ) -> list[PartitionSnapshot]:
+        def take(held: Partition) -> PartitionSnapshot:
+            return held.snapshot(now_ms, may_clean=self.cleaning.may_clean(held, now_ms), may_ask=may_ask)
+
+        return self._taken(partitions, take)
+
+    def _taken(self, partitions: Iterable[Partition], take: Callable[[Partition], T]) -> list[T]:
         found = []
         for held in partitions:
-            may_clean = self.cleaning.may_clean(held, now_ms)
             try:
-                found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=may_ask, for_figures=for_figures))
+                found.append(take(held))
             except LogError as error:
                 self._unseen.add(held.name)
                 self._note(held.name, error)

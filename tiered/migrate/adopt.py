@@ -55,7 +55,7 @@ from local.log.producer_snapshot import ProducerEntry
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
 from local.storage import Storage, StorageFile, join
 from policies.deleted_records import BrokerRetention, is_deletion
-from policies.manifest_collection import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED
+from policies.remote_retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED
 from remote.gc.old_manifests import collect_manifests
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import LogState, MetadataLog

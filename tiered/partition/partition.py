@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from local.errors import Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
 from local.log import Log
@@ -17,7 +18,7 @@ from local.segment.segment import Segment
 from local.segment.segment_info import SegmentInfo
 from policies.coverage import Coverage
 from policies.rules import PartitionRules, Pause
-from policies.snapshot import PartitionSnapshot
+from policies.snapshot import PartitionFigures, PartitionSnapshot
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pin_watch import PinWatch
 from remote.keys import partition_prefix
@@ -325,7 +326,6 @@ class Partition:
         *,
         may_clean: bool = True,
         may_ask: bool = True,
-        for_figures: bool = False,
         known: dict[str, Rows] | None = None,
     ) -> PartitionSnapshot:
         """The facts of both tiers for the policies. The log start is the manifest's if there is one.
@@ -333,26 +333,35 @@ class Partition:
         If `may_ask`, a manifest page with the oldest entries is read when some of them may expire. While the bucket is
         unavailable they stay. `known` holds the pages that an earlier snapshot read, by key; pages read now are added
         to it.
-
-        With `for_figures` (`tiered.partition.partition_status`) nothing is read of the log: there is no largest
-        timestamp, and the stable offset is the log start offset, above which nothing may be copied or cleaned. In a
-        read-only open, the real stable offset would need a scan of the whole active segment.
         """
         known = {} if known is None else known
-        manifest = self.reconciled_manifest()
-        pending_deletes, pending_page_deletes = self.ahead.judged(manifest, now_ms) if manifest else ((), ())
-        asks_first_times = (
-            not for_figures and self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
-        )
+        asks_first_times = self.rules.cleanup_compact and self.rules.max_compaction_lag_ms is not None
         first_times_from = (self.log.cleaner_offset or 0) if asks_first_times else None
-        snapshot = PartitionSnapshot(
+        manifest = self.reconciled_manifest()
+        figures = self._figures(now_ms, manifest, partial(self.log.segments, first_times_from=first_times_from))
+        snapshot = PartitionSnapshot.of(figures, stable_offset=self.log.last_stable_offset, may_clean=may_clean)
+        if manifest is None or not snapshot.pages or not (may_ask or known):
+            return snapshot
+        return self._with_oldest_rows(snapshot, manifest, known, may_ask=may_ask)
+
+    def figures(self, now_ms: int) -> PartitionFigures:
+        """The facts of both tiers for `tiered.partition.partition_status`: nothing is read of the log.
+
+        In a read-only open, the stable offset of a snapshot would need a scan of the whole active segment.
+        """
+        return self._figures(now_ms, self.reconciled_manifest(), partial(self.log.segments, with_times=False))
+
+    def _figures(
+        self, now_ms: int, manifest: Manifest | None, read_segments: Callable[[], tuple[SegmentInfo, ...]]
+    ) -> PartitionFigures:
+        pending_deletes, pending_page_deletes = self.ahead.judged(manifest, now_ms) if manifest else ((), ())
+        return PartitionFigures(
             partition=self.name,
             rules=self.rules,
             now_ms=now_ms,
             log_start_offset=manifest.log_start_offset if manifest else self.log.log_start_offset,
             next_offset=self.log.next_offset,
-            stable_offset=self.log.log_start_offset if for_figures else self.log.last_stable_offset,
-            segments=self.log.segments(first_times_from=first_times_from, with_times=not for_figures),
+            segments=read_segments(),
             is_tiered=self.is_tiered,
             remote=manifest.segments if manifest and not manifest.tier_disabled else (),
             pages=manifest.pages if manifest and not manifest.tier_disabled else (),
@@ -366,14 +375,10 @@ class Partition:
             cleaner_reach=self.log.cleaner_reach,
             shrunk=frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired),
             copying=self.copying,
-            may_clean=may_clean,
             paused=self.pause,
             head_sequence=manifest.sequence if manifest else 0,
             manifests_gc_boundary=self.metadata.gc_boundary if self.metadata else 0,
         )
-        if manifest is None or not snapshot.pages or not (may_ask or known):
-            return snapshot
-        return self._with_oldest_rows(snapshot, manifest, known, may_ask=may_ask)
 
     def _with_oldest_rows(
         self, snapshot: PartitionSnapshot, manifest: Manifest, known: dict[str, Rows], *, may_ask: bool

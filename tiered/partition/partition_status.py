@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from local.names import TopicPartition
 from policies.copy_lag import copy_due_since_ms, uncopied
 from policies.rules import Pause, deletion_due_ms
-from policies.snapshot import PartitionSnapshot
+from policies.snapshot import PartitionFigures
 
 if TYPE_CHECKING:
     from remote.manifest.manifest import PendingDelete, PendingPageDelete
@@ -56,7 +56,7 @@ class PartitionStatus:
         return self.paused.since_ms if self.paused is not None else None
 
 
-def partition_status(snapshot: PartitionSnapshot, problem: str | None = None) -> PartitionStatus:
+def partition_status(snapshot: PartitionFigures, problem: str | None = None) -> PartitionStatus:
     """The figures of one snapshot."""
     is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
     waiting = uncopied(snapshot) if is_copied else []

@@ -1,4 +1,7 @@
-"""A plan in a file: decisions, settings and state; and its application if the state is unchanged.
+"""A plan in a file: what to do, and the state behind it; and its application if the state is unchanged.
+
+A file has decisions of maintenance (`tiered plan --out`), or steps of cost advice (`tiered cost advise --out`). Here
+decisions are applied; `tiered.cost.advice_applying` applies steps.
 
 The fingerprint of a partition covers everything that a decision can depend on: the topic's rules, log start offset,
 closed local segments, segment entries and pages, pending deletes, views. The file also has the rest of the basis
@@ -7,6 +10,15 @@ plan was reviewed with its dollars.
 
 New records do not change the fingerprint, and neither does a takeover without other changes. A plan covers the
 partitions that it has decisions for; changes of other partitions do not matter.
+
+A step has all facts that show whether it is due, done, or based on a changed state. Its only settings are those that
+`policies.cost.cost_advice` proposes: whatever such a file says, it cannot cause the loss of a record.
+
+| kind, version | content | written |
+|---|---|---|
+| tiered-plan, 1 | decisions | yes |
+| tiered-plan, 2 | steps; a version that does not know them refuses the file | yes |
+| tiered-advice, 1 | steps | by earlier versions |
 """
 
 from __future__ import annotations
@@ -14,16 +26,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from local.errors import Conflict, InvalidRequest
 from local.names import TopicPartition
+from policies.cost.cost_advice import SETTINGS
 from policies.decisions import Decision, Plan
 from policies.snapshot import PartitionSnapshot
-from remote.manifest.manifest import PageEntry
 from tiered.config.price_file import prices_or_none
+from tiered.config.units import counted
 from tiered.config.user_files import read_given, write_given
 from tiered.manager.manager import LogManager
 from tiered.plans.plan_basis import basis_changes, plan_basis
@@ -32,17 +45,85 @@ if TYPE_CHECKING:
     from tiered.maintenance.apply import Applied
     from tiered.plans.planning import PricedPlan
 
-SCHEMA_VERSION = 1
 KIND = "tiered-plan"
+VERSION_OF_DECISIONS, VERSION_OF_STEPS = 1, 2
+_READ = {(KIND, VERSION_OF_DECISIONS), (KIND, VERSION_OF_STEPS), ("tiered-advice", 1)}
+WRITING = "cannot write the plan"
+READING = "cannot read the saved plan"
 _KINDS: dict[str, type[Decision]] = {kind.__name__: kind for kind in get_args(Decision)}
 # msgspec's decoders are created at import: creating one in two threads at once ends the process (0.22).
 for _kind in _KINDS.values():
     msgspec.json.Decoder(_kind)
 
 
+# The fingerprint covers the fields of a step in this order.
+
+
+class AlterStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="step", tag="alter"):
+    """A setting of a topic to alter.
+
+    `before` is its value at the time of the advice. Dollars a month are the topic's, with this change alone. `puts` are
+    sent to the bucket once, one for each partition.
+    """
+
+    topic: str
+    key: str
+    before: str
+    value: str
+    reason: str
+    puts: int
+    gets: int
+    once_dollars: float
+    now_dollars: float
+    then_dollars: float
+
+    @property
+    def size_bytes(self) -> int:
+        return 0
+
+    @property
+    def change(self) -> str:
+        return f"{self.key}={self.value}"
+
+
+class MovedSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A segment by its half-open offsets and its ULID."""
+
+    partition: int
+    base_offset: int
+    next_offset: int
+    ulid: str
+    stored_bytes: int
+
+
+class RecodeStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="step", tag="recode"):
+    """Segments of a topic to move to another class, with the requests, the price once and a month."""
+
+    topic: str
+    storage_class: str
+    segments: tuple[MovedSegment, ...]
+    reason: str
+    puts: int
+    gets: int
+    once_dollars: float
+    now_dollars: float
+    then_dollars: float
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.stored_bytes for each in self.segments)
+
+    @property
+    def change(self) -> str:
+        return f"{counted(len(self.segments), 'segment')} to {self.storage_class}"
+
+
+Step = AlterStep | RecodeStep
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """A plan made at `made_ms` for the time `plan.now_ms`, under `settings` (after ``-X``).
+    """A plan made at `made_ms` for the time `plan.now_ms`, under `settings` (after ``-X``); or `steps`, in order.
 
     `fingerprints`, by partition, are of the state behind the plan. `basis` is the rest of that state.
     """
@@ -52,6 +133,7 @@ class SavedPlan:
     settings: Mapping[str, str]
     fingerprints: Mapping[TopicPartition, str]
     basis: Mapping[str, str]
+    steps: tuple[Step, ...] = ()
 
     @property
     def is_for_later(self) -> bool:
@@ -61,9 +143,12 @@ class SavedPlan:
     @property
     def fingerprint(self) -> str:
         """One fingerprint of the whole plan."""
-        text = "".join(f"{name} {each}\n" for name, each in sorted(self.fingerprints.items()))
-        text += "".join(f"{name} {each}\n" for name, each in sorted(self.basis.items()))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        if self.steps:
+            body = msgspec.json.encode([self.steps, sorted(self.basis.items())])
+        else:
+            facts = [*sorted(self.fingerprints.items()), *sorted(self.basis.items())]
+            body = "".join(f"{name} {each}\n" for name, each in facts).encode()
+        return hashlib.blake2b(body, digest_size=8).hexdigest()
 
 
 def save_plan(priced: PricedPlan, *, made_ms: int, settings: Mapping[str, str]) -> SavedPlan:
@@ -80,7 +165,8 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     facts.append(snapshot.rules)
     facts += [(each.base_offset, each.next_offset, each.size_bytes, each.max_timestamp_ms) for each in snapshot.closed]
     # The entries of a page may be loaded or not; the name of a page stands for its content.
-    pages = sorted((page.base_offset, page.next_offset, page.key) for page in _pages(snapshot))
+    parts = (*snapshot.known_pages, *snapshot.pages)
+    pages = sorted((page.base_offset, page.next_offset, page.key) for page in parts)
     facts += pages
     facts += [row.ulid for row in snapshot.remote if not pages or row.base_offset >= pages[-1][1]]
     facts += sorted(each.key for each in snapshot.pending_deletes)
@@ -88,10 +174,6 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
     facts += [(view.name, view.horizon_offset) for view in snapshot.all_views]
     state.update(repr(facts).encode())
     return state.hexdigest()
-
-
-def _pages(snapshot: PartitionSnapshot) -> Sequence[PageEntry]:
-    return (*snapshot.known_pages, *snapshot.pages)
 
 
 def changed_partitions(saved: SavedPlan, snapshots: Iterable[PartitionSnapshot]) -> list[TopicPartition]:
@@ -140,93 +222,99 @@ def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def encode_plan(saved: SavedPlan) -> bytes:
-    """Encode as indented JSON; `decode_plan` is the inverse."""
-    body = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": KIND,
-        "made_ms": saved.made_ms,
-        "at_ms": saved.plan.now_ms,
-        "settings": saved.settings,
-        "fingerprint": saved.fingerprint,
-        "basis": saved.basis,
-        "partitions": [
-            {
-                "topic": name.topic,
-                "partition": name.partition,
-                "fingerprint": saved.fingerprints.get(name, ""),
-                "decisions": [{"decision": type(each).__name__, **msgspec.to_builtins(each)} for each in decided],
-            }
-            for name, decided in sorted(saved.plan.decisions.items())
-        ],
-    }
-    return msgspec.json.format(msgspec.json.encode(body), indent=1) + b"\n"
+class PlannedPartition(msgspec.Struct):
+    """The decisions for a partition, in order: the name of each in `decision`, and its fields."""
 
-
-class _Partition(msgspec.Struct):
     topic: str
     partition: int
     fingerprint: str
-    decisions: list[dict[str, object]]
+    decisions: list[dict[str, Any]]
 
 
-class _File(msgspec.Struct):
+class PlanFile(msgspec.Struct, kw_only=True):
+    """A saved plan: decisions by partition, or steps of cost advice."""
+
     schema_version: int
     kind: str
     made_ms: int
-    at_ms: int
-    settings: dict[str, str]
+    at_ms: int = 0
+    settings: dict[str, str] = {}
     fingerprint: str
     basis: dict[str, str]
-    partitions: list[_Partition]
+    partitions: list[PlannedPartition] = []
+    steps: tuple[Step, ...] = ()
 
 
 # Created at import: creating it in two threads at once ends the process (msgspec 0.22).
-_FILE = msgspec.json.Decoder(_File)
+_FILE = msgspec.json.Decoder(PlanFile)
+
+
+def encode_plan(saved: SavedPlan) -> bytes:
+    """Encode as indented JSON; `decode_plan` is the inverse."""
+    partitions = [
+        PlannedPartition(
+            name.topic,
+            name.partition,
+            saved.fingerprints.get(name, ""),
+            [{"decision": type(each).__name__, **msgspec.to_builtins(each)} for each in decided],
+        )
+        for name, decided in sorted(saved.plan.decisions.items())
+    ]
+    file = PlanFile(
+        schema_version=VERSION_OF_STEPS if saved.steps else VERSION_OF_DECISIONS,
+        kind=KIND,
+        made_ms=saved.made_ms,
+        at_ms=saved.plan.now_ms,
+        settings=dict(saved.settings),
+        fingerprint=saved.fingerprint,
+        basis=dict(saved.basis),
+        partitions=partitions,
+        steps=saved.steps,
+    )
+    content = msgspec.to_builtins(file)
+    if not saved.steps:
+        del content["steps"]
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
 
 def decode_plan(body: bytes) -> SavedPlan:
     """Decode a saved plan. Raises InvalidRequest for other bytes, and for inconsistent changes by hand."""
     try:
         file = _FILE.decode(body)
-        if (file.kind, file.schema_version) != (KIND, SCHEMA_VERSION):
-            raise InvalidRequest(
-                "cannot read the saved plan, it is of another kind", kind=file.kind, version=file.schema_version
-            )
-        decided = {
+        if (file.kind, file.schema_version) not in _READ:
+            raise InvalidRequest(f"{READING}, it is of another kind", kind=file.kind, version=file.schema_version)
+        decided: dict[TopicPartition, Sequence[Decision]] = {
             TopicPartition(each.topic, each.partition): [_decision(one) for one in each.decisions]
             for each in file.partitions
         }
     except msgspec.MsgspecError as error:
         raise InvalidRequest(
-            (
-                "cannot read the saved plan, the file is not a plan or is damaged; make one with 'tiered "
-                "plan --out FILE'"
-            ),
+            f"{READING}, the file is not a plan or is damaged; make one with 'tiered plan --out FILE' or "
+            "'tiered cost advise --out FILE'",
             cause=error,
         ) from None
-    found: dict[TopicPartition, Sequence[Decision]] = dict(decided)
+    for step in file.steps:
+        if isinstance(step, AlterStep) and step.key not in SETTINGS:
+            raise InvalidRequest(f"{READING}, it contains a setting that is never advised", setting=step.key)
     saved = SavedPlan(
-        plan=Plan(now_ms=file.at_ms, decisions=found),
+        plan=Plan(now_ms=file.at_ms, decisions=decided),
         made_ms=file.made_ms,
         settings=file.settings,
         fingerprints={TopicPartition(each.topic, each.partition): each.fingerprint for each in file.partitions},
         basis=file.basis,
+        steps=file.steps,
     )
-    if saved.fingerprint != file.fingerprint:
-        raise InvalidRequest("cannot read the saved plan, its fingerprints contradict each other")
+    if saved.fingerprint != file.fingerprint and (file.kind == KIND or saved.steps):  # old advice may have no steps
+        raise InvalidRequest(f"{READING}, its fingerprint contradicts its content: the file was edited")
     return saved
 
 
 def _decision(fields: Mapping[str, object]) -> Decision:
     name = str(fields.get("decision"))
     if name not in _KINDS:
-        raise InvalidRequest("cannot read the saved plan, a decision is unknown", decision=name)
+        raise InvalidRequest(f"{READING}, a decision is unknown", decision=name)
     given = {key: value for key, value in fields.items() if key != "decision"}
     return msgspec.convert(given, _KINDS[name])
-
-
-WRITING = "cannot write the plan"
 
 
 def write_plan(saved: SavedPlan, path: str) -> None:
@@ -238,17 +326,8 @@ def write_plan(saved: SavedPlan, path: str) -> None:
 
 
 def read_plan(path: str) -> SavedPlan:
-    """Read a plan. Raises NotFound, and InvalidRequest for a file that is no plan."""
-    return plan_of(read_body(path), path)
-
-
-def read_body(path: str) -> bytes:
-    """Return the content of the file. Raises NotFound."""
-    return read_given(path, "cannot read the saved plan", "make one with 'tiered plan --out FILE'")
-
-
-def plan_of(body: bytes, path: str) -> SavedPlan:
-    """Decode as `decode_plan`; errors name the file."""
+    """Read a plan. Raises NotFound, and InvalidRequest, which names the file, for a file that is no plan."""
+    body = read_given(path, READING, "make one with 'tiered plan --out FILE'")
     try:
         return decode_plan(body)
     except InvalidRequest as error:

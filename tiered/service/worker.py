@@ -19,7 +19,7 @@ from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
 from local.logdirs.log_dir_info import LogDirFacts
 from local.names import TopicPartition
 from policies.decisions import Decision, DropLocal, Plan
-from policies.disk_relief import disk_relief
+from policies.local_retention import disk_relief
 from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.config.property_table import APPEND_FREE_MIN, RELIEF_FREE_MIN
 from tiered.config.units import format_lasted

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
@@ -22,12 +21,15 @@ from tiered.partition.partition_status import PartitionStatus, partition_status
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from policies.cost.storage_usage import StorageDollars
+    from policies.cost.storage_cost import StorageDollars
     from policies.deferrals import Deferral
-    from policies.snapshot import PartitionSnapshot
+    from policies.snapshot import PartitionFigures, PartitionSnapshot
     from tiered.maintenance.cleaning import Uncleanable
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import Topic
+    from tiered.partition.partition import Partition
+
+T = TypeVar("T")
 
 WORK_OVERDUE_MS = 30 * 60_000
 
@@ -135,9 +137,8 @@ def status_report(
     prices = prices_or_none(manager.config)
     names = None if topics is None else sorted(set(topics))
     chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
-    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
-    snapshots = look(now_ms, names, for_figures=True)
-    found = {each.partition: partition_status(each) for each in snapshots}
+    figures = manager.figures(now_ms, names) if may_ask else figures_at_hand(manager, now_ms, names)
+    found = {each.partition: partition_status(each) for each in figures}
     errors = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     disk = storage or DiskStorage()
     roots = [root for _, root in manager.directory_places()]  # a reload may have named others, for the next start
@@ -170,18 +171,19 @@ def status_report(
         kept=storage_costs(manager, prices) if prices is not None else {},
         holder=holder,
         deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),
-        deferrals=_put_off(manager, snapshots, errors),
+        deferrals=_put_off(manager, figures, errors),
     )
 
 
 def _put_off(
-    manager: LogManager, snapshots: Iterable[PartitionSnapshot], errors: Mapping[TopicPartition, LogError]
+    manager: LogManager, figures: Iterable[PartitionFigures], errors: Mapping[TopicPartition, LogError]
 ) -> dict[TopicPartition, list[Deferral]]:
     """Return why closed segments are not copied yet. Reads the logs of partitions with such segments only."""
-    waiting = [each for each in snapshots if each.is_tiered and uncopied(each)]
+    waiting = [each for each in figures if each.is_tiered and uncopied(each)]
     if not waiting:
         return {}
     from policies.deferrals import Code
+    from policies.snapshot import PartitionSnapshot
     from policies.tiering import copy_deferrals, remote_unknown_deferrals
 
     found: dict[TopicPartition, list[Deferral]] = {}
@@ -194,22 +196,33 @@ def _put_off(
             continue
         try:
             log = manager.partition(each.partition).log
-            reported = replace(each, segments=log.segments(), stable_offset=log.closed_stable_offset)
+            timed = replace(each, segments=log.segments())
+            reported = PartitionSnapshot.of(timed, stable_offset=log.closed_stable_offset)
         except LogError:
             continue  # the partition is now a problem of its own
         found[each.partition] = [one for one in copy_deferrals(reported) if one.code is not Code.ACTIVE]
     return {name: some for name, some in found.items() if some}
 
 
-def snapshots_at_hand(
-    manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, for_figures: bool = False
-) -> list[PartitionSnapshot]:
+def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
     """Return snapshots as `manager.snapshots`, from memory: sends no request and notes no problem."""
+
+    def take(held: Partition) -> PartitionSnapshot:
+        return held.snapshot(now_ms, may_clean=manager.cleaning.may_clean(held, now_ms), may_ask=False)
+
+    return _at_hand(manager.partitions(topics), take)
+
+
+def figures_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionFigures]:
+    """Return figures as `manager.figures`: notes no problem."""
+    return _at_hand(manager.partitions(topics), lambda held: held.figures(now_ms))
+
+
+def _at_hand(partitions: Iterable[Partition], take: Callable[[Partition], T]) -> list[T]:
     found = []
-    for held in manager.partitions(topics):
+    for held in partitions:
         try:
-            may_clean = manager.cleaning.may_clean(held, now_ms)
-            found.append(held.snapshot(now_ms, may_clean=may_clean, may_ask=False, for_figures=for_figures))
+            found.append(take(held))
         except LogError:
             continue  # a disk that failed just now: the next maintenance reports it
     return found

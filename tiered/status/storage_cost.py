@@ -1,11 +1,11 @@
-"""Remote storage of a manager's partitions and its price (`policies.cost.storage_usage`)."""
+"""Remote storage of a manager's partitions and its price (`policies.cost.storage_cost`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from policies.cost.storage_usage import StorageDollars, StorageUsage, storage_dollars, usage_of
+from policies.cost.storage_cost import StorageDollars, StorageUsage, storage_dollars, usage_of
 from remote.manifest.manifest_sizes import size_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, S
 def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:
     """Return the remote storage of one partition; empty without a manifest.
 
-    `rows` as in `policies.cost.storage_usage.usage_of`.
+    `rows` as in `policies.cost.storage_cost.usage_of`.
     """
     manifest = held.manifest()
     return (

@@ -18,7 +18,7 @@ from tiered.stores.parallel import side_by_side
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from policies.cost.storage_usage import StorageUsage
+    from policies.cost.storage_cost import StorageUsage
     from remote.manifest.manifest import Manifest
     from remote.store import ObjectStore
     from tiered.node.topic_registry import Topic, TopicRegistry
@@ -64,7 +64,7 @@ class DeletedTopicUsage:
 
 def usage_of_deleted(manifest: Manifest, prices: PriceTable) -> StorageUsage:
     """Everything but manifests and pages is a pending delete, even objects that the manifest still names."""
-    from policies.cost.storage_usage import StorageUsage, usage_of
+    from policies.cost.storage_cost import StorageUsage, usage_of
 
     found = usage_of(manifest, prices, manifest_bytes=size_of(manifest))
     data = sum(each.size_bytes for each in found.data.values())

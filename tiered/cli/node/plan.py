@@ -26,7 +26,6 @@ from tiered.status.deferral_rows import DeferredSegment, deferral_lines
 if TYPE_CHECKING:
     from remote.store import ObjectStore
     from tiered.cost.advice_applying import StepState
-    from tiered.cost.advice_file import SavedAdvice
     from tiered.plans.planning import PricedPlan
     from tiered.plans.saved_plan import SavedPlan
 
@@ -247,13 +246,11 @@ def apply(
         raise click.UsageError("name either a plan to apply, PLAN.json, or --auto")
     if file is None:
         return _auto(session, dry_run=dry_run, output=output)
-    from tiered.cost.advice_file import is_advice
-    from tiered.plans.saved_plan import plan_of, read_body
+    from tiered.plans.saved_plan import read_plan
 
-    body = read_body(file)
-    if is_advice(body):
-        return apply_advice_file(session, advice_of(body, file), yes=yes, dry_run=dry_run, output=output)
-    return _of_file(session, plan_of(body, file), yes=yes, dry_run=dry_run, output=output)
+    saved = read_plan(file)
+    apply_file = _of_steps if saved.steps else _of_file
+    return apply_file(session, saved, yes=yes, dry_run=dry_run, output=output)
 
 
 def _auto(session: Session, *, dry_run: bool, output: str) -> int:
@@ -334,17 +331,7 @@ class AdviceApplied(Work):
     steps: list[AdvisedStep]
 
 
-def advice_of(body: bytes, path: str) -> SavedAdvice:
-    """Read the file's advice. Raises InvalidRequest, naming the file."""
-    from tiered.cost.advice_file import decode_advice
-
-    try:
-        return decode_advice(body)
-    except InvalidRequest as error:
-        raise InvalidRequest(error.attempt, **error.facts, file=path) from None
-
-
-def apply_advice_file(session: Session, saved: SavedAdvice, *, yes: bool, dry_run: bool, output: str) -> int:
+def _of_steps(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:
     """Show the steps of the advice, or do the due ones."""
     from tiered.cost.advice_applying import apply_advice, check_advice
 
@@ -385,7 +372,7 @@ def apply_advice_file(session: Session, saved: SavedAdvice, *, yes: bool, dry_ru
     return Exit.DONE
 
 
-def _advice_summary(saved: SavedAdvice) -> str:
+def _advice_summary(saved: SavedPlan) -> str:
     once = sum(each.once_dollars for each in saved.steps)
     size = format_bytes(sum(each.size_bytes for each in saved.steps))
     return f"advice {saved.fingerprint}: {counted(len(saved.steps), 'step')}, {size} to move, ${format_dollars(once)}"

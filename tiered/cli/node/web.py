@@ -106,7 +106,7 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, acce
 def _read_only(session: Session, known: ManifestMemoryCache | None = None, *, is_alone: bool = False) -> LogManager:
     """A read-only open; `is_alone` reads only the disk."""
     from tiered.manager.manager import LogManager
-    from tiered.web.pages.offline_store import silent_store
+    from tiered.web.pages.manager_cache import silent_store
 
     config = session.config()
     store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None

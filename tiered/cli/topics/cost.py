@@ -19,7 +19,7 @@ from tiered.cli.options import GROUP, OUTPUT, TOPICS, command, option
 from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result, text, write_lines
 from tiered.cli.session import Session, now_ms, topic_problems
 from tiered.config.price_file import PricesUsed
-from tiered.config.units import format_bytes, format_dollars, parse_bytes, parse_duration
+from tiered.config.units import format_bytes, format_dollars, parse_duration
 from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
@@ -155,9 +155,9 @@ def advise(
 ) -> int:
     """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
     from tiered.config.user_files import check_target
-    from tiered.cost.advice_file import WRITING, write_advice
     from tiered.cost.arrival_rate import read_rates
     from tiered.cost.cost_advising import cost_advice
+    from tiered.plans.saved_plan import WRITING, write_plan
     from tiered.status.unknown_figures import unread_rows
 
     rates = read_rates(rate)
@@ -169,7 +169,7 @@ def advise(
         if out is not None:
             from tiered.cost.advice_applying import save_advice
 
-            write_advice(save_advice(manager, found, at_ms, has_classes=_has_classes(session)), out)
+            write_plan(save_advice(manager, found, at_ms, has_classes=_has_classes(session)), out)
         problems = topic_problems(manager, topics)
     advice = [Advice.of_fields(each) for each in found.rows()]
     print_result(CostAdvise(PricesUsed.of(found.prices), unread_rows(found.unread), advice), output)
@@ -322,9 +322,9 @@ def simulate(
     """
     from tiered.config.user_files import check_target, write_given
     from tiered.cost.arrival_rate import read_rates
-    from tiered.cost.cost_chart import chart_lines, cost_page
     from tiered.cost.cost_simulation import simulate_costs
     from tiered.status.unknown_figures import unread_partitions, unread_rows
+    from tiered.web.pages.cost_page import chart_lines, cost_page
 
     values, rates = read_axes(asdict(axes)), read_rates(rate)
     if page is not None:
@@ -351,24 +351,13 @@ def simulate(
 
 def read_axes(typed: dict[str, str | None]) -> dict[str, list[int | float | str]]:
     """Return the given options as values by fields of `policies.cost.scenarios.Scenario`. Raises InvalidRequest."""
-    from tiered.cost.cost_simulation import CLASS_NAMES
+    from tiered.cost.cost_simulation import AXES
 
-    def of_class(text: str) -> str:
-        return CLASS_NAMES.get(text.lower(), text.upper())
-
-    readers: dict[str, tuple[str, Callable[[str], int | float | str | None]]] = {
-        "retention": ("retention_ms", parse_duration),
-        "local": ("local_retention_ms", parse_duration),
-        "segment": ("segment_bytes", parse_bytes),
-        "part": ("part_bytes", parse_bytes),
-        "codec": ("compression", str.lower),
-        "storage_class": ("storage_class", of_class),
-        "reads": ("read_share", _share),
-    }
+    given = {"class" if name == "storage_class" else name: text for name, text in typed.items()}
     return {
-        field: _values(option, str(typed[option]), read)
-        for option, (field, read) in readers.items()
-        if typed.get(option) is not None
+        field: _values(axis.option, text, axis.read)
+        for field, axis in AXES.items()
+        if (text := given.get(axis.option)) is not None
     }
 
 
@@ -378,21 +367,13 @@ def _values(option: str, text: str, read: Callable[[str], int | float | str | No
         low, dots, high = part.strip().partition("..")
         first, last = read(low), read(high) if dots else None
         if first is None or (dots and not (isinstance(first, int) and isinstance(last, int) and 0 < first < last)):
-            name = "class" if option == "storage_class" else option
             needs = ", a time with a unit such as 7d or 12h" if read is parse_duration else ""
-            raise InvalidRequest(f"invalid --{name}, it is neither a value nor a range{needs}", text=repr(part))
+            raise InvalidRequest(f"invalid --{option}, it is neither a value nor a range{needs}", text=repr(part))
         if isinstance(first, int) and isinstance(last, int):  # geometric steps
             found += [round(first * (last / first) ** (step / (STEPS - 1))) for step in range(STEPS)]
         else:
             found.append(first)
     return found
-
-
-def _share(text: str) -> float | None:
-    try:
-        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        return None
 
 
 def _change(simulation: CostSimulation) -> Column:
@@ -406,11 +387,11 @@ def _change(simulation: CostSimulation) -> Column:
 
 def _simulation_lines(simulation: CostSimulation) -> list[str]:
     from policies.cost.workload import OUTSIDE
-    from tiered.cost.cost_chart import number as number_text
     from tiered.cost.cost_simulation import shown
+    from tiered.web.pages.cost_page import number as number_text
 
     lines = [f"{each.topic}: {'; '.join(each.basis)}" for each in simulation.measured]
-    saving = [(variant, dollars) for variant, dollars in simulation.sensitivities if dollars > 0][:2]
+    saving = simulation.largest_sensitivities
     lines += [f"change: {shown(variant)} saves {format_dollars(dollars)} USD/month" for variant, dollars in saving]
     if not saving:
         lines.append("none of the single changes saves money")

@@ -18,8 +18,7 @@ from starlette.routing import Route
 
 from local.errors import InvalidRequest, Unavailable
 from tiered.observe.exposition import Form, form_of
-from tiered.web.http.answering import ANSWER_S, Answered, Answering
-from tiered.web.http.application import answered, application, target_of
+from tiered.web.http.application import ANSWER_S, Answered, Answering, answered, application, target_of
 from tiered.web.http.gate import host_name, names_here, own_names
 from tiered.web.http.serving import ServerInThread, Tls
 from tiered.web.pages.data_loader import DataLoader

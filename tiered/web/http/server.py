@@ -18,8 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiered.web.html import tag
-from tiered.web.http.answering import Answered, Answering
-from tiered.web.http.application import answered, application, page, target_of
+from tiered.web.http.application import Answered, Answering, answered, application, page, target_of
 from tiered.web.http.gate import Gate
 from tiered.web.http.serving import ServerInThread, Tls
 

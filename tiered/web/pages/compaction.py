@@ -19,20 +19,20 @@ from tiered.status.compaction_status import (
     log_row,
 )
 from tiered.status.status_rows import Row
-from tiered.web.charts.charts import bar
+from tiered.web.charts import bar
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.overview import shown
 from tiered.web.pages.parts import (
-    ROWS_ON_A_PAGE,
     Heading,
     commands,
     figures,
     frame,
     lasted,
+    numbers,
     page_count,
+    paged,
     pager,
     partition_path,
-    requested_page,
     stamp,
     table,
 )
@@ -45,22 +45,14 @@ _LOGS = (
     Heading("State"),
     Heading("Dirty", is_number=True),
     Heading("Dirty and clean"),
-    Heading("Clean", is_number=True),
-    Heading("Cleanable", is_number=True),
-    Heading("Not cleanable yet", is_number=True),
-    Heading("Late", is_number=True),
-    Heading("Last pass", is_number=True),
-    Heading("Gained", is_number=True),
+    *numbers("Clean", "Cleanable", "Not cleanable yet", "Late", "Last pass", "Gained"),
 )
 _RUNS = (
     Heading("When", is_short=True),
     Heading("Partition"),
-    Heading("Before", is_number=True),
-    Heading("After", is_number=True),
+    *numbers("Before", "After"),
     Heading("Left"),
-    Heading("Records", is_number=True),
-    Heading("Took", is_number=True),
-    Heading("Buffer", is_number=True),
+    *numbers("Records", "Took", "Buffer"),
     Heading("Result"),
 )
 
@@ -93,8 +85,7 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
         words = "No topic is compacted. A topic with cleanup.policy=compact retains the newest record of each key:"
         first = commands("tiered topic create profiles -p 2 -X cleanup.policy=compact")
         return frame("Compaction", HERE, found.now_ms, note, tag("p", words), first)
-    page = min(page_count(len(found.logs)), requested_page(query))
-    some = found.logs[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    page, some = paged(found.logs, query)
     return frame(
         "Compaction",
         HERE,
@@ -125,8 +116,7 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
 
 def compaction_facts(found: Compaction, query: Mapping[str, str]) -> dict[str, object]:
     """The same as facts for programs, one page of logs at a time."""
-    page = min(page_count(len(found.logs)), requested_page(query))
-    some = found.logs[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    page, some = paged(found.logs, query)
     return {
         "now_ms": found.now_ms,
         "metrics": asdict(found.metrics),

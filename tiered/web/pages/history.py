@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from tiered.config.units import counted, format_bytes, format_dollars, format_ms
 from tiered.status.tier_history import TierHistory, history_of
 from tiered.status.tier_series import DAY_MS, TierPoint, TierSeries, stretches
-from tiered.web.charts.time_charts import Run, TimeChart, TimeLine, bytes_label, dollars_label, thinned
+from tiered.web.charts import Run, TimeLine, bytes_label, dollars_label, thinned, time_chart
 from tiered.web.html import Child, Html, tag
-from tiered.web.pages.parts import Heading, link, stamp, table
+from tiered.web.pages.parts import Heading, link, numbers, stamp, table
 
 SPANS = {
     "6h": (DAY_MS // 4, "6 hours"),
@@ -33,11 +33,7 @@ _PERIODS = {
 _WORST = frozenset({"lag_bytes", "at_risk_bytes"})
 _HEADINGS = (
     Heading("Time (UTC)", is_short=True),
-    Heading("On the disk", is_number=True),
-    Heading("In the bucket", is_number=True),
-    Heading("Longest upload delay", is_number=True),
-    Heading("Most bytes at risk", is_number=True),
-    Heading("$ a month", is_number=True),
+    *numbers("On the disk", "In the bucket", "Longest upload delay", "Most bytes at risk", "$ a month"),
 )
 _NOT_OPEN = Heading("Not open", is_number=True)
 
@@ -69,8 +65,7 @@ def history_section(
     inner: list[Child] = [tag("h2", "Over time"), _spans(span, path, kept)]
     if found.points or still:
         charts = [_tiers(found, still), *([_waiting(found), _dollars(found)] if found.points else [])]
-        drawn = [tag("figure", tag("figcaption", each.title), each.drawn()) for each in charts]
-        inner.append(tag("div", drawn, class_="past"))
+        inner.append(tag("div", charts, class_="past"))
     inner.append(tag("p", _words(found, has_still=bool(still)), class_="faint"))
     if found.points:
         inner.append(_table(found, span))
@@ -85,35 +80,35 @@ def _spans(chosen: str, path: str, kept: Mapping[str, str]) -> Html:
     return tag("nav", tag("span", "The last"), links, aria_label="Time shown")
 
 
-def _tiers(found: TierHistory, still: Run) -> TimeChart:
+def _tiers(found: TierHistory, still: Run) -> Html:
     lines = [
         _line(found, "bucket", "t-remote", "remote_bytes"),
         _line(found, "disk", "t-local", "local_bytes"),
         TimeLine(name="", style="t-still", runs=[still] if still else []),
     ]
     begun = [(found.begun_ms, "first point")] if still and found.begun_ms is not None else []
-    bucket = _said(found, "In the bucket", "remote_bytes", format_bytes)
-    words = f"{bucket} {_said(found, 'On the disk', 'local_bytes', format_bytes)}"
-    return _chart(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, binary=True, rules=begun)
+    bucket = _range(found, "In the bucket", "remote_bytes", format_bytes)
+    words = f"{bucket} {_range(found, 'On the disk', 'local_bytes', format_bytes)}"
+    return _figure(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, is_binary=True, rules=begun)
 
 
-def _waiting(found: TierHistory) -> TimeChart:
+def _waiting(found: TierHistory) -> Html:
     lines = [
         _line(found, "waits", "t-lag", "lag_bytes"),
         _line(found, "at risk", "t-risk", "at_risk_bytes"),
     ]
-    waits = _said(found, "Waiting for upload", "lag_bytes", format_bytes)
-    words = f"{waits} {_said(found, 'On this disk alone', 'at_risk_bytes', format_bytes)}"
-    return _chart(found, "history-risk", "Waiting for upload, and at risk", words, lines, bytes_label, binary=True)
+    waits = _range(found, "Waiting for upload", "lag_bytes", format_bytes)
+    words = f"{waits} {_range(found, 'On this disk alone', 'at_risk_bytes', format_bytes)}"
+    return _figure(found, "history-risk", "Waiting for upload, and at risk", words, lines, bytes_label, is_binary=True)
 
 
-def _dollars(found: TierHistory) -> TimeChart:
+def _dollars(found: TierHistory) -> Html:
     lines = [_line(found, "bucket", "t-dollars", "dollars_per_month")]
-    words = _said(found, "Dollars a month", "dollars_per_month", format_dollars)
-    return _chart(found, "history-dollars", "$ a month for what is in the bucket", words, lines, dollars_label)
+    words = _range(found, "Dollars a month", "dollars_per_month", format_dollars)
+    return _figure(found, "history-dollars", "$ a month for what is in the bucket", words, lines, dollars_label)
 
 
-def _chart(
+def _figure(
     found: TierHistory,
     id_: str,
     title: str,
@@ -121,20 +116,12 @@ def _chart(
     lines: Sequence[TimeLine],
     show: Callable[[float], str],
     *,
-    binary: bool = False,
+    is_binary: bool = False,
     rules: Sequence[tuple[int, str]] = (),
-) -> TimeChart:
-    return TimeChart(
-        id=id_,
-        title=title,
-        words=words,
-        lines=lines,
-        since_ms=found.since_ms,
-        until_ms=found.until_ms,
-        show=show,
-        binary=binary,
-        rules=rules,
-    )
+) -> Html:
+    since, until = found.since_ms, found.until_ms
+    chart = time_chart(id_, title, words, lines, since, until, show, is_binary=is_binary, rules=rules)
+    return tag("figure", tag("figcaption", title), chart)
 
 
 def _line(found: TierHistory, name: str, style: str, field: str) -> TimeLine:
@@ -170,7 +157,7 @@ def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
     return [*thinned(run, found.since_ms, found.until_ms, most=True), (until, run[-1][1])]
 
 
-def _said(found: TierHistory, name: str, field: str, show: Callable[[float], str] | Callable[[int], str]) -> str:
+def _range(found: TierHistory, name: str, field: str, show: Callable[[float], str] | Callable[[int], str]) -> str:
     values = [value for point in found.points if (value := getattr(point, field)) is not None]
     if not values:
         return f"{name}: unknown."
@@ -179,22 +166,22 @@ def _said(found: TierHistory, name: str, field: str, show: Callable[[float], str
 
 
 def _words(found: TierHistory, *, has_still: bool) -> str:
-    said = []
+    words = []
     if not found.points:
         begun = "" if found.begun_ms is None else f" The first point is of {stamp(found.begun_ms)}."
-        said.append(
+        words.append(
             f"No history of this time: a running manager (tiered run) records a point every five minutes.{begun}"
         )
     else:
         newest = stamp(found.points[-1].at_ms)
-        said.append(f"{counted(len(found.points), 'point')} of running managers, the last of {newest}.")
+        words.append(f"{counted(len(found.points), 'point')} of running managers, the last of {newest}.")
         if len(list(stretches(found.points, found.step_ms))) > 1 or any(e.remote_bytes is None for e in found.points):
-            said.append("A line is broken where no manager ran, or the bucket was not read yet.")
+            words.append("A line is broken where no manager ran, or the bucket was not read yet.")
         if any(each.missing_partitions for each in found.points):
-            said.append("Partitions that were not open are not included.")
+            words.append("Partitions that were not open are not included.")
     if has_still:
-        said.append("Dotted, before the first point: the part of the data in the bucket today that already existed.")
-    return " ".join(said)
+        words.append("Dotted, before the first point: the part of the data in the bucket today that already existed.")
+    return " ".join(words)
 
 
 def _table(found: TierHistory, span: str) -> Html:

@@ -9,20 +9,23 @@ A read-only open shows the directory and the bucket as of its opening.
 | older than AGE_MAX_MS (after an idle time) | also waits up to FIRST_S for the new one |
 | none, because the store hangs for minutes | after FIRST_S opens the disk alone, and every page says so |
 
-Data older than its limit is marked (`tiered.web.pages.stale_banner`). A manager is closed when no page uses it any
-more.
+The banner above every page has the time of its data (`age_banner`), and a mark if the data is older than its limit. A
+manager is closed when no page uses it any more.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from local.errors import LogError, Unavailable
+from remote.store import ObjectStore
+from tiered.web.html import Html, tag
 from tiered.web.pages.data_loader import DataLoader, Loaded, PageDeadline
+from tiered.web.pages.parts import lasted, stamp
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
@@ -221,3 +224,63 @@ class _Held:
     def __init__(self, manager: LogManager, at_ms: int, *, is_ours: bool = True, is_alone: bool = False) -> None:
         self.manager, self.at_ms, self.is_ours, self.is_alone = manager, at_ms, is_ours, is_alone
         self.users = 1
+
+
+# -- the age of the data -----------------------------------------------------------------------------------------------
+
+
+def age_banner(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> list[Html]:
+    """The age of a page's data, with a mark if it is older than AGE_MAX_MS and `cache_ms` allow."""
+    why = _why_old(cache, loaded, now_ms, cache_ms)
+    age_ms = max(0, now_ms - loaded.data_ms)
+    age = tag("p", f"Data of {stamp(loaded.data_ms)}, {lasted(age_ms)} old.", id="age", class_="faint")
+    return [age] if why is None else [_note(why), age]
+
+
+def age_facts(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> Mapping[str, object]:
+    """The same for programs; `stale` is the reason for old data, else null."""
+    why = _why_old(cache, loaded, now_ms, cache_ms)
+    return {"data_ms": loaded.data_ms, "age_ms": max(0, now_ms - loaded.data_ms), "stale": why}
+
+
+def _why_old(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, cache_ms: int) -> str | None:
+    """None for data within its limit that waits for no newer open."""
+    stale = cache.stale()
+    if stale is not None:
+        _, why = stale
+        return f"The data shown is of {stamp(loaded.data_ms)}; {why}."
+    if loaded.late_since_ms is not None:
+        waits = f"Refreshing for {lasted(now_ms - loaded.late_since_ms)}: the disk does not reply, or "
+        return f"{waits}this machine is busy. The data shown is of {stamp(loaded.data_ms)}."
+    if now_ms - loaded.data_ms > AGE_MAX_MS + cache_ms:
+        return (
+            f"The data shown is of {stamp(loaded.data_ms)}, {lasted(now_ms - loaded.data_ms)} ago; a "
+            "refresh is in progress."
+        )
+    return None
+
+
+def _note(words: str) -> Html:
+    return tag("div", words, class_="trouble", id="late", role="alert")
+
+
+# -- a store that is not used ------------------------------------------------------------------------------------------
+
+
+def silent_store(url: str) -> ObjectStore:
+    """Return a store whose every call raises Unavailable."""
+    return cast(ObjectStore, _Silent(url))
+
+
+class _Silent:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def close(self) -> None:
+        """Do nothing: there is no resource to release."""
+
+    def __getattr__(self, verb: str) -> Callable[..., NoReturn]:
+        def refuse(*args: object, **more: object) -> NoReturn:
+            raise Unavailable("the store has not replied yet", store=self.url, verb=verb)
+
+        return refuse

@@ -12,24 +12,23 @@ from tiered.status.problem_rows import StatusProblemGroup, group_of, group_statu
 from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import Row, status_facts, topic_row
 from tiered.web.html import Child, Html, tag
-from tiered.web.pages.grouping import boxes, worst_problems
 from tiered.web.pages.history import HistoryData, history_section
 from tiered.web.pages.parts import (
-    ROWS_ON_A_PAGE,
     Heading,
+    boxes,
     commands,
     figures,
     frame,
     lasted,
     link,
-    page_count,
+    paged,
     pager,
-    requested_page,
+    pauses,
     stamp,
     table,
     topic_path,
+    worst_problems,
 )
-from tiered.web.pages.pauses import pauses
 
 _HEADINGS = (
     Heading("Topic", sort="topic"),
@@ -79,8 +78,7 @@ def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Ma
     """A search, the requested page of the list, and links to the others; `problems` counts problems by topic."""
     asked = _asked(query)
     rows = _sorted(_found(everything, asked["q"]), asked["sort"])
-    page = min(page_count(len(rows)), requested_page(query))
-    shown = rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    page, shown = paged(rows, query)
     sorts = {name: link("/", {**asked, "sort": "" if name == "topic" else name}) for name in SORTS}
     caption = counted(len(everything), "topic")
     caption = f"{len(rows):,} of {caption}" if asked["q"] else caption
@@ -123,8 +121,7 @@ def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = 
     if not problems:
         return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
     groups = [StatusProblemGroup((each,)) for each in problems] if alike else group_status_problems(problems, now)
-    page = min(page_count(len(groups)), requested_page(query))
-    some = groups[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    page, some = paged(groups, query)
     asked = {"topic": topic, "alike": alike}
     pages = pager(here, asked, page, len(groups))
     return frame("Troubles", here, now, note, _work(report), of_some, boxes(report, some, {"topic": topic}), pages)

@@ -1,20 +1,26 @@
-"""Common parts of all pages: frame, tables, figures, problems, and pager links."""
+"""Common parts of all pages: frame, tables, figures, forms, pager links, problems and pauses."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 from local.names import TopicPartition
-from tiered.config.units import format_ms
+from tiered.config.units import counted, format_bytes, format_ms
+from tiered.status.problem_rows import StatusProblemGroup, cause_key, group_status_problems
 from tiered.status.status_report import StatusProblem, StatusReport
+from tiered.status.status_rows import Row
 from tiered.web.html import Child, Html, join, tag
 
 REFRESH_S = 30
 SOON_S = 8  # refresh interval while data is not ready
 ROWS_ON_A_PAGE = 100
+GROUPS_SHOWN = 5  # problems at the top of a page
+MEMBERS_SHOWN = 50  # of an opened group
+PAUSES_SHOWN = 5
 SECTIONS = {
     "/": "Overview",
     "/plan": "Plan",
@@ -22,6 +28,8 @@ SECTIONS = {
     "/compaction": "Compaction",
     "/troubles": "Troubles",
 }
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,11 @@ class Heading:
         return "number" if self.is_number else "short" if self.is_short else None
 
 
+def numbers(*titles: str) -> tuple[Heading, ...]:
+    """Return the columns of these titles, all of numbers."""
+    return tuple(Heading(title, is_number=True) for title in titles)
+
+
 def frame(
     title: str, here: str, now_ms: int, *children: Child, refresh_s: int | None = REFRESH_S, script: str | None = None
 ) -> str:
@@ -49,48 +62,48 @@ def frame(
 
     `script` is the path of a module of this page.
     """
-    by_itself = tag("noscript", tag("meta", http_equiv="refresh", content=refresh_s)) if refresh_s else None
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", f"{title} · tiered"),
-        tag("link", rel="stylesheet", href="/page.css"),
-        tag("link", rel="icon", href="/favicon.svg", type="image/svg+xml"),
+    head = _head(
+        title,
         tag("script", src="/page.js", defer=True),
         tag("script", src=script, type="module") if script is not None else None,
-        by_itself,
+        tag("noscript", tag("meta", http_equiv="refresh", content=refresh_s)) if refresh_s else None,
     )
     links = [
         tag("a", name, href=path, aria_current="page" if path == here else None) for path, name in SECTIONS.items()
     ]
     body = tag(
         "body",
-        tag("a", "Skip to the content", href="#content", class_="skip"),
+        _SKIP,
         tag("header", tag("strong", "tiered"), tag("nav", links, aria_label="Pages")),
         tag("main", tag("h1", title), children, id="content"),
         tag("footer", tag("p", f"Computed at {stamp(now_ms)}. Read-only.", id="asked", role="status")),
         data_refresh=refresh_s,
     )
-    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+    return _document(head, body)
 
 
 def bare_page(title: str, inner: Child) -> str:
     """A document without any data of the logs, for clients without access."""
-    head = tag(
+    main = tag("main", tag("h1", title), inner, id="content")
+    return _document(_head(title), tag("body", _SKIP, tag("header", tag("strong", "tiered")), main))
+
+
+_SKIP = tag("a", "Skip to the content", href="#content", class_="skip")
+
+
+def _head(title: str, *more: Child) -> Html:
+    return tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", f"{title} · tiered"),
         tag("link", rel="stylesheet", href="/page.css"),
         tag("link", rel="icon", href="/favicon.svg", type="image/svg+xml"),
+        more,
     )
-    body = tag(
-        "body",
-        tag("a", "Skip to the content", href="#content", class_="skip"),
-        tag("header", tag("strong", "tiered")),
-        tag("main", tag("h1", title), inner, id="content"),
-    )
+
+
+def _document(head: Html, body: Html) -> str:
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
@@ -105,8 +118,7 @@ def table(
     """Rows under headings; the first cell names its row.
 
     `sorts` are links by a heading's `sort`; numbers sort largest first, names alphabetically. `sorted_by` is the
-    current
-    order.
+    current order.
     """
     links = sorts or {}
     head = [_heading(each, links, is_sorted=each.sort is not None and each.sort == sorted_by) for each in headings]
@@ -172,6 +184,12 @@ def page_count(count: int) -> int:
     return max(1, -(-count // ROWS_ON_A_PAGE))
 
 
+def paged(rows: Sequence[T], query: Mapping[str, str]) -> tuple[int, Sequence[T]]:
+    """Return the number of the requested page, or of the last one, and its rows."""
+    page = min(page_count(len(rows)), requested_page(query))
+    return page, rows[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+
+
 def link(path: str, query: Mapping[str, str]) -> str:
     """A path with the query parts that are not empty."""
     said = {name: value for name, value in query.items() if value}
@@ -214,3 +232,88 @@ def _cell(at: int, content: Child, heading: Heading) -> Html:
     name = heading.style
     shown = join("-" if content is None else content)
     return tag("th", shown, scope="row", class_=name) if at == 0 else tag("td", shown, class_=name)
+
+
+# -- forms -------------------------------------------------------------------------------------------------------------
+
+
+def field(id_: str, label: str, value: str, *, name: str | None = None, example: str = "") -> Html:
+    """A text field."""
+    control = tag("input", type="text", id=id_, name=name or id_, value=value, placeholder=example, size=10)
+    return tag("div", tag("label", label, for_=id_), control)
+
+
+def choice(id_: str, label: str, options: Mapping[str, str], chosen: str, *, class_: str | None = None) -> Html:
+    """A choice: labels by value. With the script, class ``slider`` becomes a slider (`lab.js`)."""
+    inner = [tag("option", words, value=value, selected=value == chosen) for value, words in options.items()]
+    return tag("div", tag("label", label, for_=id_), tag("select", inner, id=id_, name=id_, class_=class_))
+
+
+def button(words: str) -> Html:
+    return tag("button", words)
+
+
+# -- problems and pauses -----------------------------------------------------------------------------------------------
+
+
+def boxes(report: StatusReport, groups: Iterable[StatusProblemGroup], query: Mapping[str, str]) -> list[Html]:
+    """A box for each group; a group of several places shows their number and opens."""
+    return [problem_box(report, each.first) if len(each.members) == 1 else _box(report, each, query) for each in groups]
+
+
+def worst_problems(report: StatusReport, problems: Sequence[StatusProblem], topic: str = "") -> list[Html]:
+    """The oldest problems, and a link to the page of all problems, or of one `topic` if given."""
+    found = group_status_problems(problems, report.now_ms)
+    rest = sum(len(each.members) for each in found[GROUPS_SHOWN:])
+    query = {"topic": topic}
+    to_all = tag("p", tag("a", counted(rest, "more problem"), href=link("/troubles", query)))
+    return [*boxes(report, found[:GROUPS_SHOWN], query), *([to_all] if rest else [])]
+
+
+def _box(report: StatusReport, group: StatusProblemGroup, query: Mapping[str, str]) -> Html:
+    first, count = group.first, len(group.members)
+    things = "partition" if all(each.partition is not None for each in group.members) else "place"
+    some = [
+        tag("li", place(each), f": {each.what} ({since(each, report.now_ms)})")
+        for each in group.members[:MEMBERS_SHOWN]
+    ]
+    all_of_them = tag("a", f"All {count:,}, a page at a time", href=link("/troubles", {**query, "alike": first.where}))
+    rest: Child = tag("p", all_of_them) if count > MEMBERS_SHOWN else None
+    oldest = "" if first.since_ms is None else f", the oldest for {lasted(report.now_ms - first.since_ms)}"
+    return tag(
+        "div",
+        tag("strong", counted(count, things)),
+        f": {group.what}{oldest}",
+        tag("div", "Next: ", first.next_step),
+        tag(
+            "details",
+            tag("summary", "Partitions and start times"),
+            tag("ul", some),
+            rest,
+            data_kept=f"{first.kind} {cause_key(first)}",
+        ),
+        class_="trouble",
+    )
+
+
+def pauses(report: StatusReport, rows: Sequence[Row]) -> list[Html]:
+    """A line for each of the first topics with paused uploads, and the number of the others."""
+    paused = [row for row in rows if row.get("is_paused")]
+    found = [_pause_line(report, row) for row in paused[:PAUSES_SHOWN]]
+    if paused[PAUSES_SHOWN:]:
+        found.append(tag("p", f"Uploads of {counted(len(paused) - PAUSES_SHOWN, 'more topic')} are paused."))
+    return found
+
+
+def _known_bytes(size: object) -> str:
+    return format_bytes(size) if isinstance(size, int) else "an unknown number of bytes"
+
+
+def _pause_line(report: StatusReport, row: Row) -> Html:
+    since_ms, reason = row.get("paused_since_ms"), row.get("pause_reason")
+    words = f"Uploads of {row['topic']} are paused"
+    words += f" since {stamp(since_ms)}, for {lasted(report.now_ms - since_ms)}" if isinstance(since_ms, int) else ""
+    words += f" ({reason})" if reason else ""
+    waits, risk = _known_bytes(row.get("lag_bytes")), _known_bytes(row.get("at_risk_bytes"))
+    words += f". {waits[0].upper()}{waits[1:]} wait, {risk} exist on this disk only. To resume: "
+    return tag("p", words, tag("code", "tiered resume"), class_="bad")

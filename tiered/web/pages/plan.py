@@ -18,18 +18,20 @@ from tiered.plans.planning import PricedPlan
 from tiered.status.deferral_rows import causes, deferral_rows, ends
 from tiered.status.unknown_figures import unread_rows
 from tiered.web.html import Child, Html, tag
-from tiered.web.pages.forms import button, choice, field
 from tiered.web.pages.overview import NOT_READ, shown
 from tiered.web.pages.parts import (
-    ROWS_ON_A_PAGE,
     Heading,
+    button,
+    choice,
     commands,
+    field,
     figures,
     frame,
     link,
+    numbers,
     page_count,
+    paged,
     pager,
-    requested_page,
     stamp,
     table,
     topic_path,
@@ -43,15 +45,11 @@ _HEADINGS = (
     Heading("What", is_short=True),
     Heading("Partition"),
     Heading("Range", is_short=True),
-    Heading("Bytes", is_number=True),
-    Heading("Requests", is_number=True),
-    Heading("$ once", is_number=True),
-    Heading("$ a month", is_number=True),
+    *numbers("Bytes", "Requests", "$ once", "$ a month"),
     Heading("Why"),
 )
 _PUT_OFF = (
-    Heading("Segments", is_number=True),
-    Heading("Bytes", is_number=True),
+    *numbers("Segments", "Bytes"),
     Heading("Partitions"),
     Heading("What"),
     Heading("Why"),
@@ -59,11 +57,7 @@ _PUT_OFF = (
 )
 _TOTALS = (
     Heading("What", is_short=True),
-    Heading("Count", is_number=True),
-    Heading("Bytes", is_number=True),
-    Heading("Requests", is_number=True),
-    Heading("$ once", is_number=True),
-    Heading("$ a month", is_number=True),
+    *numbers("Count", "Bytes", "Requests", "$ once", "$ a month"),
 )
 
 
@@ -115,8 +109,7 @@ class Asked:
 def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms: int, note: Child = None) -> str:
     """The page; `note` is shown above the plan."""
     lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
-    page = min(page_count(len(lines)), requested_page(query))
-    some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    page, some = paged(lines, query)
     found: list[Child] = [note, _left_out(priced), _form(asked), _sums(priced)]
     if priced.plan.is_empty:
         words = "Nothing to do for the other partitions." if priced.missing else "Nothing to do."
@@ -139,8 +132,7 @@ def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms
 def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> dict[str, object]:
     """The same as facts for programs, a page of decisions at a time."""
     lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
-    page = min(page_count(len(lines)), requested_page(query))
-    some = lines[(page - 1) * ROWS_ON_A_PAGE : page * ROWS_ON_A_PAGE]
+    page, some = paged(lines, query)
     cost = priced.cost
     return {
         "prices": {"as_of": priced.prices.as_of, "region": priced.prices.region} if priced.prices is not None else None,

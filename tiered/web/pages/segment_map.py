@@ -27,8 +27,7 @@ from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted
 from tiered.web.html import Child, Html, tag
-from tiered.web.pages.forms import button, field
-from tiered.web.pages.parts import link, stamp
+from tiered.web.pages.parts import button, field, link, stamp
 
 WIDTH = 1000  # of a strip, in its own units
 STRIP = 24

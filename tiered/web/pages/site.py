@@ -3,6 +3,10 @@
 Pages read only the manager's memory and the disk. No page sends a store request, none changes data. Page data is
 loaded in threads (`tiered.web.pages.data_loader`): if a disk hangs or a lock is held for long, the reader gets the last
 result, marked as old. A result serves all readers for CACHE_MS. Thread safe.
+
+The stylesheet and the scripts are served here too: no page loads from another site. Everything works without the
+script: the page then reloads as a whole. The script reloads in the background, leaves fields that have input unchanged,
+and pauses while the page is not visible.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from http import HTTPStatus
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote
 
@@ -22,24 +28,21 @@ from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import still_there
 from tiered.status.tier_journal import read_series
 from tiered.web.html import Html, tag
-from tiered.web.pages.assets import SCRIPT, icon, lab_script, stylesheet
 from tiered.web.pages.compaction import Compaction, compaction_data, compaction_facts, compaction_page
 from tiered.web.pages.data_loader import DEADLINE_S, DataLoader, Loaded, PageDeadline
 from tiered.web.pages.history import HistoryData
-from tiered.web.pages.manager_cache import ManagerCache
+from tiered.web.pages.manager_cache import ManagerCache, age_banner, age_facts
 from tiered.web.pages.overview import found_topics, overview, problems_page
-from tiered.web.pages.partition import partition_facts, partition_page
 from tiered.web.pages.parts import SOON_S, frame
 from tiered.web.pages.plan import Asked, plan_facts, plan_page
-from tiered.web.pages.stale_banner import age_banner, age_facts
-from tiered.web.pages.topic import topic_facts, topic_page
+from tiered.web.pages.topic import partition_facts, partition_page, topic_facts, topic_page
 
 if TYPE_CHECKING:
     from policies.snapshot import PartitionSnapshot
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import Topic
     from tiered.plans.planning import PricedPlan
-    from tiered.web.pages.lab_site import Laboratory
+    from tiered.web.pages.lab import Laboratory
 
 CACHE_MS = 2000
 HISTORY_CACHE_MS = 10_000  # notes are taken every five minutes
@@ -48,12 +51,12 @@ SCHEMA_VERSION = 1
 QUERY_MAX = 2000  # characters of a query that are read
 HTML_TYPE = "text/html; charset=utf-8"
 JSON_TYPE = "application/json"
-_ASSETS = {
-    "/page.css": ("text/css; charset=utf-8", stylesheet),
-    "/favicon.svg": ("image/svg+xml", icon),
-    "/favicon.ico": ("image/svg+xml", icon),  # browsers ask for it on non-HTML responses
-    "/page.js": ("text/javascript; charset=utf-8", lambda: SCRIPT),
-    "/lab.js": ("text/javascript; charset=utf-8", lab_script),
+_ASSETS = {  # content type, and file in this folder
+    "/page.css": ("text/css; charset=utf-8", "page.css"),
+    "/favicon.svg": ("image/svg+xml", "favicon.svg"),
+    "/favicon.ico": ("image/svg+xml", "favicon.svg"),  # browsers ask for it on non-HTML responses
+    "/page.js": ("text/javascript; charset=utf-8", "page.js"),
+    "/lab.js": ("text/javascript; charset=utf-8", "lab.js"),
 }
 
 Answered = tuple[HTTPStatus, str, str]  # status, content type, body
@@ -81,8 +84,8 @@ class Site:
         """The response to a GET of `target` (path and query)."""
         path, _, text = target.partition("?")
         if path in _ASSETS:
-            kind, content = _ASSETS[path]
-            return HTTPStatus.OK, kind, content()
+            kind, name = _ASSETS[path]
+            return HTTPStatus.OK, kind, asset(name)
         query = dict(parse_qsl(text[:QUERY_MAX]))
         is_json = query.get("format") == "json"
         try:
@@ -211,7 +214,7 @@ class Site:
     def _laboratory(self) -> Laboratory:
         """Created on first use, because it imports the simulator."""
         if self._lab is None:
-            from tiered.web.pages.lab_site import Laboratory
+            from tiered.web.pages.lab import Laboratory
 
             self._lab = Laboratory(self._cache, self._loader, self._now_ms)
         return self._lab
@@ -237,6 +240,12 @@ class Site:
         body = [tag("p", words, class_="trouble"), tag("p", tag("a", "Overview", href="/"))]
         again_s = SOON_S if status == HTTPStatus.SERVICE_UNAVAILABLE else None
         return status, HTML_TYPE, frame(title, "", self._now_ms(), body, refresh_s=again_s)
+
+
+@cache
+def asset(name: str) -> str:
+    """Return a file of this folder: the stylesheet, a script or the icon."""
+    return files("tiered.web.pages").joinpath(name).read_text(encoding="utf-8")
 
 
 def _parts(path: str) -> list[str]:

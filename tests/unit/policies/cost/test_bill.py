@@ -8,10 +8,9 @@ import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import NotFound, Unavailable
-from policies.cost.bill import KINDS, Requests, TopicFacts, bills, moved
+from policies.cost.bill import KINDS, Requests, TopicFacts, bills
 from policies.cost.prices import BUILT_IN
-from policies.cost.storage_cost import GIB, monthly_storage
-from policies.cost.storage_usage import StorageUsage, Stored, stored_of
+from policies.cost.storage_cost import GIB, StorageUsage, Stored, monthly_storage, storage_dollars, stored_of
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import RequestCounts
@@ -79,7 +78,8 @@ def test_small_objects_of_a_cold_class_are_billed_with_its_minimum_size():
     stored = stored_of([MIB, 1024, 128 * 1024], BUILT_IN)
     assert stored.billed(128 * 1024) == MIB + 2 * 128 * 1024
     assert stored.billed(0) == stored.size_bytes
-    assert moved(stored, "STANDARD_IA", BUILT_IN) == pytest.approx((MIB + 2 * 128 * 1024) / GIB * 0.0125)
+    (dollars,) = storage_dollars([StorageUsage(data={"STANDARD_IA": stored})], BUILT_IN)
+    assert dollars.storage == pytest.approx((MIB + 2 * 128 * 1024) / GIB * 0.0125)
     assert Stored(objects=2, size_bytes=10).billed(100) == 200
 
 

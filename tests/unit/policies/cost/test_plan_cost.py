@@ -9,12 +9,10 @@ import pytest
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import LogError
-from policies import invariants, manifest_collection
-from policies.cost.plan_bill import bill_changes, removed_usage
-from policies.cost.plan_cost import plan_cost
+from policies import invariants, remote_retention
+from policies.cost.plan_cost import bill_changes, plan_cost, removed_usage
 from policies.cost.prices import BUILT_IN
-from policies.cost.storage_cost import GIB, monthly_storage
-from policies.cost.storage_usage import StorageUsage, stored_of
+from policies.cost.storage_cost import GIB, StorageUsage, monthly_storage, stored_of
 from policies.decisions import (
     CopySegment,
     DeletePage,
@@ -79,8 +77,8 @@ def test_every_plan_of_a_topic_sends_the_requests_it_was_priced_for(settings):
 
 
 def test_plans_with_pages_and_manifest_deletions_are_priced_by_their_requests(monkeypatch):
-    monkeypatch.setattr(manifest_collection, "MANIFESTS_RETAINED", 3)
-    monkeypatch.setattr(manifest_collection, "MANIFESTS_AT_ONCE", 2)
+    monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", 3)
+    monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", 2)
     monkeypatch.setattr(invariants, "MANIFESTS_RETAINED_MIN", 3)
     rule = PageRule(manifest_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_entries_min=2)
     world, kinds = World(), set()
@@ -162,7 +160,7 @@ def test_each_line_is_priced_in_the_band_that_it_fills_or_empties():
     half = StorageUsage(data={"STANDARD": stored_of([GIB // 2], table)})
     there = [half, half]  # the first band is full
     assert list(
-        bill_changes(there, [half, StorageUsage(), removed_usage([half], table), removed_usage([half], table)], table)
+        bill_changes(there, [half, StorageUsage(), removed_usage(half, table), removed_usage(half, table)], table)
     ) == [
         pytest.approx(0.5),
         0.0,
@@ -170,14 +168,14 @@ def test_each_line_is_priced_in_the_band_that_it_fills_or_empties():
         pytest.approx(-1.5),
     ]
     waiting = StorageUsage(waiting_bytes=GIB)
-    assert list(bill_changes([*there, waiting], [removed_usage([waiting], table)], table)) == [pytest.approx(-1.0)]
+    assert list(bill_changes([*there, waiting], [removed_usage(waiting, table)], table)) == [pytest.approx(-1.0)]
 
 
 def test_bill_changes_of_small_objects_use_the_minimum_billed_size():
     tiny = StorageUsage(data={"STANDARD_IA": stored_of([1000], BUILT_IN)})
     floor = monthly_storage(BUILT_IN.of("STANDARD_IA").min_bytes, BUILT_IN.of("STANDARD_IA"))
     assert (
-        list(bill_changes([tiny, tiny], [removed_usage([tiny], BUILT_IN), removed_usage([tiny], BUILT_IN)], BUILT_IN))
+        list(bill_changes([tiny, tiny], [removed_usage(tiny, BUILT_IN), removed_usage(tiny, BUILT_IN)], BUILT_IN))
         == [pytest.approx(-floor)] * 2
     )
 
@@ -315,7 +313,7 @@ def test_a_removal_larger_than_the_estimate_does_not_reduce_the_price_of_later_l
     half = StorageUsage(data={"STANDARD": stored_of([GIB // 2], BUILT_IN)})
     whole = StorageUsage(data={"STANDARD": stored_of([GIB], BUILT_IN)})
     price = BUILT_IN.of("STANDARD").storage_bands[0][1]
-    changes = list(bill_changes([half], [removed_usage([whole], BUILT_IN), half], BUILT_IN))
+    changes = list(bill_changes([half], [removed_usage(whole, BUILT_IN), half], BUILT_IN))
     assert changes == [pytest.approx(-price / 2), pytest.approx(price / 2)]
 
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from local.errors import InvalidRequest, NotFound
+from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import (
-    BUILT_IN,
     GIB,
     S3_STANDARD,
     billed_bytes,

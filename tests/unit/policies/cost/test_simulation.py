@@ -9,8 +9,9 @@ import pytest
 from simulated_cases import CASES, both, far_off
 from simulated_run import DAY, HOUR, Run
 
-from policies.cost.simulation import Counts, Reads, Workload, simulate
+from policies.cost.simulation import Counts, Reads, Schedule, Workload, _Bucket, _Partition, simulate
 from policies.rules import PartitionRules
+from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.stores.store_check import StoreCheck
 
@@ -65,7 +66,7 @@ STEADY = Workload(
 )
 def test_a_month_of_the_steady_state_equals_a_late_month_of_a_simulation_from_empty(rules):
     months = [simulate(STEADY, rules, window_ms=each * 30 * DAY, is_from_empty=True) for each in (3, 4)]
-    grown, month = months[1].counts.minus(months[0].counts), simulate(STEADY, rules, window_ms=30 * DAY)
+    grown, month = months[1].counts + months[0].counts.times(-1), simulate(STEADY, rules, window_ms=30 * DAY)
     for name in ("puts", "gets", "heads", "lists", "data_puts", "data_bytes_in", "data_bytes_out", "bytes_in"):
         assert getattr(month.counts, name) == pytest.approx(getattr(grown, name), rel=0.03, abs=3), name
     held = months[1].stored_bytes * 4 - months[0].stored_bytes * 3
@@ -94,6 +95,26 @@ def test_disabled_copies_cost_nothing_and_endless_retention_deletes_nothing():
     endless = simulate(STEADY, PartitionRules(retention_ms=None, local_retention_ms=DAY), window_ms=30 * DAY)
     assert endless.counts.deletes <= 3
     assert endless.stored_bytes == pytest.approx(380 * 24 * 60_000, rel=0.05)
+
+
+def test_the_clock_of_a_simulation_does_not_go_back_for_overdue_work():
+    """The filled state may hold segments that a cleaner pass expires earlier than the average."""
+    rules = PartitionRules(
+        cleanup_compact=True, retention_ms=3 * DAY, retention_bytes=10 << 20, local_retention_ms=HOUR, copy_lag_ms=None
+    )
+    rules = replace(rules, local_retention_bytes=1 << 20, copy_lag_bytes=1 << 20)
+    workload = Workload(batch_bytes=500, batch_ms=700, segment_bytes=64 << 20, segment_ms=6 * HOUR, compacted_share=0.2)
+    schedule = Schedule(workload, rules)
+    partition = _Partition(schedule, _Bucket(schedule, PageRule(), ()))
+    partition.fill()
+    assert schedule.expires(partition._expired, partition._cleaned) < partition._now_ms
+    assert partition._next_pass() == partition._now_ms
+
+
+def test_a_stream_that_finds_no_segment_reads_nothing():
+    reads = Reads(every_ms=DAY, is_stream=True, begins=2, oldest_ms=1)
+    found = simulate(replace(STEADY, reads=reads), PartitionRules(copy_lag_ms=DAY), window_ms=10 * DAY)
+    assert found.counts.data_bytes_out == 0
 
 
 def test_bytes_deleted_before_a_minimum_duration_are_reported_in_byte_days():

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,20 +23,20 @@ from tiered.cli.node import plan as apply_command
 from tiered.cli.topics import cost as cost_command
 from tiered.config.price_file import price_rows
 from tiered.cost.advice_applying import apply_advice, check_advice, save_advice
-from tiered.cost.advice_file import AlterStep, RecodeStep, SavedAdvice, decode_advice, encode_advice, saved_advice
 from tiered.cost.cost_advising import cost_advice
 from tiered.jobs.rewriting import plan_recode, run_rewrite
+from tiered.plans.saved_plan import AlterStep, RecodeStep, SavedPlan, decode_plan, encode_plan
 
 LATER = NOW + 1000
 
 
-def with_shorter_local_retention(made: SavedAdvice) -> SavedAdvice:
+def with_shorter_local_retention(made: SavedPlan) -> SavedPlan:
     """`made` with one more step, which alters `local.retention.ms`."""
     first = made.steps[0]
     assert isinstance(first, AlterStep)
     more = msgspec.structs.replace(first, key="local.retention.ms", before="432000000", value=str(DAY))
     basis = {name: text for name, text in made.basis.items() if name != "t local.retention.ms"}
-    return saved_advice((first, more, *made.steps[1:]), basis, made.made_ms)
+    return replace(made, steps=(first, more, *made.steps[1:]), basis=basis)
 
 
 class Advised:
@@ -48,7 +49,7 @@ class Advised:
             found = cost_advice(manager, NOW, least_dollars=0.0)
             self.advice = found.advice
             self.made = save_advice(manager, found, NOW)
-            self.saved = decode_advice(encode_advice(with_shorter_local_retention(self.made)))
+            self.saved = decode_plan(encode_plan(with_shorter_local_retention(self.made)))
             self.records = values(manager.reader())
 
     def open(self, **more):
@@ -209,14 +210,26 @@ def test_advice_file_that_could_lose_records_is_refused(advised):
     lowered = msgspec.structs.replace(
         next(each for each in advised.saved.steps if isinstance(each, AlterStep)), key="retention.ms", value="1"
     )
-    body = encode_advice(saved_advice((lowered,), advised.saved.basis, NOW))
+    body = encode_plan(replace(advised.saved, steps=(lowered,)))
     with pytest.raises(InvalidRequest, match="never advised"):
-        decode_advice(body)
-    by_hand = encode_advice(advised.saved).replace(b'"STANDARD_IA"', b'"DEEP_ARCHIVE"')
+        decode_plan(body)
+    by_hand = encode_plan(advised.saved).replace(b'"STANDARD_IA"', b'"DEEP_ARCHIVE"')
     with pytest.raises(InvalidRequest, match="the file was edited"):
-        decode_advice(by_hand)
-    with pytest.raises(InvalidRequest, match="make it with 'tiered cost advise"):
-        decode_advice(b"{}")
+        decode_plan(by_hand)
+    with pytest.raises(InvalidRequest, match="'tiered cost advise --out FILE'"):
+        decode_plan(b"{}")
+
+
+EARLIER = Path(__file__).with_name("advice-of-version-0.1.0.json")
+
+
+def test_a_file_of_advice_of_an_earlier_version_is_read_with_its_steps_and_checked():
+    saved = decode_plan(EARLIER.read_bytes())
+    assert [type(each) for each in saved.steps] == [AlterStep, RecodeStep]
+    assert saved.fingerprint == json.loads(EARLIER.read_bytes())["fingerprint"]
+    assert decode_plan(encode_plan(saved)).steps == saved.steps
+    with pytest.raises(InvalidRequest, match="the file was edited"):
+        decode_plan(EARLIER.read_bytes().replace(b'"zstd"', b'"none"'))
 
 
 def test_save_advice_leaves_out_a_setting_that_an_override_outranks(tmp_path):
@@ -266,7 +279,7 @@ def test_apply_command_moves_the_segments_that_its_dry_run_shows(tmp_path, monke
 
 
 def moves_in(path: Path) -> list[RecodeStep]:
-    return [each for each in decode_advice(path.read_bytes()).steps if isinstance(each, RecodeStep)]
+    return [each for each in decode_plan(path.read_bytes()).steps if isinstance(each, RecodeStep)]
 
 
 def test_storage_class_that_cannot_be_opened_is_refused_before_the_first_step(advised):

@@ -24,11 +24,10 @@ from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
 from tiered.config.config import Config
 from tiered.config.units import parse_duration
-from tiered.cost.cost_chart import chart_lines, cost_page
 from tiered.cost.cost_history import Measured, measured_streams
-from tiered.cost.cost_lab import ALONG, cost_lab
-from tiered.cost.cost_simulation import simulate_costs, simulate_streams
+from tiered.cost.cost_simulation import ALONG, cost_lab, simulate_costs, simulate_streams
 from tiered.manager.manager import LogManager
+from tiered.web.pages.cost_page import chart_lines, cost_page
 
 MIB = 1 << 20
 # 1 GiB an hour in segments of 256 MiB, two weeks in the bucket.

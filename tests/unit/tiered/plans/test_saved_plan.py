@@ -324,7 +324,7 @@ def edited(body: bytes, **changes: object) -> bytes:
     [
         ({"kind": "other"}, "another kind"),
         ({"schema_version": 9}, "another kind"),
-        ({"fingerprint": "0" * 16}, "its fingerprints contradict each other"),
+        ({"fingerprint": "0" * 16}, "its fingerprint contradicts its content"),
         ({"made_ms": "yesterday"}, "made_ms"),
         (holding("Burn"), "Burn"),
         (holding("DropLocal"), "missing required"),

@@ -13,8 +13,8 @@ from policy_samples import NOW as THEN
 from local.errors import AccessDenied, Corrupt, DiskFailed, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from local.names import TopicPartition
 from local.storage import Space
-from policies.disk_relief import disk_relief
 from policies.invariants import violations
+from policies.local_retention import disk_relief
 from policies.snapshot import PartitionSnapshot
 from tiered.manager.manager import LogManager
 from tiered.node.problem_groups import next_step, step_of

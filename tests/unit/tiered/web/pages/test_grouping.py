@@ -14,8 +14,8 @@ from tiered.config.units import counted
 from tiered.status.problem_rows import group_of
 from tiered.status.problem_rows import group_status_problems as grouped
 from tiered.status.status_report import StatusProblem, StatusReport, status_report
-from tiered.web.pages.grouping import MEMBERS_SHOWN, SHOWN
 from tiered.web.pages.overview import overview, problems_page
+from tiered.web.pages.parts import GROUPS_SHOWN, MEMBERS_SHOWN
 from tiered.web.pages.site import Site
 
 MINUTE = 60_000
@@ -91,7 +91,7 @@ def test_overview_shows_the_first_problems_and_links_to_all(report: StatusReport
     words = "ABCDEFGHIJ"
     many = replace(report, problems=tuple(problem(n, f"trouble of kind {words[n]}") for n in range(10)))
     body = overview(many, {}, has_remote=True)
-    assert body.count('class="trouble"') == SHOWN
+    assert body.count('class="trouble"') == GROUPS_SHOWN
     assert ">5 more problems</a>" in body
 
 

@@ -22,11 +22,9 @@ from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.config.units import format_dollars
 from tiered.cost.cost_history import Measured
-from tiered.cost.cost_lab import ALONG, STEPS, CostLab, cost_lab, read_scenario
-from tiered.cost.cost_simulation import simulate_streams
-from tiered.web.charts.charts import name_heights, nice_top
+from tiered.cost.cost_simulation import ALONG, STEPS, CostLab, cost_lab, read_scenario, simulate_streams, value_words
+from tiered.web.charts import name_heights, nice_top
 from tiered.web.pages.lab import lab_facts, lab_page
-from tiered.web.pages.lab_words import value_words
 
 MIB = 1 << 20
 STREAM = Stream(

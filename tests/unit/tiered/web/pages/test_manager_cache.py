@@ -17,10 +17,8 @@ from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 from tiered.web.pages import manager_cache as looks_module
 from tiered.web.pages.data_loader import RESULTS_MAX, THREADS_MAX, DataLoader, Loaded, PageDeadline
-from tiered.web.pages.manager_cache import AGE_MAX_MS, FRESH_MS, STALE_MS, ManagerCache
-from tiered.web.pages.offline_store import silent_store
+from tiered.web.pages.manager_cache import AGE_MAX_MS, FRESH_MS, STALE_MS, ManagerCache, age_banner, silent_store
 from tiered.web.pages.site import CACHE_MS, Site
-from tiered.web.pages.stale_banner import age_banner
 
 PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")
 SOON_S = 0.02  # a deadline short enough for a test

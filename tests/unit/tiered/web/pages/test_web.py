@@ -20,9 +20,9 @@ from tiered.service.worker import Worker
 from tiered.status.status_report import StatusReport, status_report
 from tiered.web.html import tag
 from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
-from tiered.web.pages.assets import DARK, LIGHT, stylesheet
 from tiered.web.pages.overview import found_topics, overview
 from tiered.web.pages.segment_map import local_pieces, remote_pieces
+from tiered.web.pages.site import asset
 
 MINUTE = 60_000
 EVIL = "<script>alert('x')</script> & \"quoted\""
@@ -231,7 +231,12 @@ def test_unknown_paths_are_not_found(world: World) -> None:
             assert json.loads(body)["error"] in ("NotFound", "InvalidRequest")
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK])
+THEMES = [
+    dict(re.findall(r"--(\w+): (#\w{6});", block)) for block in re.findall(r":root {(.*?)}", asset("page.css"), re.S)
+]
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=["light", "dark"])
 def test_text_has_sufficient_contrast_in_every_theme(theme: dict[str, str]) -> None:
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
@@ -246,7 +251,7 @@ def test_text_has_sufficient_contrast_in_every_theme(theme: dict[str, str]) -> N
         for text in ("text", "faint", "link", "bad", "local", "remote"):
             assert contrast(text, ground) >= 4.5, (text, ground)
         assert contrast("line", ground) >= 2.5
-    assert set(re.findall(r"var\(--(\w+)\)", stylesheet())) <= set(theme)
+    assert set(re.findall(r"var\(--(\w+)\)", asset("page.css"))) <= set(theme)
 
 
 def test_metrics_endpoint_serves_pages_on_loopback_with_a_strict_policy(world: World) -> None:

@@ -15,8 +15,7 @@ from manager_world import NOW, World
 from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import Unavailable
-from tiered.web.http.answering import Answering
-from tiered.web.http.application import MANIFEST_BYTES_MAX
+from tiered.web.http.application import MANIFEST_BYTES_MAX, Answering
 from tiered.web.http.connections import CONNECTIONS_MAX, BoundConnection
 from tiered.web.http.gate import COOKIE, Gate
 from tiered.web.http.server import FORM_MAX, WebServer

@@ -1,4 +1,0 @@
-"""Charts as SVG.
-
-`charts` draws bars and lines for tables, `time_charts` draws figures over time.
-"""
