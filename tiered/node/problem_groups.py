@@ -3,6 +3,9 @@
 Two problems have one cause if they are of one kind and their messages differ only in facts that name the place:
 ``key=value`` pairs, and the name of the place. The pairs ``cause=``, ``class=``, ``code=`` and ``status=`` name the
 failure, so they are compared.
+
+`next_step` is the next step for an error: the endpoint, credential, path or runbook that the error names. It is never a
+command that could have printed the error (`status`, `doctor`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of a running manager for other processes: its last maintenance and its problems.
+"""What other processes see of a running manager: its report (last maintenance, problems), and the lock that it holds.
 
 ``work-report.json`` is in the first online log directory. It is replaced whole: after a maintenance run that changed
 something, at most every KEEP_INTERVAL_MS otherwise, and at the end. Only displayed status depends on it: a file that is

@@ -1,4 +1,4 @@
-"""Results of ``tiered dump``, as printed."""
+"""Results of ``tiered dump`` as JSON, as the lines of Kafka's own tool, and byte by byte."""
 
 from __future__ import annotations
 
@@ -76,59 +76,55 @@ class DumpedBytes(_OfLog, kw_only=True):
     fields: list[DumpedField]
 
 
-class DumpedOffsets(Result):
+class _OfFile(Result):
+    path: str
+
+
+class DumpedOffsets(_OfFile):
     """``tiered dump`` of an ``.index``."""
 
-    path: str
     entries: list[OffsetEntry]
 
 
-class DumpedTimes(Result):
+class DumpedTimes(_OfFile):
     """``tiered dump`` of a ``.timeindex``."""
 
-    path: str
     entries: list[TimeEntry]
 
 
-class DumpedEpochs(Result):
+class DumpedEpochs(_OfFile):
     """``tiered dump`` of a ``leader-epoch-checkpoint``."""
 
-    path: str
     entries: list[EpochEntry]
 
 
-class DumpedCheckpoint(Result):
+class DumpedCheckpoint(_OfFile):
     """``tiered dump`` of a checkpoint of a log directory."""
 
-    path: str
     entries: list[CheckpointEntry]
 
 
-class DumpedAborted(Result):
+class DumpedAborted(_OfFile):
     """``tiered dump`` of a ``.txnindex``."""
 
-    path: str
     transactions: list[AbortedTransaction]
 
 
-class DumpedProducers(Result):
+class DumpedProducers(_OfFile):
     """``tiered dump`` of a ``.snapshot``."""
 
-    path: str
     producers: list[ProducerEntry]
 
 
-class DumpedPairs(Result):
+class DumpedPairs(_OfFile):
     """``tiered dump`` of ``partition.metadata``, ``meta.properties``, ``.kafka_cleanshutdown``."""
 
-    path: str
     fields: list[Pair]
 
 
-class DumpedBundle(Result):
+class DumpedBundle(_OfFile):
     """``tiered dump`` of an ``.indexes`` object; with ``--section`` that one alone."""
 
-    path: str
     time: list[TimeEntry] | UnsetType = UNSET
     txn: list[AbortedTransaction] | UnsetType = UNSET
     producers: list[ProducerEntry] | UnsetType = UNSET
@@ -163,20 +159,18 @@ class ManifestPageSection(msgspec.Struct):
     key: str
 
 
-class DumpedManifest(Result, forbid_unknown_fields=False):
+class DumpedManifest(_OfFile, forbid_unknown_fields=False):
     """``tiered dump`` of a manifest, with every other field of docs/reference/formats.md."""
 
-    path: str
     segments: list[ManifestSegmentSection]
     pending_deletes: list[ManifestPendingSection] | UnsetType = msgspec.field(name="unlinked", default=UNSET)
     pending_page_deletes: list[ManifestPageSection] | UnsetType = msgspec.field(name="unlinked_pages", default=UNSET)
     pages: list[ManifestPageSection] | UnsetType = msgspec.field(name="spills", default=UNSET)
 
 
-class DumpedManifestSection(Result):
+class DumpedManifestSection(_OfFile):
     """``tiered dump --section`` of a manifest, except its segments."""
 
-    path: str
     pending_deletes: list[ManifestPendingSection] | UnsetType = msgspec.field(name="unlinked", default=UNSET)
     pending_page_deletes: list[ManifestPageSection] | UnsetType = msgspec.field(name="unlinked_pages", default=UNSET)
     pages: list[ManifestPageSection] | UnsetType = msgspec.field(name="spills", default=UNSET)
@@ -196,9 +190,6 @@ def file_result(kind: Kind, path: str, rows_of: Mapping[str, Sequence[object]]) 
     """Return the result for a file that is no manifest; `rows_of` are the rows of each sheet."""
     result = DumpedBundle if kind is Kind.INDEXES else _OF_KIND.get(kind, DumpedPairs)
     return result(path=path, **rows_of)
-
-
-# ``tiered dump --hex``: the bytes of batches and records with the meaning of each.
 
 
 def print_hex(batches: Batches, title: list[str], output: str, where: Sequence[TopicPartition]) -> None:

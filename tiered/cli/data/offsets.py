@@ -9,7 +9,7 @@ import click
 from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition
 from tiered.cli.arguments import parse_one_partition, parse_partition, parse_time
-from tiered.cli.options import OUTPUT, PARTITIONS, argument, command, option
+from tiered.cli.options import OUTPUT, PARTITIONS, YES, argument, command, option
 from tiered.cli.records import rfc3339
 from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms
@@ -154,7 +154,7 @@ def delete_records(
         "--file", "Read offsets from offsets.json of Kafka, - for stdin.", type=click.File("rb")
     ),
     dry_run: bool = option("--dry-run", "Show what would be deleted, change nothing."),
-    yes: bool = option("--yes", "Do not ask for confirmation."),
+    yes: bool = YES,
     output: str = OUTPUT,
 ) -> None:
     """Delete the records below an offset. Their segments go with the next rounds of `tiered run`."""
@@ -276,7 +276,7 @@ def end(
     ),
     aborts: bool = option("--abort", "Abort: committed readers do not see its records."),
     commits: bool = option("--commit", "Commit: committed readers see its records."),
-    yes: bool = option("--yes", "Do not ask for confirmation."),
+    yes: bool = YES,
     dry_run: bool = option("--dry-run", "Show the transaction that would end, change nothing."),
 ) -> None:
     """Write the marker that ends a producer's open transaction: --abort or --commit."""

@@ -14,7 +14,7 @@ from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
 from tiered.cli.bucket_options import open_bucket, open_target
 from tiered.cli.errors import Exit, one_line, stopped_code, unread_code, worst
-from tiered.cli.options import OUTPUT, TOPICS, argument, command, option, settings_option
+from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.cli.signals import stop_signals
@@ -232,7 +232,7 @@ def apply(
     session: Session,
     file: str | None = argument("PLAN.json", type=click.Path()),
     auto: bool = option("--auto", "Without a file: plan and apply until nothing is due, as 'run --once' does."),
-    yes: bool = option("--yes", "Do not ask for confirmation."),
+    yes: bool = YES,
     dry_run: bool = option(
         "--dry-run", "Check whether the state is unchanged, apply nothing; for advice, print its steps."
     ),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from tiered.cli.errors import Exit, worst
-from tiered.cli.options import OUTPUT, TOPICS, argument, command, option
+from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option
 from tiered.cli.render import PartitionRow, Result, Struct, Work, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.cli.signals import stop_signals
@@ -331,7 +331,7 @@ def drop(
     session: Session,
     topic: str = argument(),
     name: str = _NAME,
-    yes: bool = option("--yes", "Do not ask for confirmation."),
+    yes: bool = YES,
     dry_run: bool = option("--dry-run", "Show what would be dropped, change nothing."),
     output: str = OUTPUT,
 ) -> None:

@@ -13,7 +13,7 @@ import click
 
 from local.errors import LogError
 from tiered.cli.errors import Exit
-from tiered.cli.options import OUTPUT, TOPICS, argument, command, option, settings_option
+from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, pairs, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.config.units import format_bytes, format_count, format_lasted, format_ms
@@ -208,7 +208,7 @@ def _confirm(question: str, yes: bool) -> None:
 def delete(
     session: Session,
     name: str = argument(),
-    yes: bool = option("--yes", "Do not ask for confirmation."),
+    yes: bool = YES,
     dry_run: bool = option(
         "--dry-run", "Show what would be deleted in both tiers and what delays the deletion, change nothing."
     ),
