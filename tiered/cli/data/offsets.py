@@ -8,6 +8,7 @@ import click
 
 from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition
+from local.records.isolation import Isolation
 from tiered.cli.arguments import parse_one_partition, parse_partition, parse_time
 from tiered.cli.options import OUTPUT, PARTITIONS, YES, argument, command, option
 from tiered.cli.records import rfc3339
@@ -17,7 +18,6 @@ from tiered.config.units import format_count
 from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
-    from local.records.isolation import Isolation
     from local.records.offset_spec import FoundOffset
     from tiered.manager.manager import LogManager
 
@@ -73,7 +73,6 @@ def get_offsets(
     """
     requested = parse_spec(spec, now_ms())
     names = [parse_partition(target) for target in targets]
-    from local.records.isolation import Isolation
     from tiered.status.unknown_figures import unread_rows
 
     with session.manager(read_only=True, is_brief=True) as manager:

@@ -17,6 +17,9 @@ from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, REMOTE_OPTIONS, argument, command, option
 from tiered.cli.session import UNNAMED, Session
 from tiered.config.units import counted
+from tiered.health.access_policies import Role, lifecycle_rules
+from tiered.health.access_policies import iam_policy as made
+from tiered.observe.monitoring_files import alert_rules, dashboard, systemd_unit
 
 VARIABLE = "_TIERED_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
@@ -60,7 +63,6 @@ command("completion", generate, example="generate completion bash")(print_script
 @command("grafana", generate, example="generate grafana")
 def grafana() -> None:
     """A Grafana dashboard, JSON to import."""
-    from tiered.observe.monitoring_files import dashboard
 
     click.echo(dashboard(), nl=False)
 
@@ -74,7 +76,6 @@ def alerts(
 ) -> None:
     """Prometheus' alert rules, each with the page that tells what to do."""
     from tiered.observe.alert_table import RUNBOOKS_URL, Limits
-    from tiered.observe.monitoring_files import alert_rules
 
     at_risk_bytes = size_bytes("--at-risk", at_risk, "50GiB")
     copy_lag_s = duration_ms("--copy-lag", copy_lag, "1h", least=0) // 1000
@@ -89,7 +90,6 @@ def systemd(
     metrics: str = option("--metrics [HOST]:PORT", "Set the address for metrics.", default=":9464"),
 ) -> None:
     """A systemd unit of `tiered run` over this directory."""
-    from tiered.observe.monitoring_files import systemd_unit
     from tiered.web.http.metrics_server import parse_address
 
     parse_address(metrics)
@@ -140,8 +140,6 @@ def iam_policy(
     import json
 
     from remote.store.s3_administration import inline_policy, put_inline_policy, split_bucket
-    from tiered.health.access_policies import Role
-    from tiered.health.access_policies import iam_policy as made
 
     place, options, is_immutable = at.place(session)
     bucket, prefix = split_bucket(place)
@@ -174,7 +172,6 @@ def lifecycle(
     import json
 
     from remote.store.s3_administration import bucket_rules, missing_rules, put_rules, split_bucket
-    from tiered.health.access_policies import lifecycle_rules
 
     place, options, is_immutable = at.place(session)
     rules = lifecycle_rules(split_bucket(place)[1], is_immutable=is_immutable, is_versioned=versioned)

@@ -20,6 +20,7 @@ from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.cli.signals import stop_signals
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_lasted
+from tiered.config.user_files import check_target
 from tiered.node.problem_groups import UnreadPartitions
 from tiered.status.deferral_rows import DeferredSegment, deferral_lines
 
@@ -103,7 +104,6 @@ def plan(
 
     Segments that are not copied, cleaned or dropped yet are listed on stderr with the reason and the time it ends.
     """
-    from tiered.config.user_files import check_target
     from tiered.plans.plan_rows import decision_row, total_rows
     from tiered.plans.planning import priced_plan
     from tiered.plans.saved_plan import WRITING, save_plan, write_plan

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import InvalidRequest
+from policies.cost.workload import OUTSIDE
 from tiered.cli.arguments import Number
 from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, OUTPUT, TOPICS, command, option
@@ -20,6 +21,7 @@ from tiered.cli.render import Column, Result, Struct, columns_of, number, print_
 from tiered.cli.session import Session, now_ms, topic_problems
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars, parse_duration
+from tiered.config.user_files import check_target, write_given
 from tiered.node.problem_groups import UnreadPartitions
 
 if TYPE_CHECKING:
@@ -154,7 +156,6 @@ def advise(
     output: str = OUTPUT,
 ) -> int:
     """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
-    from tiered.config.user_files import check_target
     from tiered.cost.arrival_rate import read_rates
     from tiered.cost.cost_advising import cost_advice
     from tiered.plans.saved_plan import WRITING, write_plan
@@ -320,7 +321,6 @@ def simulate(
 
     Rates, compaction and compression are measured on the topics' own segments, reads on the metered requests.
     """
-    from tiered.config.user_files import check_target, write_given
     from tiered.cost.arrival_rate import read_rates
     from tiered.cost.cost_simulation import simulate_costs
     from tiered.status.unknown_figures import unread_partitions, unread_rows
@@ -386,7 +386,6 @@ def _change(simulation: CostSimulation) -> Column:
 
 
 def _simulation_lines(simulation: CostSimulation) -> list[str]:
-    from policies.cost.workload import OUTSIDE
     from tiered.cost.cost_simulation import shown
     from tiered.web.pages.cost_page import number as number_text
 
@@ -413,7 +412,6 @@ def _simulation_lines(simulation: CostSimulation) -> list[str]:
 
 
 def _result(simulation: CostSimulation, unread: list[UnreadPartitions]) -> CostSimulate:
-    from policies.cost.workload import OUTSIDE
     from tiered.cost.cost_simulation import shown
 
     breaks = simulation.break_evens

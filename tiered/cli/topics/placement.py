@@ -7,18 +7,16 @@ import random
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from local.errors import InvalidRequest
+from policies.placement import Broker, alternate_racks, assign_replicas
 from tiered.cli.options import argument, command, option
 from tiered.cli.render import Column, PartitionRow, Struct, print_table
 from tiered.cli.session import Session
-
-if TYPE_CHECKING:
-    from policies.placement import Broker
+from tiered.config.user_files import read_given
 
 
 class Replicas(PartitionRow):
@@ -63,7 +61,6 @@ def placement(
     kafka-reassign-partitions takes.
     """
     from local.names import check_topic
-    from policies.placement import alternate_racks, assign_replicas
 
     fleet = parse_fleet(_text(file, brokers))
     check_topic(topic)
@@ -86,7 +83,6 @@ def placement(
 
 def parse_fleet(text: str) -> list[Broker]:
     """Parse ``0:rack1,1:rack2`` or one broker a line; ``#`` starts a comment. Raises InvalidRequest."""
-    from policies.placement import Broker
 
     fleet = []
     for line in text.splitlines():
@@ -105,7 +101,6 @@ def _text(file: str | None, brokers: str | None) -> str:
         raise InvalidRequest("invalid brokers, name either --brokers or a file")
     if brokers is not None or file is None:
         return brokers or ""
-    from tiered.config.user_files import read_given
 
     hint = "one broker a line, such as 0:rack1"
     body = sys.stdin.buffer.read() if file == "-" else read_given(file, "invalid brokers", hint)
