@@ -339,8 +339,7 @@ def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: in
     """Return the column widths on a terminal of `room`; None if they do not fit and no column wraps well.
 
     Long texts wrap, the widest first, but no column gets narrower than FOLDED_MIN. Numbers, names and headings never
-    wrap:
-    a broken one can be neither read nor copied.
+    wrap: a broken one can be neither read nor copied.
     """
     from rich.cells import cell_len
 

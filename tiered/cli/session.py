@@ -84,8 +84,7 @@ class Session:
         """Return the configured prices, for cost estimates of a job.
 
         Returns the built-in prices without a configuration, and after a warning if the configured ones are unreadable:
-        no job
-        fails because of prices.
+        no job fails because of prices.
         """
         from policies.cost.prices import BUILT_IN
         from tiered.config.config import FILE, Config
@@ -123,8 +122,7 @@ class Session:
 
         - `is_alone`: it sends no store request.
         - `is_hasty`: an unavailable store does not delay the open (`tiered.stores.short_deadline_store`), and a bucket
-          that
-          refuses access is a problem of the partitions. The caller prints problems.
+          that refuses access is a problem of the partitions. The caller prints problems.
         - `is_brief`: an unavailable store does not delay later requests either; only for figures.
         - `known` and `takes_over`: as in `LogManager.open`.
         - `observations`: disk and store are measured, and store calls are traced.

@@ -2,8 +2,7 @@
 
 | signal | effect |
 |---|---|
-| first SIGTERM or SIGINT | remembered, wakes a sleeper, interrupts nothing: work in progress ends and all is closed in
-order |
+| first SIGTERM or SIGINT | remembered, wakes a sleeper; work in progress ends and all is closed in order |
 | first one within `Stop.breaking_off` (a start) | interrupts: a start has no work to finish |
 | second one | interrupts at once |
 | any number of SIGHUP | remembered once, wakes a sleeper |

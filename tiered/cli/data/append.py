@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -21,7 +22,7 @@ from local.errors import DiskFailed, InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
 from tiered.cli.arguments import duration_ms, parse_partition
 from tiered.cli.errors import Exit, stopped_code
-from tiered.cli.options import OUTPUT, argument, command, option
+from tiered.cli.options import GROUP, OUTPUT, argument, command, option
 from tiered.cli.progress import copy_progress
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import PartitionRow, Result, number, print_result
@@ -55,6 +56,24 @@ class Appended(Result):
     appended: list[AppendedRange]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LineForm:
+    """How a line becomes a record."""
+
+    separator: str | None = option("-K SEP", "Set the separator of key and value in a line; default: no keys.")
+    is_empty_null: bool = option("-Z", "Treat an empty value as null: a tombstone.")
+    is_jsonl: bool = option("--jsonl", "Read lines as JSON objects: key, value, timestamp, headers.")
+
+    def reader(self, partition: int | None) -> ReadLine:
+        if self.is_jsonl and self.separator is not None:
+            raise click.UsageError("--jsonl lines contain their keys; remove -K")
+        if self.separator == "":
+            raise click.UsageError("-K is empty; remove it for records without keys")
+        if self.is_jsonl:
+            return jsonl_reader(now_ms, partition)
+        return line_reader(self.separator, self.is_empty_null, now_ms)
+
+
 @command("append", has_progress=True, example="append orders lines.txt -K :")
 def append(
     session: Session,
@@ -62,9 +81,7 @@ def append(
     source: str = argument(
         "[FILE|-]", type=click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True), default="-"
     ),
-    separator: str | None = option("-K SEP", "Set the separator of key and value in a line; default: no keys."),
-    is_empty_null: bool = option("-Z", "Treat an empty value as null: a tombstone."),
-    is_jsonl: bool = option("--jsonl", "Read lines as JSON objects: key, value, timestamp, headers."),
+    form: _LineForm = GROUP,
     batch: int = option("--batch", "Set the records per append.", type=click.IntRange(1), default=10000),
     compression: str | None = option(
         "--compression", "Set the codec of the batches; default: of the topic.", choices=CODECS
@@ -86,11 +103,7 @@ def append(
     from tiered.node.problem_groups import store_problems
 
     topic, partition = parse_partition(target)
-    if is_jsonl and separator is not None:
-        raise click.UsageError("--jsonl lines contain their keys; remove -K")
-    if separator == "":
-        raise click.UsageError("-K is empty; remove it for records without keys")
-    read = jsonl_reader(now_ms, partition) if is_jsonl else line_reader(separator, is_empty_null, now_ms)
+    read = form.reader(partition)
     overrides = {"compression.type": compression} if compression else {}
     timeout_ms = _timeout_ms(timeout, acks)
     failure: LogError | None = None
@@ -105,8 +118,7 @@ def append(
             appended = _AppendedRecords(manager, topic, partition)
             try:
                 remote = RemoteAppend(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
-                how = {"separator": separator, "is_empty_null": is_empty_null, "is_jsonl": is_jsonl}
-                known = remote.appended_before(source, **how) if remote is not None else None
+                known = remote.appended_before(source, **asdict(form)) if remote is not None else None
                 if known is not None:
                     appended.take(known)
                 else:
@@ -127,9 +139,7 @@ def append(
             session.say(f"appended before the error: records={appended.count}")
         if failure is not None:
             raise failure
-        if stop.is_set:
-            return stopped_code(stop)
-        return Exit.DONE
+        return stopped_code(stop) if stop.is_set else Exit.DONE
 
 
 def _timeout_ms(text: str | None, acks: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,12 @@ from tiered.cli.arguments import Position, count_type, parse_partition, parse_po
 from tiered.cli.bucket_options import findings_code, report_findings
 from tiered.cli.errors import Exit
 from tiered.cli.options import (
+    GROUP,
     LAYOUT_KEYS,
     LAYOUT_PREFIXES,
     LAYOUTS,
     REMOTE,
     REMOTE_OPTIONS,
-    LayoutWords,
     argument,
     command,
     layout_option,
@@ -39,6 +40,39 @@ if TYPE_CHECKING:
 
 ISOLATIONS = ("read_uncommitted", "read_committed")  # values of `local.records.isolation.Isolation`, which needs numpy
 VIEW = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where the records are: both tiers of this node, its disk alone, or any bucket."""
+
+    is_local: bool = option("--local", "Read only the log on this disk, even if it diverged.")
+    url: str | None = REMOTE
+    topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket.")
+    options: dict[str, object] = REMOTE_OPTIONS
+    layout: str = layout_option("Option for --remote,")
+    prefixes: tuple[str, ...] = LAYOUT_PREFIXES
+    private_keys: tuple[str, ...] = LAYOUT_KEYS
+
+    def check(self, *, read_compacted: bool) -> None:
+        if self.topic_id is not None and self.url is None:
+            raise click.UsageError("--topic-id requires --remote; a directory has one topic of a name")
+        if self.url is None and self.options:
+            raise click.UsageError(UNNAMED)
+        if self.url is None and (self.layout != LAYOUTS[0] or self.prefixes or self.private_keys):
+            raise click.UsageError("--layout, --layout-prefix and --layout-key require --remote")
+        if self.is_local and (self.url is not None or read_compacted):
+            raise click.UsageError("--local reads only the log on this disk; remove --remote and --read-compacted")
+
+    def open(self, session: Session, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
+        layout = layout_words(self.layout, self.prefixes, self.private_keys)
+        if self.url is None:
+            return session.manager(read_only=True, is_alone=self.is_local, is_hasty=not self.is_local)
+        session.set_up_logging()
+        from tiered.read.bucket_reader import open_remote
+
+        topic_ids = {topic: self.topic_id} if self.topic_id is not None else {}
+        return open_remote(self.url, self.options, topic_ids=topic_ids, **layout)
 
 
 @command("consume", example="consume orders/0 --from @-2h -n 10 -f '%o %k %v\\n'")
@@ -61,47 +95,32 @@ def consume(
         "--read-compacted", "Read a compacted view below its horizon, then the log; fails without a view."
     ),
     view: str | None = option("--view NAME", "Choose another view than 'compacted' for --read-compacted."),
-    is_local: bool = option("--local", "Read only the log on this disk, even if it diverged."),
-    url: str | None = REMOTE,
-    topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket."),
-    options: dict[str, object] = REMOTE_OPTIONS,
-    layout: str = layout_option("Option for --remote,"),
-    prefixes: tuple[str, ...] = LAYOUT_PREFIXES,
-    private_keys: tuple[str, ...] = LAYOUT_KEYS,
+    place: _Place = GROUP,
 ) -> int:
     """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
-    if topic_id is not None and url is None:
-        raise click.UsageError("--topic-id requires --remote; a directory has one topic of a name")
-    if url is None and options:
-        raise click.UsageError(UNNAMED)
-    if url is None and (layout != LAYOUTS[0] or prefixes or private_keys):
-        raise click.UsageError("--layout, --layout-prefix and --layout-key require --remote")
-    if is_local and (url is not None or read_compacted):
-        raise click.UsageError("--local reads only the log on this disk; remove --remote and --read-compacted")
+    place.check(read_compacted=read_compacted)
     if view is not None and not read_compacted:
         raise click.UsageError("--view requires --read-compacted; without it the full log is read")
     topic, number = parse_partition(target)
     position = parse_position(start, now_ms())
     show = parse_template(template)
     write = sys.stdout.buffer.write
-    words = layout_words(layout, prefixes, private_keys)
-    topic_ids = {topic: topic_id} if topic_id is not None else {}
     from local.records.isolation import Isolation
     from tiered.read.bucket_reader import RemoteLog
 
-    with _open(session, url, options, topic_ids, words, is_local=is_local) as source:
+    with place.open(session, topic) as source:
         if number is not None:
             partitions = [TopicPartition(topic, number)]
         elif isinstance(source, RemoteLog):
             partitions = source.partitions(topic)
         else:
             partitions = source.topic(topic).partitions()
-        if is_local and not isinstance(source, RemoteLog):
+        if place.is_local and not isinstance(source, RemoteLog):
             reader = source.local_reader(Isolation(isolation))
         else:
             reader = source.reader(Isolation(isolation), read_compacted=read_compacted, view=view or VIEW)
         _print_lost(reader, partitions)
-        if not isinstance(source, RemoteLog) and not is_local:
+        if not isinstance(source, RemoteLog) and not place.is_local:
             session.report_served_alone(source.problems, partitions)
         for partition, record in islice(_records(reader, partitions, position), count):
             if output == "jsonl":
@@ -109,23 +128,6 @@ def consume(
             else:
                 write(show(partition, record))
         return _report_inconsistencies(source, partitions) if isinstance(source, RemoteLog) else Exit.DONE
-
-
-def _open(
-    session: Session,
-    url: str | None,
-    options: dict[str, object],
-    topic_ids: dict[str, str],
-    words: LayoutWords,
-    *,
-    is_local: bool,
-) -> AbstractContextManager[LogManager | RemoteLog]:
-    if url is None:
-        return session.manager(read_only=True, is_alone=is_local, is_hasty=not is_local)
-    session.set_up_logging()
-    from tiered.read.bucket_reader import open_remote
-
-    return open_remote(url, options, topic_ids=topic_ids, **words)
 
 
 def _print_lost(reader: TieredReader, partitions: list[TopicPartition]) -> None:

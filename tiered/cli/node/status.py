@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -196,10 +196,8 @@ def status(
             sync = tier_sync(manager, topics or None) if _SYNC in sections else None
         if watch and sys.stdout.isatty():
             click.echo(_CLEAR, nl=False)
-        if output == "json":
-            _print(report, sync, every, by_partition, output)
-        elif columns is not None:
-            _print(report, sync, columns, by_partition, output)
+        if columns is not None or output == "json":
+            _print(report, sync, columns or every, by_partition, output)
         if sync is not None and output != "json":
             _print_sync(sync, output)
         _print_summary(session, report, has_words=output == "table")
@@ -209,8 +207,11 @@ def status(
             return Exit.UNHEALTHY
         return unread_code(report.unread.values())
 
-    if not watch:
-        return show()
+    return _repeat(show, pause_ms) if watch else show()
+
+
+def _repeat(show: Callable[[], int], pause_ms: int) -> int:
+    """Repeat until a signal; return the last exit code."""
     from tiered.cli.signals import stop_signals
 
     with stop_signals() as stop:

@@ -82,8 +82,7 @@ def serving_pages(session: Session, option: str, listen: str, pages: Pages, acce
     """Serve the pages at the address from `option` within the block.
 
     The address and a generated token are printed on stderr. Raises InvalidRequest for an unusable address and for a
-    file
-    without a token or a certificate, NotFound for a missing file.
+    file without a token or a certificate, NotFound for a missing file.
     """
     from tiered.web.http.metrics_server import is_loopback, parse_address
     from tiered.web.http.server import WebServer
