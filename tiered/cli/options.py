@@ -87,12 +87,11 @@ def command(
 
     def declared(function: Callable[..., object]) -> click.Command:
         hints = get_type_hints(function)
-        groups = {name: hints[name] for name, each in _defaults(function) if each is GROUP}
+        groups = [(name, hints[name]) for name, each in _defaults(function) if each is GROUP]
 
         def invoke(**values: Any) -> object:  # noqa: ANN401 - the parsed values
-            for name, group_type in groups.items():
-                fields = dataclasses.fields(group_type)
-                values[name] = group_type(**{field.name: values.pop(field.name) for field in fields})
+            for name, group_type in groups:
+                values[name] = _group(group_type, values)
             if "session" not in hints:
                 return function(**values)
             context = click.get_current_context()
@@ -114,6 +113,17 @@ def command(
         return made
 
     return declared
+
+
+def _group(group_type: Any, values: dict[str, Any]) -> object:  # noqa: ANN401 - a dataclass
+    """Return an instance made of these values, which are removed from `values`."""
+    hints = get_type_hints(group_type)
+    return group_type(
+        **{
+            field.name: _group(hints[field.name], values) if field.default is GROUP else values.pop(field.name)
+            for field in dataclasses.fields(group_type)
+        }
+    )
 
 
 def operation_of(context: click.Context) -> str:

@@ -66,6 +66,110 @@ _SECTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoding:
+    """How keys and values are printed."""
+
+    encoding: str = option(
+        "--encoding",
+        "Set the encoding of keys and values.",
+        choices=["utf8", "base64", "hex"],
+        default="utf8",
+    )
+    key_decoder: str | None = option(
+        "--key-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
+    )
+    value_decoder: str | None = option(
+        "--value-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
+    )
+    offsets_decoder: bool = option("--offsets-decoder", "Decode records of __consumer_offsets.")
+    transaction_log_decoder: bool = option("--transaction-log-decoder", "Decode records of __transaction_state.")
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.key_decoder or self.value_decoder or self.offsets_decoder or self.transaction_log_decoder)
+
+    def decoder(self) -> DecodeRecord:
+        from local.records import coordinator_records
+        from tiered.inspect.decoders import DECODERS
+        from tiered.inspect.dump_rows import decode_coordinator, decode_with
+
+        if self.offsets_decoder and self.transaction_log_decoder:
+            raise click.UsageError("--offsets-decoder and --transaction-log-decoder exclude each other")
+        if self.offsets_decoder:
+            return decode_coordinator(coordinator_records.decode_offsets_record)
+        if self.transaction_log_decoder:
+            return decode_coordinator(coordinator_records.decode_transaction_record)
+        key, value = self.key_decoder or self.encoding, self.value_decoder or self.encoding
+        return decode_with(DECODERS[key], DECODERS[value])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selection:
+    """Which records are printed."""
+
+    from_offset: int | None = option("--from-offset", "Select records at or above this offset.", type=click.IntRange(0))
+    to_offset: int | None = option("--to-offset", "Select records below this offset.", type=click.IntRange(0))
+    key: str | None = option("--key", "Select records with exactly this key, written in --encoding.")
+    key_prefix: str | None = option("--key-prefix", "Select records whose key begins with this.")
+    since: str | None = option(
+        "--since @TIME", "Select records at or after this time: @2026-11-20T12:00:00Z, @MS, @-2h."
+    )
+    until: str | None = option("--until @TIME", "Select records before this time.")
+
+    def filter(self, encoding: str) -> Filter:
+        """Return the filter; keys are written in `encoding`."""
+        from tiered.inspect.decoders import encode
+        from tiered.inspect.dumping import Filter
+
+        if self.key is not None and self.key_prefix is not None:
+            raise click.UsageError("--key and --key-prefix exclude each other")
+        key = self.key if self.key_prefix is None else self.key_prefix
+        since_ms, until_ms = _time(self.since), _time(self.until)
+        if self.from_offset is not None and self.to_offset is not None and self.to_offset <= self.from_offset:
+            raise click.UsageError("--to-offset must be above --from-offset: the records below it are printed")
+        if since_ms is not None and until_ms is not None and until_ms <= since_ms:
+            raise click.UsageError("--until must be later than --since: the records before it are printed")
+        return Filter(
+            from_offset=self.from_offset,
+            to_offset=self.to_offset,
+            since_ms=since_ms,
+            until_ms=until_ms,
+            key=None if key is None else encode(key, encoding),
+            is_key_prefix=self.key_prefix is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where the data is: with `url` in a partition of that bucket, else where the target says."""
+
+    options: dict[str, object] = option(
+        "--option NAME=VALUE", "Option of the store of the URL.", callback=store_options
+    )
+    url: str | None = option("--remote URL", "Read a partition of this bucket only; needs no configuration.")
+    topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket.")
+    layout: str = layout_option("Option for --remote,")
+    prefixes: tuple[str, ...] = LAYOUT_PREFIXES
+    private_keys: tuple[str, ...] = LAYOUT_KEYS
+
+    @property
+    def is_any_bucket(self) -> bool:
+        """Whether an option is set that only applies to a partition of a bucket."""
+        return bool(self.topic_id or self.layout != LAYOUTS[0] or self.prefixes or self.private_keys)
+
+    def open(self, session: Session, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
+        """Open both tiers of this node, or any bucket alone."""
+        if self.url is None:
+            return session.manager(read_only=True, is_hasty=True)
+        session.set_up_logging()
+        from tiered.read.bucket_reader import open_remote
+
+        layout = layout_words(self.layout, self.prefixes, self.private_keys)
+        topic_ids = {topic: self.topic_id} if self.topic_id is not None else {}
+        return open_remote(self.url, self.options, topic_ids=topic_ids, **layout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
     """The options, as typed."""
 
@@ -82,46 +186,18 @@ class _Request:
     deep_iteration: bool = option("--deep-iteration, --deep", "Print every batch and its records.")
     print_data_log: bool = option("--print-data-log, --print", "Print keys and values too; implies --deep-iteration.")
     count: int | None = option("-n, --count", "Stop after this many rows.", type=count_type(1))
-    encoding: str = option(
-        "--encoding",
-        "Set the encoding of keys and values.",
-        choices=["utf8", "base64", "hex"],
-        default="utf8",
-    )
-    key_decoder: str | None = option(
-        "--key-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
-    )
-    value_decoder: str | None = option(
-        "--value-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
-    )
-    offsets_decoder: bool = option("--offsets-decoder", "Decode records of __consumer_offsets.")
-    transaction_log_decoder: bool = option("--transaction-log-decoder", "Decode records of __transaction_state.")
-    from_offset: int | None = option("--from-offset", "Select records at or above this offset.", type=click.IntRange(0))
-    to_offset: int | None = option("--to-offset", "Select records below this offset.", type=click.IntRange(0))
-    key: str | None = option("--key", "Select records with exactly this key, written in --encoding.")
-    key_prefix: str | None = option("--key-prefix", "Select records whose key begins with this.")
-    since: str | None = option(
-        "--since @TIME", "Select records at or after this time: @2026-11-20T12:00:00Z, @MS, @-2h."
-    )
-    until: str | None = option("--until @TIME", "Select records before this time.")
+    decoding: _Decoding = GROUP
+    selection: _Selection = GROUP
     index_sanity_check: bool = option("--index-sanity-check", "Check whether an index is well formed, without its log.")
     verify_index_only: bool = option("--verify-index-only", "Compare an index with its log, print nothing else.")
     section: str | None = option(
         "--section", "Print one section of an .indexes object or of a manifest.", choices=_SECTIONS
     )
-    options: dict[str, object] = option(
-        "--option NAME=VALUE", "Option of the store of the URL.", callback=store_options
-    )
-    url: str | None = option("--remote URL", "Read a partition of this bucket only; needs no configuration.")
-    topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket.")
-    layout: str = layout_option("Option for --remote,")
-    prefixes: tuple[str, ...] = LAYOUT_PREFIXES
-    private_keys: tuple[str, ...] = LAYOUT_KEYS
+    place: _Place = GROUP
 
     @property
     def prints_data(self) -> bool:
-        has_decoder = self.key_decoder or self.value_decoder or self.offsets_decoder or self.transaction_log_decoder
-        return self.print_data_log or bool(has_decoder)
+        return self.print_data_log or self.decoding.is_given
 
     @property
     def is_deep(self) -> bool:
@@ -140,13 +216,13 @@ def dump(session: Session, request: _Request = GROUP) -> int:
     """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
     if request.by_index:
         request = _index_request(session, request)
-    if request.url is not None:
+    if request.place.url is not None:
         return _dump_partition(session, request)
-    if request.topic_id or request.layout != LAYOUTS[0] or request.prefixes or request.private_keys:
+    if request.place.is_any_bucket:
         raise click.UsageError("--topic-id, --layout, --layout-prefix and --layout-key require --remote")
     if request.by_byte and (request.by_record or request.deep_iteration or request.prints_data):
         raise click.UsageError("--hex prints all of a record; remove --records, --deep-iteration, --print-data-log")
-    if request.options and "://" not in request.target:
+    if request.place.options and "://" not in request.target:
         raise click.UsageError("--option requires --remote URL or the url of an object")
     if "://" not in request.target and not _is_file(request.target):
         return _dump_partition(session, request)
@@ -166,15 +242,15 @@ def _index_request(session: Session, request: _Request) -> _Request:
 
     if request.batches or request.is_deep or request.by_byte or request.section:
         raise click.UsageError("--index prints an index: remove the options for batches, records, bytes or a --section")
-    if request.url is None and ("://" in request.target or _is_file(request.target)):
+    if request.place.url is None and ("://" in request.target or _is_file(request.target)):
         found = index_of_segment(request.target)
     else:
         partition, offset = parse_partition_at(request.target)
-        url = request.url if request.url is not None else session.config().remote_url
-        with _both_tiers(session, request, partition.topic) as bucket:
+        url = request.place.url if request.place.url is not None else session.config().remote_url
+        with request.place.open(session, partition.topic) as bucket:
             found = index_of_offset(bucket.reader().source(partition), url, offset)
-    ours = {"url": None, "topic_id": None, "layout": LAYOUTS[0], "prefixes": (), "private_keys": ()}
-    return replace(request, target=found.target, section=found.section, by_index=False, **ours)  # type: ignore[arg-type]
+    place = replace(request.place, url=None, topic_id=None, layout=LAYOUTS[0], prefixes=(), private_keys=())
+    return replace(request, target=found.target, section=found.section, by_index=False, place=place)
 
 
 def _is_file(target: str) -> bool:
@@ -204,7 +280,7 @@ def _opened(session: Session, request: _Request) -> Iterator[FileSource]:
     url, key = split_object_url(target)
     if not key:
         raise InvalidRequest("cannot dump an object, the url names none", url=url)
-    store = keyed_store(open_store(url, request.options or session.store_options_of(target)), _key_ring(session))
+    store = keyed_store(open_store(url, request.place.options or session.store_options_of(target)), _key_ring(session))
     with closing(store):
         yield open_object(store, key)
 
@@ -220,7 +296,8 @@ def _dump_log(session: Session, request: _Request, source: FileSource) -> int:
     if source.size_bytes == 0:
         session.say(f"the file is empty: path={source.place}")
     stored = _stored(session, source)
-    log = LogDump.of_stored(stored, source, _filter(request)) if stored else LogDump.of_file(source, _filter(request))
+    selected = request.selection.filter(request.decoding.encoding)
+    log = LogDump.of_stored(stored, source, selected) if stored else LogDump.of_file(source, selected)
     base = source.base_offset
     _print_log(request, log, [f"Dumping {source.place}", *([] if base is None else [f"Log starting offset: {base}"])])
     _print_gaps(session, log, source.place)
@@ -291,9 +368,9 @@ def _dump_partition(session: Session, request: _Request) -> int:
     from tiered.inspect.dumping import LogDump
     from tiered.manager.manager import LogManager
 
-    with _both_tiers(session, request, partition.topic) as bucket:
+    with request.place.open(session, partition.topic) as bucket:
         reader = bucket.reader()
-        selection = _filter(request)
+        selection = request.selection.filter(request.decoding.encoding)
         lower_bounds = [each for each in (offset, selection.from_offset) if each is not None]
         selection = replace(selection, from_offset=max(lower_bounds, default=None))
         if isinstance(bucket, LogManager):
@@ -307,18 +384,6 @@ def _dump_partition(session: Session, request: _Request) -> int:
     return Exit.DONE
 
 
-def _both_tiers(session: Session, request: _Request, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
-    """Open both tiers of this node, or any bucket alone."""
-    if request.url is None:
-        return session.manager(read_only=True, is_hasty=True)
-    session.set_up_logging()
-    from tiered.read.bucket_reader import open_remote
-
-    layout = layout_words(request.layout, request.prefixes, request.private_keys)
-    topic_ids = {topic: request.topic_id} if request.topic_id is not None else {}
-    return open_remote(request.url, request.options, topic_ids=topic_ids, **layout)
-
-
 def _print_log(request: _Request, log: LogDump, title: list[str], *where: TopicPartition) -> None:
     from tiered.cli.data.dump_results import DumpedBatches, DumpedRecords, lines_of, print_hex
     from tiered.inspect import dump_output
@@ -328,58 +393,23 @@ def _print_log(request: _Request, log: LogDump, title: list[str], *where: TopicP
     if request.by_byte:
         print_hex(islice(log.hex_batches(with_records=not request.batches), count), title, form, where)
         return
-    headers = DECODERS[request.encoding]
+    headers = DECODERS[request.decoding.encoding]
     if form == "text":
-        rows = log.batches_and_records(_decode(request), headers=headers) if request.is_deep else log.batches()
+        rows = (
+            log.batches_and_records(request.decoding.decoder(), headers=headers) if request.is_deep else log.batches()
+        )
         write_lines(title)
         write_lines(lines_of(islice(rows, count), with_data=request.prints_data))
     elif not request.is_deep:
         batches = DumpedBatches.of(*where, batches=[])
         print_result(batches, form, columns=_named(_BATCH_COLUMNS), rows=islice(log.batches(), count))
     else:
-        records = log.records(_decode(request), headers=headers, with_control=not request.by_record)
+        records = log.records(request.decoding.decoder(), headers=headers, with_control=not request.by_record)
         if form == "jsonl":
             dump_output.write_jsonl(islice(records, count))
         else:
             flat = dump_output.flat(islice(records, count))
             print_result(DumpedRecords.of(*where, records=[]), form, columns=_named(_RECORD_COLUMNS), rows=flat)
-
-
-def _decode(request: _Request) -> DecodeRecord:
-    from local.records import coordinator_records
-    from tiered.inspect.decoders import DECODERS
-    from tiered.inspect.dump_rows import decode_coordinator, decode_with
-
-    if request.offsets_decoder and request.transaction_log_decoder:
-        raise click.UsageError("--offsets-decoder and --transaction-log-decoder exclude each other")
-    if request.offsets_decoder:
-        return decode_coordinator(coordinator_records.decode_offsets_record)
-    if request.transaction_log_decoder:
-        return decode_coordinator(coordinator_records.decode_transaction_record)
-    key, value = request.key_decoder or request.encoding, request.value_decoder or request.encoding
-    return decode_with(DECODERS[key], DECODERS[value])
-
-
-def _filter(request: _Request) -> Filter:
-    from tiered.inspect.decoders import encode
-    from tiered.inspect.dumping import Filter
-
-    if request.key is not None and request.key_prefix is not None:
-        raise click.UsageError("--key and --key-prefix exclude each other")
-    key = request.key if request.key_prefix is None else request.key_prefix
-    since_ms, until_ms = _time(request.since), _time(request.until)
-    if request.from_offset is not None and request.to_offset is not None and request.to_offset <= request.from_offset:
-        raise click.UsageError("--to-offset must be above --from-offset: the records below it are printed")
-    if since_ms is not None and until_ms is not None and until_ms <= since_ms:
-        raise click.UsageError("--until must be later than --since: the records before it are printed")
-    return Filter(
-        from_offset=request.from_offset,
-        to_offset=request.to_offset,
-        since_ms=since_ms,
-        until_ms=until_ms,
-        key=None if key is None else encode(key, request.encoding),
-        is_key_prefix=request.key_prefix is not None,
-    )
 
 
 def _time(text: str | None) -> int | None:
