@@ -70,10 +70,7 @@ class _Decoding:
     """How keys and values are printed."""
 
     encoding: str = option(
-        "--encoding",
-        "Set the encoding of keys and values.",
-        choices=["utf8", "base64", "hex"],
-        default="utf8",
+        "--encoding", "Set the encoding of keys and values.", choices=["utf8", "base64", "hex"], default="utf8"
     )
     key_decoder: str | None = option(
         "--key-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
@@ -175,9 +172,7 @@ class _Request:
 
     target: str = argument("FILE|URL|TOPIC/PARTITION[@OFFSET]")
     output: str | None = option(
-        "-o, --output",
-        "Set the output format. text: the lines of Kafka's own tool.",
-        choices=[*FORMATS, "text"],
+        "-o, --output", "Set the output format. text: the lines of Kafka's own tool.", choices=[*FORMATS, "text"]
     )
     batches: bool = option("--batches", "Print batches only, in any output format.")
     by_record: bool = option("--records", "Print records as JSON lines, without control records.")

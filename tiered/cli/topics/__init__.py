@@ -1,4 +1,4 @@
 """Commands for topics and their settings.
 
-topic, config, placement, compact, compaction, view, pause and resume.
+topic, pause and resume, config, placement, compact, compaction, view, cost.
 """

@@ -22,7 +22,16 @@ from remote.store import UploadSource
 from tiered.cli.main import invoke
 from tiered.manager.manager import LogManager
 from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.node.upload_pause import FILE, LOCK, Pauses, pause_uploads, paused_topics, resume_uploads
+from tiered.node.upload_pause import (
+    FILE,
+    LOCK,
+    Pauses,
+    dry_run_pause,
+    dry_run_resume,
+    pause_uploads,
+    paused_topics,
+    resume_uploads,
+)
 from tiered.observe.metrics import Metrics
 from tiered.partition.partition_status import partition_status
 from tiered.service.observations import Observations
@@ -186,6 +195,23 @@ def test_pause_and_resume_apply_to_all_topics_or_to_the_named_topics() -> None:
         pause_uploads(places, ["aa"], now_ms=4)
     with pytest.raises(InvalidRequest, match="the reason has more than 200"):
         pause_uploads(places, None, now_ms=4, reason="x" * 201)
+
+
+def test_dry_run_returns_the_pauses_of_the_real_change() -> None:
+    """Holds for a pause of all over a pause of one topic, and for an unreadable file."""
+    places = _places()
+    for names in (["a"], None, ["b"]):
+        expected = dry_run_pause(places, names, now_ms=3, reason="why")
+        assert pause_uploads(places, names, now_ms=3, reason="why") == expected
+    assert dry_run_resume(places, None) == resume_uploads(places, None) == {}
+    pause_uploads(places, ["a", "b"], now_ms=4)
+    expected = dry_run_resume(places, ["a"])
+    assert resume_uploads(places, ["a"]) == expected
+    for disk, root in places:
+        disk.unlink(f"{root}/{FILE}")
+        disk.create(f"{root}/{FILE}").append(b"{")
+    expected = dry_run_pause(places, None, now_ms=5)
+    assert pause_uploads(places, None, now_ms=5) == expected
 
 
 def test_topic_recreated_under_a_paused_name_is_not_paused() -> None:
