@@ -32,8 +32,8 @@ from urllib.parse import quote
 from local.errors import AccessDenied, InvalidRequest, NotFound
 from tiered.config.key_rings import FILE_VARIABLE, KEYS_VARIABLE
 from tiered.config.properties import DEFAULTS, ENVIRONMENT, canonical, find_property, nearest, parse
+from tiered.config.resolve_settings import check_combination, log_settings, resolve_rules
 from tiered.config.secrets import check_no_secret
-from tiered.config.topic_settings import check_combination, log_settings, resolve_rules
 
 __all__ = ["FILE", "Config", "Setting", "file_url", "log_settings", "resolve_rules"]
 

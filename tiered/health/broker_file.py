@@ -100,7 +100,7 @@ def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
     The finest name of each setting counts, and hours become ms. Raises InvalidRequest for a value that Kafka would
     refuse and for contradicting settings, with the names in the file.
     """
-    from tiered.config.topic_settings import check_combination
+    from tiered.config.resolve_settings import check_combination
 
     meant = _meant(entries)
     settings = {name: _value(entry, name) for name, entry in meant.items()}

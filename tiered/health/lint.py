@@ -322,7 +322,7 @@ def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Ite
 def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: TomlLines) -> Iterator[LintFinding]:
     """Yield errors of a topic, else its warnings. None is a future topic without own settings."""
     from tiered.config.key_rings import load_key_ring
-    from tiered.config.topic_settings import log_settings
+    from tiered.config.resolve_settings import log_settings
     from tiered.stores.object_encoding import encoding_of
 
     name = topic.name if topic is not None else ""

@@ -1,6 +1,6 @@
 """Lint rules: valid settings that hardly make sense, checked on one topic's effective settings.
 
-Settings that Kafka or the manager refuses are not covered here (`tiered.config.topic_settings`,
+Settings that Kafka or the manager refuses are not covered here (`tiered.config.resolve_settings`,
 `tiered.partition.partition_opening`): the caller checks them first. The rules are pure functions from settings to
 hints, without access to disk or store. A rule about a setting without effect reports it only if it was set explicitly.
 """
@@ -16,7 +16,7 @@ from policies.rules import PartitionRules
 from tiered.config.config import Setting
 from tiered.config.properties import parse
 from tiered.config.property_table import APPEND_FREE_MIN, RELIEF_FREE_MIN
-from tiered.config.topic_settings import resolve_rules
+from tiered.config.resolve_settings import resolve_rules
 from tiered.config.units import format_bytes, format_ms
 
 DAY_MS = 86_400_000

@@ -72,7 +72,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
-from tiered.config.topic_settings import resolve_rules
+from tiered.config.resolve_settings import resolve_rules
 from tiered.read.partition_source import PartitionSource
 from tiered.read.read_committed import aborted_transactions, producers_in_bucket, stable_end
 

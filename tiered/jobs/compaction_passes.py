@@ -49,7 +49,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
-from tiered.config.topic_settings import log_settings, resolve_rules
+from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.jobs.bucket_compaction import (
     GROUP_BYTES,
     ROWS_MAX,

@@ -56,7 +56,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
-from tiered.config.topic_settings import log_settings
+from tiered.config.resolve_settings import log_settings
 from tiered.node.writer_ids import INGEST
 from tiered.read.partition_source import PartitionSource
 from tiered.read.read_committed import producers_in_bucket

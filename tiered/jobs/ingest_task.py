@@ -33,7 +33,7 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
-from tiered.config.topic_settings import log_settings
+from tiered.config.resolve_settings import log_settings
 from tiered.jobs.ingest import Ingested, IngestPlan, IngestTarget, end_of
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.stores.object_encoding import encoding_of

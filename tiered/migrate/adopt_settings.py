@@ -14,7 +14,7 @@ from local.storage import Storage
 from policies.deleted_records import BrokerRetention
 from tiered.config.config import Config
 from tiered.config.properties import DEFAULTS, PROPERTIES, nearest, parse
-from tiered.config.topic_settings import check_combination, resolve_rules
+from tiered.config.resolve_settings import check_combination, resolve_rules
 from tiered.migrate.broker_topics import BrokerTopics
 
 REFUSED = {  # settings that a sidecar cannot honour, with the alternative for the operator

@@ -36,7 +36,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
-from tiered.config.topic_settings import resolve_rules
+from tiered.config.resolve_settings import resolve_rules
 from tiered.read.bucket_reader import RemoteLog
 from tiered.read.topic_id_resolution import without_deleted
 

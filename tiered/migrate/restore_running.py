@@ -34,7 +34,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
-from tiered.config.topic_settings import log_settings
+from tiered.config.resolve_settings import log_settings
 from tiered.migrate.restore_files import STAGING, Progress, ShouldStop, lay_down, trusted_upto
 from tiered.migrate.restore_place import check_restore, holds_all, topic_id_for
 from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, TopicRestore, plan_partition

@@ -22,7 +22,7 @@ from policies.tiering import remote_unknown_deferrals
 from tiered.config.config import Config
 from tiered.config.price_file import new_class, prices_or_none
 from tiered.config.properties import canonical, find_property, parse
-from tiered.config.topic_settings import resolve_rules
+from tiered.config.resolve_settings import resolve_rules
 from tiered.manager.manager import LogManager
 from tiered.plans.plan_basis import plan_basis
 from tiered.status.status_report import snapshots_at_hand

@@ -15,7 +15,7 @@ from local.names import TopicPartition
 from policies.cleaner_advice import Advice, CleanerFacts, LogFacts, advise
 from policies.compaction import LogToClean, log_to_clean
 from policies.snapshot import PartitionSnapshot
-from tiered.config.topic_settings import resolve_rules
+from tiered.config.resolve_settings import resolve_rules
 from tiered.maintenance.cleaning import Uncleanable
 from tiered.manager.manager import LogManager
 from tiered.status.status_report import snapshots_at_hand
