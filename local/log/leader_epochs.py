@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from local.format.columns import BatchTable
 
 
 class EpochRange(NamedTuple):
@@ -38,6 +41,17 @@ class LeaderEpochs:
             return self
         kept = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
         return LeaderEpochs((*kept, (epoch, start_offset)))
+
+    def with_batches(self, table: BatchTable, below: int | None = None) -> LeaderEpochs:
+        """Return the epochs after the batches that begin below `below`. A batch without an epoch (-1) adds nothing."""
+        import numpy as np
+
+        found = self
+        for batch in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
+            epoch, start = int(table.leader_epochs[batch]), int(table.base_offsets[batch])
+            if epoch >= 0 and (below is None or start < below):
+                found = found.assign(epoch, start)
+        return found
 
     def covering(self, offset: int) -> LeaderEpochs:
         """Return the epochs with every record from `offset` on in one: epoch 0 before the first known epoch."""

@@ -1,7 +1,7 @@
 """Layouts of Kafka's unchanged files: LocalTieredStorage, Pinterest's, a broker's directory.
 
 Names contain the base offsets of segments. Their ends, and facts that the indexes lack, come from the bytes
-(`tiered.read.external_bytes`). A plain directory and Pinterest's bucket may be a few folders below the url. They may
+(`tiered.read.external_segments`). A plain directory and Pinterest's bucket may be a few folders below the url. They may
 hold several copies of one partition, for example of several brokers. The copies are read as one partition, and leader
 epochs decide.
 """

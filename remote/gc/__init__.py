@@ -14,7 +14,7 @@ Readers' pins and references of forks protect objects from deletion. Modules tha
 | `remote.segments.segment_upload` | the objects of its own failed upload |
 | `tiered.maintenance.upload_and_commit` | the objects of its own upload whose commit was refused |
 | `tiered.jobs.compaction_passes`, `tiered.jobs.ingest_task` | the objects of their own interrupted work |
-| `tiered.views.view_parts` | the parts of a view that was not completed |
+| `tiered.views.view_building` | the parts of a view that was not completed |
 | `tiered.spark.jobs.exporting` | its own incomplete Parquet files in the target |
 | `tiered.stores.store_clock`, `tiered.health.doctor_store`, `tiered.bench.benchmark` | their own probe objects |
 

@@ -40,7 +40,7 @@ from local.storage import DiskStorage
 from remote.store.open_store import open_store
 from tiered.spark import read_arrow
 from tiered.spark.session import QUIET_JAVA, spark_session
-from tiered.spark.source.rows import TYPES
+from tiered.spark.source.task import TYPES
 
 RECORDS = 3_000_000
 PER_BATCH, BATCHES_PER_SEGMENT = 1000, 250
@@ -215,7 +215,7 @@ def counted(batches):
 def binary_files(spark, directory):
     def decode(batches):
         from local.kernels import decode_columns
-        from tiered.spark.source.rows import record_batches
+        from tiered.spark.source.task import record_batches
 
         for batch in batches:
             for content in batch.column(0):

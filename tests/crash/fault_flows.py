@@ -42,7 +42,7 @@ from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.deadline_store import Deadlines, WatchedStore
 from tiered.config.config import Config
-from tiered.config.key_rings import KEYS_VARIABLE
+from tiered.config.secrets import KEYS_VARIABLE
 from tiered.maintenance import upload_and_commit
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog

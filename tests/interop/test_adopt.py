@@ -17,7 +17,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket, damage
 from tiered.migrate.adopt import Adopter
-from tiered.migrate.adopt_settings import AdoptSettings
+from tiered.migrate.broker import AdoptSettings
 from tiered.read.bucket_reader import RemoteLog
 
 pytestmark = pytest.mark.kafka

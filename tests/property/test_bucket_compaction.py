@@ -31,7 +31,6 @@ from tiered.jobs.bucket_compaction import CompactionOutcome
 from tiered.jobs.compaction_passes import compact_partition
 from tiered.partition.segment_inspection import segment_to_copy
 from tiered.read.partition_source import PartitionSource
-from tiered.read.read_committed import aborted_transactions, producers_in_bucket, stable_end
 from tiered.read.reader import TieredReader
 
 TOPIC_ID = "A" * 22
@@ -108,10 +107,10 @@ class World(LogWorld):
 
     def facts(self) -> Round:
         source, manifest = self.source(), self.manifest()
-        end = stable_end(source)
+        end = source.stable_end()
         upto = max((entry.next_offset for entry in self.entries() if entry.next_offset <= end), default=0)
-        aborted = aborted_transactions(source, 0, end) if manifest.has_entries else []
-        known = producers_in_bucket(source).entries()
+        aborted = source.aborted_transactions(0, end) if manifest.has_entries else []
+        known = source.producers_in_bucket().entries()
         return Round(
             dirty_from=0,
             upto=upto,
@@ -124,7 +123,7 @@ class World(LogWorld):
 
     def compact(self, buffer_bytes: int) -> None:
         before, facts, table, epoch = self.batches(), self.facts(), self.table(), self.manifest().epoch
-        producers = producers_in_bucket(self.source()).entries()
+        producers = self.source().producers_in_bucket().entries()
         self.outcomes.append(self.job(buffer_bytes))
         flat = [batch for entry in before for batch in entry]
         wanted = expected([batch for batch in flat if batch.last_offset < facts.upto], facts)
@@ -132,7 +131,7 @@ class World(LogWorld):
         self.compare([*wanted, *rest])
         assert self.table() == table
         assert self.manifest().epoch == epoch
-        assert producers_in_bucket(self.source()).entries() == producers
+        assert self.source().producers_in_bucket().entries() == producers
         assert all(
             (entry.cleaned_through or 0) >= facts.upto for entry in self.entries() if entry.next_offset <= facts.upto
         )

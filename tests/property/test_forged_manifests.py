@@ -31,7 +31,7 @@ from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.read.bucket_reader import RemoteLog
-from tiered.spark.source.options import parse_options
+from tiered.spark.options import parse_options
 from tiered.spark.source.planning import plan_read
 from tiered.spark.source.task import split_columns
 

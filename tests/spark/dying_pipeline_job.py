@@ -24,7 +24,7 @@ from tiered.jobs import pipeline_job
 from tiered.jobs.pipeline import Fleet, work_node
 from tiered.jobs.pipeline_state import PipelineState
 from tiered.spark.jobs.pipeline import SparkRunner
-from tiered.spark.launching import launched_session
+from tiered.spark.session import launched_session
 
 NOW = 1_800_000_000_000
 

@@ -47,7 +47,7 @@ class KilledSource(TieredSource):
         return "tiered-killed"
 
     def writer(self, schema, overwrite):
-        from tiered.spark.sink import sink
+        from tiered.spark import sink
 
         real = sink.parse_write_options
         strikes = Strikes(os.environ["COUNTER"], int(os.environ["NUMBER"]), int(os.environ["DRIVER"]))

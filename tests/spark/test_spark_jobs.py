@@ -232,7 +232,7 @@ def test_backfill_command_exports_the_selected_records(file_bucket, target):
 )
 def test_invalid_backfill_is_refused_before_spark_starts(file_bucket, target, words, said, monkeypatch, capsys):
     fill(file_bucket, segments=1)
-    monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("tiered.spark.session.launched_session", lambda *_: pytest.fail("Spark was started"))
     command = ["backfill", *words, "--remote", file_bucket.url, "--to", f"file://{target}"]
     assert invoke(command) in (1, 2)
     assert said in capsys.readouterr().err

@@ -210,7 +210,7 @@ PAGES = {
 def test_every_spark_page_runs_to_its_end(
     name: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
+    monkeypatch.setattr("tiered.spark.session.launched_session", lambda *words: Unstopped(spark))
     monkeypatch.setattr("external_samples.NAME", TopicPartition("orders", 0))
     monkeypatch.chdir(tmp_path)
     page, follower = PAGES[name], Follower(tmp_path, spark)

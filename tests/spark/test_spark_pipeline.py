@@ -284,7 +284,7 @@ class Unstopped:
 
 
 def test_pipeline_command_plans_runs_and_reports_skipped_nodes(spark, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
+    monkeypatch.setattr("tiered.spark.session.launched_session", lambda *words: Unstopped(spark))
     monkeypatch.setattr("tiered.cli.bucket.pipeline.now_ms", lambda: NOW)
     monkeypatch.chdir(tmp_path)
     world = filled(tmp_path / "fleet")

@@ -56,7 +56,7 @@ class Unstopped:
 
 
 def test_compact_command_runs_in_tasks_and_finds_a_finished_job_done(spark, file_bucket, monkeypatch, capfd):
-    monkeypatch.setattr("tiered.spark.launching.launched_session", lambda *words: Unstopped(spark))
+    monkeypatch.setattr("tiered.spark.session.launched_session", lambda *words: Unstopped(spark))
     fill(file_bucket)
     words = ["-X", "cleanup.policy=compact", "compact", "t", "--remote", file_bucket.url, "--spark", "local[2]"]
     for was_done in (False, True):

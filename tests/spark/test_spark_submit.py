@@ -19,8 +19,8 @@ from local.errors import InvalidRequest
 from local.records.batch import encode_batch
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from tiered.spark import launching
-from tiered.spark.java import ensure_java
+from tiered.spark import session
+from tiered.spark.session import ensure_java
 
 pytestmark = pytest.mark.spark
 
@@ -142,16 +142,16 @@ def test_spark_submit_runs_the_command_on_a_standalone_cluster(cluster, file_buc
 
 
 def test_session_settings_depend_on_the_master(monkeypatch):
-    here = launching.settings_for("local[*]", {"spark.driver.memory": "3g"})
+    here = session.settings_for("local[*]", {"spark.driver.memory": "3g"})
     assert (here["spark.driver.host"], here["spark.driver.memory"]) == ("127.0.0.1", "3g")
     for master in ("spark://host:7077", "yarn", "k8s://https://api"):
-        there = launching.settings_for(master, {})
+        there = session.settings_for(master, {})
         assert there["spark.master"] == master
         assert not any(name.startswith(("spark.driver.", "spark.ui.enabled")) for name in there)
-    assert "spark.master" not in launching.settings_for(None, {})
+    assert "spark.master" not in session.settings_for(None, {})
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(InvalidRequest, match="spark-submit sets the master"):
-        launching.launched_session("x", "local[2]")
+        session.launched_session("x", "local[2]")
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_python_workers_use_the_right_interpreter(monkeypatch, master, conf, bef
         monkeypatch.delenv(name)
     if before is not None:
         monkeypatch.setenv("PYSPARK_PYTHON", before)
-    launching._choose_python(master, launching.settings_for(master, conf))
+    session.choose_python(master, session.settings_for(master, conf))
     assert os.environ.get("PYSPARK_PYTHON") == then

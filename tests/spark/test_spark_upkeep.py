@@ -287,7 +287,7 @@ def test_bucket_commands_with_spark_run_in_tasks(spark, tmp_path, monkeypatch, c
         asked.append((name, master, dict(conf)))
         return Unstopped(spark)
 
-    monkeypatch.setattr("tiered.spark.launching.launched_session", launched)
+    monkeypatch.setattr("tiered.spark.session.launched_session", launched)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiered.toml").write_text(
         f'[local]\ndir = "data"\n[remote]\nurl = "file://{tmp_path}/bucket"\n[defaults]\n"segment.bytes" = "4KiB"\n'

@@ -17,7 +17,7 @@ from bucket_truth import assert_sound
 
 from local.errors import InvalidRequest
 from local.records.batch import encode_batch
-from tiered.spark.java import ensure_java
+from tiered.spark.session import ensure_java
 
 pytestmark = pytest.mark.spark
 

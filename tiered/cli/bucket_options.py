@@ -112,7 +112,7 @@ def open_bucket(
     """
     from remote.store.middleware.throttled_store import ThrottledStore
     from tiered.config.config import Config
-    from tiered.config.key_rings import load_key_ring
+    from tiered.config.secrets import load_key_ring
     from tiered.stores.configured_store import addressed_store, configured_store
     from tiered.stores.configured_store import store_options as options_of
     from tiered.stores.object_encoding import BucketSettings
@@ -187,8 +187,8 @@ def open_target(
     from remote.store.middleware.throttled_store import ThrottledStore
     from remote.store.object_settings import ObjectSettings
     from remote.store.open_store import open_store
-    from tiered.config.key_rings import keyed_store
     from tiered.config.properties import DEFAULTS
+    from tiered.config.secrets import keyed_store
     from tiered.stores.configured_store import object_settings
 
     objects = ObjectSettings(storage_class=storage_class)

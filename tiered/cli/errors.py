@@ -135,6 +135,7 @@ _EXTRAS = {
 }
 
 _OF_TIERED = ("starlette", "anyio", "uvicorn", "h11")  # installed with the package; all else works without them
+_OWN_PACKAGES = ("local", "policies", "remote", "tiered")
 
 # Priority among several errors.
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
@@ -204,12 +205,17 @@ def _hint(error: BaseException) -> str | None:
 
 
 def _missing(error: ImportError) -> str:
-    """Return the missing package; fsspec wraps the failed import in an ImportError without a name."""
+    """Return the missing package; fsspec wraps the failed import in an ImportError without a name.
+
+    An import that fails inside the packages of this project is no missing package: its own message is the cause.
+    """
     package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
+    if package in ("", *_OWN_PACKAGES):
+        return f"cannot import a module, install the package again: {error}"
     extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
     whole = "tiered" if package in _OF_TIERED else f"'tiered[{extra}]'" if extra else None
     install = f" install=pip install {whole}" if whole else ""
-    return f"a package is not installed: package={package or 'unknown'}{install}"
+    return f"a package is not installed: package={package}{install}"
 
 
 def internal(error: Exception) -> str:

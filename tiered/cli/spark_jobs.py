@@ -66,7 +66,7 @@ def spark_job(session: Session, description: str, on_spark: OnSpark) -> Iterator
 
     Raises InvalidRequest for invalid settings, or without Spark.
     """
-    from tiered.spark.launching import launched_session
+    from tiered.spark.session import launched_session
 
     conf = parse_conf(on_spark.conf)
     session.set_up_logging(reports_problems=True)
@@ -100,8 +100,7 @@ def task_bucket(
     session: Session, bucket: Bucket, *, is_configured: bool, settings: Mapping[str, str] | None = None
 ) -> TaskBucket:
     """Return the bucket description for tasks; `settings` override the configuration's settings of objects."""
-    from tiered.config.properties import DEFAULTS
-    from tiered.config.property_table import IMMUTABLE
+    from tiered.config.properties import DEFAULTS, IMMUTABLE
     from tiered.jobs.job_bucket import Bucket as TaskBucket
 
     key_ring, values = None, {name: value for name, value in session.overrides.items() if name == IMMUTABLE}

@@ -1,5 +1,5 @@
 """Settings: names, defaults, layers, units, secrets.
 
-`property_table` lists every property, and `properties` parses them. `config` layers ``tiered.toml``, the environment
-and the command line. `resolve_settings` converts them to typed settings.
+`properties` has the one table of properties and parses values. `config` layers ``tiered.toml``, the environment and the
+command line. `resolve_settings` converts the result to typed settings.
 """

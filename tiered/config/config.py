@@ -6,7 +6,7 @@ dir = "data"                              # relative to this file; or several, a
 [remote]
 url = "s3://bucket/prefix"
 options = { profile = "prod" }            # a name, never a secret
-key_ring = "/etc/tiered/keys"             # a file of keys to encrypt with (`tiered.config.key_rings`)
+key_ring = "/etc/tiered/keys"             # a file of keys to encrypt with (`tiered.config.secrets`)
 [defaults]
 "retention.ms" = "30d"
 [topics."orders*"]
@@ -30,12 +30,9 @@ from itertools import pairwise
 from urllib.parse import quote
 
 from local.errors import AccessDenied, InvalidRequest, NotFound
-from tiered.config.key_rings import FILE_VARIABLE, KEYS_VARIABLE
 from tiered.config.properties import DEFAULTS, ENVIRONMENT, canonical, find_property, nearest, parse
-from tiered.config.resolve_settings import check_combination, log_settings, resolve_rules
-from tiered.config.secrets import check_no_secret
-
-__all__ = ["FILE", "Config", "Setting", "file_url", "log_settings", "resolve_rules"]
+from tiered.config.resolve_settings import check_combination
+from tiered.config.secrets import FILE_VARIABLE, KEYS_VARIABLE, check_no_secret
 
 FILE = "tiered.toml"
 DIRECTORY_VARIABLE, URL_VARIABLE = "TIERED_LOCAL_DIR", "TIERED_REMOTE_URL"
@@ -133,15 +130,11 @@ class Config:
         """Every log directory (Kafka's ``log.dirs``), absolute, in the order of configuration."""
         return (self.data_dir, *self.more_data_dirs)
 
-    @property
-    def recovery_threads_per_dir(self) -> int:
-        """The number of logs of one directory that are loaded in parallel."""
-        return int(self.topic_properties("")["num.recovery.threads.per.data.dir"])
-
-    @property
-    def dir_free_bytes_min(self) -> int:
-        """Below this many free bytes a directory takes no new partition."""
-        return self._manager_bytes("log.dir.free.bytes.min")
+    def int_of(self, name: str) -> int:
+        """The value of a manager's setting that is a count, a size in bytes or a duration in ms."""
+        value = parse(name, self.topic_properties("")[name])
+        assert isinstance(value, int), "the setting is a whole number"
+        return value
 
     @property
     def dir_free_share_min(self) -> float:
@@ -149,29 +142,10 @@ class Config:
         return float(self.topic_properties("")["log.dir.free.share.min"])
 
     @property
-    def task_interval_ms(self) -> int:
-        """The pause of the loop after a maintenance run without more work."""
-        return self._manager_ms("remote.log.manager.task.interval.ms")
-
-    def bytes_of(self, name: str) -> int:
-        """A size among the manager's settings."""
-        return self._manager_bytes(name)
-
-    def ms_of(self, name: str) -> int:
-        """A duration among the manager's settings."""
-        return self._manager_ms(name)
-
-    @property
     def tier_threads(self) -> tuple[int, int]:
         """The number of partitions that copy in parallel, and that send other store requests in parallel."""
-        values = self.topic_properties("")
-        copiers, expirers = (values[f"remote.log.manager.{kind}.thread.pool.size"] for kind in ("copier", "expiration"))
-        return int(copiers), int(expirers)
-
-    @property
-    def fetch_cache_bytes(self) -> int:
-        """Memory for bytes fetched from the store."""
-        return self._manager_bytes("remote.fetch.cache.bytes")
+        copiers, expirers = (f"remote.log.manager.{kind}.thread.pool.size" for kind in ("copier", "expiration"))
+        return self.int_of(copiers), self.int_of(expirers)
 
     @property
     def fetch_cache_dir(self) -> str:
@@ -193,11 +167,6 @@ class Config:
                     log_dir=root,
                 )
         return path
-
-    @property
-    def fetch_cache_dir_bytes(self) -> int:
-        """The maximum size of the persistent fetch cache."""
-        return self._manager_bytes("remote.fetch.cache.dir.max.bytes")
 
     @property
     def is_single_writer(self) -> bool:
@@ -225,16 +194,6 @@ class Config:
             effective |= {name: Setting(name=name, value=value, origin=origin) for name, value in layer.items()}
         return list(effective.values())
 
-    def _manager_bytes(self, name: str) -> int:
-        value = parse(name, self.topic_properties("")[name])
-        assert isinstance(value, int), "a size parses to a whole number"
-        return value
-
-    def _manager_ms(self, name: str) -> int:
-        value = parse(name, self.topic_properties("")[name])
-        assert isinstance(value, int), "a duration parses to a whole number"
-        return value
-
     def _layers(self, topic: str, own: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
         """The layers over the built-in defaults, lowest first."""
         yield f"{self.path} [defaults]", self.defaults
@@ -251,9 +210,8 @@ def file_url(directory: str) -> str:
     try:
         return "file://" + quote(directory, errors="strict")
     except UnicodeEncodeError:
-        raise InvalidRequest(
-            "cannot write a file url, the name of the directory is not UTF-8", directory=directory
-        ) from None
+        wrong = "cannot write a file url, the name of the directory is not UTF-8"
+        raise InvalidRequest(wrong, directory=directory) from None
 
 
 def last_changed_ns(path: str | int) -> int:
@@ -275,39 +233,31 @@ def _read(path: str) -> tuple[dict[str, object], int]:
         wrong = "cannot read the configuration, it is not UTF-8 text: save it as UTF-8"
         raise InvalidRequest(wrong, byte=f"0x{body[error.start]:02x}", at=error.start, file=path) from None
     except tomllib.TOMLDecodeError as error:
-        what = (
-            "the file is JSON: write TOML, dir = 'data' below [local]"
-            if body.lstrip()[:1] == b"{"
-            else _lower(str(error))
-        )
+        is_json = body.lstrip()[:1] == b"{"
+        what = "the file is JSON: write TOML, dir = 'data' below [local]" if is_json else _lower(str(error))
         raise InvalidRequest(f"cannot read the configuration, {what}", file=path) from None
     except PermissionError:
         raise AccessDenied("cannot read the configuration", file=path, cause="eacces") from None
     except OSError as error:
-        raise InvalidRequest(
-            f"cannot read the configuration, {_lower(error.strerror or 'failed')}", file=path
-        ) from None
+        what = _lower(error.strerror or "failed")
+        raise InvalidRequest(f"cannot read the configuration, {what}", file=path) from None
 
 
 def _check_sections(body: Mapping[str, object], path: str | None) -> None:
     for section, content in body.items():
         if section not in SECTIONS:
             hint = nearest(section, SECTIONS)
-            raise InvalidRequest(
-                "invalid configuration, unknown section", section=section, file=path, did_you_mean=hint
-            )
+            raise _invalid("unknown section", section=section, file=path, did_you_mean=hint)
         for key in content if section in KEYS and isinstance(content, dict) else ():
             if key not in KEYS[section]:
                 hint = nearest(key, KEYS[section])
-                raise InvalidRequest(
-                    "invalid configuration, unknown key", key=key, section=section, file=path, did_you_mean=hint
-                )
+                raise _invalid("unknown key", key=key, section=section, file=path, did_you_mean=hint)
 
 
 def _table(body: Mapping[str, object], name: str, path: str | None) -> dict[str, object]:
     content = body.get(name, {})
     if not isinstance(content, dict):
-        raise InvalidRequest("invalid configuration, a section is not a table", section=name, file=path)
+        raise _invalid("a section is not a table", section=name, file=path)
     return content
 
 
@@ -315,16 +265,14 @@ def _string(table: Mapping[str, object], key: str, section: str, path: str | Non
     value = table.get(key)
     if value is not None and (not isinstance(value, str) or not value):
         wrong = "the value is not a string" if value != "" else "the value is empty: write a value, or remove the key"
-        raise InvalidRequest(f"invalid configuration, {wrong}", key=key, section=section, file=path)
+        raise _invalid(wrong, key=key, section=section, file=path)
     return value
 
 
 def _strings(table: Mapping[str, object], key: str, section: str, path: str | None) -> list[str]:
     value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
-        raise InvalidRequest(
-            "invalid configuration, the value is not a list of strings", key=key, section=section, file=path
-        )
+        raise _invalid("the value is not a list of strings", key=key, section=section, file=path)
     return value
 
 
@@ -332,9 +280,7 @@ def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
     """The value of ``dir`` or ``dirs``, as written."""
     one, several = _string(local, "dir", "local", path), _strings(local, "dirs", "local", path)
     if "dirs" in local and (one or not several):
-        raise InvalidRequest(
-            "invalid configuration, [local] needs either dir or dirs with at least one directory", file=path
-        )
+        raise _invalid("[local] needs either dir or dirs with at least one directory", file=path)
     return several or [one or "data"]
 
 
@@ -344,27 +290,19 @@ def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[s
     Raises InvalidRequest for a directory that is named twice, is inside another, or has a zero byte in its name.
     """
     if any("\0" in each for each in directories):
-        raise InvalidRequest("invalid configuration, the name of a directory contains a zero byte", file=path)
+        raise _invalid("the name of a directory contains a zero byte", file=path)
     found = [os.path.abspath(os.path.join(root, each)) for each in directories]
     real = sorted(os.path.realpath(each) + "/" for each in found)
     for before, after in pairwise(real):
         if after.startswith(before):
-            raise InvalidRequest(
-                "invalid configuration, a log directory is repeated or inside another one",
-                directory=after[:-1],
-                file=path,
-            )
+            raise _invalid("a log directory is repeated or inside another one", directory=after[:-1], file=path)
     return found
 
 
 def _check_cordoned(cordoned: Sequence[str], data_dirs: Sequence[str], path: str | None) -> None:
     for each in cordoned:
         if each not in data_dirs:
-            raise InvalidRequest(
-                "invalid configuration, cordoned names a directory that is not a log directory",
-                directory=each,
-                file=path,
-            )
+            raise _invalid("cordoned names a directory that is not a log directory", directory=each, file=path)
 
 
 def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_topic: bool = False) -> dict[str, str]:
@@ -400,6 +338,10 @@ def _refuse_misspelt(variable: str) -> None:
     near = difflib.get_close_matches(variable, list(ENVIRONMENT), n=1, cutoff=0.9)
     if near:
         raise InvalidRequest("invalid environment, unknown variable", variable=variable, did_you_mean=near[0])
+
+
+def _invalid(what: str, **facts: object) -> InvalidRequest:
+    return InvalidRequest(f"invalid configuration, {what}", **facts)
 
 
 def _lower(text: str) -> str:

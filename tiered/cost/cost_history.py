@@ -139,7 +139,7 @@ def measured(
         segment_ms=settings.roll_ms,
         compacted_share=shares[0],
         stored_share=shares[1],
-        tick_ms=manager.config.task_interval_ms,
+        tick_ms=manager.config.int_of("remote.log.manager.task.interval.ms"),
     )
     workload = _with_index(workload, rows, _manifests(held))
     if (warning := arriving.warning(topic)) is not None:

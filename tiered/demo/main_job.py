@@ -169,8 +169,7 @@ def run_demo(
     anything starts (InvalidRequest, in one line).
     """
     if with_spark:
-        from tiered.spark.java import ensure_java
-        from tiered.spark.session import ensure_pyspark
+        from tiered.spark.session import ensure_java, ensure_pyspark
 
         ensure_pyspark()
         ensure_java()

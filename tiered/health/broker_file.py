@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest
-from tiered.config.broker_names import BROKER_NAMES
 from tiered.config.broker_only import broker_only, names_of_logs
 from tiered.config.config import Setting
-from tiered.config.properties import DEFAULTS, PROPERTIES, Kind, Source, nearest, parse
+from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, Kind, Source, nearest, parse
 from tiered.health.lint import LintFinding, Severity
 from tiered.health.lint_rules import Subject, hints
 

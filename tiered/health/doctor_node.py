@@ -103,7 +103,7 @@ def log_directories(patient: Patient) -> Iterator[Finding]:
             continue
         yield from _access(root)
         yield from _lock(patient, root)
-        yield from _space(status, config.dir_free_bytes_min, config.dir_free_share_min)
+        yield from _space(status, config.int_of("log.dir.free.bytes.min"), config.dir_free_share_min)
         if patient.may_write:
             yield from _fsync(patient, root)
 
@@ -244,7 +244,7 @@ def _bad(check: str, what: str, step: str) -> Finding:
 
 def key_ring(patient: Patient) -> Iterator[Finding]:
     """Check that a configured key file can be read, and only by its owner."""
-    from tiered.config.key_rings import load_key_ring
+    from tiered.config.secrets import load_key_ring
 
     ring = load_key_ring(patient.config.key_ring, os.environ)
     if ring:

@@ -263,7 +263,7 @@ def _mistake(name: str, text: str, error: InvalidRequest) -> tuple[str, str]:
 def _of_manager(config: Config, lines: TomlLines) -> Iterator[LintFinding]:
     from remote.store.open_store import check_url
     from tiered.config.config import URL_VARIABLE
-    from tiered.config.key_rings import load_key_ring
+    from tiered.config.secrets import load_key_ring
 
     try:
         if config.remote_url is not None:
@@ -321,8 +321,8 @@ def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Ite
 
 def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: TomlLines) -> Iterator[LintFinding]:
     """Yield errors of a topic, else its warnings. None is a future topic without own settings."""
-    from tiered.config.key_rings import load_key_ring
     from tiered.config.resolve_settings import log_settings
+    from tiered.config.secrets import load_key_ring
     from tiered.stores.object_encoding import encoding_of
 
     name = topic.name if topic is not None else ""

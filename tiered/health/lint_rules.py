@@ -14,8 +14,7 @@ from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import monthly_storage, request_cost, segment_requests
 from policies.rules import PartitionRules
 from tiered.config.config import Setting
-from tiered.config.properties import parse
-from tiered.config.property_table import APPEND_FREE_MIN, RELIEF_FREE_MIN
+from tiered.config.properties import APPEND_FREE_MIN, RELIEF_FREE_MIN, parse
 from tiered.config.resolve_settings import resolve_rules
 from tiered.config.units import format_bytes, format_ms
 

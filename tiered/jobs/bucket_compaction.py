@@ -74,7 +74,6 @@ from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import resolve_rules
 from tiered.read.partition_source import PartitionSource
-from tiered.read.read_committed import aborted_transactions, producers_in_bucket, stable_end
 
 GROUP_BYTES = 256 << 20  # of input; the work of one task, and the most that can become one segment
 ROWS_MAX = 16_384  # entries in one plan
@@ -232,7 +231,7 @@ def plan_compaction(
     source = PartitionSource(name.topic_partition, None, remote, log)
     known = find_job(manifest, job_id)
     is_done = known is not None and known.turn >= 0
-    end = stable_end(source) if upto_offset is None else min(upto_offset, stable_end(source))
+    end = source.stable_end() if upto_offset is None else min(upto_offset, source.stable_end())
     young_ms = now_ms - rules.min_compaction_lag_ms if rules.min_compaction_lag_ms > 0 else None
     there = [] if is_done else log.ask(manifest, lambda index: list(index.entries(start_offset, end)))
     entries = _entries(there, start_offset, end, young_ms)
@@ -241,7 +240,7 @@ def plan_compaction(
         reached = known.turn - _ROUNDS if known is not None else 0
         entries = [entry for entry in entries if entry.base_offset >= reached][:rows_max]
     upto = entries[-1].next_offset if entries else start_offset
-    aborted = aborted_transactions(source, entries[0].base_offset, upto) if entries else []
+    aborted = source.aborted_transactions(entries[0].base_offset, upto) if entries else []
     before = log.ask(manifest, lambda index: _row_before(index, entries[0])) if entries else None
     return CompactionPlan(
         job_id=job_id,
@@ -254,7 +253,7 @@ def plan_compaction(
         tombstones_below=tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset),
         settings={key: value for key, value in values.items() if value != DEFAULTS[key]},
         groups=tuple(_groups(entries, before, aborted, group_bytes)),
-        producers=tuple(producers_in_bucket(source).entries()) if entries else (),
+        producers=tuple(source.producers_in_bucket().entries()) if entries else (),
         secret=secrets.token_bytes(SECRET_BYTES),
         is_done=is_done,
         is_cut=is_cut,

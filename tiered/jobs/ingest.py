@@ -59,7 +59,6 @@ from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import log_settings
 from tiered.node.writer_ids import INGEST
 from tiered.read.partition_source import PartitionSource
-from tiered.read.read_committed import producers_in_bucket
 from tiered.stores.object_encoding import with_key_of
 
 _log = logging.getLogger(__name__)
@@ -268,7 +267,7 @@ def _check_free(
     if not takes_leadership and not manifest.writer_id.startswith(INGEST):
         facts = {"partition": name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
         raise Conflict("cannot ingest, another writer owns the partition (takeLeadership=false)", **facts)
-    begun = producers_in_bucket(_source(store, name, keys)).first_unstable_offset
+    begun = _source(store, name, keys).producers_in_bucket().first_unstable_offset
     if begun is not None:
         facts = {"partition": name.topic_partition, "offset": begun}
         raise InvalidRequest("cannot ingest, a transaction is open at the end of the partition", **facts)

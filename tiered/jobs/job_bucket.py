@@ -13,9 +13,8 @@ from remote.store import ObjectStore
 from remote.store.middleware.immutable_store import ImmutableStore
 from remote.store.object_settings import BUCKETS_OWN
 from remote.store.open_store import open_store
-from tiered.config.key_rings import keyed_store, load_key_ring
-from tiered.config.properties import DEFAULTS, parse
-from tiered.config.property_table import IMMUTABLE
+from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
+from tiered.config.secrets import keyed_store, load_key_ring
 from tiered.stores.configured_store import object_settings
 
 

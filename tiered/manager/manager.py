@@ -53,8 +53,7 @@ from tiered.partition.appending import append_shares, flush_all, raise_first
 from tiered.partition.log_loading import Loaded, OnProgress, load_logs
 from tiered.partition.partition import Partition
 from tiered.partition.partition_opening import Opener, with_key_ring
-from tiered.read.partition_source import PartitionSource
-from tiered.read.reader_factory import Readable
+from tiered.read.partition_source import PartitionSource, Readable
 from tiered.stores.configured_store import configured_store, release
 from tiered.stores.persistent_meter import Metered, PersistentMeter, persistent_meter
 from tiered.topics.deleted_topic_usage import DeletedTopicUsage
@@ -493,7 +492,7 @@ class LogManager(
             return self._opener.open_log(name, topics[name.topic], now_ms)
 
         # A read-only open recovers nothing: short reads only, and threads would contend for the interpreter.
-        threads = 1 if self._directory.read_only else self.config.recovery_threads_per_dir
+        threads = 1 if self._directory.read_only else self.config.int_of("num.recovery.threads.per.data.dir")
         loaded = load_logs(jobs, open_log, threads_per_directory=threads, progress=progress)
         held = self._keep(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
         held.sort(key=lambda each: each.name)

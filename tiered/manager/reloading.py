@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from local.errors import LogError
 from tiered.config.config import Config
-from tiered.config.properties import PROPERTIES
-from tiered.config.property_table import RELIEF_FREE_MIN
+from tiered.config.properties import PROPERTIES, RELIEF_FREE_MIN
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.partition.partition_opening import Opener
 

@@ -67,7 +67,7 @@ from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.migrate.adopt_metrics import AdoptedPartition
-from tiered.migrate.broker_directory import INTERNAL, epochs_of_batches, log_start_facts
+from tiered.migrate.broker import INTERNAL, log_start_facts
 from tiered.node.writer_ids import ADOPT, COPY, DELETION, signed_for
 from tiered.partition.partition import coverage
 from tiered.partition.segment_inspection import SegmentInspector, segment_to_copy
@@ -101,10 +101,31 @@ class _Closed:
 class _Work:
     """One partition's pass: the broker's high watermark and log start at its begin, and the copies so far."""
 
+    partition: TopicPartition
+    directory: str
     watermark: int
     log_start: int = 0
     copied: int = 0
     copied_bytes: int = 0
+
+    def figures(self, sizes: dict[int, int], waiting: Sequence[int], reached: int | None) -> AdoptedPartition:
+        """The partition's figures if the segments of `waiting` bytes are not in the bucket, which ends at `reached`.
+
+        `sizes` are the bytes of all segments by base offset. Without `reached` no lag is known.
+        """
+        bases, lag = sorted(sizes), sum(waiting)
+        active = sizes[bases[-1]] if bases else 0
+        return AdoptedPartition(
+            partition=self.partition,
+            copied=self.copied,
+            copied_bytes=self.copied_bytes,
+            tiered_upto=reached,
+            log_end=bases[-1] if bases else None,
+            lag_segments=None if reached is None else len(waiting),
+            lag_bytes=None if reached is None else lag,
+            at_risk_bytes=None if reached is None else lag + active,
+            ahead=None if reached is None else max(0, reached - self.watermark),
+        )
 
 
 class _SidecarLog(MetadataLog):
@@ -161,109 +182,91 @@ class Adopter:
         self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
-        """Run a pass over every wanted partition.
-
-        An error of one partition is its `problem`; the pass continues with the others.
+        """Run a pass over every wanted partition. An error of one partition is its `problem`.
 
         Raises InvalidRequest if two writers of the store could both commit. The first pass checks this.
         """
         if not self._is_checked and not self._is_single_writer:
             check_writers(self._store, now_ms)
             self._is_checked = True
-        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
-        starts = checkpoints.read_offsets(self._storage, join(self._root, names.LOG_START_OFFSETS))
         done = []
-        for partition in self._partitions():
+        for work in self._works():
             if should_stop():
                 break
-            work = _Work(watermarks.get(partition, 0), starts.get(partition, 0))
             try:
-                done.append(self._round(partition, work, now_ms))
+                done.append(self._round(work, now_ms))
             except LogError as error:
-                done.append(self._stopped(partition, work, error))
+                done.append(self._stopped(work, error))
         return done
 
-    def _stopped(self, partition: TopicPartition, work: _Work, problem: LogError) -> AdoptedPartition:
+    def look(self) -> list[AdoptedPartition]:
+        """The partitions with the segments that the next pass would copy, as `copied`. Writes nothing."""
+        found = []
+        for work in self._works():
+            try:
+                found.append(self._looked_at(work))
+            except LogError as error:
+                found.append(self._stopped(work, error))
+        return found
+
+    def _works(self) -> list[_Work]:
+        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
+        starts = checkpoints.read_offsets(self._storage, join(self._root, names.LOG_START_OFFSETS))
+        return [
+            _Work(each, join(self._root, each.directory), watermarks.get(each, 0), starts.get(each, 0))
+            for each in self._partitions()
+        ]
+
+    def _stopped(self, work: _Work, problem: LogError) -> AdoptedPartition:
         """A partition that cannot continue, with its copy lag and the bytes at risk.
 
         The figures come from the current files and the newest manifest that was read.
         """
         try:
-            return self._stopped_at(partition, work, problem)
+            topic_id = checkpoints.read_topic_id(self._storage, work.directory)
+            known = self._logs.get((work.partition, topic_id)) if topic_id is not None else None
+            reached = None if known is None or known.cached is None else known.cached.allocated_end_offset
+            sizes = _logs_of(self._storage, work.directory)
+            closed = [base for base, end in pairwise(sorted(sizes)) if reached is not None and end > reached]
+            times = [self._storage.modified_ms(join(work.directory, segment_file(base, LOG))) for base in closed[:1]]
+            found = work.figures(sizes, [sizes[base] for base in closed], reached)
+            return replace(found, lag_since_ms=min(times, default=None), problem=problem)
         except LogError:  # the disk fails: no figure is known
-            return AdoptedPartition(
-                partition=partition,
-                tiered_upto=None,
-                lag_segments=None,
-                lag_bytes=None,
-                at_risk_bytes=None,
-                ahead=None,
-                problem=problem,
-            )
+            found = _Work(work.partition, work.directory, 0).figures({}, [], None)
+            return replace(found, problem=problem)
 
-    def _stopped_at(self, partition: TopicPartition, work: _Work, problem: LogError) -> AdoptedPartition:
-        directory = join(self._root, partition.directory)
-        topic_id = checkpoints.read_topic_id(self._storage, directory)
-        known = self._logs.get((partition, topic_id)) if topic_id is not None else None
-        reached = None if known is None or known.cached is None else known.cached.allocated_end_offset
-        sizes = _logs_of(self._storage, directory)
-        bases = sorted(sizes)
-        closed = [base for base, following in pairwise(bases) if reached is not None and following > reached]
-        active = sizes[bases[-1]] if bases else 0
-        waiting = sum(sizes[base] for base in closed)
-        times = [self._storage.modified_ms(join(directory, segment_file(base, LOG))) for base in closed[:1]]
-        return AdoptedPartition(
-            partition=partition,
-            copied=work.copied,
-            copied_bytes=work.copied_bytes,
-            tiered_upto=reached,
-            log_end=bases[-1] if bases else None,
-            lag_segments=None if reached is None else len(closed),
-            lag_bytes=None if reached is None else waiting,
-            at_risk_bytes=None if reached is None else waiting + active,
-            lag_since_ms=min(times, default=None),
-            ahead=None if reached is None else max(0, reached - work.watermark),
-            problem=problem,
-        )
-
-    def look(self) -> list[AdoptedPartition]:
-        """The partitions with the segments that the next pass would copy, as `copied`. Writes nothing."""
-        watermarks = checkpoints.read_offsets(self._storage, join(self._root, HIGH_WATERMARKS))
-        found = []
-        for partition in self._partitions():
-            try:
-                found.append(self._looked_at(partition, watermarks.get(partition, 0)))
-            except LogError as error:
-                found.append(self._stopped(partition, _Work(watermarks.get(partition, 0)), error))
-        return found
-
-    def _looked_at(self, partition: TopicPartition, watermark: int) -> AdoptedPartition:
-        directory = join(self._root, partition.directory)
-        topic_id = checkpoints.read_topic_id(self._storage, directory)
-        if topic_id is None:
-            raise NotFound("cannot adopt the partition, it has no topic id yet", partition=partition)
-        encoding_of(self._effective(partition.topic), self._keys)
-        manifest = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition)).load()
+    def _looked_at(self, work: _Work) -> AdoptedPartition:
+        topic_id = self._topic_id(work)
+        topic = work.partition.topic
+        manifest = MetadataLog(self._store, partition_prefix(topic, topic_id, work.partition.partition)).load()
         reached = manifest.allocated_end_offset if manifest is not None else 0
-        upto = min(watermark, _stable(self._storage, directory))
-        sizes = _logs_of(self._storage, directory)
-        bases = sorted(sizes)
-        with self._opened(directory, topic_id, reached) as closed:
-            due = [each for each in closed if each.next_offset <= upto]
-            is_compacted = log_settings(self._effective(partition.topic)).is_compacted
-            if is_compacted and not _is_never_settled(due, reached):
-                due = _settled(due, WORK_BYTES)
+        upto = min(work.watermark, _stable(self._storage, work.directory))
+        sizes = _logs_of(self._storage, work.directory)
+        with self._opened(work.directory, topic_id, reached) as closed:
+            due, _ = self._due(topic, closed, upto, reached)
             waiting = [each for each in closed if each not in due]
-            return AdoptedPartition(
-                partition=partition,
+            return replace(
+                work.figures(sizes, [each.size_bytes for each in closed], reached),
                 copied=len(due),
                 copied_bytes=sum(each.size_bytes for each in due),
-                tiered_upto=reached,
                 lag_segments=len(waiting),
                 lag_bytes=sum(each.size_bytes for each in waiting),
-                at_risk_bytes=sum(each.size_bytes for each in closed) + (sizes[bases[-1]] if bases else 0),
-                ahead=max(0, reached - watermark),
+                log_end=None,
             )
+
+    def _topic_id(self, work: _Work) -> str:
+        """The partition's id. Raises NotFound without one, and for settings that no upload may have."""
+        topic_id = checkpoints.read_topic_id(self._storage, work.directory)
+        if topic_id is None:
+            raise NotFound("cannot adopt the partition, it has no topic id yet", partition=work.partition)
+        encoding_of(self._effective(work.partition.topic), self._keys)  # refuses settings before any write
+        return topic_id
+
+    def _due(self, topic: str, closed: Sequence[_Closed], upto: int, reached: int) -> tuple[list[_Closed], bool]:
+        """(the segments that a pass copies, whether it cleans them)."""
+        due = [each for each in closed if each.next_offset <= upto]
+        cleans = log_settings(self._effective(topic)).is_compacted and not _is_never_settled(due, reached)
+        return (_settled(due, WORK_BYTES) if cleans else due), cleans
 
     def _effective(self, topic: str) -> dict[str, str]:
         return (self._effective_of or self._properties)(topic)
@@ -293,26 +296,19 @@ class Adopter:
             return manifest
         return log.commit(expire_segments([], now_ms=now_ms, log_start_offset=start), now_ms)
 
-    def _round(self, partition: TopicPartition, work: _Work, now_ms: int) -> AdoptedPartition:
-        directory = join(self._root, partition.directory)
-        topic_id = checkpoints.read_topic_id(self._storage, directory)
-        if topic_id is None:
-            raise NotFound("cannot adopt the partition, it has no topic id yet", partition=partition)
-        encoding_of(self._effective(partition.topic), self._keys)  # refuses settings before any write
+    def _round(self, work: _Work, now_ms: int) -> AdoptedPartition:
+        partition, directory, topic_id = work.partition, work.directory, self._topic_id(work)
         epochs = LeaderEpochs(tuple(checkpoints.read_epochs(self._storage, join(directory, names.LEADER_EPOCHS))))
         log = self._owned(partition, topic_id, epochs, now_ms)
-        manifest = self._told_settings(log, partition, now_ms)
+        manifest = self._with_settings(log, partition, now_ms)
         _check_lineage(partition, manifest, epochs)
         manifest = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
         sizes = _logs_of(self._storage, directory)
-        bases = sorted(sizes)
         reached = manifest.allocated_end_offset  # below the bucket's log start offset no segment is due
         upto = min(work.watermark, _stable(self._storage, directory))  # read before a segment is opened
         with self._opened(directory, topic_id, reached) as closed:
-            due = [each for each in closed if each.next_offset <= upto]
-            lost = ((reached, due[0].base_offset),) if due and reached < due[0].base_offset else ()
-            cleans = log_settings(self._effective(partition.topic)).is_compacted and not _is_never_settled(due, reached)
-            due = _settled(due, WORK_BYTES) if cleans else due
+            first = next((each.base_offset for each in closed if each.next_offset <= upto), reached)
+            due, cleans = self._due(partition.topic, closed, upto, reached)
             epochs = _covering(due, epochs)
             if due and cleans:
                 work.copied = self._copy_cleaned(partition, log, due, epochs, reached, now_ms)
@@ -324,18 +320,11 @@ class Adopter:
                     work.copied, work.copied_bytes = work.copied + 1, work.copied_bytes + each.size_bytes
             self._collect_manifests(log, now_ms)
             waiting = [each for each in closed if each not in due]
-            return AdoptedPartition(
-                partition=partition,
-                copied=work.copied,
-                copied_bytes=work.copied_bytes,
+            return replace(
+                work.figures(sizes, [each.size_bytes for each in waiting], reached),
                 tiered_upto=log.refresh().allocated_end_offset,
-                log_end=bases[-1] if bases else None,
-                lag_segments=len(waiting),
-                lag_bytes=sum(each.size_bytes for each in waiting),
-                at_risk_bytes=sum(each.size_bytes for each in waiting) + (sizes[bases[-1]] if bases else 0),
-                lost=lost,
+                lost=((reached, first),) if reached < first else (),
                 lag_since_ms=min((each.modified_ms for each in waiting), default=None),
-                ahead=max(0, reached - work.watermark),
             )
 
     def _owned(self, partition: TopicPartition, topic_id: str, epochs: LeaderEpochs, now_ms: int) -> MetadataLog:
@@ -357,7 +346,7 @@ class Adopter:
         self._logs[partition, topic_id] = log
         return log
 
-    def _told_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Manifest:
+    def _with_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Manifest:
         """The newest manifest, with the topic's current settings."""
         manifest, properties = log.refresh(), self._properties(partition.topic)
         return manifest if manifest.properties == properties else log.commit(set_properties(properties), now_ms)
@@ -391,10 +380,10 @@ class Adopter:
                 others[suffix] = self._storage.read(join(directory, segment_file(offset, suffix)))
             except NotFound:
                 others[suffix] = b""
-        told = _decoded(others[PRODUCER_SNAPSHOT])
-        if told is None:
+        producers = _decoded(others[PRODUCER_SNAPSHOT])
+        if producers is None:
             others[PRODUCER_SNAPSHOT] = b""
-        is_settled = told is not None and all(each.transaction_first_offset < 0 for each in told)
+        is_settled = producers is not None and all(each.transaction_first_offset < 0 for each in producers)
         modified_ms = self._storage.modified_ms(join(directory, segment_file(base, LOG)))
         return _Closed(base, following, size, file, others, is_settled, modified_ms)
 
@@ -402,16 +391,16 @@ class Adopter:
         manifest, done = log.refresh(), 0
         place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
 
-        def tell(read_bytes: int) -> None:
+        def report(read_bytes: int) -> None:
             nonlocal done
             done += read_bytes
-            name = TopicPartition(manifest.topic, manifest.partition)
             if self._on_copied is not None:
+                name = TopicPartition(manifest.topic, manifest.partition)
                 self._on_copied(name, segment.base_offset, done, segment.size_bytes)
 
-        object_encoding = encoding_of(self._effective(manifest.topic), self._keys)
+        encoding = encoding_of(self._effective(manifest.topic), self._keys)
         return copy_segment(
-            self._store, place, segment, epoch=log.epoch, now_ms=now_ms, object_encoding=object_encoding, progress=tell
+            self._store, place, segment, epoch=log.epoch, now_ms=now_ms, object_encoding=encoding, progress=report
         )
 
     def _collect_manifests(self, log: MetadataLog, now_ms: int) -> None:
@@ -457,8 +446,8 @@ class Adopter:
             made = []
             for info in entries:
                 segment = segment_to_copy(copy, info, cleaned_through=end)
-                told = producers.get(info.next_offset) or segment.producer_snapshot
-                made.append(self._uploaded(log, replace(segment, producer_snapshot=told), now_ms))
+                snapshot = producers.get(info.next_offset) or segment.producer_snapshot
+                made.append(self._uploaded(log, replace(segment, producer_snapshot=snapshot), now_ms))
             if made:  # in one commit: the newer record that replaced an older one may be in the last segment
                 log.commit(add_segments(made), now_ms)
             return len(made)
@@ -496,7 +485,14 @@ def _covering(due: Sequence[_Closed], epochs: LeaderEpochs) -> LeaderEpochs:
     for each in reversed(due):
         first = epochs.entries[0][1] if epochs.entries else each.next_offset
         if each.base_offset < first:
-            epochs = epochs_of_batches(each.log.read, epochs, first)
+            found = LeaderEpochs()
+            for _, _, table in slices_of(each.log.read):
+                found = found.with_batches(table, first)
+                if int(table.last_offsets[-1]) >= first:
+                    break
+            for epoch, start in epochs.entries:
+                found = found.assign(epoch, start)
+            epochs = found
     return epochs
 
 
@@ -516,13 +512,7 @@ def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToC
         leader_epochs=encode_epochs(epochs.truncate_from_end(each.next_offset).entries),
         read=each.log.read,
         inspect=partial(
-            SegmentInspector,
-            path,
-            each.base_offset,
-            each.next_offset,
-            lineage,
-            indexes,
-            aborted=each.others[TXN_INDEX],
+            SegmentInspector, path, each.base_offset, each.next_offset, lineage, indexes, aborted=each.others[TXN_INDEX]
         ),
     )
 
@@ -560,9 +550,9 @@ def _stable(storage: Storage, directory: str) -> int:
         if (parsed := names.parse_segment_file(name)) is not None and parsed[1] == PRODUCER_SNAPSHOT
     ]
     for offset in sorted(offsets, reverse=True):
-        told = _decoded(storage.read(join(directory, segment_file(offset, PRODUCER_SNAPSHOT))))
-        if told is not None:
-            open_from = (each.transaction_first_offset for each in told if each.transaction_first_offset >= 0)
+        producers = _decoded(storage.read(join(directory, segment_file(offset, PRODUCER_SNAPSHOT))))
+        if producers is not None:
+            open_from = (each.transaction_first_offset for each in producers if each.transaction_first_offset >= 0)
             return min([offset, *open_from])
     return 0
 
@@ -583,12 +573,8 @@ def _check_lineage(partition: TopicPartition, manifest: Manifest, epochs: Leader
     for offset in sorted({max(first, start) for _, start in (*theirs.entries, *epochs.entries)}):
         if held.holds(offset, offset + 1) and theirs.epoch_at(offset) != epochs.epoch_at(offset):
             facts = {"bucket": theirs.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
-            raise Conflict(
-                (
-                    "cannot adopt the partition, the broker rewrote its log below the end of the bucket "
-                    "(unclean leader election): the bucket retains the lost branch"
-                ),
-                partition=partition,
-                **facts,
-                bucket_next_offset=manifest.entries_end_offset,
+            wrong = (
+                "cannot adopt the partition, the broker rewrote its log below the end of the bucket "
+                "(unclean leader election): the bucket retains the lost branch"
             )
+            raise Conflict(wrong, partition=partition, **facts, bucket_next_offset=manifest.entries_end_offset)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from local.errors import Conflict, Fenced, InvalidRequest, NotFound
+from local.errors import Conflict, Fenced, InvalidRequest
 from local.names import check_topic, new_topic_id
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import request_cost
@@ -29,7 +29,8 @@ from remote.manifest.manifest_changes import add_segments, delete_partition, exp
 from remote.manifest.page_out import keys_of, named_keys
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from tiered.read.topic_id_resolution import without_deleted
+from tiered.migrate.restore_plan import cleaned_reach, missing_keys, readable_entries
+from tiered.read.bucket_reader import without_deleted
 
 PIN_MS = 86_400_000
 _REMOVER = "fork"  # the writer of the removal of a fork that no run reported as made
@@ -157,7 +158,7 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
         store, prefix, source, now_ms=began, expires_ms=began + PIN_MS, holder="fork", fork=each.fork.prefix
     )
     manifest, entries = _chosen(source, manifest, plan.upto_offset)
-    announced = [(prefix, pin), *_told_other_homes(store, each, entries, pin, now_ms=began)]
+    announced = [(prefix, pin), *_pinned_other_homes(store, each, entries, pin, now_ms=began)]
     log = _begun(store, each, manifest, now_ms())
     if not log.refresh().has_entries:  # otherwise an earlier run wrote entries; they are checked below
         if manifest.log_start_offset:  # before the entries: records deleted below it in the first segment stay deleted
@@ -169,13 +170,8 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
         _mark_removed(log, manifest, now_ms())
         for part in plan.partitions:
             _remove(store, part.fork, now_ms)
-        raise Conflict(
-            (
-                "cannot fork the partition, objects may have been deleted before the fork was complete: "
-                "run the command again"
-            ),
-            source=manifest.topic,
-        )
+        wrong = "cannot fork the partition, objects may have been deleted before the fork was complete"
+        raise Conflict(f"{wrong}: run the command again", source=manifest.topic)
     _check_still_ours(log, manifest)
     return replace(each, manifest=manifest, entries=tuple(entries), is_there=True)
 
@@ -199,18 +195,18 @@ def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: 
     return log
 
 
-def _told_other_homes(
+def _pinned_other_homes(
     store: ObjectStore, each: PartitionFork, entries: Sequence[SegmentEntry], pin: Pin, *, now_ms: int
 ) -> list[tuple[str, Pin]]:
     """For a fork of a fork: pin every other partition whose objects it names, before it names one."""
-    told = []
+    pinned = []
     for home in sorted(homes_of(keys_of(entries), each.source.prefix) - {each.source.prefix}):
         log = MetadataLog(store, home)
         other, _ = pin_newest(
             store, home, log, now_ms=now_ms, expires_ms=pin.expires_ms, holder="fork", fork=each.fork.prefix
         )
-        told.append((home, other))
-    return told
+        pinned.append((home, other))
+    return pinned
 
 
 def _is_in_time(
@@ -240,7 +236,7 @@ def _is_in_time(
 
 def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: Callable[[], int]) -> bool:
     """End the pins, the source's last, which marks the check as finished; False if a pin is missing."""
-    return all(end_pin(store, home, told, now_ms=now_ms()) is not None for home, told in reversed(announced))
+    return all(end_pin(store, home, pin, now_ms=now_ms()) is not None for home, pin in reversed(announced))
 
 
 def _mark_removed(log: MetadataLog, manifest: Manifest, now_ms: int) -> None:
@@ -251,9 +247,7 @@ def _mark_removed(log: MetadataLog, manifest: Manifest, now_ms: int) -> None:
     try:
         log.commit(delete_partition(now_ms=now_ms), now_ms)
     except Fenced as error:
-        raise Conflict(
-            "cannot fork the partition, another run is forking it: run the command again", source=manifest.topic
-        ) from error
+        raise _forked_by_another(manifest) from error
 
 
 def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
@@ -280,9 +274,13 @@ def _check_still_ours(log: MetadataLog, manifest: Manifest) -> None:
         log.refresh(exact=True)
         log.check_not_fenced()
     except Fenced as error:
-        raise Conflict(
-            "cannot fork the partition, another run is forking it: run the command again", source=manifest.topic
-        ) from error
+        raise _forked_by_another(manifest) from error
+
+
+def _forked_by_another(manifest: Manifest) -> Conflict:
+    return Conflict(
+        "cannot fork the partition, another run is forking it: run the command again", source=manifest.topic
+    )
 
 
 def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
@@ -305,20 +303,13 @@ def _entries(
 
 
 def _chosen(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
-    facts = {"topic": manifest.topic, "partition": manifest.partition}
-    if manifest.deleted_ms is not None or manifest.tier_disabled:
-        raise NotFound("cannot fork the topic, it was deleted or its remote tier was disabled", **facts)
-    entries = log.ask(
-        manifest, lambda index: [entry for entry in index.entries() if entry.next_offset > manifest.log_start_offset]
-    )
-    kept = [entry for entry in entries if upto is None or entry.next_offset <= upto]
-    end = kept[-1].next_offset if kept else manifest.log_start_offset
-    below = [entry for entry in entries if upto is None or entry.base_offset < upto]
-    reach = max((entry.cleaned_through or 0 for entry in below), default=0)
+    readable = readable_entries(log, manifest, "fork")
+    selected = [entry for entry in readable if upto is None or entry.next_offset <= upto]
+    end = selected[-1].next_offset if selected else manifest.log_start_offset
+    reach = cleaned_reach([entry for entry in readable if upto is None or entry.base_offset < upto])
     if reach > (manifest.next_offset if upto is None else end):
-        hint = "the topic was compacted: keys whose older records were replaced by newer ones above would be missing"
-        raise InvalidRequest(f"cannot fork a part of the topic, {hint}", ends_at=end, exact_from=reach, **facts)
-    return manifest, tuple(kept)
+        raise missing_keys("fork", manifest, ends_at=end, exact_from=reach)
+    return manifest, tuple(selected)
 
 
 def _renamed(entry: SegmentEntry, prefix: str) -> SegmentEntry:

@@ -68,8 +68,8 @@ from remote.store import ObjectStore
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.partition.segment_inspection import SegmentInspector
-from tiered.read.external_bytes import INTERVAL_BYTES, has_known_transactions, parse_lineage
 from tiered.read.external_partition import list_rows
+from tiered.read.external_segments import INTERVAL_BYTES, has_known_transactions, parse_lineage
 from tiered.stores.object_encoding import EncodingChoice
 
 PIECE_BYTES = 8 << 20
@@ -266,7 +266,7 @@ def run_import(
     if not plan.entries:
         return _outcome(target, plan, [], is_complete=plan.blocked_from is None)
     log = _begin(source, target, plan)
-    work = _Import(source, layout, target, plan, log.epoch, keys, _state(target, plan, keys))
+    work = _Import(source, layout, target, plan, log.epoch, keys)
     done: list[SegmentEntry] = []
     for entry, following in zip_longest(plan.entries, plan.entries[1:]):
         if should_stop():
@@ -274,14 +274,6 @@ def run_import(
         done.append(work.take(entry, following, now_ms, scratch))
         progress(entry.size_bytes)
     return _outcome(target, plan, done, is_complete=plan.blocked_from is None)
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """The state after the preceding segments: producers, and the start of each leader epoch."""
-
-    producers: ProducerState
-    epochs: LeaderEpochs
 
 
 class _Import:
@@ -295,16 +287,10 @@ class _Import:
         plan: ImportPlan,
         epoch: int,
         keys: KeyRing,
-        state: _State,
     ) -> None:
-        self._source = source
-        self._layout = layout
-        self._target = target
-        self._plan = plan
-        self._epoch = epoch
-        self._keys = keys
-        self._producers = state.producers
-        self._epochs = state.epochs
+        self._source, self._layout, self._target = source, layout, target
+        self._plan, self._epoch, self._keys = plan, epoch, keys
+        self._producers, self._epochs = _state(target, plan, keys)
         self._is_cleaned = False  # a batch of this run lacks records: a cleaner has processed the topic
 
     def take(
@@ -314,17 +300,14 @@ class _Import:
         if following is not None and entry.next_offset < following.base_offset:
             self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(entry)
         parts = self._layout.parts(self._source, entry)
-        rest = (
-            self._plan.partly_imported
-            if self._plan.partly_imported is not None and self._plan.partly_imported.entry == entry
-            else None
-        )
+        rest = self._plan.partly_imported
+        rest = rest if rest is not None and rest.entry == entry else None
         skipped = 0 if rest is None else rest.skipped_bytes
         with tempfile.TemporaryFile(dir=scratch) as file:
             _fetch(ExternalObject(self._source, entry.data_key, parts), skipped + entry.size_bytes, file)
             if rest is not None:
                 rest.check(partial(_read, file, 0))
-            segment = self._looked_at(entry, following, parts, partial(_read, file, skipped))
+            segment = self._segment(entry, following, parts, partial(_read, file, skipped))
             made = copy_segment(
                 self._target,
                 self._plan.name.prefix,
@@ -350,7 +333,7 @@ class _Import:
                     reached = int(table.last_offsets[-1]) + 1
         return False
 
-    def _looked_at(
+    def _segment(
         self,
         entry: SegmentEntry,
         following: SegmentEntry | None,
@@ -362,9 +345,7 @@ class _Import:
             self._is_cleaned = self._is_cleaned or lacks_records(table, reached)
             reached = int(table.last_offsets[-1]) + 1
             indexes.add(table)
-            for change in np.flatnonzero(np.diff(table.leader_epochs, prepend=-2)).tolist():
-                if (epoch := int(table.leader_epochs[change])) >= 0:
-                    epochs = epochs.assign(epoch, int(table.base_offsets[change]))
+            epochs = epochs.with_batches(table)
             aborted += self._producers.replay(data, table)
             seen = at + table.valid_bytes
         if seen != entry.size_bytes:
@@ -373,8 +354,7 @@ class _Import:
         if has_known_transactions(entry) and entry.size_bytes == parts.chunks.size_bytes:
             aborted = txn_index.entries(parts.txn or b"", path=entry.data_key)
             if parts.producers:
-                told = producer_snapshot.decode(parts.producers, path=entry.data_key)
-                self._producers = ProducerState(told)
+                self._producers = ProducerState(producer_snapshot.decode(parts.producers, path=entry.data_key))
         made = indexes.indexes(entry.base_offset, INTERVAL_BYTES)
         own = self._own_epochs(entry, epochs)
         files = bytes(made.offset), bytes(made.time)
@@ -430,16 +410,16 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
     return log
 
 
-def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> _State:
-    """The state after the last imported entry."""
+def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> tuple[ProducerState, LeaderEpochs]:
+    """The producers, and the start of each leader epoch, after the last imported entry."""
     log = MetadataLog(target, plan.name.prefix)
     manifest = log.refresh(exact=True)
     last = log.ask(manifest, MetadataIndex.last_entry)
     if last is None:
-        return _State(ProducerState(), LeaderEpochs())
+        return ProducerState(), LeaderEpochs()
     bundle = RemotePartition(target, plan.name.prefix, ChunkCache(), metadata=log, keys=keys).indexes(last)
     entries = producer_snapshot.decode(bundle.producers, path=last.indexes_key)
-    return _State(ProducerState(entries), LeaderEpochs(parse_lineage(bytes(bundle.epochs), last.indexes_key)))
+    return ProducerState(entries), LeaderEpochs(parse_lineage(bytes(bundle.epochs), last.indexes_key))
 
 
 def lacks_records(table: BatchTable, from_offset: int) -> bool:

@@ -37,8 +37,7 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import resolve_rules
-from tiered.read.bucket_reader import RemoteLog
-from tiered.read.topic_id_resolution import without_deleted
+from tiered.read.bucket_reader import RemoteLog, without_deleted
 
 ENABLE = "remote.storage.enable"
 
@@ -110,7 +109,7 @@ class PartitionRestore:
 
     @property
     def gets(self) -> int:
-        return 2 + sum(1 + -(-entry.stored_bytes // RANGE_BYTES) for entry in self.entries)
+        return 2 + sum(map(_gets, self.entries))
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
         """The price of the requests, and of retrieval if a storage class bills it.
@@ -120,9 +119,12 @@ class PartitionRestore:
         dollars = request_cost(gets=2, prices=prices.of(None))
         for entry in self.entries:
             here = prices.of(entry.storage_class)
-            dollars += request_cost(gets=1 + -(-entry.stored_bytes // RANGE_BYTES), prices=here)
-            dollars += retrieval_cost(entry.stored_bytes, here)
+            dollars += request_cost(gets=_gets(entry), prices=here) + retrieval_cost(entry.stored_bytes, here)
         return dollars
+
+
+def _gets(entry: SegmentEntry) -> int:
+    return 1 + -(-entry.stored_bytes // RANGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,23 +241,12 @@ def plan_partition(
 ) -> PartitionRestore:
     """Plan one partition by its newest manifest. Raises as `plan_restore`."""
     manifest = log.cached or log.refresh(exact=True)
-    facts = {"topic": name.topic, "partition": name.partition}
-    if manifest.deleted_ms is not None:
-        raise NotFound("cannot restore the topic, it was deleted", deleted_ms=manifest.deleted_ms, **facts)
-    if manifest.tier_disabled:
-        raise NotFound("cannot restore the topic, its remote tier was disabled: only its disk has its records", **facts)
-    all_rows = log.ask(manifest, lambda index: list(index.entries(manifest.min_readable_offset)))
+    readable = readable_entries(log, manifest, "restore")
     end = _end(store, name, manifest, wish, keys)
-    entries = [entry for entry in all_rows if entry.base_offset < end and entry.next_offset > manifest.log_start_offset]
-    reach = max((entry.cleaned_through or 0 for entry in entries), default=0)
+    entries = [entry for entry in readable if entry.base_offset < end]
+    reach = cleaned_reach(entries)
     if reach > end and not wish.accepts_missing_keys:
-        hint = (
-            "the topic was compacted: keys whose older records were replaced by newer ones above the "
-            "end would be missing"
-        )
-        raise InvalidRequest(
-            f"cannot restore a part, {hint}; accept that, or choose a later end", cut=end, exact_from=reach, **facts
-        )
+        raise missing_keys("restore", manifest, "; accept that, or choose a later end", cut=end, exact_from=reach)
     on_disk = _on_disk(entries, wish, manifest, now_ms)
     return PartitionRestore(
         name=name,
@@ -268,16 +259,39 @@ def plan_partition(
     )
 
 
+def readable_entries(log: MetadataLog, manifest: Manifest, doing: str) -> list[SegmentEntry]:
+    """The entries with readable records, ascending. Raises NotFound for a deleted topic, and for one without a tier."""
+    facts = {"topic": manifest.topic, "partition": manifest.partition}
+    if manifest.deleted_ms is not None:
+        raise NotFound(f"cannot {doing} the topic, it was deleted", deleted_ms=manifest.deleted_ms, **facts)
+    if manifest.tier_disabled:
+        raise NotFound(
+            f"cannot {doing} the topic, its remote tier was disabled: only its disk has its records", **facts
+        )
+    return log.ask(
+        manifest, lambda index: [each for each in index.entries() if each.next_offset > manifest.log_start_offset]
+    )
+
+
+def cleaned_reach(entries: Sequence[SegmentEntry]) -> int:
+    """The offset up to which cleaner passes of `entries` have read: a log that ends below it may lack keys."""
+    return max((entry.cleaned_through or 0 for entry in entries), default=0)
+
+
+def missing_keys(doing: str, manifest: Manifest, advice: str = "", **facts: object) -> InvalidRequest:
+    """The error of a cut below `cleaned_reach`."""
+    why = "the topic was compacted: keys whose older records were replaced by newer ones above the end would be missing"
+    where = {"topic": manifest.topic, "partition": manifest.partition}
+    return InvalidRequest(f"cannot {doing} a part of the topic, {why}{advice}", **facts, **where)
+
+
 def _end(store: ObjectStore, name: RemotePartitionName, manifest: Manifest, wish: RestoreWish, keys: KeyRing) -> int:
-    end: int | None = wish.to_offset
+    end = wish.to_offset
     if wish.to_time_ms is not None:
         reader = RemoteLog(store, topic_ids={name.topic: name.topic_id}, keys=keys).reader()
         end = reader.offset_for_timestamp(TopicPartition(name.topic, name.partition), wish.to_time_ms)
-    return (
-        manifest.allocated_end_offset
-        if end is None
-        else max(manifest.log_start_offset, min(end, manifest.allocated_end_offset))
-    )
+    last = manifest.allocated_end_offset
+    return last if end is None else max(manifest.log_start_offset, min(end, last))
 
 
 def _on_disk(entries: Sequence[SegmentEntry], wish: RestoreWish, manifest: Manifest, now_ms: int) -> list[SegmentEntry]:

@@ -13,7 +13,7 @@ Order of effects, and the state after a crash or an interruption behind each ste
 | 7 | the registry names the topic | done |
 
 If two machines take over at once, the machine that did step 2 last is the writer. The other one raises Fenced at step
-4, or at its next commit. `tiered.migrate.restore_place` decides about files that are already there.
+4, or at its next commit. `tiered.migrate.restore_files` decides about files that are already there.
 """
 
 from __future__ import annotations
@@ -35,8 +35,16 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import log_settings
-from tiered.migrate.restore_files import STAGING, Progress, ShouldStop, lay_down, trusted_upto
-from tiered.migrate.restore_place import check_restore, holds_all, topic_id_for
+from tiered.migrate.restore_files import (
+    STAGING,
+    Progress,
+    ShouldStop,
+    check_restore,
+    holds_all,
+    lay_down,
+    topic_id_for,
+    trusted_upto,
+)
 from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, TopicRestore, plan_partition
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.node.writer_ids import RESTORE, signed_for

@@ -47,9 +47,10 @@ from remote.manifest.seal_memory import SealMemory
 from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views
 from remote.store import ObjectStore
-from tiered.config.config import Config, log_settings, resolve_rules
-from tiered.config.key_rings import load_key_ring
-from tiered.config.property_table import APPEND_FREE_MIN
+from tiered.config.config import Config
+from tiered.config.properties import APPEND_FREE_MIN
+from tiered.config.resolve_settings import log_settings, resolve_rules
+from tiered.config.secrets import load_key_ring
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import Pauses
 from tiered.node.writer_ids import DELETION, new_writer_id, node_mark
@@ -59,7 +60,6 @@ from tiered.partition.reconciliation import check_agreement, check_same_records,
 from tiered.partition.tier_disable import ENABLE, is_tier_disabled
 from tiered.read.local_views import LocalViews
 from tiered.read.partition_source import PartitionSource
-from tiered.read.read_committed import producers_in_bucket
 from tiered.read.view_places import unannounced
 from tiered.stores.configured_store import store_options
 from tiered.stores.object_encoding import encoding_of
@@ -98,9 +98,9 @@ class Opener:
         self._config, self._known = config, known
         self._directory = directory
         self._store = store
-        self.cache = ChunkCache(config.fetch_cache_bytes)
+        self.cache = ChunkCache(config.int_of("remote.fetch.cache.bytes"))
         self._disk_cache: DiskCache | None = None
-        piece_bytes, index_bytes = shares(config.fetch_cache_dir_bytes)
+        piece_bytes, index_bytes = shares(config.int_of("remote.fetch.cache.dir.max.bytes"))
         if store is not None and config.fetch_cache_dir:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, piece_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
@@ -112,7 +112,7 @@ class Opener:
         self._copies = manifest_disk_cache(config.fetch_cache_dir, index_bytes, is_writer=self._disk_cache is not None)
         self._choose = partial(
             choose_log_dir,
-            free_bytes_min=config.dir_free_bytes_min,
+            free_bytes_min=config.int_of("log.dir.free.bytes.min"),
             free_share_min=config.dir_free_share_min,
         )
         # The name in this process's manifests; a read-only open commits none.
@@ -261,7 +261,7 @@ class Opener:
         if is_tiered and (fenced_by := log.fenced_by) is not None:
             held.fatal_error = fenced_before(log, fenced_by)  # until the bucket has been asked
         if not self._directory.read_only:
-            held.check_room = partial(check_room, self._directory, name, self._config.bytes_of(APPEND_FREE_MIN))
+            held.check_room = partial(check_room, self._directory, name, self._config.int_of(APPEND_FREE_MIN))
         return held
 
     # -- the bucket ----------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class Opener:
         manifest = self._become_writer(held, held.metadata, known, now_ms)
         manifest = _announce_views(held, held.metadata, now_ms) or manifest
         is_behind = held.log.next_offset < manifest.allocated_end_offset
-        producers = producers_in_bucket(bucket) if is_behind else ProducerState()
+        producers = bucket.producers_in_bucket() if is_behind else ProducerState()
         with held.lock:
             if not _is_gone(held):
                 # The newest manifest is this writer's now. Its predecessor was checked above.

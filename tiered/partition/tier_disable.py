@@ -27,8 +27,7 @@ from collections.abc import Callable, Mapping
 
 from local.logdirs.log_dir import LogDirectory
 from remote.manifest.manifest_changes import disable_tier
-from tiered.config.properties import parse
-from tiered.config.property_table import DELETE_ON_DISABLE
+from tiered.config.properties import DELETE_ON_DISABLE, parse
 from tiered.node.topic_registry import Topic
 from tiered.partition.partition import Partition
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from local.errors import NotFound
 from policies.cost.prices import PriceTable
 from tiered.config.config import Config
-from tiered.config.properties import DEFAULTS, parse
-from tiered.config.property_table import Value
+from tiered.config.properties import DEFAULTS, Value, parse
 from tiered.manager.manager import LogManager
 
 _APPENDS = "it applies to appends, and the state contains their records"

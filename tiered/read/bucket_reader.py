@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
@@ -33,12 +34,10 @@ from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.store.open_store import open_store
-from tiered.config.key_rings import load_key_ring
 from tiered.config.properties import nearest
-from tiered.config.secrets import split_url
+from tiered.config.secrets import load_key_ring, split_url
 from tiered.read.external_partition import external_source
-from tiered.read.partition_source import PartitionSource
-from tiered.read.reader_factory import Readable
+from tiered.read.partition_source import PartitionSource, Readable
 from tiered.stores.parallel import side_by_side
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
@@ -265,8 +264,7 @@ class RemoteLog(Readable):
         if not self._layout.is_ours:
             return False
         if first.topic_id not in self._deleted:
-            manifest = MetadataLog(self.store, first.prefix).load()
-            if manifest is None or manifest.deleted_ms is None:
+            if not _is_deleted(self.store, first):
                 return False
             self._deleted.add(first.topic_id)
         return True
@@ -335,7 +333,7 @@ def open_remote(
     | parameter | meaning |
     |---|---|
     | `topic_ids` | as in `RemoteLog` |
-    | `key_ring` | a file of keys, which the environment may name as well (`tiered.config.key_rings`) |
+    | `key_ring` | a file of keys, which the environment may name as well (`tiered.config.secrets`) |
     | `cache_bytes` | memory for fetched bytes |
     | `cache_dir` | keeps up to `cache_dir_bytes` of fetched bytes and of the index for later processes |
     | `layout` | ``tiered``, ``aiven``, ``local-tiered-storage``, ``pinterest``, ``logs``, or ``auto`` to detect it |
@@ -363,3 +361,31 @@ def open_remote(
 def topic_ids(store: ObjectStore, topic: str) -> list[str]:
     """The ids of the topics of one name in a store, sorted; empty for none. One listing."""
     return [topic_id for _, topic_id in list_topics(store, topic)]
+
+
+def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
+    """`names` without deleted topics that share their name with a living one.
+
+    If all topics of a name are deleted, all stay, so that the caller can report it. Only a name with several topics
+    costs requests: the newest manifest of each topic's first partition.
+    """
+    firsts: dict[str, dict[str, RemotePartitionName]] = defaultdict(dict)
+    for name in names:
+        firsts[name.topic].setdefault(name.topic_id, name)
+    dead: set[str] = set()
+    for of_the_name in firsts.values():
+        if len(of_the_name) > 1:
+            gone = {topic_id for topic_id, first in of_the_name.items() if _is_deleted(store, first)}
+            dead |= gone if len(gone) < len(of_the_name) else set()
+    return [name for name in names if name.topic_id not in dead]
+
+
+def living_ids(store: ObjectStore, topic: str, topic_ids: Iterable[str]) -> list[str]:
+    """The ids of the topics not deleted, by the newest manifest of their first partition."""
+    firsts = ((each, partitions_of(store, topic, each)[:1]) for each in topic_ids)
+    return [each for each, first in firsts if not any(_is_deleted(store, name) for name in first)]
+
+
+def _is_deleted(store: ObjectStore, name: RemotePartitionName) -> bool:
+    manifest = MetadataLog(store, name.prefix).load()
+    return manifest is not None and manifest.deleted_ms is not None

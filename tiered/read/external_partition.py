@@ -30,16 +30,19 @@ from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.index_bundle import IndexBundle
 from remote.store import Body, ObjectStore
-from tiered.read.external_bytes import (
+from tiered.read.external_segments import (
     SegmentFacts,
     built_indexes,
     entry_of_facts,
     has_known_transactions,
+    hidden,
+    newest_checkpoint,
+    overlaps,
     position_of,
     read_segment_facts,
+    verified,
     with_all_epochs,
 )
-from tiered.read.external_epochs import hidden, newest_checkpoint, overlaps, verified
 from tiered.read.partition_source import PartitionSource
 
 THREADS = 16
@@ -114,14 +117,12 @@ class ExternalPartition(RemotePartition):
 
         def opened(number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
             del is_sound  # there is no checksum to compare with
-            if (
-                stored.size_bytes != table.stored_range(number)[1]
-                or len(stored.body) < stored.start + stored.size_bytes
-            ):
+            end = stored.start + stored.size_bytes
+            if stored.size_bytes != table.stored_range(number)[1] or len(stored.body) < end:
                 raise Corrupt("a chunk is too short", chunk=number)
             if table.is_as_it_is:
                 return stored
-            view = memoryview(stored.body)[stored.start : stored.start + stored.size_bytes]
+            view = memoryview(stored.body)[stored.start : end]
             return Slice(open_chunk(table, number, view, cipher), 0, table.lengths[number])
 
         return opened
@@ -237,11 +238,9 @@ def list_rows(
     for start, end in hidden(copies, chosen):
         what = "these offsets are not read: by the leader epochs, the log of the last leader does not have them"
         note(Finding(severity=Severity.WARNING, path=f"{name.prefix}{start}-{end}", what=what, offsets=(start, end)))
-    left_out = len(found) - len(entries)
-    if left_out:
-        _log.info(
-            "deleted local copies that are no longer needed: partition=%s segments=%d", name.topic_partition, left_out
-        )
+    if superseded := len(found) - len(entries):
+        where = name.topic_partition
+        _log.info("left out copies that another copy supersedes: partition=%s segments=%d", where, superseded)
     return _with_transactions_of_all_or_none(entries)
 
 

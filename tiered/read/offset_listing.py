@@ -25,7 +25,6 @@ from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
-from tiered.read.read_committed import stable_end
 
 if TYPE_CHECKING:
     from tiered.read.reader import TieredReader
@@ -54,7 +53,7 @@ def find_offset(
     match parse_spec(spec):
         case OffsetSpec.LATEST:
             is_committed = isolation is Isolation.READ_COMMITTED
-            offset = stable_end(source) if is_committed else source.next_offset()
+            offset = source.stable_end() if is_committed else source.next_offset()
             return FoundOffset(offset, None, _epoch_at(source, offset - 1))
         case OffsetSpec.EARLIEST:
             offset = source.start_offset()
@@ -68,7 +67,7 @@ def find_offset(
             found = _newest(source, reader)
         case timestamp_ms:
             found = _at_or_after(source.partition, reader, timestamp_ms)
-    is_seen = found is None or isolation is Isolation.READ_UNCOMMITTED or found.offset < stable_end(source)
+    is_seen = found is None or isolation is Isolation.READ_UNCOMMITTED or found.offset < source.stable_end()
     return found if is_seen else None
 
 

@@ -1,22 +1,40 @@
-"""The places of one partition's records: its log, its objects, its manifest."""
+"""The places of one partition's records: its log, its objects, its manifest; and the base of everything readable.
+
+Transactions over both tiers: a segment is copied once it is below the last stable offset, so every transaction with
+records in it is decided. The deciding marker may be in a later segment, on either tier. So the aborted transactions of
+a range are searched in its entry, in the following entries, and then in the local log. The search ends when an index
+entry shows that all of the range was decided. A segment entry records that it has no aborted transactions: nothing is
+fetched for it.
+
+In the bucket alone, the last stable offset is the start of the earliest transaction that was open at the end of the
+last entry. The producer snapshot of that entry has it. Its marker was not copied yet. Source: kafka
+`RemoteLogManager.collectAbortedTransactions`, KIP-405.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from local.errors import InvalidRequest, LogError, NotFound, OffsetOutOfRange
-from local.log import Log
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
+from local.index.txn_index import AbortedTransaction, entries, overlapping
+from local.log import Log, producer_snapshot
+from local.log.producer_state import ProducerState
 from local.names import TopicPartition
+from local.records.isolation import Isolation
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.view import DEFAULT_VIEW
 from remote.segment_entry import SegmentEntry
 
 if TYPE_CHECKING:
     from tiered.read.local_views import LocalViews
+    from tiered.read.reader import TieredReader
 
 T = TypeVar("T")
 
@@ -51,14 +69,9 @@ class PartitionSource:
         so far ends too early, and it is read once more.
         """
         manifest = self.manifest()
-        if (
-            manifest is not None
-            and local_start is not None
-            and manifest.next_offset < local_start
-            and self.metadata is not None
-        ):
-            return self.metadata.load(exact=True)  # readers skip a hole, so "nothing new" has to be true
-        return manifest
+        if manifest is None or self.metadata is None or local_start is None or manifest.next_offset >= local_start:
+            return manifest
+        return self.metadata.load(exact=True)  # readers skip a hole, so "nothing new" has to be true
 
     def ask(self, question: Callable[[MetadataIndex], T]) -> T | None:
         """The answer of `question` from the manifest; None without a manifest. Raises Unavailable."""
@@ -118,9 +131,7 @@ class PartitionSource:
 
     def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[SegmentEntry | None, int]:
         """As `row_at`, with the manifest of this index and this local log start offset."""
-        if (
-            offset < index.manifest.log_start_offset
-        ):  # the log start of a manifest newer than the one the read began with
+        if offset < index.manifest.log_start_offset:  # of a manifest newer than the one the read began with
             raise out_of_range(self.partition, offset, index.manifest.log_start_offset, self.next_offset())
         entry = index.find_by_offset(offset)
         if entry is None or (local_start is not None and offset < local_start <= entry.base_offset):
@@ -143,6 +154,107 @@ class PartitionSource:
             return InvalidRequest(attempt, **facts)
         return NotFound("cannot read the tiered partition, the bucket has no manifest of it", **facts)
 
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def stable_end(self) -> int:
+        """The last stable offset: below it every transaction is decided. Raises Unavailable, Corrupt."""
+        end = self.next_offset()
+        if self.log is not None:
+            return min(end, self.log.last_stable_offset)
+        unstable_offset = self.producers_in_bucket().first_unstable_offset
+        return end if unstable_offset is None else min(end, unstable_offset)
+
+    def producers_in_bucket(self) -> ProducerState:
+        """The producer state at the end of the last entry; empty without one. Raises Unavailable, Corrupt."""
+        try:
+            found = self.ask(self._last_producers)
+        except NotFound as error:
+            wrong = "cannot read the producers at the end of the bucket, an object is missing"
+            raise Corrupt(wrong, **error.facts) from error
+        return ProducerState() if found is None else found
+
+    def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions that concern ``[from_offset, upper_offset)``, by their marker's offset.
+
+        `upper_offset` is at most the stable end. Raises Unavailable, Corrupt, NotFound as reading does.
+        """
+        found = self._settled(lambda start, index: self._aborted(index, start, from_offset, upper_offset))
+        if found is None:
+            return self.log.aborted_transactions(from_offset, upper_offset) if self.log is not None else []
+        return found
+
+    def entry_with_aborted(
+        self, offset: int, upper_offset: int
+    ) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
+        """As `row_at`, with the entry's aborted transactions below `upper_offset`.
+
+        Entry and transactions come from one manifest: a later manifest may name a cleaned replacement without both.
+        """
+
+        def look(start: int | None, index: MetadataIndex) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
+            entry, at = self.row_in(index, offset, start)
+            if entry is None:
+                return None, at, []
+            return entry, at, self._aborted(index, start, at, min(entry.next_offset, upper_offset))
+
+        found = self._settled(look)
+        if found is None:
+            raise self.unseen(offset)
+        return found
+
+    def _last_producers(self, index: MetadataIndex) -> ProducerState:
+        last = index.last_entry()
+        if last is None or self.remote is None:
+            return ProducerState()
+        snapshot = self.remote.producer_snapshot(last)
+        return ProducerState(producer_snapshot.decode(snapshot, path=last.indexes_key) if snapshot else ())
+
+    def _settled(self, look: Callable[[int | None, MetadataIndex], T]) -> T | None:
+        """The result of `look` on both tiers at one moment; None without a manifest.
+
+        Repeated with the newest manifest if an entry's objects are deleted, or if the disk dropped a segment during the
+        call.
+        """
+        log = self.log
+        while True:
+            local_start = log.local_log_start_offset if log is not None else None
+            manifest = self.manifest_below(local_start)  # the disk first, then the manifest (I2)
+            if manifest is None:
+                return None
+            found = self.ask_of(manifest, partial(look, local_start))
+            if log is None or log.local_log_start_offset == local_start:
+                return found
+
+    def _aborted(
+        self, index: MetadataIndex, local_start: int | None, from_offset: int, upper_offset: int
+    ) -> list[AbortedTransaction]:
+        """The aborted transactions in the entries from `from_offset` to the local log, and then in the local log."""
+        found: list[AbortedTransaction] = []
+        is_complete = False
+        for entry in _entries_with_aborted(index, from_offset, local_start):
+            assert self.remote is not None, "a manifest comes with its objects"
+            try:
+                recorded = entries(self.remote.txn_index(entry), path=entry.indexes_key)
+            except Corrupt as error:
+                raise Corrupt(f"cannot read committed records: {error.attempt}", **error.facts) from error
+            overlapped, is_complete = overlapping(recorded, from_offset, upper_offset)
+            found += overlapped
+            if is_complete:
+                break
+        if self.log is not None and local_start is not None and not is_complete:
+            found += self.log.aborted_transactions(max(from_offset, local_start), upper_offset)
+        return sorted(set(found), key=lambda each: each.last_offset)
+
+
+def _entries_with_aborted(index: MetadataIndex, start: int, end: int | None) -> Iterator[SegmentEntry]:
+    """The entries with aborted transactions; a page without such an entry is not read."""
+    for part in index.parts(start, end):
+        if part.aborted_bytes == 0:
+            continue
+        for entry in index.entries(max(start, part.base_offset), part.next_offset):
+            if entry.aborted_bytes:
+                yield entry
+
 
 def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset: int) -> OffsetOutOfRange:
     """The error of a read outside the log."""
@@ -153,3 +265,30 @@ def out_of_range(partition: TopicPartition, offset: int, first: int, next_offset
         first_offset=first,
         next_offset=next_offset,
     )
+
+
+class Readable(ABC):
+    """Base class that makes readers from the partition sources of its subclass. Reader modules load on first use."""
+
+    @abstractmethod
+    def _source(self, name: TopicPartition) -> PartitionSource: ...
+
+    def reader(
+        self,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        *,
+        read_compacted: bool = False,
+        view: str = DEFAULT_VIEW,
+    ) -> TieredReader:
+        """A reader of the full log, or with `read_compacted` of that compacted view and the log behind it.
+
+        Under READ_COMMITTED on the bucket alone, a stream ends before the first transaction whose end is not in the
+        bucket.
+        """
+        if read_compacted:
+            from tiered.read.view_reader import CompactedReader
+
+            return CompactedReader(self._source, isolation, view)
+        from tiered.read.reader import TieredReader
+
+        return TieredReader(self._source, isolation)

@@ -18,8 +18,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 
-import numpy as np
-
 from local import kernels
 from local.errors import Corrupt, LogError, NotFound, OffsetOutOfRange
 from local.format.columns import Columns
@@ -27,15 +25,13 @@ from local.format.record import StoredRecord
 from local.index.txn_index import AbortedTransaction
 from local.log import Log
 from local.names import TopicPartition
-from local.records.batch import HEADER_BYTES, read_header
-from local.records.decoding import decode_up_to_damage
+from local.records.batch import read_header
 from local.records.isolation import Isolation, without_aborted
 from remote.fetch.read_ahead import SequentialReader
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource, out_of_range
-from tiered.read.read_committed import aborted_transactions, entry_with_aborted, stable_end
-from tiered.read.view_entries import leads_astray
+from tiered.read.segment_runs import decoded, first_at_or_after, segment_runs, within
 
 FETCH_BYTES = 1 << 20
 MISSING_ROUNDS = 3  # reads of an entry with missing objects (404) while the newest manifest names it
@@ -45,7 +41,7 @@ class TieredReader:
     """Reads any partition that `source_of` knows. Thread safe; an iterator belongs to one thread.
 
     Under READ_COMMITTED a stream ends at the last stable offset, and records and columns omit aborted ones
-    (`tiered.read.read_committed`). Batches come whole; `aborted_transactions` gives the batches to leave out.
+    (`tiered.read.partition_source`). Batches come whole; `aborted_transactions` gives the batches to leave out.
     """
 
     def __init__(
@@ -103,10 +99,8 @@ class TieredReader:
                 yield from _committed_columns(stream, start, stop)
             return
         for data in self.batches(partition, start, end):
-            for columns in _decode(data, partition):
-                if len(columns) and (columns.offsets[0] < start or columns.offsets[-1] >= stop):
-                    columns = columns.select((columns.offsets >= start) & (columns.offsets < stop))
-                yield columns
+            for columns in decoded(data, partition):
+                yield within(columns, start, stop)
 
     def records(self, partition: TopicPartition, start: int, end: int | None = None) -> Iterator[StoredRecord]:
         """As `columns`, record by record."""
@@ -121,7 +115,7 @@ class TieredReader:
         """
         source = self._source_of(partition)
         _check_start(source, start)
-        return aborted_transactions(source, start, end)
+        return source.aborted_transactions(start, end)
 
     def offset_for_timestamp(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Offset of the first retained record at or after `timestamp_ms`; None if there is none.
@@ -150,7 +144,7 @@ class TieredReader:
             # The disk dropped records that were not searched: repeat with the newest manifest.
 
     def _end_of(self, source: PartitionSource) -> int:
-        return stable_end(source) if self._isolation is Isolation.READ_COMMITTED else source.next_offset()
+        return source.stable_end() if self._isolation is Isolation.READ_COMMITTED else source.next_offset()
 
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
         """The offset among the entries that begin below `local_start`."""
@@ -184,12 +178,9 @@ class TieredReader:
         start = source.start_offset()
         offset, position = source.remote.place_of_timestamp(entry, timestamp_ms)
         with closing(_Stream(source, entry.next_offset)) as stream:
-            for data, _ in _remote_run(stream, entry, position, offset):
-                for columns in _decode(data, source.partition):
-                    hits = (columns.timestamps >= timestamp_ms) & (columns.offsets >= start)
-                    if hits.any():
-                        return int(columns.offsets[hits.argmax()])
-        return None
+            runs = stream.runs(entry, offset, position)
+            steps = (columns for data, _ in runs for columns in decoded(data, source.partition))
+            return first_at_or_after(steps, timestamp_ms, start)
 
 
 def _late_row(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> SegmentEntry | None:
@@ -204,22 +195,24 @@ def _check_start(source: PartitionSource, start: int) -> None:
 
 
 class _Stream:
-    """One reader's pass over a partition up to the offset `stop`. It shares one sequential reader.
-
-    Close it.
-    """
+    """One reader's pass over a partition up to the offset `stop`, with one sequential reader. Close it."""
 
     def __init__(self, source: PartitionSource, stop: int) -> None:
         self.source = source
         self._stop = stop
-        self._remote: SequentialReader | None = None
+        self._sequential: SequentialReader | None = None
 
-    @property
-    def remote(self) -> SequentialReader:
-        if self._remote is None:
-            assert self.source.remote is not None, "a head comes with its objects"
-            self._remote = SequentialReader(self.source.remote, self._following)
-        return self._remote
+    def runs(self, entry: SegmentEntry, offset: int, position: int | None = None) -> Iterator[tuple[memoryview, int]]:
+        """As `segment_runs`; without `position` from the batch that holds `offset`."""
+        remote = self.source.remote
+        assert remote is not None, "a manifest comes with its objects"
+        position = remote.position_of_offset(entry, offset) if position is None else position
+        if self._sequential is None:
+            self._sequential = SequentialReader(remote, self._following)
+        reader, verify = self._sequential, not remote.is_checked
+        yield from segment_runs(
+            reader.read, entry, offset, position, step_bytes=lambda: reader.step_bytes, verify=verify
+        )
 
     def _following(self, entry: SegmentEntry) -> SegmentEntry | None:
         """The segment read from the bucket after `entry`; None if the stream ends or the disk continues."""
@@ -229,8 +222,8 @@ class _Stream:
         return found if found is not None and found.base_offset < stop else None
 
     def close(self) -> None:
-        if self._remote is not None:
-            self._remote.close()
+        if self._sequential is not None:
+            self._sequential.close()
 
 
 def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Columns]:
@@ -245,7 +238,7 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
             continue
         try:
             for columns in log.columns(offset, isolation=Isolation.READ_COMMITTED):
-                yield columns.select(columns.offsets < stop) if columns.next_offset > stop else columns
+                yield within(columns, 0, stop)
                 offset = columns.next_offset
                 if offset >= stop:
                     return
@@ -259,14 +252,13 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
 
 def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
     """The committed records of one segment entry from `offset` on, with the next offset after each step."""
-    entry, at, aborted = entry_with_aborted(stream.source, offset, stop)
+    entry, at, aborted = stream.source.entry_with_aborted(offset, stop)
     if entry is None:
         yield None, at
         return
     for data, reached in _read_row(stream, entry, at):
-        for columns in _decode(data, stream.source.partition):
-            kept = without_aborted(columns, aborted)
-            yield kept.select((kept.offsets >= at) & (kept.offsets < stop)), columns.next_offset
+        for columns in decoded(data, stream.source.partition):
+            yield within(without_aborted(columns, aborted), at, stop), columns.next_offset
         yield None, reached
 
 
@@ -298,12 +290,11 @@ def _read_row(
 
     A replacement holds the same offsets, without the records that newer ones superseded.
     """
-    remote = stream.source.remote
-    assert remote is not None, "a head comes with its objects"
     reached = offset
     try:
-        for data, reached in _remote_run(stream, entry, remote.position_of_offset(entry, offset), offset):
+        for data, reached in stream.runs(entry, offset):
             yield data, reached
+        yield memoryview(b""), entry.next_offset
         return
     except NotFound as error:
         why = _why_missing(stream.source, entry, reached)
@@ -345,47 +336,6 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
     return log.read(offset, FETCH_BYTES, isolation=isolation) if offset >= log.local_log_start_offset else None
 
 
-def _remote_run(stream: _Stream, entry: SegmentEntry, position: int, offset: int) -> Iterator[tuple[memoryview, int]]:
-    """The rest of one remote segment from byte `position`, without the batches below `offset`."""
-    batch_bytes = 0  # size of a batch that did not fit into one step
-    begun = position
-    verify = stream.source.remote is not None and not stream.source.remote.is_checked
-    while position < entry.size_bytes:
-        in_one_piece = batch_bytes == 0
-        data = stream.remote.read(entry, position, batch_bytes or stream.remote.step_bytes, in_one_piece=in_one_piece)
-        if position == begun > 0 and leads_astray(entry, data, offset, position):
-            position = begun = batch_bytes = 0
-            continue
-        whole, skipped, reached = _whole_batches(data, offset, verify=verify, object=entry.data_key, position=position)
-        if whole == 0:
-            if position + len(data) >= entry.size_bytes:
-                raise Corrupt(
-                    "cannot read a remote segment, it ends inside a batch", object=entry.data_key, at=position
-                )
-            header = read_header(data)
-            batch_bytes = HEADER_BYTES if header is None else header.size_bytes
-            continue
-        position, batch_bytes = position + whole, 0
-        if skipped < whole:
-            yield data[skipped:whole], max(reached, offset)
-    yield memoryview(b""), entry.next_offset
-
-
-def _whole_batches(data: memoryview, offset: int, *, verify: bool = False, **facts: object) -> tuple[int, int, int]:
-    """(length of the leading whole batches, of those below `offset`, one past the last offset).
-
-    With `verify` a batch with a wrong CRC does not count. Raises Corrupt with `facts` if the first batch is invalid.
-    """
-    table = kernels.scan_batches(data, verify=verify)
-    if len(table) == 0:
-        if table.is_corrupt:
-            raise Corrupt(f"cannot read batches, {table.problem}", **facts)
-        return 0, 0, offset
-    first = int(np.searchsorted(table.last_offsets, offset))
-    skipped = int(table.positions[first]) if first < len(table) else table.valid_bytes
-    return table.valid_bytes, skipped, int(table.last_offsets[-1]) + 1
-
-
 def _batches_below(data: memoryview, end: int) -> memoryview:
     """The leading batches that begin below `end`."""
     at = 0
@@ -395,7 +345,7 @@ def _batches_below(data: memoryview, end: int) -> memoryview:
 
 
 def _offset_after(data: memoryview, offset: int) -> int:
-    return _whole_batches(data, offset)[2] if data else offset
+    return int(kernels.scan_batches(data, verify=False).last_offsets[-1]) + 1 if data else offset
 
 
 def _why_missing(source: PartitionSource, entry: SegmentEntry, offset: int) -> LogError:
@@ -412,15 +362,3 @@ def _why_missing(source: PartitionSource, entry: SegmentEntry, offset: int) -> L
             "cannot read a remote segment, its object is missing", partition=source.partition, object=entry.data_key
         )
     return NotFound("cannot read a remote segment, it was replaced; read again", object=entry.data_key)
-
-
-def _decode(data: memoryview, partition: TopicPartition) -> Iterator[Columns]:
-    """Decode in steps of bounded memory, however well the batches were compressed."""
-    try:
-        yield from decode_up_to_damage(data)
-    except Corrupt as error:
-        header = read_header(data)
-        facts = {"topic": partition.topic, "partition": partition.partition, **error.facts}
-        if "base_offset" not in facts and header is not None:
-            facts["from_offset"] = header.base_offset
-        raise Corrupt(error.attempt, **facts) from error

@@ -5,7 +5,7 @@
 | for | a topic with a remote tier | a topic without one, or whose tier was disabled |
 | a run reads | the bucket alone | the local log |
 | horizon | the bucket's end, or its first undecided transaction | the last stable offset, as far as it is durable |
-| parts | objects, in the topic's object encoding | plain files (`tiered.read.view_files`) |
+| parts | objects, in the topic's object encoding | plain files (`tiered.read.local_views`) |
 | switched by | a commit | a replaced catalog (`tiered.read.local_views`) |
 
 A topic that gets a remote tier keeps its local views. Readers and retention use a local view until the bucket has one
@@ -38,7 +38,6 @@ from remote.manifest.view_changes import begin_view, drop_view, fail_view, switc
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from remote.store import ObjectStore
 from tiered.read.partition_source import PartitionSource
-from tiered.read.read_committed import stable_end
 
 if TYPE_CHECKING:
     from remote.manifest.commit_protocol import MetadataLog
@@ -123,7 +122,7 @@ class BucketPlace:
         return self._manifest().log_start_offset
 
     def horizon(self) -> int:
-        return stable_end(self.source)
+        return self.source.stable_end()
 
     def begin(self, name: str, now_ms: int) -> Basis:
         manifest = self._metadata.commit(begin_view(name, now_ms=now_ms), now_ms)

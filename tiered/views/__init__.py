@@ -1,5 +1,5 @@
 """Build compacted views.
 
-`view_survivors` is pass one (which records stay), `view_parts` pass two (writing the parts). `view_building` runs both
-and commits. `tiered.read.view_reader` reads a view.
+`view_survivors` is pass one (which records stay). `view_building` runs it, writes the parts (pass two) and commits.
+`tiered.read.view_reader` reads a view.
 """

@@ -11,7 +11,7 @@ Order of effects, and the state after a crash (on a disk: `tiered.read.local_vie
 |---|---|---|
 | 1 | a commit notes the running build | old view; the next writer sees that the run was interrupted |
 | 2 | pass one reads (`tiered.views.view_survivors`) | the same |
-| 3 | pass two writes and uploads part after part (`tiered.views.view_parts`) | the same, and objects of an old epoch |
+| 3 | pass two writes and uploads part after part (`ViewParts`) | the same, and objects of an old epoch |
 | 4 | one commit switches horizon, entries and figures and unlinks old objects | new view |
 
 An error before step 4 is committed as the view's failure, and raised. After an error in step 4 the commit is in doubt;
@@ -31,26 +31,37 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.offset_map import Buffer
 from local.errors import CleaningAborted, Conflict, InvalidRequest, LogError
-from local.storage import Storage
-from remote.manifest.view import CompactedView, ViewRun
+from local.format.batch_header import HEADER_BYTES, TRANSACTIONAL, seal
+from local.format.columns import BatchTable
+from local.index.index_building import build_indexes
+from local.kernels.pure_kernels import DROP, REBUILD, VERBATIM
+from local.log.checkpoints import encode_epochs
+from local.names import CLEANED, LOG, segment_file
+from local.segment.segment import RELATIVE_OFFSET_MAX
+from local.storage import Storage, StorageFile, join
+from remote.manifest.view import VIEW_ROWS_MAX, CompactedView, ViewRun
 from remote.segment_entry import SegmentEntry
 from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from tiered.partition.partition import Partition
-from tiered.read.read_committed import aborted_transactions
+from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.reader import TieredReader
-from tiered.read.view_entries import row_runs
+from tiered.read.segment_runs import segment_runs
 from tiered.read.view_places import Basis, BucketPlace, DiskPlace, ViewPlace
-from tiered.views.view_parts import ViewParts, filtered, part_bytes
 from tiered.views.view_survivors import NewRecords, Stream, Survivors, find_survivors
 
 _log = logging.getLogger(__name__)
+PART_BYTES_MAX = 2**31 - 1  # positions in an offset index are int32
+PARTS_WANTED = VIEW_ROWS_MAX // 4  # as many entries leave every manifest small
+Upload = Callable[[SegmentToCopy], SegmentEntry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +149,7 @@ class _Run:
                 runs=self._new_runs,
                 start=self._start,
                 upto=self._upto,
-                aborted=aborted_transactions(self._place.source, self._start, self._upto),
+                aborted=self._place.source.aborted_transactions(self._start, self._upto),
                 count_max=self._basis.records_max,
             ),
             Buffer(size_bytes=self._held.rules.view_buffer_bytes),
@@ -167,23 +178,20 @@ class _Run:
         if gap is None:
             return
         if not self._work.accepts_loss:
-            raise InvalidRequest(
-                (
-                    "cannot build the view, the log no longer holds the records that follow it: accept the "
-                    "loss (--accept-loss), or drop the view and build it again"
-                ),
-                partition=self._held.name,
-                view=self.old.name,
-                lost=f"[{gap[0]}, {gap[1]})",
+            wrong = (
+                "cannot build the view, the log no longer holds the records that follow it: accept the loss "
+                "(--accept-loss), or drop the view and build it again"
             )
+            lost = f"[{gap[0]}, {gap[1]})"
+            raise InvalidRequest(wrong, partition=self._held.name, view=self.old.name, lost=lost)
         self._lost, self._start = (*self._lost, gap), gap[1]
 
     def _old_runs(self) -> Iterator[memoryview]:
         for entry in self.old.entries:
-            yield from self._row_runs(entry)
+            yield from self._part_runs(entry)
 
-    def _row_runs(self, entry: SegmentEntry) -> Iterator[memoryview]:
-        yield from row_runs(self._basis.parts, entry, entry.base_offset)
+    def _part_runs(self, entry: SegmentEntry) -> Iterator[memoryview]:
+        yield from (data for data, _ in segment_runs(self._basis.parts.read, entry, entry.base_offset))
 
     def _new_runs(self) -> Iterator[memoryview]:
         if self._start < self._upto:
@@ -199,11 +207,10 @@ class _Run:
             if self._basis.own_parts and keep.all() and 2 * entry.size_bytes >= wanted_bytes:
                 parts.keep(entry)
             elif keep.any():
-                self._write(parts, self._row_runs(entry), stream, first - entry.record_count)
+                self._write(parts, self._part_runs(entry), stream, first - entry.record_count)
         if first != stream.record_count:
-            raise Conflict(
-                "cannot build the view, its entries count other records than it has", counted=stream.record_count
-            )
+            wrong = "cannot build the view, its entries count other records than it has"
+            raise Conflict(wrong, counted=stream.record_count)
 
     def _write_new(self, parts: ViewParts, stream: Stream) -> None:
         self._write(parts, self._new_runs(), stream, 0)
@@ -233,9 +240,8 @@ class _Run:
 
     def _check_stop(self) -> None:
         if self._work.should_stop():
-            raise CleaningAborted(
-                "the build of the view was stopped on request", partition=self._held.name, view=self._work.name
-            )
+            stopped = "the build of the view was stopped on request"
+            raise CleaningAborted(stopped, partition=self._held.name, view=self._work.name)
 
     def _built(self, entries: tuple[SegmentEntry, ...], parts: ViewParts, found: Survivors) -> CompactedView:
         run = ViewRun(
@@ -267,3 +273,173 @@ def _cut(data: memoryview, upto: int) -> memoryview:
     table = kernels.scan_batches(data, verify=False)
     inside = int(np.searchsorted(table.base_offsets, upto))
     return data if inside == len(table) else data[: int(table.positions[inside])]
+
+
+def part_bytes(segment_bytes: int, input_bytes: int) -> int:
+    """The maximum size of a part: `segment.bytes`, or more if that made more parts than a manifest takes."""
+    return min(PART_BYTES_MAX, max(segment_bytes, -(-input_bytes // PARTS_WANTED)))
+
+
+def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> bytes:
+    """The batches of `data` reduced to the records flagged in `keep`.
+
+    `table` is the scan of `data`. `keep` has a flag for each record, markers included.
+    """
+    ends = np.cumsum(table.record_counts, dtype=np.int64)
+    running = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))
+    kept = running[ends] - running[ends - table.record_counts]
+    actions = np.full(len(table), REBUILD, np.uint8)
+    actions[kept == table.record_counts] = VERBATIM
+    actions[kept == 0] = DROP
+    if (actions == DROP).all():
+        return b""
+    left = kernels.filter_batches(data, keep, actions=actions)
+    is_transactional = bool((table.attributes[actions != DROP] & TRANSACTIONAL).any())
+    return _without_transactions(left) if is_transactional else left
+
+
+class ViewParts:
+    """Takes batches in the order of their offsets, returns entries. `upload` puts one part into the store.
+
+    A part is a segment like any other: whole batches with their indexes, named by its offsets. It is written to the
+    disk first, because an upload must be able to read it twice. Its name is that of a segment being cleaned
+    (``.cleaned``), so the next start deletes its remains after a crash. One part at a time, so the disk needs room for
+    one. Uploaded parts that no manifest names are deleted after an error; after a crash they remain as objects of an
+    older epoch.
+
+    A batch with survivors keeps its offsets, times, headers, codec, leader epoch and producer. Only its transaction
+    flag is removed. The view holds committed records only and no markers, and Kafka's readers would wait for the
+    markers.
+    """
+
+    def __init__(
+        self, storage: Storage, directory: str, upload: Upload, *, part_bytes: int, interval_bytes: int
+    ) -> None:
+        self.entries: list[SegmentEntry] = []
+        self.record_count = 0
+        self.size_bytes = 0
+        self._uploaded: list[SegmentEntry] = []
+        self._storage, self._directory, self._upload = storage, directory, upload
+        self._part_bytes, self._interval_bytes = part_bytes, interval_bytes
+        self._file: StorageFile | None = None
+        self._base_offset = 0
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        """Add whole batches. Raises errors of the disk and the store, and InvalidRequest for too many parts."""
+        view, table = memoryview(data), kernels.scan_batches(data, verify=False)
+        ends = table.positions + table.sizes
+        at = 0
+        while at < len(table):
+            room = self._part_bytes - self._size
+            upto = int(np.searchsorted(ends, int(table.positions[at]) + room, "right"))
+            if self._file is not None:
+                span = self._base_offset + RELATIVE_OFFSET_MAX
+                upto = min(upto, int(np.searchsorted(table.last_offsets, span, "right")))
+            if upto <= at and self._file is not None:
+                self._end_part()
+                continue
+            upto = max(upto, at + 1) if self._file is not None else self._fitting(table, at, upto)
+            self._append(view[int(table.positions[at]) : int(ends[upto - 1])], int(table.base_offsets[at]))
+            at = upto
+
+    def keep(self, row: SegmentEntry) -> None:
+        """Use a part of the old view unchanged."""
+        self._end_part()
+        self._take(row)
+
+    def end(self) -> tuple[SegmentEntry, ...]:
+        """All entries, ascending. Raises as `add`."""
+        self._end_part()
+        return tuple(self.entries)
+
+    def discard(self, store: ObjectStore, prefix: str) -> None:
+        """Delete the uploaded parts as far as possible; unchanged old parts stay. Never raises a LogError."""
+        keys = [prefix + key for row in self._uploaded for key in (row.data_key, row.indexes_key)]
+        try:
+            self._drop_file()
+            store.delete(keys)
+        except LogError as error:
+            _log.warning("cannot delete parts of a failed view: keys=%s cause=%s", ",".join(keys), error)
+
+    def _fitting(self, table: BatchTable, at: int, upto: int) -> int:
+        """The end of a part that begins with batch `at`; it has at least one batch."""
+        span = int(table.base_offsets[at]) + RELATIVE_OFFSET_MAX
+        return max(at + 1, min(upto, int(np.searchsorted(table.last_offsets, span, "right"))))
+
+    def _append(self, data: memoryview, base_offset: int) -> None:
+        if self._file is None:
+            self._base_offset, self._size = base_offset, 0
+            self._file = self._storage.create(self._path())
+        self._file.append(data)
+        self._size += len(data)
+
+    def _end_part(self) -> None:
+        """End the current part. Order of effects: the file is read again, checked and uploaded → deleted."""
+        if self._file is None:
+            return
+        row = self._upload(self._part())
+        self._uploaded.append(row)
+        self._drop_file()
+        self._take(row)
+
+    def _take(self, row: SegmentEntry) -> None:
+        self.entries.append(row)
+        self.record_count += row.record_count
+        self.size_bytes += row.size_bytes
+        if len(self.entries) > VIEW_ROWS_MAX:
+            wrong = "cannot build the view, it would have more parts than a manifest may hold: raise segment.bytes"
+            raise InvalidRequest(wrong, parts_max=VIEW_ROWS_MAX, part_bytes=self._part_bytes)
+
+    def _part(self) -> SegmentToCopy:
+        path, base = self._path(), self._base_offset
+        mapped = self._storage.map(path)
+        try:
+            table = kernels.scan_batches(mapped, verify=False)
+            indexes = build_indexes(table, base, self._interval_bytes)
+        finally:
+            mapped.release()
+        epochs, following = _epochs(table), int(table.last_offsets[-1]) + 1
+        return SegmentToCopy(
+            base_offset=base,
+            next_offset=following,
+            size_bytes=self._size,
+            epochs=epochs,
+            offset_index=bytes(indexes.offset),
+            time_index=bytes(indexes.time),
+            leader_epochs=encode_epochs(entry for entry in epochs if entry[0] >= 0),
+            read=lambda start, length: self._storage.read(path, start, length),
+            inspect=partial(SegmentInspector, path, base, following, epochs),
+        )
+
+    def _drop_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._storage.unlink(self._path())
+            self._file = None
+            self._size = 0
+
+    def _path(self) -> str:
+        return join(self._directory, segment_file(self._base_offset, LOG) + CLEANED)
+
+
+def _without_transactions(data: bytes) -> bytes:
+    """The same batches without the transaction flag."""
+    table = kernels.scan_batches(data, verify=False)
+    view, parts = memoryview(data), []
+    for row, (position, size) in enumerate(zip(table.positions.tolist(), table.sizes.tolist(), strict=True)):
+        batch = view[position : position + size]
+        if table.attributes[row] & TRANSACTIONAL:
+            header = table.row(row)
+            plain = replace(header, attributes=header.attributes & ~TRANSACTIONAL)
+            parts.append(seal(plain, bytes(batch[HEADER_BYTES:])))
+        else:
+            parts.append(bytes(batch))
+    return b"".join(parts)
+
+
+def _epochs(table: BatchTable) -> tuple[tuple[int, int], ...]:
+    """Pairs (leader epoch, offset of its first batch)."""
+    changes = np.flatnonzero(np.diff(table.leader_epochs)) + 1
+    firsts = [0, *changes.tolist()]
+    return tuple((int(table.leader_epochs[row]), int(table.base_offsets[row])) for row in firsts)

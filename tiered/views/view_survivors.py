@@ -122,10 +122,8 @@ def find_survivors(
         if search.settle(modulus, residue):
             done += 1
         elif modulus >= KEY_RANGES_MAX:
-            raise InvalidRequest(
-                ("cannot build the view, its keys do not fit in the buffer: raise log.cleaner.dedupe.buffer.size"),
-                dedupe_buffer_bytes=buffer.size_bytes,
-            )
+            wrong = "cannot build the view, its keys do not fit in the buffer: raise log.cleaner.dedupe.buffer.size"
+            raise InvalidRequest(wrong, dedupe_buffer_bytes=buffer.size_bytes)
         else:
             pending += [(2 * modulus, residue + modulus), (2 * modulus, residue)]
     return Survivors(old=search.old, new=search.new, keyless_count=search.keyless_count, key_ranges=done)

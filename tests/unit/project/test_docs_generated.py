@@ -1,7 +1,7 @@
 """Documentation compared with the code: settings, options, commands, modules, tests, links.
 
-``settings.md``, ``exit-codes.md``, ``schemas.md`` and the schemas of ``docs/reference`` are generated. After a change
-of their sources:
+``settings.md``, ``exit-codes.md``, ``schemas.md``, ``deep-tests.md``, the option tables of ``spark.md`` and the
+schemas of ``docs/reference`` are generated. After a change of their sources:
 
     python tests/unit/project/test_docs_generated.py
 """
@@ -22,13 +22,15 @@ from tiered.cli.schemas import COMMANDS as JSON_COMMANDS
 from tiered.cli.schemas import SCHEMAS, schema_text
 from tiered.config.properties import PROPERTIES, Kind, Property, Source
 from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
-from tiered.spark.source import options as spark_options
-from tiered.spark.source.rows import TYPES
+from tiered.spark.options import TABLE as SPARK_OPTIONS
+from tiered.spark.options import Option, Use
+from tiered.spark.source.task import TYPES
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 DEEP_TESTS = ROOT / "docs" / "reference" / "deep-tests.md"
+SPARK = ROOT / "docs" / "reference" / "spark.md"
 SCHEMA_PAGES = ROOT / "docs" / "reference" / "schemas"
 SCHEMA_LIST = ROOT / "docs" / "reference" / "schemas.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -36,7 +38,7 @@ WRITTEN_ELSEWHERE = {ROOT / "docs" / "reference" / "benchmarks.md"}
 
 _MANIFEST = """# Settings
 
-Generated from `tiered/config/property_table.py` by `python
+Generated from `tiered/config/properties.py` by `python
 tests/unit/project/test_docs_generated.py`; a test fails when the two differ.
 
 ## Where a setting is written
@@ -138,7 +140,9 @@ def render_schema_list() -> str:
 def render_deep_tests() -> str:
     """The page ``docs/reference/deep-tests.md``."""
     paths = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "mark.deep(" in path.read_text())
-    rows = [f"| `{path.relative_to(ROOT)}` | {test} | {reason} |" for path in paths for test, reason in deep_marks(path)]
+    rows = [
+        f"| `{path.relative_to(ROOT)}` | {test} | {reason} |" for path in paths for test, reason in deep_marks(path)
+    ]
     return (
         "# Tests of the deep profile\n\nGenerated from the marker `deep` by "
         "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
@@ -160,6 +164,25 @@ def _decorators(node: ast.stmt) -> str:
     if isinstance(node, ast.Assign):
         return ast.unparse(node)
     return " ".join(ast.unparse(each) for each in getattr(node, "decorator_list", []))
+
+
+def with_spark_options(page: str) -> str:
+    """The page ``docs/reference/spark.md`` with its tables of options."""
+    uses = {"a read": Use.BATCH, "a stream": Use.STREAM, "the table of segments": Use.SEGMENTS, "a write": Use.WRITE}
+    for name, use in uses.items():
+        options = [each for each in SPARK_OPTIONS if (each.uses == use if use is Use.STREAM else use in each.uses)]
+        begin, end = f"<!-- options of {name} -->\n", "<!-- end of the options -->"
+        before, _, rest = page.partition(begin)
+        rows = "".join(f"{_option_row(each)}\n" for each in options)
+        table = f"| option | value | default | effect |\n|---|---|---|---|\n{rows}"
+        page = before + begin + table + end + rest.partition(end)[2]
+    return page
+
+
+def _option_row(option: Option) -> str:
+    value = f"{option.kind.value} {', '.join(option.choices)}" if option.choices else option.kind.value
+    default = f"`{option.default}`" if option.default is not None else ""
+    return f"| `{option.name}` | {value} | {default} | {option.help} |"
 
 
 def _links(names: Iterable[str]) -> str:
@@ -199,8 +222,10 @@ def test_every_command_has_a_section_in_the_reference() -> None:
 
 
 def test_every_option_and_column_of_the_spark_source_is_documented() -> None:
-    page = (ROOT / "docs" / "reference" / "spark.md").read_text()
-    assert [name for name in (*spark_options.NAMES, *TYPES, *SEGMENT_COLUMNS) if f"`{name}`" not in page] == []
+    page = SPARK.read_text()
+    assert page == with_spark_options(page), "run: python tests/unit/project/test_docs_generated.py"
+    names = (*(option.name for option in SPARK_OPTIONS), *TYPES, *SEGMENT_COLUMNS)
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 def test_every_folder_has_a_line_in_the_architecture_page() -> None:
@@ -270,5 +295,6 @@ if __name__ == "__main__":
         (SCHEMA_PAGES / f"{name}.json").write_text(schema_text(name))
     SCHEMA_LIST.write_text(render_schema_list())
     SETTINGS.write_text(render_settings())
+    SPARK.write_text(with_spark_options(SPARK.read_text()))
     EXIT_CODES.write_text(render_exit_codes())
     DEEP_TESTS.write_text(render_deep_tests())

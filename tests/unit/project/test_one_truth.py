@@ -26,8 +26,8 @@ from remote.manifest.page_out import PageRule
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.config.config import Config
-from tiered.config.key_rings import keyed_store
 from tiered.config.price_file import configured_prices
+from tiered.config.secrets import keyed_store
 from tiered.cost.cost_advising import stored_segments_of
 from tiered.inspect.segment_table import TableOptions, segment_rows
 from tiered.manager.manager import LogManager

@@ -24,7 +24,7 @@ from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
-from tiered.read.reader_factory import Readable
+from tiered.read.partition_source import Readable
 
 START = 1_800_000_000_000
 HOUR = 3_600_000

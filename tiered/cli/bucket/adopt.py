@@ -82,8 +82,7 @@ def adopt(
     from tiered.config.config import Config
     from tiered.migrate.adopt import Adopter
     from tiered.migrate.adopt_metrics import AdoptMetrics
-    from tiered.migrate.adopt_settings import AdoptSettings
-    from tiered.migrate.broker_directory import adopted_topics, check_log_directory
+    from tiered.migrate.broker import AdoptSettings, adopted_topics, check_log_directory
     from tiered.stores.object_encoding import encoding_of
 
     root = os.path.abspath(directory)

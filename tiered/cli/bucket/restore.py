@@ -118,7 +118,7 @@ def restore(
 ) -> int:
     """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
     from local.storage import DiskStorage
-    from tiered.migrate.restore_place import check_restore
+    from tiered.migrate.restore_files import check_restore
     from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
     from tiered.migrate.restore_running import run_restore
 

@@ -270,7 +270,7 @@ def _opened(session: Session, request: _Request) -> Iterator[FileSource]:
             yield source
         return
     from remote.store.open_store import open_store
-    from tiered.config.key_rings import keyed_store
+    from tiered.config.secrets import keyed_store
 
     url, key = split_object_url(target)
     if not key:
@@ -314,7 +314,7 @@ def _stored(session: Session, source: FileSource) -> StoredSegment | None:
     """Open a compressed or encrypted segment; the key ring is the configured one, or the environment's."""
     import os
 
-    from tiered.config.key_rings import load_key_ring
+    from tiered.config.secrets import load_key_ring
     from tiered.inspect.dump_sources import Kind
     from tiered.inspect.stored_segments import open_stored
 
@@ -336,7 +336,7 @@ def _ring_for(session: Session, source: FileSource) -> KeyRing:
     import os
 
     from remote.segments.encryption import NO_KEYS
-    from tiered.config.key_rings import load_key_ring
+    from tiered.config.secrets import load_key_ring
     from tiered.inspect.dump_sources import Kind
 
     return load_key_ring(_key_ring(session), os.environ) if source.kind is Kind.MANIFEST else NO_KEYS

@@ -29,7 +29,7 @@ from tiered.cli.options import GROUP, command, option
 from tiered.cli.progress import copy_progress
 from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
-from tiered.config.property_table import JUMP_HOLD
+from tiered.config.properties import JUMP_HOLD
 from tiered.config.units import counted, format_ms
 from tiered.node.problem_groups import group_problems, problems_of
 
@@ -100,11 +100,13 @@ def _started(
     return Worker(
         manager,
         now_ms=now_ms(),
-        interval_ms=manager.config.task_interval_ms if interval is None else duration_ms("--interval", interval, "30s"),
+        interval_ms=manager.config.int_of("remote.log.manager.task.interval.ms")
+        if interval is None
+        else duration_ms("--interval", interval, "30s"),
         waits=is_once,
         observations=seen,
         clock_guard=ClockGuard(
-            manager.config.ms_of(JUMP_HOLD),
+            manager.config.int_of(JUMP_HOLD),
             last_ms=last.round_ms if last is not None else None,
             has_store=store_clock is not None,
             suspicion=last.suspicion if last is not None else None,

@@ -14,7 +14,7 @@ from tiered.cli.session import Session
 from tiered.config.units import counted
 
 if TYPE_CHECKING:
-    from tiered.config.property_table import Property
+    from tiered.config.properties import Property
     from tiered.topics.config_export import KafkaConfigs
 
 

@@ -141,9 +141,8 @@ def create(
 def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
     """Warn about topics of one name: a reader of the bucket alone must choose between them."""
     from remote.store.open_store import open_store
-    from tiered.config.key_rings import keyed_store
-    from tiered.read.bucket_reader import topic_ids
-    from tiered.read.topic_id_resolution import living_ids
+    from tiered.config.secrets import keyed_store
+    from tiered.read.bucket_reader import living_ids, topic_ids
     from tiered.stores.configured_store import store_options
 
     config = session.config()

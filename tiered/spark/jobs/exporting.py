@@ -40,7 +40,7 @@ from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
 from tiered.spark.jobs.task_batches import in_task_batches, tasks_of_a_batch
-from tiered.spark.source.options import ReadOptions, parse_options
+from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source.pinning import wall_ms
 from tiered.spark.source.splits import Split
 
@@ -206,21 +206,16 @@ def _due(job: _Job, asked: ReadOptions) -> list[Split]:
         side: json.dumps(_by_topic((each.topic, each.partition, getattr(each, name)) for each in left))
         for side, name in (("startingOffsets", "start_offset"), ("endingOffsets", "next_offset"))
     }
-    fixed = parse_options({"path": asked.url, "assign": json.dumps(_assigned(left)), **ends})
+    fixed = parse_options({"path": asked.bucket.url, "assign": json.dumps(_assigned(left)), **ends})
     wanted = replace(asked, topics=None, pattern=None, partitions=fixed.partitions, start=fixed.start, end=fixed.end)
     return _planned(wanted)
 
 
 def _planned(asked: ReadOptions) -> list[Split]:
-    from remote.store.open_store import open_store
-    from tiered.config.key_rings import keyed_store
     from tiered.spark.source.planning import plan_read
 
-    store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
-    try:
+    with asked.bucket.opened() as store:
         return sorted(plan_read(store, asked), key=lambda split: (split.topic, split.partition, split.start_offset))
-    finally:
-        store.close()
 
 
 def _by_topic(values: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, int]]:

@@ -17,9 +17,7 @@ from dataclasses import asdict, dataclass
 
 from local.errors import InvalidRequest
 from remote.gc.pins import Pin
-from remote.store.open_store import open_store
-from tiered.config.key_rings import keyed_store
-from tiered.spark.source.options import parse_options
+from tiered.spark.options import parse_options
 from tiered.spark.source.pinning import PinKeeper, release_all, wall_ms
 from tiered.spark.source.planning import open_partitions
 
@@ -45,8 +43,7 @@ def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
     asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
     if asked.pin_ms is None:
         raise InvalidRequest("cannot pin manifests for Spark, pin=none pins nothing")
-    store = keyed_store(open_store(asked.url, asked.store_options), asked.key_ring)
-    try:
+    with asked.bucket.opened() as store:
         opened = open_partitions(store, asked, wall_ms())
         pins = {each.name.prefix: each.pin for each in opened if each.pin is not None}
         over = threading.Event()
@@ -58,9 +55,7 @@ def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
         finally:
             over.set()
             renewing.join()
-            release_all(store, list(pins.items()))
-    finally:
-        store.close()
+            release_all(store, pins.items())
 
 
 def _renew_until(over: threading.Event, keepers: Sequence[PinKeeper], pin_ms: int) -> None:

@@ -15,15 +15,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
 from remote.gc.pinned_manifest import PinnedLog
 from remote.gc.pins import Pin, pin_newest, release, renew
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Manifest
 from remote.store import ObjectStore
-from tiered.spark.source.options import ReadOptions
+from tiered.spark.options import ReadOptions
 
 _log = logging.getLogger(__name__)
 _known_ends: dict[str, int] = {}  # by pin, in this process: its expiry as last seen
@@ -45,13 +44,13 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
         pinned.load()
         return pinned, pin
     metadata = MetadataLog(store, prefix)
-    if not _is_there(metadata.refresh()) or options.pin_ms is None:
+    if metadata.refresh().deleted_ms is not None or options.pin_ms is None:
         return metadata, None
     expires_ms = now_ms + options.pin_ms
     try:
         pin, _ = pin_newest(store, prefix, metadata, now_ms=now_ms, expires_ms=expires_ms, holder=holder())
     except NotFound:
-        if _is_there(metadata.cached):
+        if metadata.cached is not None and metadata.cached.deleted_ms is None:
             raise
         return metadata, None  # deleted in between
     except AccessDenied as error:
@@ -62,32 +61,24 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
     return metadata, pin
 
 
-def _is_there(manifest: Manifest | None) -> bool:
-    return manifest is not None and manifest.deleted_ms is None
-
-
 def holder() -> str:
     return f"spark, process {os.getpid()} of {os.uname().nodename}"
 
 
-def release_or_warn(store: ObjectStore, prefix: str, pin: Pin) -> None:
-    """Release a pin; if that fails, the pin expires by itself."""
-    try:
-        release(store, prefix, [pin])
-    except LogError as error:
-        _log.warning("cannot delete a pin, it expires later: prefix=%s key=%s cause=%s", prefix, pin.key, error)
+def release_all(store: ObjectStore, pins: Iterable[tuple[str, Pin]]) -> None:
+    """Release pins, by prefix. A pin that cannot be deleted expires by itself."""
+    for prefix, pin in pins:
+        try:
+            release(store, prefix, [pin])
+        except LogError as error:
+            _log.warning("cannot delete a pin, it expires later: prefix=%s key=%s cause=%s", prefix, pin.key, error)
 
 
 class PinKeeper:
     """Renews the pin of a task's split in the second half of its life. Not thread safe."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        prefix: str,
-        pin: Pin | None,
-        pin_ms: int | None,
-        clock: Callable[[], int] = wall_ms,
+        self, store: ObjectStore, prefix: str, pin: Pin | None, pin_ms: int | None, clock: Callable[[], int] = wall_ms
     ) -> None:
         """`pin_ms` is the life of the pin after a renewal; with None only its holder renews it."""
         self._store = store
@@ -117,11 +108,6 @@ class PinKeeper:
             self._pin = None
             return
         _known_ends[name] = later.expires_ms  # by the first pin's name, although the renewed pin has another one
-
-
-def release_all(store: ObjectStore, pins: Sequence[tuple[str, Pin]]) -> None:
-    for prefix, pin in pins:
-        release_or_warn(store, prefix, pin)
 
 
 def _pin_of(given: Mapping[str, object]) -> Pin:

@@ -1,4 +1,4 @@
-"""The Spark data source ``tiered``: batch and streaming reads of the bucket without a broker.
+"""The Spark data sources ``tiered`` (batch and streaming reads, writes) and ``tiered-segments``, and `read_arrow`.
 
 `partitions` runs once for each ``load()``, so a DataFrame is a snapshot: call ``load()`` again to see newer segments.
 Spark does not prune columns of a Python source by itself. An explicit schema does:
@@ -6,11 +6,16 @@ Spark does not prune columns of a Python source by itself. An explicit schema do
 
 There is no `pushFilters` and must be none: Spark 4.x keeps pushed filters in the relation that all uses of a DataFrame
 share, so one query's filter leaks into the next (tests/spark/test_filter_leak.py shows it). Ranges are options instead.
+
+``tiered-segments`` is a bucket's segment entries as a table for SQL (`tiered.inspect.segment_table` has its columns).
+Each task reads the newest manifests of its partitions when it runs: cache the table to keep one state. Deleted topics
+are included as long as they have objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
@@ -23,12 +28,29 @@ from pyspark.sql.datasource import (
 )
 
 from local.errors import InvalidRequest
-from tiered.spark.source.options import ReadOptions, includes_headers, parse_options, parse_stream_options
+from remote.manifest.catalog import RemotePartitionName
+from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
+from tiered.inspect.segment_table import Row, TableOptions
+from tiered.spark.options import (
+    ReadOptions,
+    SegmentsOptions,
+    includes_headers,
+    parse_options,
+    parse_segments_options,
+    parse_stream_options,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from remote.external.external_layout import ExternalFormat
+    from remote.store import ObjectStore
+
+    BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+PARTITIONS_PER_TASK = 16  # of the table of segments: their manifests are read in parallel
 COLUMNS = {
     "key": "binary",
     "value": "binary",
@@ -42,7 +64,7 @@ COLUMNS = {
 
 
 class TieredSource(DataSource):
-    """The data source. Its options are in `tiered.spark.source.options`.
+    """The data source. Its options are in `tiered.spark.options`.
 
     An unknown option and a wrong choice of topics raise InvalidRequest at ``load()``. A wrong value raises it when the
     read is planned.
@@ -69,13 +91,13 @@ class TieredSource(DataSource):
         return BucketStreamReader(parse_stream_options(self.options), chosen_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from tiered.spark.sink.sink import batch_writer
+        from tiered.spark.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         del overwrite  # "complete" and "update" set it; the sink appends in any case
-        from tiered.spark.sink.sink import stream_writer
+        from tiered.spark.sink import stream_writer
 
         return stream_writer(self.options, schema)
 
@@ -88,15 +110,10 @@ class BucketReader(DataSourceReader):
         self._names = names
 
     def partitions(self) -> list[InputPartition]:
-        from remote.store.open_store import open_store
-        from tiered.config.key_rings import keyed_store
         from tiered.spark.source.planning import plan_read
 
-        store = keyed_store(open_store(self._options.url, self._options.store_options), self._options.key_ring)
-        try:
+        with self._options.bucket.opened() as store:
             return [InputPartition(split) for split in plan_read(store, self._options)]
-        finally:
-            store.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from tiered.spark.source.task import read_split
@@ -117,3 +134,112 @@ def chosen_columns(schema: StructType, columns: Mapping[str, str] = COLUMNS) -> 
             has = ", ".join(f"{name} {kind}" for name, kind in columns.items())
             raise InvalidRequest("cannot read with Spark, unknown column", asked=asked, has=has)
     return tuple(field.name for field in schema.fields)
+
+
+class SegmentsSource(DataSource):
+    """The data source of segment entries."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tiered-segments"
+
+    def schema(self) -> str:
+        parse_segments_options(self.options)
+        return ", ".join(f"{name} {kind}" for name, kind in SEGMENT_COLUMNS.items())
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return SegmentsReader(parse_segments_options(self.options), chosen_columns(schema, SEGMENT_COLUMNS))
+
+
+class SegmentsReader(DataSourceReader):
+    """Lists partitions in one process and reads their manifests in others."""
+
+    def __init__(self, options: SegmentsOptions, names: tuple[str, ...]) -> None:
+        self._options = options
+        self._names = names
+
+    def partitions(self) -> list[InputPartition]:
+        from tiered.spark.source.planning import format_of, listed_partitions, named_partitions
+
+        read = self._options.read
+        with read.bucket.opened() as store:
+            found = named_partitions(listed_partitions(store, format_of(store, read), read), read)
+        runs = [found[at : at + PARTITIONS_PER_TASK] for at in range(0, len(found), PARTITIONS_PER_TASK)]
+        return [InputPartition(run) for run in runs]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from tiered.inspect.segment_table import record_batches
+        from tiered.spark.source.pinning import wall_ms
+        from tiered.spark.source.planning import format_of, side_by_side
+
+        run: list[RemotePartitionName] | Any = partition.value
+        if run is None:  # Spark passes None for an empty list of partitions
+            return
+        table = TableOptions(prices=self._options.prices, now_ms=wall_ms())
+        with self._options.read.bucket.opened() as store:
+            layout = format_of(store, self._options.read)
+            found = side_by_side(lambda name: list(partition_rows(store, layout, name, table)), run)
+            yield from record_batches((row for rows in found for row in rows), self._names)
+
+
+def partition_rows(
+    store: ObjectStore, layout: ExternalFormat | None, name: RemotePartitionName, table: TableOptions
+) -> Iterator[Row]:
+    """The rows of one partition; `layout` None is our own."""
+    from remote.external.external_layout import ExternalName
+    from remote.fetch.chunk_cache import ChunkCache
+    from tiered.inspect.segment_table import rows_in, segment_rows
+    from tiered.read.external_partition import external_source
+
+    if layout is None:
+        return segment_rows(store, name, table)
+    assert isinstance(name, ExternalName), "a layout gives names of its own"
+    source = external_source(store, layout, name, ChunkCache(0))
+    assert source.metadata is not None, "a source of a bucket has a chain"
+    return rows_in(source.metadata, name, table)
+
+
+def read_arrow(
+    spark: SparkSession,
+    url: str,
+    *,
+    columns: Sequence[str] | None = None,
+    function: BatchFunction | None = None,
+    schema: str | None = None,
+    **options: str,
+) -> DataFrame:
+    """Decode the records that `options` select to Arrow batches in the workers: a fast path for jobs.
+
+    A data source passes every record to the JVM, at about a third of a microsecond each. Here a task returns either the
+    result of `function` (a filter, an aggregate, or nothing because it wrote a file) or the requested columns only. The
+    DataFrame is planned when it is created and has one partition for each split. The function that the tasks run
+    contains the splits and options, so they do not appear in a plan that the UI shows.
+
+    Options, splits and pins are as in ``spark.read.format("tiered")``. `columns` are the columns to decode, None for
+    all but headers. `function` receives a task's batches and returns batches of `schema` (DDL), which it requires. It
+    runs once for each split and must be picklable. Raises the errors of planning a read, and InvalidRequest for an
+    unknown column or a function without a schema.
+    """
+    from tiered.spark.source.planning import plan_read
+
+    asked = parse_options({"path": url, **options})
+    names = tuple(columns if columns is not None else (name for name in COLUMNS if name != "headers"))
+    if unknown := [name for name in names if name not in COLUMNS]:
+        raise InvalidRequest("cannot read with Spark, unknown column", asked=unknown[0], has=", ".join(COLUMNS))
+    if (function is None) != (schema is None):
+        raise InvalidRequest("cannot read with Spark, a function and the schema of its result require each other")
+    with asked.bucket.opened() as store:
+        splits = [pickle.dumps(split) for split in plan_read(store, asked)]
+
+    def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from tiered.spark.source.task import read_split
+
+        for batch in numbers:
+            for number in batch.column(0):
+                yield from read_split(pickle.loads(splits[int(number.as_py())]), asked, names)  # noqa: S301 - our own
+
+    def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return iter(function(decode(numbers))) if function is not None else decode(numbers)
+
+    ddl = schema if schema is not None else ", ".join(f"{name} {COLUMNS[name]}" for name in names)
+    return spark.range(0, len(splits), 1, max(1, len(splits))).mapInArrow(work, ddl)

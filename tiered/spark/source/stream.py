@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tiered.spark.source.options import StreamOptions
-from tiered.spark.source.stream_position import StreamPosition
+from tiered.spark.options import StreamOptions
+from tiered.spark.source.stream_planning import StreamPosition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,11 +91,8 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
-            from remote.store.open_store import open_store
-            from tiered.config.key_rings import keyed_store
             from tiered.spark.source.stream_planning import StreamPlanner
 
-            read = self._options.read
-            self._store = keyed_store(open_store(read.url, read.store_options), read.key_ring)
+            self._store = self._options.read.bucket.open_store()
             self._planner = StreamPlanner(self._store, self._options)
         return self._planner

@@ -21,7 +21,7 @@ from tiered.cli.main import invoke
 from tiered.inspect.segment_table import TableOptions, segment_rows
 from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
 from tiered.read.bucket_reader import RemoteLog
-from tiered.spark.source.options import parse_options
+from tiered.spark.options import parse_options
 from tiered.spark.source.planning import plan_read
 
 pytestmark = pytest.mark.damages_bucket

@@ -206,6 +206,12 @@ def test_error_is_one_line_for_any_text_in_it() -> None:
     assert one_line(ModuleNotFoundError("No module named 'x'", name="x.y")).endswith("package=x")
 
 
+def test_failed_import_inside_the_own_packages_shows_its_cause() -> None:
+    wrong = "cannot import name 'gone' from 'tiered.read.reader'"
+    for error in (ImportError(wrong, name="tiered.read.reader"), ImportError(wrong)):
+        assert one_line(error).endswith(f"install the package again: {wrong}")
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

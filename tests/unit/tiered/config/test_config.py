@@ -10,9 +10,9 @@ import pytest
 from local.errors import AccessDenied, InvalidRequest, NotFound
 from local.settings import LogSettings
 from policies.rules import PartitionRules
-from tiered.config.broker_names import BROKER_NAMES
-from tiered.config.config import Config, log_settings, resolve_rules
-from tiered.config.properties import DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
+from tiered.config.config import Config
+from tiered.config.properties import BROKER_NAMES, DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
+from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.health.lint import TomlLines
 
 DAY = 86_400_000
@@ -86,7 +86,7 @@ def test_environment_overrides_directory_and_url(write) -> None:
 
 def test_manager_settings_are_parsed_as_numbers() -> None:
     config = Config.load(None, {}, {"TIERED_REMOTE_LOG_MANAGER_TASK_INTERVAL_MS": "1m"})
-    assert config.task_interval_ms == 60_000
+    assert config.int_of("remote.log.manager.task.interval.ms") == 60_000
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ import pytest
 
 from local.errors import InvalidRequest, NotFound
 from tiered.cli.main import invoke
-from tiered.config.broker_names import BROKER_NAMES
 from tiered.config.broker_only import broker_only
 from tiered.config.config import Config
-from tiered.config.properties import DEFAULTS, PROPERTIES, find_property
+from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, find_property
 from tiered.health.broker_file import broker_settings, lint_broker_file, parse_entries, read_entries
 from tiered.health.lint import LintFinding, Severity, lint_place
 from tiered.health.lint_rules import RULES, Subject, hints

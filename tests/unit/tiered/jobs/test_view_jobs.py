@@ -14,8 +14,8 @@ from policies import invariants, remote_retention
 from remote.manifest.view import ViewState, find_view
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status
 from tiered.read.bucket_reader import RemoteLog
-from tiered.views import view_parts
-from tiered.views.view_parts import PART_BYTES_MAX, PARTS_WANTED, part_bytes
+from tiered.views import view_building
+from tiered.views.view_building import PART_BYTES_MAX, PARTS_WANTED, part_bytes
 
 
 @pytest.fixture
@@ -499,7 +499,7 @@ def test_view_of_a_log_that_starts_inside_a_batch_starts_at_its_offset(world):
 
 
 def test_view_with_too_many_parts_is_an_error_and_leaves_no_object(world, monkeypatch):
-    monkeypatch.setattr(view_parts, "VIEW_ROWS_MAX", 2)
+    monkeypatch.setattr(view_building, "VIEW_ROWS_MAX", 2)
     manager = ready(world, count=400)
     send(manager, 400, start=400, keys=400)
     manager.roll("t", now_ms=NOW)

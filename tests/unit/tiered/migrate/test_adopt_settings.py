@@ -15,8 +15,7 @@ from local.settings import LogSettings
 from local.storage import DiskStorage
 from policies.deleted_records import BrokerRetention
 from tiered.cli.main import invoke
-from tiered.migrate.adopt_settings import AdoptSettings
-from tiered.migrate.broker_topics import METADATA, BrokerTopics
+from tiered.migrate.broker import METADATA, AdoptSettings, BrokerTopics
 
 NOW = 1_800_000_000_000
 

@@ -34,7 +34,6 @@ from tiered.migrate.adopt_metrics import AdoptedPartition
 from tiered.migrate.restore_plan import RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
-from tiered.read.read_committed import producers_in_bucket
 
 NOW = 1_800_000_000_000
 NAME = TopicPartition("t", 0)
@@ -519,7 +518,7 @@ def test_producers_of_a_compacted_topic_are_known_in_the_bucket(tmp_path: Path) 
         broker.log.roll(now_ms=NOW)
         broker.settle()
         assert side.tick().problem is None
-    (known,) = producers_in_bucket(RemoteLog(side.store)._source(NAME)).entries()
+    (known,) = RemoteLog(side.store)._source(NAME).producers_in_bucket().entries()
     assert (known.producer_id, known.last_sequence) == (9, 2)
 
 

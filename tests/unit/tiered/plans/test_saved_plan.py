@@ -16,8 +16,7 @@ from remote.gc.pins import pin_newest
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
 from remote.manifest.page_out import PageRule
-from tiered.config.properties import PROPERTIES
-from tiered.config.property_table import Kind
+from tiered.config.properties import PROPERTIES, Kind
 from tiered.migrate.fork import plan_fork, run_fork
 from tiered.plans.plan_basis import WITHOUT_EFFECT
 from tiered.plans.planning import priced_plan

@@ -21,7 +21,7 @@ from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.migrate.import_bucket import plan_import, run_import
 from tiered.read.bucket_reader import RemoteLog
-from tiered.read.external_epochs import hidden
+from tiered.read.external_segments import hidden
 
 Epochs = dict[int, int]
 SEGMENTS = 5

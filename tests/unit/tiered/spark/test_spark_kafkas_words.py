@@ -11,8 +11,8 @@ from bucket_samples import SampleBucket, batch_at
 from local.errors import InvalidRequest, OffsetOutOfRange
 from local.names import TopicPartition
 from remote.store.memory_store import MemoryStore
+from tiered.spark.options import EARLIEST, LATEST, parse_options, parse_stream_options
 from tiered.spark.session import check_interpreter
-from tiered.spark.source.options import EARLIEST, LATEST, parse_options, parse_stream_options
 from tiered.spark.source.planning import plan_read
 
 LEAST = {"path": "memory://b", "pin": "none"}

@@ -29,9 +29,9 @@ from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.config.config import Config
-from tiered.config.key_rings import load_key_ring
 from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import object_encoding
+from tiered.config.secrets import load_key_ring
 from tiered.health.doctor import State, examine
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog, open_remote

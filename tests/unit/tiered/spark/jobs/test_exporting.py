@@ -7,12 +7,12 @@ import json
 import pytest
 from manager_world import NOW, TIERED, World, send, settle
 
-from remote.store import open_store
 from remote.store.memory_store import MemoryStore
+from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.spark.jobs.exporting import ExportedFile, _due, _Job
+from tiered.spark.options import parse_options
 from tiered.spark.source import task
-from tiered.spark.source.options import parse_options
 from tiered.spark.source.splits import Split
 
 
@@ -52,7 +52,7 @@ def wave(job: _Job, world, splits: list[Split], following: Split | None) -> list
     ids=json.dumps,
 )
 def test_export_interrupted_at_any_task_has_every_record_once(world, monkeypatch, options):
-    monkeypatch.setattr(open_store, "open_store", lambda url, given: world.store)
+    monkeypatch.setattr(Bucket, "open_store", lambda bucket: world.store)
     asked = parse_options({"path": "memory://b", "subscribe": "t", "splitBytes": "300", "pin": "none", **options})
     splits = _due(_Job(MemoryStore(), "whole", "memory://b"), asked)
     everything = [int(at) for split in splits for part in task.split_columns(world.store, split) for at in part.offsets]

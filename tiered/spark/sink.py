@@ -6,21 +6,7 @@ It runs `tiered.jobs.ingest` in Spark:
 2. Each task spools and uploads.
 3. One commit for each partition names the uploads of the successful attempts.
 
-Rows have the columns of Spark's Kafka sink.
-
-| option | value |
-|---|---|
-| ``path`` or ``url`` | the bucket; required (``save(url)`` sets it) |
-| ``topic`` | the topic; a column ``topic``, if present, must have the same value or null |
-| ``createPartitions`` | create the topic with so many partitions if it does not exist |
-| ``topicId`` | selects the topic if the bucket has two of one name |
-| ``jobId`` | identifies the job when it is run again; required for a stream |
-| ``takeLeadership`` | ``false`` refuses partitions that a manager wrote before; ``true`` is the default |
-| ``offsets`` | ``ranges`` (default): each task has its own; ``dense``: no gaps, one task for each partition |
-| ``offsetsPerTask`` | the length of such a range (2^31) |
-| ``storeOptions``, ``keyRing`` | as of the source |
-| ``workDirectory`` | a place for one segment of each partition that a task writes; default: the system's |
-| any property of a topic | ``segment.bytes``, ``compression.type``, ``remote.compression`` … override the topic's own |
+Options are in `tiered.spark.options`. Rows have the columns of Spark's Kafka sink:
 
 | column | type | |
 |---|---|---|
@@ -33,6 +19,11 @@ Rows have the columns of Spark's Kafka sink.
 
 A stream (``writeStream``) commits each batch once, identified by `jobId` and the batch's id in the manifest. Use one
 `jobId` with one checkpoint. If Spark repeats a batch after a crash, the sink finds its commit and does nothing.
+
+The partition of a row depends on the row alone, never on the task or the batch (`Router`). A second run of a job finds
+some partitions committed, and its tasks may differ (Spark cuts files by its cores). With round-robin for rows without a
+key, some rows would move to a partition that was committed without them. Others would be written a second time to a
+partition that was not.
 """
 
 from __future__ import annotations
@@ -43,14 +34,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from local.errors import InvalidRequest, LogError
+from local.kernels import hash_keys
+from local.records.record_columns import of_arrow
 from tiered.jobs.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
-from tiered.spark.sink.sink_options import WriteOptions, parse_write_options
+from tiered.jobs.ingest_task import IngestTask
+from tiered.spark.options import WriteOptions, parse_write_options
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 COLUMNS = {
@@ -61,6 +57,7 @@ COLUMNS = {
     "headers": ("array<struct<key:string,value:binary>>",),
     "timestamp": ("timestamp", "bigint"),
 }
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: spreads times of whole seconds like other times
 
 
 @dataclass
@@ -76,12 +73,10 @@ class _Writing:
     def __init__(self, options: WriteOptions, plan: IngestPlan) -> None:
         self._options, self._plan = options, plan
 
-    def write_rows(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         from pyspark import TaskContext
 
         from local.storage import DiskStorage
-        from tiered.jobs.ingest_task import IngestTask
-        from tiered.spark.sink.routing import Router
 
         context = TaskContext.get()
         assert context is not None, "runs in a task"
@@ -97,36 +92,22 @@ class _Writing:
                 task.discard()
                 raise
 
-    def commit_turn(self, messages: list[WriterCommitMessage | None], turn: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803 - Spark's name
         with self._options.bucket.opened() as store:
-            commit_ingest(store, self._plan, _parts(messages), now_ms=_now_ms(), turn=turn)
+            commit_ingest(store, self._plan, _parts(messages), now_ms=_now_ms(), turn=batchId)
 
-    def abort_all(self, messages: list[WriterCommitMessage | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
+        del batchId
         with self._options.bucket.opened() as store:
             abort_ingest(store, self._plan, _parts(messages), now_ms=_now_ms())
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self.write_rows(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.commit_turn(messages, 0)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.abort_all(messages)
+    """The writer of a batch."""
 
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return self.write_rows(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self.commit_turn(messages, batchId)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        del batchId
-        self.abort_all(messages)
+    """The writer of one micro-batch of a stream."""
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
@@ -192,3 +173,70 @@ def _parts(messages: list[WriterCommitMessage | None]) -> list[Ingested]:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
+
+
+class Router:
+    """Routes the rows of one task to their partitions, in order."""
+
+    def __init__(self, task: IngestTask, plan: IngestPlan) -> None:
+        self._task, self._plan = task, plan
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Route a batch. Raises InvalidRequest for another topic and for an unknown partition."""
+        if not batch.num_rows:
+            return
+        names = batch.schema.names
+        others = set(batch["topic"].unique().to_pylist()) - {None, self._plan.topic} if "topic" in names else set()
+        if others:
+            other, expected = others.pop(), self._plan.topic
+            raise InvalidRequest(
+                "cannot write with Spark, a row belongs to another topic", topic=other, expected=expected
+            )
+        columns: dict[str, Any] = {name: batch[name] for name in ("key", "value", "headers") if name in names}
+        if "timestamp" in names:
+            columns["timestamp"] = _in_ms(batch["timestamp"]).fill_null(self._plan.now_ms)
+        table = pa.table(columns)
+        partitions = self._partitions(batch)
+        for number in np.unique(partitions).tolist():
+            mine = table if (partitions == number).all() else table.filter(pa.array(partitions == number))
+            for chunk in of_arrow(mine, now_ms=self._plan.now_ms):
+                self._task.add(number, chunk)
+
+    def _partitions(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The partition of each row."""
+        known: Any = batch["partition"] if "partition" in batch.schema.names else None
+        if known is not None and not known.null_count:
+            return np.asarray(known, np.int64)
+        found = self._by_key(batch)
+        if known is not None:
+            is_there = np.asarray(known.is_valid(), np.bool_)
+            found = np.where(is_there, np.asarray(known.fill_null(0), np.int64), found)
+        return found
+
+    def _by_key(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """Partitions as by Kafka's default partitioner: murmur2 of the key.
+
+        A row without a key is hashed by its value and timestamp.
+        """
+        found = _hashed(batch["key"]) if "key" in batch.schema.names else None
+        has_key = np.zeros(batch.num_rows, np.bool_) if found is None else np.asarray(batch["key"].is_valid(), np.bool_)
+        if not has_key.all():
+            by_row = _hashed(batch["value"])
+            if "timestamp" in batch.schema.names:
+                given = np.asarray(_in_ms(batch["timestamp"]).fill_null(-1), np.int64)
+                by_row = by_row ^ ((given.view(np.uint64) * _SPREAD) >> np.uint64(33)).view(np.int64)
+            found = by_row if found is None else np.where(has_key, found, by_row)
+        assert found is not None, "of the keys, or of the rows"
+        return (found & 0x7FFFFFFF) % len(self._plan.targets)
+
+
+def _hashed(column: pa.Array[Any]) -> NDArray[np.int64]:
+    """murmur2 of each value; a null hashes as empty."""
+    (columns,) = of_arrow(pa.table({"key": column}), now_ms=0)
+    return hash_keys(columns.key_data, columns.key_starts, np.maximum(columns.key_lengths, 0)).astype(np.int64)
+
+
+def _in_ms(column: pa.Array[Any]) -> pa.Array[Any]:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+    return column.cast(pa.int64())

@@ -15,7 +15,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
 from tiered.read.bucket_reader import RemoteLog
-from tiered.spark.sink.routing import Router
+from tiered.spark.sink import Router
 from tiered.topics.partitioner import murmur2
 
 COUNT = 600

@@ -1,0 +1,582 @@
+"""The options of Spark's formats ``tiered`` and ``tiered-segments``: one table, its checks, and the typed options.
+
+Names and meanings are those of Spark's Kafka source where it has the option; names ignore case. A timestamp has
+precedence over offsets by timestamp, and these over offsets. Options for a broker's client (``kafka.*`` and a few more)
+are accepted and have no effect. Source: Spark `KafkaSourceProvider`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum, Flag, auto
+
+from local.errors import InvalidRequest
+from local.names import TopicPartition, check_topic, check_topic_id
+from policies.cost.prices import BUILT_IN, PriceTable
+from remote.external.external_layout import OURS, WORDS, LayoutOptions
+from remote.keys import check_view
+from remote.manifest.view import DEFAULT_VIEW
+from tiered.config.properties import IMMUTABLE, PROPERTIES, canonical, parse
+from tiered.config.units import parse_bytes, parse_ms
+from tiered.jobs.job_bucket import Bucket
+from tiered.stores.configured_store import OBJECT_SETTINGS
+
+PIN_MS = 3_600_000  # tasks renew the pin: it must only outlive a time in which no task begins or reads
+EARLIEST, LATEST = -2, -1
+STORE_SETTINGS = (*OBJECT_SETTINGS, IMMUTABLE)  # settings of other scopes than a topic that a job honours
+
+
+class Use(Flag):
+    """Where an option has an effect: a batch read, a stream's read, the table of segments, a write."""
+
+    BATCH = auto()
+    STREAM = auto()
+    SEGMENTS = auto()
+    WRITE = auto()
+
+
+class Kind(Enum):
+    """The type of a value; the text describes its form."""
+
+    TEXT = "text"
+    FLAG = "true or false"
+    WORD = "one of"
+    COUNT = "a number above zero"
+    BYTES = "a size such as 64MiB"
+    MS = "a duration such as 6h"
+    TIME = "ms since the epoch"
+    JSON = "a JSON object"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `default` is text, as a user would write it; None without one."""
+
+    name: str
+    kind: Kind
+    uses: Use
+    default: str | None = None
+    help: str = ""
+    choices: tuple[str, ...] = ()
+    is_secret: bool = False  # the value is never shown
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The allowed words, the default first."""
+        flags = ("true", "false") if self.default == "true" else ("false", "true")
+        return flags if self.kind is Kind.FLAG else self.choices
+
+
+_TEXT, _FLAG, _WORD, _COUNT, _BYTES, _MS, _TIME, _JSON = Kind
+_EVERY, _READ = Use.BATCH | Use.STREAM | Use.SEGMENTS | Use.WRITE, Use.BATCH | Use.STREAM
+_TOPICS, _STREAM, _WRITE = _READ | Use.SEGMENTS, Use.STREAM, Use.WRITE
+_LAYOUT = Use.BATCH | Use.SEGMENTS
+_LAYOUTS = (OURS.layout, *(word for word in WORDS if word != OURS.layout))
+
+# fmt: off
+TABLE = (
+    Option("path", _TEXT, _EVERY,
+        help="The bucket, `s3://bucket/prefix` or `file:///directory`; `load(...)` and `save(...)` set it. Required."),
+    Option("url", _TEXT, _EVERY, help="The same as `path`; only one of them may be given."),
+    Option("storeOptions", _JSON, _EVERY, "{}", is_secret=True,
+        help="Options for the store's client; put secrets into the workers' environment instead. `sse` and "
+             "`sse_kms_key_id` are for a bucket that refuses unencrypted pins."),
+    Option("keyRing", _TEXT, _READ | _WRITE,
+        help="A file of keys on every worker, for encrypted segments; `TIERED_KEY_RING` or `TIERED_KEYS` in their "
+             "environment work as well."),
+    Option("topicId", _TEXT, _EVERY, help="Selects one of two topics with the same name."),
+    Option("subscribe", _TEXT, _TOPICS,
+        help="Topics, `a,b`. A read needs one of `subscribe`, `subscribePattern` and `assign`; for a table of segments "
+             "all topics are the default."),
+    Option("subscribePattern", _TEXT, _TOPICS, help="A regular expression for whole topic names."),
+    Option("assign", _JSON, _TOPICS, help='Partitions, `{"a":[0,1]}`.'),
+    Option("layout", _WORD, _LAYOUT, OURS.layout, choices=_LAYOUTS,
+        help="The layout of the bucket: an [external layout](../how-to/other-peoples-buckets.md), or `auto` to detect "
+             "it. Not for streams, because the upload order of other software is not known."),
+    Option("layoutPrefixes", _TEXT, _TOPICS, help="For Aiven's layout: the values of `key.prefix`, with commas."),
+    Option("layoutKeys", _JSON, _TOPICS, "{}",
+        help='For Aiven\'s layout: files of RSA keys on every worker, `{"key1":"/path/key1.pem"}`.'),
+    Option("startingOffsets", _TEXT, _READ, "earliest",
+        help='`earliest`, or `{"a":{"0":23,"1":-2},"b":"earliest"}` with -2 for earliest. A start above the end is an '
+             "error; with `failOnDataLoss=false` that partition is not read. A stream starts at `latest` by default, "
+             "and -1 is allowed for it."),
+    Option("endingOffsets", _TEXT, Use.BATCH, "latest", help='`latest`, or JSON with -1 or `"latest"`; exclusive.'),
+    Option("startingTimestamp", _TIME, _READ, help="From the first record at or after it, in offset order."),
+    Option("endingTimestamp", _TIME, Use.BATCH, help="Up to the first record at or after it."),
+    Option("startingOffsetsByTimestamp", _JSON, _READ, help='`{"a":{"0":1000}}`, ms for each partition.'),
+    Option("endingOffsetsByTimestamp", _JSON, Use.BATCH, help="The same for the end."),
+    Option("startingOffsetsByTimestampStrategy", _WORD, _READ, "error", choices=("error", "latest"),
+        help="Without such a record: an error, or `latest`, which does not read that partition."),
+    Option("failOnDataLoss", _FLAG, _READ, "true",
+        help="Offsets outside the log, and segments that are deleted while the job runs: `true` an error; `false` the "
+             "offset moves to the start or end of the log, and a deleted segment is replaced by the newest manifest's "
+             "records of its offsets (with `readCompacted` still an error: the log below a view has records that the "
+             "view does not)."),
+    Option("includeHeaders", _FLAG, _READ, "false", help="Adds the column `headers`."),
+    Option("minPartitions", _COUNT, _READ, help="At least so many tasks, as far as batches can be split."),
+    Option("splitBytes", _BYTES, _READ, "64MiB", help="At most so many bytes of batches in a task."),
+    Option("maxRecordsPerPartition", _COUNT, _READ, help="At most so many offsets in a task."),
+    Option("kafka.isolation.level", _WORD, _READ, "read_uncommitted", choices=("read_uncommitted", "read_committed"),
+        help="`read_committed`: without the records of aborted transactions, and up to the first transaction without "
+             "its end in the bucket."),
+    Option("readCompacted", _FLAG, Use.BATCH, "false",
+        help="Reads a [compacted view](../explanation/compaction-across-tiers.md) below its horizon, then the log."),
+    Option("view", _TEXT, _READ, DEFAULT_VIEW, help="The name of the view, with `readCompacted`."),
+    Option("pin", _TEXT, _READ, "auto",
+        help="Time for which the manifests stay pinned after the last renewal by a task, such as `6h`; `auto` is `1h` "
+             "if the bucket is writable, else no pin; `none`. A stream has no pins."),
+    Option("pins", _JSON, Use.BATCH, "{}",
+        help="Manifests that `tiered.spark.source.pinned_snapshots.pinned` holds."),
+    Option("maxOffsetsPerTrigger", _COUNT, _STREAM,
+        help="At most so many offsets in one micro-batch, over all partitions."),
+    Option("maxBytesPerTrigger", _BYTES, _STREAM, help="About so many bytes of batches in one micro-batch."),
+    Option("minOffsetsPerTrigger", _COUNT, _STREAM, help="Waits for so many offsets."),
+    Option("maxTriggerDelay", _MS, _STREAM, "15m", help="Maximum wait for `minOffsetsPerTrigger`."),
+    Option("prices", _TEXT, Use.SEGMENTS,
+        help="A file of prices on the driver, as for the setting `cost.prices`; default: the built-in prices."),
+    Option("topic", _TEXT, _WRITE, help="The topic; a column `topic` must say the same or nothing. Required."),
+    Option("createPartitions", _COUNT, _WRITE,
+        help="Creates the topic with so many partitions if it does not exist."),
+    Option("jobId", _TEXT, _WRITE,
+        help="Names the job, so that it can be run again; a stream needs it. Default: a new one."),
+    Option("takeLeadership", _FLAG, _WRITE, "true", help="`false` refuses partitions that a manager has written."),
+    Option("offsets", _WORD, _WRITE, "ranges", choices=("ranges", "dense"),
+        help="`ranges`: each task has its own range of offsets; `dense`: no gaps, a partition comes from one task."),
+    Option("offsetsPerTask", _COUNT, _WRITE, "2147483648", help="The length of such a range."),
+    Option("workDirectory", _TEXT, _WRITE,
+        help="Local directory for a temporary segment of each partition; default: the system's."),
+)
+# fmt: on
+
+OPTIONS: dict[str, Option] = {option.name: option for option in TABLE}
+# Names that have no effect, in lower case: options of Kafka's source, and Spark's own options of a stream.
+_IGNORED = ("fetchoffset.numretries", "fetchoffset.retryintervalms", "groupidprefix", "kafkaconsumer.polltimeoutms")
+_OF_SPARK = ("checkpointlocation", "queryname", "triggeravailablenow")
+_PARSERS: dict[Kind, Callable[[str], int | None]] = {Kind.COUNT: int, Kind.BYTES: parse_bytes, Kind.MS: parse_ms}
+
+
+class GivenOptions:
+    """The given options of one use, each known to it. A missing option has its default.
+
+    Every method raises InvalidRequest with the name of a wrong option, and never with a secret.
+    """
+
+    def __init__(self, given: Mapping[str, str], use: Use) -> None:
+        """Raises InvalidRequest for an unknown name, with the nearest known one."""
+        doing = {Use.WRITE: "write", Use.SEGMENTS: "read segments"}.get(use, "read")
+        self._attempt = f"cannot {doing} with Spark"
+        uses = _READ if use in _READ else use  # a batch ignores the options of streams
+        known = {option.name.lower(): option.name for option in TABLE if option.uses & uses}
+        self._values: dict[str, str] = {}
+        self.properties: dict[str, str] = {}  # of a topic, for a write
+        for name, value in given.items():
+            low = name.lower()
+            if low in known:
+                self._values[known[low]] = value
+            elif use is Use.WRITE and low in PROPERTIES:
+                self._take_property(name, value)
+            elif not _is_ignored(low, use):
+                names = [*known, *(PROPERTIES if use is Use.WRITE else ())]
+                near = next(iter(get_close_matches(low, names, n=1)), "")
+                hint = known.get(near, near) or None
+                raise InvalidRequest(f"{self._attempt}, unknown option", option=name, did_you_mean=hint)
+
+    def _take_property(self, name: str, value: str) -> None:
+        low = name.lower()
+        if not PROPERTIES[low].is_per_topic and low not in STORE_SETTINGS:
+            raise InvalidRequest(f"{self._attempt}, a job does not support settings of a node", option=name)
+        parse(low, value, {"option": name})
+        self.properties[low] = canonical(low, value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name, OPTIONS[name].default)
+
+    def word(self, name: str) -> str:
+        """A word among the option's, in lower case."""
+        value, words = (self.text(name) or "").strip().lower(), OPTIONS[name].words
+        if value not in words:
+            raise self.wrong(name, "it is not one of " + ", ".join(words), value)
+        return value
+
+    def is_on(self, name: str) -> bool:
+        return self.word(name) == "true"
+
+    def limit(self, name: str) -> int | None:
+        """A number, size or duration above zero; None without one."""
+        return None if self.text(name) is None else self.number(name)
+
+    def number(self, name: str, kind: Kind | None = None) -> int:
+        """As `limit`, of an option with a default; of another kind than the option's if `kind` says so."""
+        text = self.text(name) or ""
+        try:
+            value = _PARSERS[kind or OPTIONS[name].kind](text.strip())
+        except ValueError:
+            value = None
+        if value is None or value < 1:
+            raise self.wrong(name, "it is not a number above zero", text)
+        return value
+
+    def json(self, name: str) -> dict[str, object]:
+        text, is_secret = self.text(name) or "", OPTIONS[name].is_secret
+        try:
+            value = json.loads(text)
+        except ValueError as error:  # of a secret, the decoder's message quotes the text
+            raise self.wrong(name, "it is not JSON", text) from (None if is_secret else error)
+        if not isinstance(value, dict):
+            raise self.wrong(name, "it is not a JSON object", text)
+        return value
+
+    def wrong(self, name: str, problem: str, value: str | None) -> InvalidRequest:
+        shown = None if OPTIONS[name].is_secret else value
+        return InvalidRequest(f"{self._attempt}, invalid option, {problem}", option=name, value=shown)
+
+    def bucket(self) -> Bucket:
+        urls = [self._values[name] for name in ("path", "url") if name in self]
+        if len(urls) != 1 or not urls[0]:
+            raise InvalidRequest(
+                f"{self._attempt}, exactly one of the options path and url is required", given=len(urls)
+            )
+        return Bucket(
+            url=urls[0],
+            options=self.json("storeOptions"),
+            key_ring=self.text("keyRing"),
+            settings=self.properties,
+            work_directory=self.text("workDirectory"),
+        )
+
+    def topic_id(self) -> str | None:
+        text = self.text("topicId")
+        return None if text is None else check_topic_id(text)
+
+
+def _is_ignored(low: str, use: Use) -> bool:
+    if use in _READ:
+        return low in _IGNORED or low.startswith("kafka.")
+    return use is Use.WRITE and low in _OF_SPARK
+
+
+# --- reads ----------------------------------------------------------------------------------------------------------
+
+
+class BoundKind(Enum):
+    OFFSET = "offset"
+    TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The start or end of a read: one value for all, or one for each topic or partition. Timestamps in ms."""
+
+    kind: BoundKind = BoundKind.OFFSET
+    everywhere: int | None = None
+    by_topic: Mapping[str, int] = field(default_factory=dict)
+    by_partition: Mapping[TopicPartition, int] = field(default_factory=dict)
+
+    def value_of(self, partition: TopicPartition) -> int | None:
+        """The value for a partition; None if it has none."""
+        if self.everywhere is not None:
+            return self.everywhere
+        return self.by_partition.get(partition, self.by_topic.get(partition.topic))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """The options of one ``load()``. Exactly one of `topics`, `pattern` and `partitions` is not None.
+
+    `view` is the compacted view to read, None for the log alone. `pin_ms` None means no pins. With `must_pin` a bucket
+    without write access is an error. `pins` are already pinned manifests, by prefix.
+    """
+
+    bucket: Bucket
+    topics: tuple[str, ...] | None
+    pattern: str | None
+    partitions: tuple[TopicPartition, ...] | None
+    topic_id: str | None
+    start: Bound
+    end: Bound
+    latest_without_match: bool
+    fail_on_data_loss: bool
+    include_headers: bool
+    partitions_min: int | None
+    split_bytes: int
+    records_max: int | None
+    is_committed: bool
+    view: str | None
+    pin_ms: int | None
+    must_pin: bool
+    pins: Mapping[str, Mapping[str, object]]
+    layout: LayoutOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """The options of one stream: a read without an end, and limits of a micro-batch; None for no limit."""
+
+    read: ReadOptions
+    offsets_max: int | None = None
+    bytes_max: int | None = None
+    offsets_min: int = 0
+    delay_max_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentsOptions:
+    """The options of one ``load()`` of the table of segments."""
+
+    read: ReadOptions
+    prices: PriceTable = field(default=BUILT_IN, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """The options of one write. `span` is None for offsets without gaps; `settings` are properties of the topic."""
+
+    bucket: Bucket
+    topic: str
+    topic_id: str | None
+    create_partitions: int | None
+    job_id: str | None
+    takes_leadership: bool
+    span: int | None
+    settings: Mapping[str, str]
+
+
+def parse_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options of a batch read, checked and parsed; options of streams are ignored.
+
+    Raises InvalidRequest with the name of a wrong option.
+    """
+    return _read_options(_read(given, Use.BATCH))
+
+
+def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """The options of a stream. Raises as `parse_options`, and for an end."""
+    options = _read(given, Use.STREAM)
+    for option in TABLE:
+        if Use.BATCH in option.uses and Use.STREAM not in option.uses and option.name in options:
+            if option.name != "layout":
+                raise InvalidRequest("cannot read with Spark, streams do not support this option", option=option.name)
+            # External software may upload in any order: a late segment would already have been skipped as a gap.
+            attempt = "cannot read a stream from an external bucket, it does not state whether earlier segments are "
+            fix = "use batch reads of ranges, or tiered import and a stream of the result"
+            raise InvalidRequest(f"{attempt}still to be copied", option="layout", fix=fix)
+    return StreamOptions(
+        read=_read_options(options, is_stream=True),
+        offsets_max=options.limit("maxOffsetsPerTrigger"),
+        bytes_max=options.limit("maxBytesPerTrigger"),
+        offsets_min=options.limit("minOffsetsPerTrigger") or 0,
+        delay_max_ms=options.number("maxTriggerDelay"),
+    )
+
+
+def parse_segments_options(given: Mapping[str, str]) -> SegmentsOptions:
+    """Raises InvalidRequest with the name of a wrong option, and the errors of reading the file of prices."""
+    if not any(name.lower() in ("subscribe", "subscribepattern", "assign") for name in given):
+        given = {**given, "subscribePattern": ".*"}
+    options = GivenOptions(given, Use.SEGMENTS)
+    read, prices = _read_options(options), options.text("prices")
+    if prices is None:
+        return SegmentsOptions(read=read)
+    from tiered.config.price_file import load_prices
+
+    return SegmentsOptions(read=read, prices=load_prices(prices))
+
+
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Raises InvalidRequest with the name of a wrong option."""
+    options = GivenOptions(given, Use.WRITE)
+    bucket, topic = options.bucket(), options.text("topic")
+    if topic is None:
+        raise InvalidRequest("cannot write with Spark, the option topic is required")
+    is_dense = options.word("offsets") == "dense"
+    if is_dense and "offsetsPerTask" in options:
+        raise InvalidRequest("cannot write with Spark, offsetsPerTask requires offsets=ranges")
+    return WriteOptions(
+        bucket=bucket,
+        topic=check_topic(topic),
+        topic_id=options.topic_id(),
+        create_partitions=options.limit("createPartitions"),
+        job_id=options.text("jobId") or None,
+        takes_leadership=options.is_on("takeLeadership"),
+        span=None if is_dense else options.number("offsetsPerTask"),
+        settings=options.properties,
+    )
+
+
+def includes_headers(given: Mapping[str, str]) -> bool:
+    """Whether the column ``headers`` is requested.
+
+    Raises InvalidRequest for names and topics as `parse_options`.
+    """
+    options = _read(given, Use.BATCH)
+    _chosen_topics(options)
+    return options.is_on("includeHeaders")
+
+
+def _read(given: Mapping[str, str], use: Use) -> GivenOptions:
+    """Raises InvalidRequest for an unknown option, and if Spark's catalog creates or reads a table.
+
+    The catalog stores no options of a Python source. `CREATE TABLE` passes its own properties with the options, and a
+    read of that table passes nothing at all.
+    """
+    if not given or "provider" in {name.lower() for name in given}:
+        fix = "CREATE TEMPORARY VIEW name USING tiered OPTIONS (path '...', subscribe '...')"
+        attempt = "a table of the Spark catalog stores no options of a Python source, create a temporary view"
+        attempt = attempt if given else f"no option is set, path and subscribe are required; {attempt}"
+        raise InvalidRequest(f"cannot read with Spark, {attempt}", fix=fix)
+    return GivenOptions(given, use)
+
+
+def _read_options(options: GivenOptions, *, is_stream: bool = False) -> ReadOptions:
+    topics, pattern, partitions = _chosen_topics(options)
+    return ReadOptions(
+        bucket=options.bucket(),
+        topics=topics,
+        pattern=pattern,
+        partitions=partitions,
+        topic_id=options.topic_id(),
+        start=_bound(options, "starting", EARLIEST, is_stream=is_stream),
+        end=_bound(options, "ending", LATEST),
+        latest_without_match=options.word("startingOffsetsByTimestampStrategy") == "latest",
+        fail_on_data_loss=options.is_on("failOnDataLoss"),
+        include_headers=options.is_on("includeHeaders"),
+        partitions_min=options.limit("minPartitions"),
+        split_bytes=options.number("splitBytes"),
+        records_max=options.limit("maxRecordsPerPartition"),
+        is_committed=options.word("kafka.isolation.level") == "read_committed",
+        view=_view(options),
+        pin_ms=None if is_stream else _pin_ms(options),
+        must_pin=(options.text("pin") or "").strip().lower() != "auto",
+        pins=_pins(options),
+        layout=_layout(options),
+    )
+
+
+def _chosen_topics(
+    options: GivenOptions,
+) -> tuple[tuple[str, ...] | None, str | None, tuple[TopicPartition, ...] | None]:
+    """(topics, pattern, partitions), of which one is not None."""
+    selections = [name for name in ("subscribe", "subscribePattern", "assign") if name in options]
+    if len(selections) != 1:
+        needed = "cannot read with Spark, exactly one of subscribe, subscribePattern and assign is required"
+        raise InvalidRequest(needed, given=",".join(selections) or "none")
+    value = options.text(selections[0]) or ""
+    match selections[0]:
+        case "subscribe":
+            names = [name.strip() for name in value.split(",")]
+            if not any(names):
+                raise options.wrong("subscribe", "it names no topic", value)
+            return tuple(dict.fromkeys(check_topic(name) for name in names if name)), None, None
+        case "subscribePattern":
+            if not value.strip():
+                raise options.wrong("subscribePattern", "the pattern is empty; .* reads every topic", value)
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise options.wrong("subscribePattern", str(error), value) from error
+            return None, value, None
+    found = []
+    for topic, numbers in options.json("assign").items():
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+            raise options.wrong("assign", 'it is not of the form {"topic":[0,1]}', value)
+        found += [TopicPartition(topic, number) for number in numbers]
+    if not found:
+        raise options.wrong("assign", "it names no partition", value)
+    return None, None, tuple(dict.fromkeys(found))
+
+
+def _bound(options: GivenOptions, side: str, default: int, *, is_stream: bool = False) -> Bound:
+    """`side` is ``starting`` or ``ending``."""
+    if (text := options.text(f"{side}Timestamp")) is not None:
+        try:
+            return Bound(kind=BoundKind.TIMESTAMP, everywhere=int(text))
+        except ValueError as error:
+            raise options.wrong(f"{side}Timestamp", "it is not a whole number of milliseconds", text) from error
+    if (name := f"{side}OffsetsByTimestamp") in options:
+        return Bound(kind=BoundKind.TIMESTAMP, by_partition=_by_partition(options, name, lowest=0))
+    name = f"{side}Offsets"
+    text = (options.text(name) or "").strip() if name in options else ""
+    if is_stream and text.lower() in ("", "earliest", "latest"):
+        return Bound(everywhere=EARLIEST if text.lower() == "earliest" else LATEST)
+    word = "earliest" if default == EARLIEST else "latest"
+    if text.lower() in ("", word):
+        return Bound(everywhere=default)
+    if text.lower() in ("earliest", "latest"):
+        raise options.wrong(name, f"a batch read takes only {word} or JSON", text)
+    by_topic = _by_topic(options, name)
+    by_partition = _by_partition(options, name, lowest=EARLIEST, passed_over=by_topic)
+    if not is_stream and -3 - default in {*by_partition.values(), *by_topic.values()}:  # the other one of -2 and -1
+        raise options.wrong(name, f"{-3 - default} makes a batch read empty, {default} is {word}", text)
+    return Bound(by_topic=by_topic, by_partition=by_partition)
+
+
+def _by_topic(options: GivenOptions, name: str) -> dict[str, int]:
+    """Topics with one bound for all their partitions: ``{"a":"earliest"}``. Source: SPARK-58774."""
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    found = {topic: value for topic, value in options.json(name).items() if isinstance(value, str)}
+    if not all(value.lower() in words for value in found.values()):
+        wrong = 'for a whole topic only "earliest" and "latest" are allowed'
+        raise options.wrong(name, wrong, options.text(name))
+    return {topic: words[value.lower()] for topic, value in found.items()}
+
+
+def _by_partition(
+    options: GivenOptions, name: str, *, lowest: int, passed_over: Collection[str] = ()
+) -> dict[TopicPartition, int]:
+    wrong = options.wrong(name, 'it is not of the form {"topic":{"0":23}}', options.text(name))
+    found = {}
+    for topic, values in options.json(name).items():
+        if topic in passed_over:
+            continue
+        if not isinstance(values, dict):
+            raise wrong
+        for number, value in values.items():
+            if not (number.isascii() and number.isdigit()) or type(value) is not int or value < lowest:
+                raise wrong
+            found[TopicPartition(topic, int(number))] = value
+    return found
+
+
+def _layout(options: GivenOptions) -> LayoutOptions:
+    files = options.json("layoutKeys")
+    if not all(isinstance(path, str) for path in files.values()):
+        raise options.wrong("layoutKeys", 'it is not of the form {"id":"/file"}', options.text("layoutKeys"))
+    return LayoutOptions(
+        layout=options.word("layout"),
+        prefixes=tuple((options.text("layoutPrefixes") or "").split(",")),
+        private_keys={key: str(path) for key, path in files.items()},
+    )
+
+
+def _view(options: GivenOptions) -> str | None:
+    if options.is_on("readCompacted"):
+        return check_view(options.text("view") or "")
+    if "view" in options:
+        raise options.wrong("view", "it needs readCompacted=true", options.text("view"))
+    return None
+
+
+def _pin_ms(options: GivenOptions) -> int | None:
+    match (options.text("pin") or "").strip().lower():
+        case "auto":
+            return PIN_MS
+        case "none":
+            return None
+    return options.number("pin", Kind.MS)
+
+
+def _pins(options: GivenOptions) -> dict[str, Mapping[str, object]]:
+    found: dict[str, Mapping[str, object]] = {}
+    for prefix, pin in options.json("pins").items():
+        if not isinstance(pin, dict):
+            wrong = "it is not a result of tiered.spark.source.pinned_snapshots.pinned"
+            raise options.wrong("pins", wrong, options.text("pins"))
+        found[prefix] = pin
+    return found
