@@ -60,10 +60,7 @@ _MANIFEST_KEY = re.compile(r"meta/head/([0-9]{20})", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataKey:
-    """The fields in the name of a data or indexes object.
-
-    `last_offset` is inclusive. `view` is None for the log itself.
-    """
+    """The fields in the name of a data or indexes object. `last_offset` is inclusive."""
 
     base_offset: int
     last_offset: int
@@ -99,18 +96,12 @@ def topic_directory(topic: str, topic_id: str) -> str:
 
 
 def topic_begin(topic: str) -> str:
-    """Return the prefix of the directories of all topics of this name.
-
-    Directories of some other topics have the same prefix.
-    """
+    """Return the prefix of the directories of all topics of this name, and of some others."""
     return f"{check_topic(topic)}-"
 
 
 def parse_topic_directory(name: str) -> tuple[str, str] | None:
-    """Return (topic, topic id), None for anything else.
-
-    Both may contain dashes; the fixed width of the id separates them.
-    """
+    """Return (topic, topic id), None for anything else. The fixed width of the id separates them."""
     topic, dash, topic_id = name[: -TOPIC_ID_LENGTH - 1], name[-TOPIC_ID_LENGTH - 1 :][:1], name[-TOPIC_ID_LENGTH:]
     if dash != "-":
         return None

@@ -12,10 +12,9 @@ states.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
-from local.errors import InvalidRequest
 from remote.number_bounds import ClockMs, Count, Crc32c, LeaderEpoch, ObjectBytes, Offset, StoredSize, TimestampMs
 
 PART_BYTES = 8 << 20  # a large segment is uploaded in parts of a multiple of this size
@@ -27,14 +26,6 @@ class SegmentState(IntEnum):
     COPY_FINISHED = 1
     DELETE_STARTED = 2
     DELETE_FINISHED = 3
-
-
-NEXT_STATES: dict[SegmentState, frozenset[SegmentState]] = {
-    SegmentState.COPY_STARTED: frozenset({SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED}),
-    SegmentState.COPY_FINISHED: frozenset({SegmentState.DELETE_STARTED}),
-    SegmentState.DELETE_STARTED: frozenset({SegmentState.DELETE_FINISHED}),
-    SegmentState.DELETE_FINISHED: frozenset(),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +57,7 @@ class SegmentEntry:
     older records holds the newer records that replaced them.
 
     Only for a copy (`made_by` None) is it certain that later cleanings of the local segment removed records and changed
-    nothing else. See `remote.segments.encryption` and `remote.manifest.co_writer`.
+    nothing else. See `remote.segments.encryption` and `remote.manifest.writer_roles`.
     """
 
     ulid: str
@@ -116,19 +107,6 @@ class SegmentEntry:
     def aborted_bytes(self) -> int:
         """Size of the transaction index; 0 without abort markers (KIP-405's ``txnIndexEmpty``)."""
         return self.indexes["txn"].length if "txn" in self.indexes else 0
-
-    def to(self, state: SegmentState) -> SegmentEntry:
-        """Return this entry in a later state; the same state is no change.
-
-        Raises InvalidRequest for a transition that is not allowed.
-        """
-        if state is self.state:
-            return self
-        if state not in NEXT_STATES[self.state]:
-            raise InvalidRequest(
-                "cannot change the state of a remote segment", segment=self.data_key, now=self.state.name, to=state.name
-            )
-        return replace(self, state=state)
 
 
 def part_step(size_bytes: int, part_bytes: int = PART_BYTES) -> int:

@@ -1,6 +1,6 @@
 """Run the tests of product files: the unit tests that mirror a file, and the unit and property tests that import it.
 
-    .ci/with python tests/run_for.py remote/gc/orphans.py policies/plan.py
+    .ci/with python tests/run_for.py remote/gc/orphan_search.py policies/plan.py
     .ci/with python tests/run_for.py --changed            # files that differ from HEAD; or from another revision
 
 Other kinds of tests (crash, integration, spark, ...) that import a file are counted and not run.

@@ -55,7 +55,7 @@ from policies.snapshot import PartitionSnapshot
 from policies.tiering import commits_of
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
-from remote.store.middleware.metered_store import LIST_PAGE
+from remote.store import LIST_PAGE
 
 _INDEXES_SHARE = 0.005  # of a segment's bytes, where no entry is known
 

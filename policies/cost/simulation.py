@@ -47,7 +47,7 @@ from policies.remote_retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED, PAG
 from policies.rules import PartitionRules, deletion_due_ms, local_expiry_ms, remote_expiry_ms
 from policies.tiering import completes_commit
 from remote.manifest.page_out import PageRule
-from remote.store.middleware.metered_store import LIST_PAGE
+from remote.store import LIST_PAGE
 
 __all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate"]
 

@@ -60,9 +60,8 @@ from remote.manifest.manifest import Manifest, PageEntry, decode_manifest, lacks
 from remote.manifest.manifest_chain import decode_boundary
 from remote.manifest.manifest_changes import loses_objects
 from remote.manifest.manifest_lookup import Pages
-from remote.manifest.manifest_page import summary_contradiction
+from remote.manifest.manifest_page import DecodedPage, summary_contradiction
 from remote.manifest.manifest_validation import Part
-from remote.manifest.page_entries import DecodedPage
 from remote.manifest.page_out import waiting_keys
 from remote.manifest.sealing import is_sealed, keyed
 from remote.segment_entry import SegmentEntry

@@ -126,10 +126,7 @@ _DECODER = msgspec.json.Decoder(_Manifest)
 
 
 def decode_aiven_manifest(data: Body, name: str) -> AivenManifest:
-    """Decode a manifest.
-
-    Raises Corrupt, with the object `name`, for invalid or contradictory content.
-    """
+    """Decode a manifest. Raises Corrupt, with the object `name`, for invalid or contradictory content."""
     if len(data) > MANIFEST_BYTES_MAX:
         raise _corrupt(name, "it is too large", size_bytes=len(data), size_bytes_max=MANIFEST_BYTES_MAX)
     try:
@@ -241,10 +238,7 @@ def _facts(told: _Segment, name: str) -> SegmentFacts:
 
 
 def _epochs(told: _Segment) -> tuple[list[tuple[int, int]], str | None]:
-    """Return the leader epochs, ascending, or none and the reason.
-
-    An invalid epoch is no reason to drop the records.
-    """
+    """Return the leader epochs, ascending, or none and the reason: the records stay readable."""
     if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in told.segment_leader_epochs):
         return [], "a leader epoch is not a number of 31 bits"
     epochs = sorted((int(epoch), first) for epoch, first in told.segment_leader_epochs.items())

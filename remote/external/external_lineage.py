@@ -50,10 +50,7 @@ class ReadRangeOfCopy:
 
 
 def lineage_of(copies: Iterable[Copy], known: Iterable[tuple[int, int]] = ()) -> LeaderEpochs:
-    """Return the epochs of the last leader's log, as far as `copies` and `known` hold them.
-
-    `known` is a checkpoint of that leader.
-    """
+    """Return the epochs of the last leader's log. `known` is a checkpoint of that leader."""
     starts: dict[int, int] = {}
     for epoch, start in chain(known, *(copy.epochs for copy in copies)):
         starts[epoch] = min(start, starts.get(epoch, start))
@@ -64,10 +61,7 @@ def lineage_of(copies: Iterable[Copy], known: Iterable[tuple[int, int]] = ()) ->
 
 
 def choose(copies: Sequence[Copy], known: Iterable[tuple[int, int]] = ()) -> list[ReadRangeOfCopy]:
-    """Return the ranges to read, ascending by base offset, without overlaps.
-
-    `known` is as in `lineage_of`.
-    """
+    """Return the ranges to read, ascending, without overlaps. `known` is as in `lineage_of`."""
     ends = _ends(lineage_of(copies, known))
     found: list[tuple[Copy, int]] = []
     valid = ((copy, _valid_end(copy, ends)) for copy in copies)

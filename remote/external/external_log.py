@@ -9,31 +9,30 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from local.errors import InvalidRequest, LogError, NotFound
+from local.errors import LogError, NotFound
 from local.verify.findings import Finding
 from remote.external.external_layout import ExternalName, Layout
 from remote.external.external_lineage import gaps
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
-from remote.store import ObjectStore
 
 _log = logging.getLogger(__name__)
 ListRows = Callable[[dict[str, Finding]], list[SegmentEntry]]
 
 
-class ExternalLog(MetadataLog):
-    """A read-only chain of the manifests described above.
+class ExternalManifests:
+    """The manifests of one external partition, for `MetadataLog(source=...)`. Not thread safe: the log holds its lock.
 
     `list_rows` lists the bucket and returns the current entries, ascending, without overlaps. It adds findings to its
     argument, by object.
     """
 
-    def __init__(self, store: ObjectStore, name: ExternalName, layout: Layout, list_rows: ListRows) -> None:
-        super().__init__(store, name.prefix)
+    def __init__(self, name: ExternalName, layout: Layout, list_rows: ListRows) -> None:
         self._name = name
         self._layout = layout
         self._list_rows = list_rows
+        self._manifest: Manifest | None = None
         self._findings: dict[str, Finding] = {}
 
     @property
@@ -50,33 +49,24 @@ class ExternalLog(MetadataLog):
         """The findings, sorted by the offsets they concern, as of the last listing."""
         return sorted(self._findings.values(), key=lambda each: (each.offsets or (0, 0), each.path))
 
-    def load(self, *, exact: bool = False) -> Manifest | None:
-        """Return the current state of the bucket as a manifest; None while no listing has found a segment.
-
-        Raises the errors of the listing.
-        """
-        del exact  # every listing is exact
+    def newest(self, known: Manifest | None) -> Manifest | None:
+        """The bucket now as a manifest; None while no listing has found a segment. Raises the listing's errors."""
         findings: dict[str, Finding] = {}
         entries = tuple(self._list_rows(findings))
-        with self._lock:
-            self._log_findings(findings)
-            known = self._manifest
-            if known is not None and known.segments == entries:
-                return known
-            if entries:
-                self._manifest = self._made(entries, 1 if known is None else known.sequence + 1)
-                self._log_gaps()
-            elif known is not None:  # all of it expired
-                end = known.next_offset
-                self._manifest = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
-            return self._manifest
+        self._log_findings(findings)
+        if known is not None and known.segments == entries:
+            return known
+        if entries:
+            self._manifest = self._made(entries, 1 if known is None else known.sequence + 1)
+            self._log_gaps()
+        elif known is not None:  # all of it expired
+            end = known.next_offset
+            self._manifest = replace(known, segments=(), sequence=known.sequence + 1, log_start_offset=end)
+        return self._manifest
 
     def missing(self) -> LogError:
         """Return the error for a partition of another layout without segments."""
         return NotFound("the external partition holds no segment", partition=self._name.prefix)
-
-    def become_writer(self, *_: object, **__: object) -> Manifest:
-        raise InvalidRequest("cannot become the writer, this bucket is read-only", layout=self._layout.value)
 
     def _made(self, entries: tuple[SegmentEntry, ...], sequence: int) -> Manifest:
         name = self._name
@@ -105,3 +95,9 @@ class ExternalLog(MetadataLog):
         for start, end in self.gaps:
             where = self._name.topic_partition
             _log.warning("the bucket lacks offsets: partition=%s first=%d next=%d", where, start, end)
+
+
+def external_manifests(log: MetadataLog | None) -> ExternalManifests | None:
+    """The external source of a log; None for a partition of this project's own layout."""
+    source = log.source if log is not None else None
+    return source if isinstance(source, ExternalManifests) else None

@@ -24,10 +24,7 @@ class ExternalObject:
         self.size_bytes = parts.chunks.size_bytes
 
     def read(self, position: int, length: int) -> bytes:
-        """Return bytes ``[position, position + length)``; fewer at the segment's end.
-
-        Raises Corrupt, NotFound.
-        """
+        """Return ``[position, position + length)``, fewer at the end. Raises Corrupt, NotFound."""
         table = self._parts.chunks
         length = min(length, self.size_bytes - position)
         if length <= 0:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from itertools import islice
 
 from local.errors import InvalidRequest, NotFound
-from remote.external.aiven_encryption import PrivateKeys
-from remote.external.aiven_layout import AivenFormat
-from remote.external.external_layout import AUTO, ExternalFormat, Layout, LayoutOptions
-from remote.external.external_names import (
+from remote.external.aiven_layout import AivenFormat, PrivateKeys
+from remote.external.external_layout import (
+    AUTO,
     KAFKA_ROOT,
     PINTEREST_MARKS,
+    ExternalFormat,
+    Layout,
+    LayoutOptions,
     parse_aiven_file,
     parse_kafka_directory,
     parse_kafka_file,

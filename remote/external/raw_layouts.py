@@ -24,8 +24,18 @@ from local.names import (
     parse_partition_directory,
     parse_segment_file,
 )
-from remote.external.external_layout import ExternalName, ExternalParts, ExternalSegment, Layout, plain_chunk_table
-from remote.external.external_names import KAFKA_FILES, KAFKA_ROOT, parse_kafka_directory, parse_kafka_file, sibling
+from remote.external.external_layout import (
+    KAFKA_FILES,
+    KAFKA_ROOT,
+    ExternalName,
+    ExternalParts,
+    ExternalSegment,
+    Layout,
+    parse_kafka_directory,
+    parse_kafka_file,
+    plain_chunk_table,
+    sibling,
+)
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectInfo, ObjectStore
 
@@ -162,10 +172,7 @@ def _segment(
 
 
 def _parts(store: ObjectStore, entry: SegmentEntry, keys: Mapping[str, str]) -> ExternalParts:
-    """Return the index files that the entry names.
-
-    A file deleted since the listing counts as absent.
-    """
+    """Return the index files that the entry names; a file deleted since the listing counts as absent."""
     found: dict[str, bytes] = {}
     for section, key in keys.items():
         where = entry.indexes.get(section)
@@ -196,10 +203,7 @@ def _found_partitions(store: ObjectStore) -> list[ExternalName]:
 
 
 def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield the location and name of each log directory.
-
-    Raises InvalidRequest if they cannot be determined.
-    """
+    """Yield the location and name of each log directory. Raises InvalidRequest if there are too many."""
     if _has_segments(store, ""):
         name = parse_partition_directory(store.url.rstrip("/").rpartition("/")[2])
         if name is None:
@@ -237,10 +241,7 @@ def _has_segments(store: ObjectStore, place: str) -> bool:
 
 
 def _files(store: ObjectStore, place: str) -> dict[int, dict[str, ObjectInfo]]:
-    """Return the segment files directly below a location, by base offset and suffix.
-
-    Temporary files and files marked for deletion are left out.
-    """
+    """Return the segment files directly below a location, by base offset and suffix; no temporary files."""
     found: dict[int, dict[str, ObjectInfo]] = {}
     for info in store.list(place):
         parsed = parse_segment_file(info.key[len(place) :])
@@ -250,10 +251,7 @@ def _files(store: ObjectStore, place: str) -> dict[int, dict[str, ObjectInfo]]:
 
 
 def _next_snapshot(snapshots: set[int], base: int, following: int | None) -> int | None:
-    """Return the offset of the snapshot at a segment's end.
-
-    For the last segment any later snapshot will do; the newest is used.
-    """
+    """Return the offset of the snapshot at a segment's end; for the last segment the newest snapshot."""
     if following is not None:
         return following if following in snapshots else None
     return max((offset for offset in snapshots if offset > base), default=None)

@@ -36,10 +36,7 @@ class DiskCache:
     """See the module text. Thread safe."""
 
     def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
-        """`root` must exist; `close` releases `lock`.
-
-        Raises AccessDenied or DiskFailed if `root` cannot be listed.
-        """
+        """`root` must exist; `close` releases `lock`. Raises AccessDenied, DiskFailed."""
         self._storage = storage
         self._root = root
         self._bytes_max = bytes_max
@@ -169,10 +166,7 @@ class DiskCache:
             self._turn_off(error)
 
     def _not_kept(self, aside: str, error: LogError) -> None:
-        """Skip a piece that a full disk has no room for, and remove its partial file.
-
-        Every other error turns the cache off.
-        """
+        """Skip a piece that a full disk has no room for. Every other error turns the cache off."""
         if not (isinstance(error, DiskFailed) and error.lacks_room):
             self._turn_off(error)
             return

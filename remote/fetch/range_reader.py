@@ -17,6 +17,12 @@ A GET's bytes may be cached on disk too (`remote.fetch.disk_cache`); they are ve
 Adjacent chunks are fetched by one GET. A long read is split into ranges of RANGE_BYTES that are fetched concurrently. A
 miss also fetches `read_ahead_chunks` further chunks, at most to the segment's end; the default is 0. Sequential readers
 use `remote.fetch.read_ahead`.
+
+A guess of an offset's position in a segment before its indexes are loaded: saves a round trip.
+
+Offsets and bytes grow together, so the position is roughly proportional. The guessed bytes are requested together with
+the indexes, which show whether the guess was right. A wrong guess costs one useless GET, so a partition with several
+wrong guesses pauses guessing.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Protocol
@@ -33,13 +40,12 @@ from local.format.crc32c import crc32c, crc32c_each
 from local.index import offset_index, time_index
 from remote.fetch.chunk_cache import ChunkCache, Key, Slice
 from remote.fetch.disk_cache import WHOLE, DiskCache
-from remote.fetch.range_prediction import PredictedRange, RangePredictor
 from remote.keys import full_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import PLAIN, ChunkTable
+from remote.segments.chunk_table import CHUNK_BYTES, PLAIN, RAW, ChunkTable
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
 from remote.segments.index_bundle import IndexBundle, decode_bundle
 from remote.segments.object_encoding import CODECS, open_chunk, open_ring
@@ -48,13 +54,14 @@ from remote.store import Body, ObjectStore, read_named
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
 _Piece = tuple[int, Body]  # (chunk number, stored bytes)
 _INDEXES = -1  # in place of a chunk's number: the segment's indexes object
+GUESS_BYTES = 128 << 10  # size of a first read
+SLACK_BYTES = 128 << 10  # added on either side
+WRONG_MAX = 3  # a higher excess of wrong guesses over right ones starts a pause
+REST = 32  # segments without a guess in a pause
 
 
 class Opener(Protocol):
-    """Decodes a chunk from its number and its stored bytes.
-
-    `is_sound`: the checksum was compared already.
-    """
+    """Decodes a chunk from its number and stored bytes. `is_sound`: its checksum was compared already."""
 
     def __call__(self, number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
         """Return the decoded chunk. Raises Corrupt."""
@@ -62,10 +69,7 @@ class Opener(Protocol):
 
 
 def why_missing(log: MetadataLog, entries: Sequence[SegmentEntry], error: NotFound) -> LogError:
-    """Return the error for a 404: Corrupt if the newest manifest names all of `entries`, else `error`.
-
-    Corrupt means a lost object.
-    """
+    """Return the error for a 404: Corrupt, a lost object, if the newest manifest names all of `entries`."""
     manifest = log.refresh(exact=True)
     if not log.ask(manifest, lambda index: all(index.holds(entry) for entry in entries)):
         return error
@@ -99,7 +103,7 @@ class RemotePartition:
         """`metadata` is the manifest chain of a caller that already has one (a writer does).
 
         Any number of partitions may share `cache` and `disk`. With `guesses`, a look-up by offset in a new segment
-        requests the likely records together with the indexes (`remote.fetch.range_prediction`).
+        requests the likely records together with the indexes (`remote.fetch.range_reader`).
         """
         self._store = store
         self._prefix = prefix
@@ -208,10 +212,7 @@ class RemotePartition:
             self._streams -= 1
 
     def leave_behind(self, segment: SegmentEntry, position: int, end: int) -> None:
-        """Mark bytes ``[position, end)`` as passed by a stream: they are evicted first.
-
-        With several streams nothing is marked, because another stream may need the bytes.
-        """
+        """Mark bytes ``[position, end)`` as passed by the only stream: they are evicted first."""
         bundle = self._cache.peek((full_key(self._prefix, segment.indexes_key), _INDEXES))
         if self._streams == 1 and isinstance(bundle, IndexBundle):
             name = full_key(self._prefix, segment.data_key)
@@ -246,10 +247,7 @@ class RemotePartition:
     def _load(
         self, segment: SegmentEntry, table: ChunkTable, keys: Sequence[Key], wanted: range, fresh: list[_Piece]
     ) -> Mapping[Key, Slice]:
-        """Return the chunks of `keys`; chunks outside `wanted` only if they are sound.
-
-        Bytes from the store are added to `fresh`.
-        """
+        """Return chunks; those outside `wanted` only if they are sound. Adds bytes from the store to `fresh`."""
         name, opened = keys[0][0], self._opener(segment, table)
         loaded = self._from_disk(table, keys, opened)
         runs = list(_runs(table, sorted(number for name, number in keys if (name, number) not in loaded)))
@@ -368,10 +366,7 @@ def _is_of(table: ChunkTable, segment: SegmentEntry) -> bool:
 
 
 def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Slice, bool]]:
-    """Yield (number, stored bytes, whether the checksum is right) of one GET's chunks.
-
-    All chunks of a short body count as wrong.
-    """
+    """Yield (number, stored bytes, whether they match) of one GET's chunks; none of a short body matches."""
     first = table.stored_range(run.start)[0]
     places = [table.stored_range(number) for number in run]
     is_whole = sum(length for _, length in places) == len(body)
@@ -383,10 +378,7 @@ def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Sl
 def _opened(
     table: ChunkTable, cipher: ObjectCipher | None, number: int, stored: Slice, *, is_sound: bool = False
 ) -> Slice:
-    """Return a chunk of the segment from its stored bytes; these themselves if it is plain.
-
-    Raises Corrupt. `is_sound`: its checksum was compared already.
-    """
+    """Return a chunk of the segment from its stored bytes. Raises Corrupt. `is_sound` as in `Opener`."""
     view = stored.view()
     expected = table.stored_crc(number)
     if not is_sound and (len(view) != stored.size_bytes or crc32c(view) != expected):
@@ -410,10 +402,7 @@ def _cut_out(chunks: Sequence[Slice], skipped: int, length: int, *, in_one_piece
 
 
 def _runs(table: ChunkTable, numbers: Sequence[int]) -> Iterator[range]:
-    """Split ascending numbers into runs of adjacent chunks.
-
-    A run has at most RANGE_BYTES as stored, or one chunk.
-    """
+    """Split ascending numbers into runs of adjacent chunks of at most RANGE_BYTES as stored."""
     start = 0
     for at in range(1, len(numbers) + 1):
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1 or _is_long(table, numbers[start], numbers[at]):
@@ -430,3 +419,45 @@ def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
     start = table.stored_range(run.start)[0]
     last, length = table.stored_range(run.stop - 1)
     return start, last + length - start
+
+
+@dataclass(slots=True)
+class PredictedRange:
+    """A guess: bytes ``[start, start + length)`` of a segment, and the store's answer."""
+
+    start: int
+    length: int
+    body: Body | None = None
+
+    def holds(self, position: int) -> bool:
+        return self.start <= position < self.start + self.length
+
+
+class RangePredictor:
+    """Decides whether to guess in one partition. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wrong = 0
+        self._rest = 0
+
+    def guess(self, segment: SegmentEntry, offset: int) -> PredictedRange | None:
+        """Return whole chunks to fetch, None for no guess: only chunks of plain objects have known boundaries."""
+        if segment.codec != CODECS[RAW] or segment.key_id is not None or not self._may():
+            return None
+        reached = min(max(offset, segment.base_offset), segment.next_offset - 1) - segment.base_offset
+        middle = segment.size_bytes * reached // (segment.next_offset - segment.base_offset)
+        start = max(0, middle - SLACK_BYTES) // CHUNK_BYTES * CHUNK_BYTES
+        stop = -(-(middle + GUESS_BYTES + SLACK_BYTES) // CHUNK_BYTES) * CHUNK_BYTES
+        return PredictedRange(start, min(stop, segment.size_bytes) - start)
+
+    def was(self, *, right: bool) -> None:
+        with self._lock:
+            self._wrong = max(0, self._wrong - 1) if right else self._wrong + 1
+            if self._wrong > WRONG_MAX:
+                self._wrong, self._rest = WRONG_MAX, REST
+
+    def _may(self) -> bool:
+        with self._lock:
+            is_over, self._rest = self._rest == 0, max(0, self._rest - 1)
+            return is_over

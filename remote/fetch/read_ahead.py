@@ -77,10 +77,7 @@ class SequentialReader:
         remote.stream_begins()
 
     def read(self, entry: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
-        """As `RemotePartition.read`.
-
-        A read that begins inside the last one continues it (a batch was cut).
-        """
+        """As `RemotePartition.read`. A read that begins inside the last one continues it (a batch was cut)."""
         goes_on = self._goes_on(entry, position)
         if not goes_on:
             self._begin_anew(entry)
@@ -169,10 +166,7 @@ class SequentialReader:
             self._covered = max(self._covered, reached)
 
     def _crossed(self, entry: SegmentEntry) -> SegmentEntry | None:
-        """Return the segment after `entry`, once another thread has found it; else None.
-
-        None also at the end of the stream.
-        """
+        """Return the segment after `entry`, once another thread has found it; None at the end of the stream."""
         if self._crossing is None or self._crossing[0] != entry.ulid:
             self._crossing = entry.ulid, _pool().submit(self._cross, entry)
         _, found = self._crossing
@@ -208,10 +202,7 @@ class ReaderLoad:
 
 
 class _Threads:
-    """A few daemon threads, started on demand.
-
-    A process does not wait for them at its end: a store that hangs would delay it.
-    """
+    """A few daemon threads, started on demand: a store that hangs must not delay the process's end."""
 
     def __init__(self, count: int) -> None:
         self._count = self._left = count

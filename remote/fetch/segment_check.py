@@ -66,10 +66,7 @@ def wrong(path: str, what: str, entry: SegmentEntry | None = None) -> Finding:
 
 
 def unreadable(error: LogError, path: str, entry: SegmentEntry | None = None) -> Finding:
-    """Return the finding for an object that the store refuses while it serves others.
-
-    A WARNING if a permission is missing, else CORRUPT.
-    """
+    """Return the finding for a refused object: a WARNING if a permission is missing, else CORRUPT."""
     severity = Severity.WARNING if isinstance(error, AccessDenied) else Severity.CORRUPT
     facts = {name: value for name, value in error.facts.items() if name not in ("store", "key")}
     return replace(wrong(path, f"cannot be read, {describe(error.attempt, facts)}", entry), severity=severity)

@@ -11,43 +11,53 @@
 This writer or the next may repeat each step. A writer that is replaced between steps 2 and 3 still deletes objects
 that its manifest listed as unlinked. No later manifest names these objects. The old writer is fenced in step 4, and
 the next writer removes them from the list.
+
+Of a page that was unlinked as a whole, step 3 deletes the objects of its entries first, then the page: the page is the
+only list of its objects. A damaged page (read twice, and not as its pending delete describes it) names nothing. Its
+entries' objects stay, and a log line says which. This is safe:
+
+- No reader loses data: all its entries are below the log start offset, their grace period is over, no pin holds them.
+- No unnamed object is deleted.
+- The remaining objects are named by no manifest. They become orphans with the next epoch (`remote.gc.orphan_search`),
+  and ``tiered gc`` finds them.
+- A pending delete that stayed listed would keep the bytes for ever and save nothing. Orphans cannot be determined while
+  a listed page cannot be read.
+
+A page that the store cannot serve at the moment is not damaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Sequence
 
-from local.errors import Corrupt
-from remote.gc.fork_references import delete_objects
-from remote.gc.page_removal import delete_pages
+from local.errors import Corrupt, NotFound, describe
+from remote.gc.fork_references import delete_unlinked
+from remote.gc.object_deletion import DeleteReason, Evidence, delete_objects
 from remote.gc.pin_watch import PinWatch, Unlinking
 from remote.keys import parse_data_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_changes import remove_pending_deletes
+from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
+from remote.manifest.manifest_changes import remove_pending_deletes, remove_pending_page_deletes
 from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.page_out import keys_of
 from remote.store import ObjectStore
 
+_log = logging.getLogger(__name__)
 
-def unlinkings(log: MetadataLog, keys: Collection[str]) -> dict[str, Unlinking]:
-    """When each of `keys` (objects, pages) was unlinked, for keys that the newest known manifest lists."""
-    manifest = log.cached
-    if manifest is None:
-        return {}
-    since = {
-        each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms)
-        for each in manifest.pending_deletes
-    }
-    for page in manifest.pending_page_deletes:
-        since[page.page.key] = Unlinking(sequence=page.unlinked_sequence, at_ms=page.unlinked_ms)
-    return {key: since[key] for key in keys if key in since}
+
+def unlinkings_of(manifest: Manifest) -> dict[str, Unlinking]:
+    """When each pending delete of a manifest (object, page) was unlinked."""
+    listed: dict[str, PendingDelete | PendingPageDelete] = {each.key: each for each in manifest.pending_deletes}
+    listed |= {each.page.key: each for each in manifest.pending_page_deletes}
+    return {key: Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms) for key, each in listed.items()}
 
 
 def unpinned(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int) -> set[str]:
-    """Step 1: the `keys` that the newest known manifest lists and that no pin holds.
-
-    Raises as `PinWatch.free`.
-    """
-    due, manifest = unlinkings(log, keys), log.cached
+    """Step 1: the `keys` that the newest known manifest lists and no pin holds. Raises as `PinWatch.free`."""
+    manifest = log.cached
+    since = unlinkings_of(manifest) if manifest is not None else {}
+    due = {key: since[key] for key in keys if key in since}
     return pins.free(due, sequence=manifest.sequence, now_ms=now_ms) if manifest is not None and due else set()
 
 
@@ -63,9 +73,10 @@ def delete_due_objects(
         return free
     # The last check before a permanent deletion reads the store, not memory (DESIGN, commit protocol 5).
     newest = log.check_still_writer()
-    due = [key for key in keys if key in free]
+    listed = unlinkings_of(newest)  # without objects that another process of this epoch deleted since
+    due = [key for key in keys if key in free and key in listed]
     check_unnamed(log.index(newest), due)
-    delete_objects(store, prefix, due, has_forks=pins.has_forks)
+    delete_unlinked(store, prefix, due, DeleteReason.PENDING_DELETE, newest, has_forks=pins.has_forks)
     log.commit(remove_pending_deletes(due), now_ms)
     return free
 
@@ -83,10 +94,8 @@ def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
         for entry in index.entries_with_dead(name.base_offset, name.base_offset + 1):
             if key in (entry.data_key, entry.indexes_key):
                 facts = {"object": key, "base_offset": entry.base_offset, "next_offset": entry.next_offset}
-                raise Corrupt(
-                    ("cannot delete an object, a segment entry of the same manifest names it; nothing was deleted"),
-                    **facts,
-                )
+                wrong = "cannot delete an object, a segment entry of the same manifest names it; nothing was deleted"
+                raise Corrupt(wrong, **facts)
 
 
 def delete_due_pages(
@@ -96,8 +105,45 @@ def delete_due_pages(
     free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free
-    listed = {page.page.key: page for page in (log.cached.pending_page_deletes if log.cached is not None else ())}
     newest = log.check_still_writer()
-    pages = [listed[key] for key in keys if key in free]
+    pages = [page for page in newest.pending_page_deletes if page.page.key in free]
     delete_pages(store, prefix, log, newest, pages, now_ms, has_forks=pins.has_forks)
     return free
+
+
+def delete_pages(
+    store: ObjectStore,
+    prefix: str,
+    log: MetadataLog,
+    manifest: Manifest,
+    pages: Sequence[PendingPageDelete],
+    now_ms: int,
+    *,
+    has_forks: bool = True,
+) -> None:
+    """Steps 3 and 4, for `pages` that the newest manifest `manifest` lists.
+
+    The caller has proved that they may be deleted. `has_forks` as in `delete_unlinked`. Raises the store's errors.
+    """
+    named = {*keys_of(manifest.segments), *keys_of(manifest.view_entries), *(page.key for page in manifest.pages)}
+    for pending in pages:
+        living = set(keys_of(log.index(manifest).entries_with_dead(pending.page.base_offset, pending.page.next_offset)))
+        keys = [key for key in _objects_of(prefix, log, pending) if key not in named and key not in living]
+        delete_unlinked(store, prefix, keys, DeleteReason.PENDING_PAGE, manifest, has_forks=has_forks)
+        delete_objects(store, prefix, [pending.page.key], DeleteReason.PENDING_PAGE, Evidence(manifest=manifest))
+    log.commit(remove_pending_page_deletes([pending.page.key for pending in pages]), now_ms)
+
+
+def _objects_of(prefix: str, log: MetadataLog, pending: PendingPageDelete) -> list[str]:
+    """The objects of the page's entries; empty if the page is deleted already or damaged."""
+    try:
+        return keys_of(log.page_entries(pending.page))
+    except NotFound:
+        return []  # the page is deleted last, so its objects are deleted too
+    except Corrupt as error:
+        page = pending.page
+        offsets = {"base_offset": page.base_offset, "next_offset": page.next_offset, "segments": page.segment_count}
+        facts = {"prefix": prefix, "key": page.key, **offsets, "size_bytes": page.stored_bytes, "cause": error}
+        what = "a manifest page of the deleted partition is damaged; 'tiered gc' finds the objects of its entries"
+        _log.error("%s", describe(what, facts))
+        return []

@@ -51,26 +51,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from remote.gc.object_deletion import DeleteReason, Evidence, delete_objects
 from remote.gc.pins import Pin, list_pins
 from remote.keys import home_of, is_in_other_topic, key_in_other_topic
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.page_out import entries_unless_deleted, named_by
 from remote.store import ObjectStore
 
 
-def delete_objects(store: ObjectStore, prefix: str, keys: Sequence[str], *, has_forks: bool = True) -> None:
+def delete_unlinked(
+    store: ObjectStore,
+    prefix: str,
+    keys: Sequence[str],
+    reason: DeleteReason,
+    manifest: Manifest,
+    *,
+    has_forks: bool = True,
+) -> None:
     """Delete unlinked objects of a partition, except objects of others and objects that a fork names.
 
-    The caller has proved the rest: the grace period is over, no pin holds them, it still is the writer.
+    `manifest` lists them: the newest one, proved to be of the caller's epoch after no pin held them.
 
     Without `has_forks` the caller also listed the pins after all of `keys` had been unlinked, and found no fork. No
     fork that counts can have appeared since: a fork counts only if its source's manifest named the object after the
     fork's announcement, and without forks the home was the only source (`remote.gc.pin_watch`).
     """
     own = [key for key in keys if not is_in_other_topic(key)]
-    kept = named_by_forks(store, prefix) if own and has_forks else frozenset()
-    store.delete([prefix + key for key in own if key not in kept])
+    held = named_by_forks(store, prefix) if own and has_forks else frozenset()
+    evidence = Evidence(manifest=manifest, named_by_forks=held)
+    delete_objects(store, prefix, [key for key in own if key not in held], reason, evidence)
 
 
 def named_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
@@ -84,8 +95,8 @@ def named_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
         named = {key for fork in forks for key in named_by_fork(store, fork)}
         again = forks_of(list_pins(store, prefix)) if forks else forks
         if again <= forks:
-            kept = frozenset(key for key in named if is_in_other_topic(key) and home_of(key) == prefix)
-            return frozenset(key.removeprefix(f"/{prefix}") for key in kept)
+            own = (key for key in named if is_in_other_topic(key) and home_of(key) == prefix)
+            return frozenset(key.removeprefix(f"/{prefix}") for key in own)
         forks |= again
 
 

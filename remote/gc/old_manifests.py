@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remote.gc.fork_references import is_over
+from remote.gc.object_deletion import DeleteReason, Evidence, delete_objects
 from remote.gc.pin_watch import RENEWAL_LAG_MS
 from remote.gc.pins import list_pins, release
 from remote.keys import MANIFESTS, parse_manifest_key
@@ -44,18 +45,17 @@ def collect_manifests(store: ObjectStore, prefix: str, log: MetadataLog, upto: i
         return Collected(gc_boundary=log.gc_boundary, manifests=0, pins=0)
     log.set_gc_boundary(upto)
     pins = list_pins(store, prefix)
-    lapsed_ms = (
-        now_ms if manifest.deleted_ms is not None else now_ms - RENEWAL_LAG_MS
-    )  # pins of deleted topics end at once
+    lapsed_ms = now_ms if manifest.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # no renewal after a deletion
     expired = [pin for pin in pins if pin.expires_ms <= lapsed_ms and (pin.fork is None or is_over(store, pin.fork))]
     held = {pin.sequence for pin in pins if pin.expires_ms > now_ms}
-    gone = []
+    void = []
     for info in store.list(prefix + MANIFESTS):
-        sequence = parse_manifest_key(info.key.removeprefix(prefix))
+        key = info.key.removeprefix(prefix)
+        sequence = parse_manifest_key(key)
         if sequence is not None and sequence > log.gc_boundary:
             break
         if sequence is not None and sequence not in held:
-            gone.append(info.key)
-    store.delete(gone)
+            void.append(key)
+    delete_objects(store, prefix, void, DeleteReason.OLD_MANIFEST, Evidence(gc_boundary=log.gc_boundary))
     release(store, prefix, expired)
-    return Collected(gc_boundary=log.gc_boundary, manifests=len(gone), pins=len(expired))
+    return Collected(gc_boundary=log.gc_boundary, manifests=len(void), pins=len(expired))

@@ -25,15 +25,17 @@ from __future__ import annotations
 from enum import Enum
 
 from local.errors import Fenced, LogError
-from remote.gc.fork_references import delete_objects
+from remote.gc.delayed_delete import delete_pages, unlinkings_of
+from remote.gc.fork_references import delete_unlinked
+from remote.gc.object_deletion import DeleteReason
 from remote.gc.old_manifests import collect_manifests
-from remote.gc.page_removal import delete_pages
-from remote.gc.pin_watch import PinWatch, Unlinking
+from remote.gc.pin_watch import PinWatch
 from remote.keys import MANIFESTS, manifest_key
-from remote.manifest.commit_protocol import LogState, MetadataLog
-from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition, expire_pages, expire_segments, remove_pending_deletes
 from remote.manifest.view_changes import drop_view
+from remote.manifest.writer_roles import LogState
 from remote.store import ObjectStore
 
 ROWS_AT_ONCE = 2048  # entries that one commit unlinks; a manifest lists their objects one by one
@@ -49,10 +51,7 @@ class Removal(Enum):
 
 
 class PartitionRemoval:
-    """The removal of one partition.
-
-    Call `step` until it returns DONE; another process may repeat every step.
-    """
+    """The removal of one partition: call `step` until it is DONE; another process may repeat every step."""
 
     def __init__(
         self, store: ObjectStore, prefix: str, writer_id: str, *, topic: str, topic_id: str, partition: int
@@ -107,10 +106,7 @@ class PartitionRemoval:
         return Removal.UNDER_WAY
 
     def _collect(self, manifest: Manifest, now_ms: int) -> Removal:
-        """Step 7.
-
-        While a known pin holds an old manifest, only that pin is read: a pin of hours causes no listing.
-        """
+        """Step 7. While a known pin holds an old manifest, only that pin is read, and nothing is listed."""
         if self._pins.keeps_before(manifest.sequence, now_ms):
             return Removal.WAITING
         if not self._has_old_manifests(manifest):
@@ -122,10 +118,7 @@ class PartitionRemoval:
         return Removal.WAITING
 
     def _has_old_manifests(self, manifest: Manifest) -> bool:
-        """Whether the store still has a manifest below `manifest`, the last one: not deleted yet, or pinned.
-
-        One listing.
-        """
+        """Whether the store still has a manifest below `manifest`, the last one. One listing."""
         first = next(iter(self._store.list(self._prefix + MANIFESTS)), None)
         return first is not None and first.key != self._prefix + manifest_key(manifest.sequence)
 
@@ -145,33 +138,23 @@ class PartitionRemoval:
             self._log.commit(expire_segments(ulids, now_ms=deleted_ms), now_ms)
 
     def _delete(self, manifest: Manifest, now_ms: int) -> Removal:
-        since = {each.key: _left(each) for each in manifest.pending_deletes} | {
-            each.page.key: _left(each) for each in manifest.pending_page_deletes
-        }
-        free = self._pins.free(since, sequence=manifest.sequence, now_ms=now_ms)
+        free = self._pins.free(unlinkings_of(manifest), sequence=manifest.sequence, now_ms=now_ms)
         keys = [each.key for each in manifest.pending_deletes if each.key in free]
         pages = [each for each in manifest.pending_page_deletes if each.page.key in free]
         if not keys and not pages:
             return Removal.WAITING
-        newest = self._log.check_still_writer()
+        newest, has_forks = self._log.check_still_writer(), self._pins.has_forks
         if keys:
-            delete_objects(self._store, self._prefix, keys, has_forks=self._pins.has_forks)
+            reason = DeleteReason.PENDING_DELETE
+            delete_unlinked(self._store, self._prefix, keys, reason, newest, has_forks=has_forks)
             self._log.commit(remove_pending_deletes(keys), now_ms)
         else:
-            has_forks = self._pins.has_forks
             delete_pages(self._store, self._prefix, self._log, newest, pages[:1], now_ms, has_forks=has_forks)
         return Removal.UNDER_WAY
 
 
-def _left(each: PendingDelete | PendingPageDelete) -> Unlinking:
-    return Unlinking(sequence=each.unlinked_sequence, at_ms=each.unlinked_ms)
-
-
 def _is_at_work(manifest: Manifest, now_ms: int, grace_ms: int) -> bool:
-    """Whether the removal that committed `manifest` may still be alive.
-
-    False if `manifest` has no deletion mark: then this removal must do the work.
-    """
+    """Whether the removal that committed `manifest` may still be alive; False without a deletion mark."""
     if manifest.deleted_ms is None:
         return False
     return now_ms - max(manifest.deleted_ms + grace_ms, manifest.committed_ms) < PATIENCE_MS

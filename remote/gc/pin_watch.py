@@ -66,10 +66,7 @@ class Unlinking:
 
 
 class PinWatch:
-    """The pins of one partition, as its writer knows them.
-
-    Not thread safe: the caller holds the partition's lock.
-    """
+    """The pins of one partition, as its writer knows them. Not thread safe: needs the partition's lock."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
@@ -83,12 +80,7 @@ class PinWatch:
 
     @property
     def has_forks(self) -> bool:
-        """Whether the last listing showed a fork.
-
-        If not, no fork names the keys that `free` returned since then.
-
-        See `remote.gc.fork_references`.
-        """
+        """Whether the last listing showed a fork: if not, no fork names the keys that `free` returned since."""
         return self._has_forks
 
     def free(self, due: Mapping[str, Unlinking], *, sequence: int, now_ms: int) -> set[str]:

@@ -69,6 +69,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from local.errors import AlreadyExists, Conflict, Corrupt, NotFound
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import PINS, new_ulid, parse_pin_key, parse_prefix, pin_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
@@ -225,14 +226,11 @@ def _latest_in_its_place(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
 
 def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:
     """Delete pins. A pin that does not exist is no error."""
-    store.delete([prefix + pin.key for pin in pins])
+    delete_objects(store, prefix, [pin.key for pin in pins], DeleteReason.PIN)
 
 
 def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:
-    """All pins, expired ones included. One listing, and a GET for each.
-
-    Raises Corrupt if a pin cannot be read.
-    """
+    """All pins, expired ones too. One listing, and a GET for each. Raises Corrupt for an unreadable pin."""
     pins = []
     for info in store.list(prefix + PINS):
         key = info.key.removeprefix(prefix)
@@ -256,14 +254,6 @@ def read_pin(store: ObjectStore, prefix: str, key: str) -> Pin | None:
             "cannot read a pin, it renews an object that is not a pin", key=prefix + key, renews=repr(body.renews)
         )
     return Pin(key=key, **msgspec.structs.asdict(body))
-
-
-def lowest_pinned(pins: Iterable[Pin], now_ms: int) -> int | None:
-    """The oldest pinned sequence; an object that was unlinked after it must stay.
-
-    None without a valid pin.
-    """
-    return min((pin.sequence for pin in pins if pin.expires_ms > now_ms), default=None)
 
 
 def _came_in_time(log: MetadataLog, manifest: Manifest) -> bool:

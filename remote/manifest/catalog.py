@@ -38,10 +38,7 @@ def list_topics(store: ObjectStore, topic: str | None = None) -> list[tuple[str,
 
 
 def partitions_of(store: ObjectStore, topic: str, topic_id: str) -> list[RemotePartitionName]:
-    """The partitions of one topic, by number.
-
-    One listing; does not check whether a partition has a manifest.
-    """
+    """The partitions of one topic, by number, with a manifest or not. One listing."""
     below = store.list_prefixes(topic_directory(topic, topic_id) + "/")
     numbers = [number for each in below if (number := parse_partition(each)) is not None]
     return sorted(RemotePartitionName(topic, topic_id, number) for number in numbers)

@@ -7,14 +7,14 @@ States:
 
 | state | entered by | next |
 |---|---|---|
-| READER | the constructor | WRITER by `become_writer` |
-| WRITER | its own manifest that raised the epoch by one | FENCED when a manifest of a higher epoch is seen |
+| READER | the constructor | WRITER, once, by a role that commits (`remote.manifest.writer_roles`) |
+| WRITER | its own manifest of epoch + 1; a co-writer: the writer's | FENCED when a manifest of a higher epoch is seen |
 | FENCED | a manifest of a higher epoch | none: every verb raises Fenced |
 
 Order of effects:
 1. `become_writer` commits a manifest with epoch + 1, before any upload. That commit **is** the takeover. It also fences
    the former writer: the next commit of that writer must be created at a sequence which is taken.
-2. Objects are uploaded under names that were never used (`remote.segments.segment_upload`). No reader sees them yet.
+2. Objects are uploaded under names that were never used (`remote.upload.segment_upload`). No reader sees them yet.
 3. `commit` creates manifest N+1, which names them. From then on readers see them, and only then may the local tier drop
    its copies. Entries that do not fit into the manifest are first written to a page (`remote.manifest.page_out`), in
    the same commit: a manifest never names a page that does not exist.
@@ -66,32 +66,43 @@ A process reads the boundary before each deletion of other objects, and after ev
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from local.errors import AlreadyExists, Conflict, Corrupt, Fenced, InvalidRequest, LogError, NotFound, Unavailable
 from remote.keys import manifest_key, new_ulid
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
-from remote.manifest.manifest import KEY_ID, Manifest, PageEntry, encode_again, encode_manifest, lacks_seal
-from remote.manifest.manifest_chain import ManifestChain
-from remote.manifest.manifest_changes import Change, expired_after, loses_objects, names_older_objects
+from remote.manifest.manifest import KEY_ID, Manifest, PageEntry, encode_again, encode_manifest
+from remote.manifest.manifest_chain import ManifestChain, missing_manifest_error
+from remote.manifest.manifest_changes import Change, loses_objects, names_older_objects, stamped
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.manifest_memory_cache import (
+    FILE,
     ManifestMemoryCache,
+    SealMemory,
     check_not_rolled_back,
     check_seen,
     is_same_manifest,
+    warn_unsealed,
 )
 from remote.manifest.manifest_page import Rows, encode_page
-from remote.manifest.missing_manifest import missing_manifest_error
 from remote.manifest.page_out import NewPage, NewPages, PageRule, move_oldest_to_page, move_to_page, opened
-from remote.manifest.seal_memory import FILE, SealMemory
+from remote.manifest.writer_roles import (
+    CO_WRITER,
+    CONDITIONAL,
+    NEXT_STATES,
+    READER,
+    RESUMED,
+    WRITER,
+    LogState,
+    Role,
+    last_appender,
+    takeover_draft,
+)
 from remote.store import ObjectStore
 
 T = TypeVar("T")
@@ -99,25 +110,19 @@ T = TypeVar("T")
 RESENDS_MAX = 3  # sends of one commit in doubt; each includes all of the store's own retries
 REBASES_MAX = 8  # earlier commits of ours that one commit may find in its place
 PAGE_RULE = PageRule()
-WARNINGS_MAX = 10_000  # partitions with a logged warning about a missing seal
 TAKEOVERS_MAX = 16  # takeovers of other writers that one takeover may find in its place
 
 
-_log = logging.getLogger(__name__)
-_WARNED: set[tuple[str, str]] = set()
+class ManifestSource(Protocol):
+    """Another source of a reader's manifests than the chain in the bucket. A log with such a source is read-only."""
 
+    def newest(self, known: Manifest | None) -> Manifest | None:
+        """The newest manifest; `known` itself if nothing changed, None if there is none."""
+        ...
 
-class LogState(Enum):
-    READER = "reader"
-    WRITER = "writer"
-    FENCED = "fenced"
-
-
-NEXT_STATES: dict[LogState, frozenset[LogState]] = {
-    LogState.READER: frozenset({LogState.WRITER}),
-    LogState.WRITER: frozenset({LogState.FENCED}),
-    LogState.FENCED: frozenset(),
-}
+    def missing(self) -> LogError:
+        """The reason why there is no manifest."""
+        ...
 
 
 class MetadataLog:
@@ -137,17 +142,20 @@ class MetadataLog:
         copies: ManifestDiskCache | None = None,
         known: ManifestMemoryCache | None = None,
         memory: SealMemory | None = None,
+        source: ManifestSource | None = None,
     ) -> None:
         """`copies` caches reads on a disk, for the next start; `known` caches manifests in memory.
 
-        `memory` records the sealed manifests that were seen: then an older state of the bucket is refused.
+        `memory` records the sealed manifests that were seen: then an older state of the bucket is refused. With a
+        `source`, reads ask it for manifests.
         """
         self._store = store
         self._prefix = prefix
         self._new_id = new_id
         self._rule = rule or PAGE_RULE
         self._lock = threading.RLock()
-        self._state = LogState.READER
+        self._state, self._role = LogState.READER, READER
+        self.source = source
         self._epoch = 0
         self._attempts: set[str] = set()  # commit ids of our takeover attempts
         self._manifest: Manifest | None = None
@@ -207,6 +215,9 @@ class MetadataLog:
         """
         with self._lock:
             self.check_not_fenced()
+            if self.source is not None:
+                self._manifest = self.source.newest(self._manifest)
+                return self._manifest
             if self._manifest is not None:
                 found = self._chain.newest(self._manifest, exact=exact)
             elif self._known is not None:
@@ -222,10 +233,7 @@ class MetadataLog:
             return self._manifest
 
     def refresh(self, *, exact: bool = False) -> Manifest:
-        """As `load`, but raises the error of `missing` if there is no manifest.
-
-        If manifests exist that the listing did not show, the listing is repeated once.
-        """
+        """As `load`, but raises the error of `missing`. Repeats a listing once that hides existing manifests."""
         manifest = self.load(exact=exact)
         if manifest is None:
             error = self.missing()
@@ -235,11 +243,8 @@ class MetadataLog:
         return manifest
 
     def missing(self) -> LogError:
-        """The reason why the listing shows no manifest (`remote.manifest.missing_manifest`).
-
-        For a partition that a reader found by its name.
-        """
-        return missing_manifest_error(self._store, self._prefix)
+        """The reason why the listing of a partition that has a name shows no manifest."""
+        return missing_manifest_error(self._store, self._prefix) if self.source is None else self.source.missing()
 
     def become_writer(
         self,
@@ -255,6 +260,7 @@ class MetadataLog:
         appends: bool = False,
         check_newest: Callable[[Manifest | None], None] = lambda latest: None,
         seal_key_id: str | None = None,
+        role: Role = WRITER,
     ) -> Manifest:
         """Take over: commit a manifest with epoch + 1. Creates the first manifest if there is none.
 
@@ -271,32 +277,20 @@ class MetadataLog:
         this writer `removes` the partition.
         """
         with self._lock:
-            if self._state is not LogState.READER:
-                raise InvalidRequest(
-                    "cannot become the writer, the log is not open for reading",
-                    prefix=self._prefix,
-                    state=self._state.value,
-                )
+            self._check_can_start(role)
             for _ in range(TAKEOVERS_MAX):
                 latest = self.load(exact=True)
                 if latest is not None and latest.commit_id in self._attempts:
                     # An earlier attempt that ended in Unavailable did happen: do not raise the epoch again.
-                    self._move(LogState.WRITER)
-                    self._epoch = latest.epoch
-                    return latest
-                if latest is None:
-                    draft = _first_manifest(topic, topic_id, partition)
-                    draft = replace(draft, seal_key_id=seal_key_id or (properties or {}).get(KEY_ID) or None)
-                else:
-                    draft = _check_same(latest, topic, topic_id, partition)
-                    if latest.deleted_ms is not None and not removes:
-                        facts = {"prefix": self._prefix, "deleted_ms": latest.deleted_ms}
-                        raise Conflict("cannot become the writer, the topic was deleted", **facts)
+                    return self._start(role, latest)
+                first_seal = seal_key_id or (properties or {}).get(KEY_ID)
+                draft = takeover_draft(latest, topic, topic_id, partition, first_seal)
+                role.may_start(latest, self._prefix, removes=removes)
                 check_newest(latest)
                 settings = dict(draft.properties if properties is None else properties)
                 epoch = latest.epoch + 1 if latest else first_epoch
                 draft = self._successor(latest, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
-                appender_id = writer_id if appends else _appender(latest)
+                appender_id = writer_id if appends else last_appender(latest)
                 draft = replace(draft, properties=settings, appender_id=appender_id)
                 self._attempts.add(draft.commit_id)
                 winner = self._create(draft, encode_manifest(draft, self._chain.sealer))
@@ -304,12 +298,47 @@ class MetadataLog:
                     continue  # GC deleted manifests during our attempt, this name among them
                 self._set(winner)
                 if winner.commit_id == draft.commit_id:
-                    self._move(LogState.WRITER)
-                    self._epoch = epoch
-                    return winner
+                    return self._start(role, winner)
         raise Conflict(
             "cannot become the writer, other processes keep taking over", prefix=self._prefix, tries=TAKEOVERS_MAX
         )
+
+    def take_over_if(self, writer_id: str, now_ms: int, *, check_newest: Callable[[Manifest], None]) -> Manifest:
+        """Become the writer if `check_newest` accepts the base of our first manifest; returns the first manifest.
+
+        Raises the error of `missing` if there is no manifest, Conflict if the topic was deleted, and the errors of
+        `check_newest`.
+        """
+        with self._lock:
+            newest = self.refresh(exact=True)
+            return self.become_writer(
+                writer_id,
+                now_ms,
+                topic=newest.topic,
+                topic_id=newest.topic_id,
+                partition=newest.partition,
+                check_newest=lambda latest: None if latest is None else check_newest(latest),
+                role=CONDITIONAL,
+            )
+
+    def join(self, *, epoch: int | None = None) -> Manifest:
+        """Become a co-writer in the newest manifest's epoch, or in `epoch` if that is the newest.
+
+        Returns the manifest. Raises the error of `missing` if no writer ever opened the partition, Conflict if its
+        topic was deleted, Fenced if `epoch` is over.
+        """
+        return self._continue(CO_WRITER, epoch=epoch)
+
+    def resume(self, *, epoch: int, writer_id: str) -> Manifest:
+        """Become the writer of `epoch` again, from another process. Raises as `join`; Fenced for another writer."""
+        return self._continue(RESUMED, epoch=epoch, writer_id=writer_id)
+
+    def _continue(self, role: Role, *, epoch: int | None, writer_id: str | None = None) -> Manifest:
+        with self._lock:
+            self._check_can_start(role)
+            newest = self.refresh(exact=True)
+            role.may_start(newest, self._prefix, epoch=epoch, writer_id=writer_id)
+            return self._start(role, newest)
 
     def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Manifest:
         """Apply `change` to the newest manifest and commit the result; returns the manifest with the change.
@@ -321,7 +350,8 @@ class MetadataLog:
         it returns its very argument, nothing is committed. Its errors pass through without any effect.
 
         Raises Fenced if another writer took over: then nothing of this change is visible. After Unavailable the commit
-        is in doubt; the next commit of the same change resolves that.
+        is in doubt; the next commit of the same change resolves that. Raises Conflict to a co-writer if the topic was
+        deleted.
         """
         with self._lock:
             self._check_writer()
@@ -329,13 +359,14 @@ class MetadataLog:
             for _ in range(REBASES_MAX):
                 assert self._manifest is not None
                 base = self._manifest
+                self._role.may_commit(base)
                 draft = self._successor(base, base, epoch=self._epoch, writer_id=base.writer_id, now_ms=now_ms)
                 if touches is not None:
                     draft = opened(draft, *touches, self._pages.entries)
                 changed = change(draft)
                 if changed is draft:
                     return base
-                changed = _stamped(base, changed)
+                changed = stamped(base, changed)
                 pages.seal_key_id = changed.seal_key_id
                 self._check_change(base, draft, changed)
                 changed, body = self._fitted(changed, pages)
@@ -358,10 +389,12 @@ class MetadataLog:
     def check_still_writer(self) -> Manifest:
         """Prove from the store that our epoch is the newest; returns the newest manifest.
 
-        Required before each deletion. Raises Fenced if the epoch is not the newest.
+        Required before each deletion. Raises Fenced if the epoch is not the newest, InvalidRequest for a role that
+        deletes nothing.
         """
         with self._lock:
             self._check_writer()
+            self._role.may_delete(self._prefix)
             return self.refresh(exact=True)
 
     def lacks_first_manifests(self) -> bool:
@@ -385,7 +418,12 @@ class MetadataLog:
         """Declare all manifests up to `upto` void, before their deletion. They must be well below the newest."""
         with self._lock:
             self._check_writer()
+            self._role.may_delete(self._prefix)
             self._chain.advance(upto)
+
+    def certify_page(self, page: PageEntry, entries: Rows) -> None:
+        """Use `entries` as the content of a page that cannot be read, for a commit that rewrites the page."""
+        self._pages.keep(page, entries)
 
     # --- pages -------------------------------------------------------------------------------------------------------
 
@@ -410,10 +448,7 @@ class MetadataLog:
     # --- creating N+1 ------------------------------------------------------------------------------------------------
 
     def _create(self, manifest: Manifest, body: bytes) -> Manifest:
-        """Create the manifest; returns the manifest at this sequence, ours or another.
-
-        Raises Unavailable if in doubt.
-        """
+        """Create the manifest; returns the manifest at this sequence. Raises Unavailable if in doubt."""
         key = self._prefix + manifest_key(manifest.sequence)
         for last in (False,) * (RESENDS_MAX - 1) + (True,):
             try:
@@ -439,10 +474,7 @@ class MetadataLog:
         return self._chain.is_void(manifest.sequence)
 
     def _check_successor(self, ours: Manifest, found: Manifest) -> Manifest:
-        """Return `found`, the manifest in our place: ours, or another child of the same parent.
-
-        Else raise Corrupt.
-        """
+        """Return `found`, ours or another child of the same parent, in our place. Else raise Corrupt."""
         is_in_other_topic = found.parent_id != ours.parent_id or found.epoch < ours.epoch - 1
         if is_in_other_topic and not self._chain.is_void(found.sequence):
             facts = {"sequence": found.sequence, "parent": found.parent_id, "expected": ours.parent_id}
@@ -486,7 +518,7 @@ class MetadataLog:
                 raise Corrupt(
                     "a manifest has an epoch below the epoch of an older manifest", prefix=self._prefix, **facts
                 )
-            self._move(LogState.FENCED)
+            self._move(self._role.on_newer_epoch)
             self._manifest = found
             self.check_not_fenced()
         self._set(found)
@@ -494,7 +526,8 @@ class MetadataLog:
     def _set(self, found: Manifest) -> None:
         if self._memory is not None:
             self._memory.note(self._prefix, found)
-        self._warn_unsealed(found)
+        if found is not self._manifest:
+            warn_unsealed(self._store.url, self._prefix, found)
         if self._copies is not None and found.commit_id != self._kept_id:
             self._kept_id = found.commit_id
             keys = [page.key for page in found.pages]
@@ -507,20 +540,6 @@ class MetadataLog:
             step = f"if the bucket was restored on purpose, remove the file {FILE} from the log directories"
             check_seen(seen, found, self._prefix, step)
 
-    def _warn_unsealed(self, found: Manifest) -> None:
-        """Log a warning, once for each partition of a store, that its manifests are not authenticated."""
-        name = self._store.url, self._prefix
-        if found is not self._manifest and name not in _WARNED and lacks_seal(found):
-            if len(_WARNED) >= WARNINGS_MAX:
-                _WARNED.clear()
-            _WARNED.add(name)
-            _log.warning(
-                "manifests of an encrypted topic are not sealed, so they are not authenticated: prefix=%s (next: "
-                "upgrade all readers, then tiered rotate-keys %s)",
-                self._prefix,
-                found.topic,
-            )
-
     def _first(self, *, exact: bool) -> Manifest | None:
         """The newest manifest at first use: from the disk cache, if the bucket has the very same manifest."""
         kept = self._copies.manifest(self._prefix, self._chain.sealer) if self._copies is not None else None
@@ -531,6 +550,18 @@ class MetadataLog:
             return found
         self._kept_id = kept[0].commit_id
         return self._chain.newest(kept[0], exact=True)
+
+    def _check_can_start(self, role: Role) -> None:
+        if self.source is not None:
+            raise InvalidRequest(f"{role.attempt}, this bucket is read-only", prefix=self._prefix)
+        if self._state is not LogState.READER:
+            facts = {"prefix": self._prefix, "state": self._state.value}
+            raise InvalidRequest(f"{role.attempt}, the log is not open for reading", **facts)
+
+    def _start(self, role: Role, manifest: Manifest) -> Manifest:
+        self._move(LogState.WRITER)
+        self._role, self._epoch = role, manifest.epoch
+        return manifest
 
     def _move(self, to: LogState) -> None:
         assert to in NEXT_STATES[self._state]
@@ -547,53 +578,3 @@ class MetadataLog:
         self.check_not_fenced()
         if self._state is not LogState.WRITER:
             raise InvalidRequest("cannot write to the partition, it is not open for writing", prefix=self._prefix)
-
-
-def _stamped(base: Manifest, changed: Manifest) -> Manifest:
-    """Set the sequence of newly unlinked objects, and the highest offset and epochs held before."""
-    if changed.max_end_offset < base.max_end_offset:
-        changed = replace(changed, expired_end_offset=base.max_end_offset)
-    if (expired := expired_after(base, changed)) != changed.expired_epochs:
-        changed = replace(changed, expired_epochs=expired)
-    known = {each.key for each in base.pending_deletes} | {each.page.key for each in base.pending_page_deletes}
-    pending_deletes = tuple(
-        each if each.key in known else replace(each, unlinked_sequence=changed.sequence)
-        for each in changed.pending_deletes
-    )
-    pages = tuple(
-        each if each.page.key in known else replace(each, unlinked_sequence=changed.sequence)
-        for each in changed.pending_page_deletes
-    )
-    is_same = pending_deletes == changed.pending_deletes and pages == changed.pending_page_deletes
-    return changed if is_same else replace(changed, pending_deletes=pending_deletes, pending_page_deletes=pages)
-
-
-def _appender(latest: Manifest | None) -> str | None:
-    """The last writer with a log of its own, for the manifest of a writer without one."""
-    if latest is None:
-        return None
-    return latest.writer_id if latest.appender_id is None else latest.appender_id
-
-
-def _first_manifest(topic: str, topic_id: str, partition: int) -> Manifest:
-    return Manifest(
-        sequence=1,
-        epoch=1,
-        commit_id="",
-        parent_id=None,
-        writer_id="",
-        topic=topic,
-        topic_id=topic_id,
-        partition=partition,
-        log_start_offset=0,
-        committed_ms=0,
-        properties={},
-    )
-
-
-def _check_same(manifest: Manifest, topic: str, topic_id: str, partition: int) -> Manifest:
-    if (manifest.topic, manifest.topic_id, manifest.partition) != (topic, topic_id, partition):
-        found = f"{manifest.topic}-{manifest.topic_id}/{manifest.partition}"
-        facts = {"found": found, "expected": f"{topic}-{topic_id}/{partition}"}
-        raise InvalidRequest("cannot become the writer, the manifests belong to another partition", **facts)
-    return manifest

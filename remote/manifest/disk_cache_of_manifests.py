@@ -46,10 +46,7 @@ _COPY = re.compile(r".+-[A-Za-z0-9_-]{22}-[0-9]+(-[0-9A-Z]{26})?\.(head|page)(\.
 
 
 class ManifestDiskCache:
-    """Copies for any number of partitions of one store, in one directory.
-
-    Thread safe for different partitions.
-    """
+    """Copies for the partitions of one store. Thread safe for different partitions."""
 
     def __init__(
         self, storage: Storage, directory: str, bytes_max: int | None = None, *, is_writer: bool = True

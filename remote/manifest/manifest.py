@@ -24,7 +24,6 @@ from local.errors import Corrupt, InvalidRequest
 from local.format.crc32c import crc32c
 from local.log.leader_epochs import EpochRange, joined_ranges
 from remote.keys import manifest_key
-from remote.manifest.manifest_sizes import note_size
 from remote.manifest.manifest_validation import contradictions
 from remote.manifest.sealing import Opened, Sealer, sealed_size
 from remote.manifest.stored_form import StoredForm
@@ -55,6 +54,8 @@ KEY_ID = "remote.encryption.key.id"  # the topic's property with the id of the e
 MANIFEST_BYTES_MAX = 64 << 20  # inflated; some 80 000 entries
 LINE_BYTES_MAX = 64
 ZSTD_LEVEL = 1  # level 6 saves nothing and takes seven times as long (docs/reference/benchmarks.md)
+CACHED_SIZES_MAX = 10_000
+_SIZES: dict[str, int] = {}  # stored sizes by the manifests' commit ids; concurrent writes do no harm
 _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) ([1-9][0-9]{0,9})\n")
 
 
@@ -318,16 +319,8 @@ def encode_manifest(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
 
 
 def encode_again(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
-    """The object's bytes of a manifest that was validated at an earlier read or write.
-
-    Raises as `Sealer.seal`.
-    """
+    """The object's bytes of a manifest that was validated before. Raises as `Sealer.seal`."""
     return (sealer or _NO_SEALER).seal(manifest_key(manifest.sequence), _unsealed(manifest), manifest.seal_key_id)
-
-
-def encoded_size(manifest: Manifest) -> int:
-    """Size of the bytes that `encode_manifest` returns; needs no key."""
-    return sealed_size(manifest_key(manifest.sequence), len(_unsealed(manifest)), manifest.seal_key_id)
 
 
 def _unsealed(manifest: Manifest) -> bytes:
@@ -402,8 +395,26 @@ def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | N
             f"invalid manifest, {wrong}", topic=manifest.topic, partition=manifest.partition, sequence=manifest.sequence
         )
     _check(manifest, prefix)
-    note_size(manifest, len(data))
+    _note_size(manifest, len(data))
     return manifest
+
+
+def size_of(manifest: Manifest) -> int:
+    """Size of the stored object in bytes; sends no request.
+
+    It is known for a manifest that this process has read. Otherwise the manifest is encoded, once.
+    """
+    known = _SIZES.get(manifest.commit_id)
+    if known is None:
+        known = sealed_size(manifest_key(manifest.sequence), len(_unsealed(manifest)), manifest.seal_key_id)
+        _note_size(manifest, known)
+    return known
+
+
+def _note_size(manifest: Manifest, size_bytes: int) -> None:
+    if len(_SIZES) >= CACHED_SIZES_MAX:
+        _SIZES.clear()
+    _SIZES[manifest.commit_id] = size_bytes
 
 
 def lacks_seal(manifest: Manifest) -> bool:

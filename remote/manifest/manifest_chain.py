@@ -20,15 +20,38 @@ Search for the newest manifest:
 * The manifest that a listing shows and its successor are requested concurrently: two sequential replies, listing
   included, instead of three.
 * Each manifest records how many boundaries its writer knew, so the search for the next boundary starts there.
+
+Find the reason why a partition's listing shows no manifest, from the other objects of the store.
+
+| the store has | error | why |
+|---|---|---|
+| manifest 1, or the first GC boundary | Unavailable | the listing hides objects that exist |
+| other objects with names of this software | Corrupt | a partition's first object is its manifest, and its last stays |
+| nothing, or only other names | NotFound | no writer has opened the partition yet |
+
+A reader that took such a partition for an empty one would hide all of its records.
+
+The other objects are listed before manifest 1 is requested. A writer creates the manifest first. So objects of a
+partition that a writer opens during this check are never taken for objects without a manifest.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import islice
 
-from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
+from local.errors import AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.format.crc32c import crc32c
-from remote.keys import BOUNDARIES, MANIFESTS, boundary_key, manifest_key, parse_boundary_key, parse_manifest_key
+from remote.keys import (
+    BOUNDARIES,
+    MANIFESTS,
+    boundary_key,
+    manifest_key,
+    parse_boundary_key,
+    parse_epoch,
+    parse_manifest_key,
+    parse_pin_key,
+)
 from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.sealing import sealer_of
 from remote.number_bounds import INT64_MAX
@@ -38,6 +61,7 @@ PROBES_MAX = 4  # GETs of the next number before a listing is cheaper
 QUIET_MAX = 16  # 404s in a row that count as "nothing new" before the boundary is read
 RELISTS_MAX = 3  # listings with a newest manifest that GC deleted before it was read
 _BOUNDARY = re.compile(rb"(tiered-boundary 1 ([0-9]{20}) )([0-9a-f]{8})\n")
+FIRST = 1  # the number of the first manifest and of the first boundary
 
 
 class ManifestChain:
@@ -179,10 +203,7 @@ class ManifestChain:
         return self.is_void(sequence)
 
     def advance(self, upto: int) -> None:
-        """Make every sequence up to `upto` void.
-
-        If another process created the boundary first, adopts its value.
-        """
+        """Make every sequence up to `upto` void, or adopt the boundary of another process that was first."""
         if self.is_void(upto):
             return
         number = self.boundary_number + 1
@@ -194,10 +215,7 @@ class ManifestChain:
         self._pass(number, upto)
 
     def _learn(self, manifest: Manifest) -> None:
-        """Learn the boundaries that the manifest's writer knew.
-
-        Only later boundaries can have passed the manifest.
-        """
+        """Learn the boundaries that the manifest's writer knew; only later ones can have passed the manifest."""
         self._note_seal(manifest)
         if manifest.boundary_number > self.boundary_number:
             self.boundary_number = manifest.boundary_number
@@ -238,3 +256,25 @@ def decode_boundary(data: Body) -> int:
     if not found or int(found[3], 16) != crc32c(found[1]) or not 1 <= int(found[2]) <= INT64_MAX:
         raise Corrupt("a GC boundary is damaged", size_bytes=len(data))
     return int(found[2])
+
+
+def missing_manifest_error(store: ObjectStore, prefix: str) -> LogError:
+    """The error of the table. A listing and two GETs; raises the store's errors."""
+    facts = {"store": store.url, "prefix": prefix}
+    names = (info.key.removeprefix(prefix) for info in store.list(prefix))
+    others = list(islice(filter(_is_ours, names), 1))
+    keys = [prefix + manifest_key(FIRST), prefix + boundary_key(FIRST)]
+    bodies = store.get_each([(key, 0, None) for key in keys])
+    there = [key for key, body in zip(keys, bodies, strict=True) if body is not None]
+    if there:
+        attempt = "cannot find the manifest of a partition, the listing omits objects that exist"
+        return Unavailable(attempt, **facts, key=there[0])
+    if others:
+        attempt = "the partition has objects and no manifest: run 'tiered scrub' to list them"
+        return Corrupt(attempt, **facts, object=prefix + others[0])
+    return NotFound("the partition has no manifest", **facts)
+
+
+def _is_ours(key: str) -> bool:
+    """Whether only a writer, a reader's pin or GC makes an object of this name."""
+    return any(parse(key) is not None for parse in (parse_epoch, parse_boundary_key, parse_pin_key))

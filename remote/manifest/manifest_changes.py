@@ -174,10 +174,7 @@ def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
 
 
 def disable_tier(*, log_start_offset: int, now_ms: int) -> Change:
-    """Start the log where the disk starts, and invalidate all entries.
-
-    Unlinks views now; entries expire later.
-    """
+    """Start the log where the disk starts; unlink views now, and invalidate entries, which expire later."""
 
     def change(manifest: Manifest) -> Manifest:
         start = max(manifest.log_start_offset, log_start_offset)
@@ -195,10 +192,7 @@ def disable_tier(*, log_start_offset: int, now_ms: int) -> Change:
 
 
 def delete_partition(*, now_ms: int) -> Change:
-    """Mark the partition as deleted: nothing is readable from now on.
-
-    A removal unlinks and deletes the rest.
-    """
+    """Mark the partition as deleted: nothing is readable from now on. A removal unlinks the rest."""
 
     def change(manifest: Manifest) -> Manifest:
         if manifest.deleted_ms is not None:
@@ -262,6 +256,25 @@ def loses_objects(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | 
     return None
 
 
+def stamped(base: Manifest, changed: Manifest) -> Manifest:
+    """Set the sequence of newly unlinked objects, and the highest offset and epochs held before."""
+    if changed.max_end_offset < base.max_end_offset:
+        changed = replace(changed, expired_end_offset=base.max_end_offset)
+    if (expired := expired_after(base, changed)) != changed.expired_epochs:
+        changed = replace(changed, expired_epochs=expired)
+    known = {each.key for each in base.pending_deletes} | {each.page.key for each in base.pending_page_deletes}
+    pending_deletes = tuple(
+        each if each.key in known else replace(each, unlinked_sequence=changed.sequence)
+        for each in changed.pending_deletes
+    )
+    pages = tuple(
+        each if each.page.key in known else replace(each, unlinked_sequence=changed.sequence)
+        for each in changed.pending_page_deletes
+    )
+    is_same = pending_deletes == changed.pending_deletes and pages == changed.pending_page_deletes
+    return changed if is_same else replace(changed, pending_deletes=pending_deletes, pending_page_deletes=pages)
+
+
 def expired_after(base: Manifest, changed: Manifest) -> tuple[EpochRange, ...]:
     """`expired_epochs` of `changed`, the successor of `base`: with the ranges of every entry that it lost."""
     if base.pages == changed.pages and base.segments == changed.segments[: len(base.segments)]:
@@ -279,7 +292,7 @@ def names_older_objects(draft: Manifest, changed: Manifest) -> str | None:
     """The first newly named object of `changed` from another epoch than its own; None if there is none.
 
     The rule for orphans depends on this: any process may delete unnamed objects of an older epoch
-    (`remote.gc.orphans`).
+    (`remote.gc.orphan_search`).
     """
     known = {entry.data_key for entry in (*draft.segments, *draft.view_entries)}
     for entry in (*changed.segments, *changed.view_entries):

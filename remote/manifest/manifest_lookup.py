@@ -20,15 +20,12 @@ from typing import TypeVar
 from local.errors import Corrupt
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.manifest import Manifest, PageEntry
-from remote.manifest.manifest_page import Rows, decode_page
-from remote.manifest.page_entries import DecodedPage
+from remote.manifest.manifest_page import DecodedPage, Rows, decode_page
 from remote.manifest.sealing import sealer_of
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore, read_named
 
-CACHED_ENTRIES_MAX = (
-    32 * 4096
-)  # entries of cached pages in the whole process: 1.2 kB each once decoded, some 150 MB at most
+CACHED_ENTRIES_MAX = 32 * 4096  # of cached pages in the process: 1.2 kB each once decoded, some 150 MB at most
 
 P = TypeVar("P", PageEntry, SegmentEntry)
 
@@ -41,10 +38,7 @@ PageName = tuple[int, str, int, int]
 
 
 class PageCache:
-    """The most recently used pages of any number of partitions. Thread safe.
-
-    At most `rows_max` entries, or one page.
-    """
+    """The most recently used pages, of at most `rows_max` entries or one page. Thread safe."""
 
     def __init__(self, rows_max: int = CACHED_ENTRIES_MAX) -> None:
         self._rows_max = rows_max
@@ -114,19 +108,19 @@ class Pages:
         with self._lock:
             if (known := self._cache.get(name)) is not None:
                 return known
-            theirs = self._flights.get(name)
-            if theirs is None:
-                mine = self._flights[name] = _Flight()
-        if theirs is not None:
-            theirs.landed.wait()
-            return theirs.entries if theirs.entries is not None else self._loaded(page)
+            other = self._flights.get(name)
+            if other is None:
+                own = self._flights[name] = _Flight()
+        if other is not None:
+            other.landed.wait()
+            return other.entries if other.entries is not None else self._loaded(page)
         try:
-            mine.entries = self._loaded(page)
-            return mine.entries
+            own.entries = self._loaded(page)
+            return own.entries
         finally:
             with self._lock:
                 del self._flights[name]
-            mine.landed.set()
+            own.landed.set()
 
     def keep(self, page: PageEntry, entries: Rows) -> None:
         """Cache a page, for example one that was just written."""
@@ -176,38 +170,8 @@ class MetadataIndex:
         self._rows_of = entries_of
 
     def find_by_offset(self, offset: int) -> SegmentEntry | None:
-        """The entry that holds `offset`, or the first entry after it; None past the last.
-
-        Reads at most one page.
-        """
+        """The entry that holds `offset`, or the first after it; None past the last. Reads at most one page."""
         return next(self.entries(offset), None)
-
-    def find_by_epoch(self, epoch: int, offset: int) -> SegmentEntry | None:
-        """The entry that holds `offset` in leader epoch `epoch`; None if there is none.
-
-        Reads at most one page.
-
-        Source: KIP-405, `RemoteLogMetadataManager.remoteLogSegmentMetadata(tp, epoch, offset)`.
-        """
-        entry = self.find_by_offset(offset)
-        if entry is None or not any(start <= offset < end for start, end in _ranges(entry, epoch)):
-            return None
-        return entry
-
-    def highest_offset_for_epoch(self, epoch: int) -> int | None:
-        """The last offset (inclusive) of leader epoch `epoch` in any entry, dead or not; None without one.
-
-        Kafka keeps this value after the deletion of segments; here it covers only existing entries. Reads at most one
-        page. Source: KIP-405, `RemoteLogMetadataManager.highestOffsetForEpoch`.
-        """
-        for part in reversed(self.manifest.parts):
-            if not any(each == epoch for each, _ in part.epochs):
-                continue
-            entries = [part] if isinstance(part, SegmentEntry) else self._rows_of(part)
-            ends = [end for entry in entries for _, end in _ranges(entry, epoch)]
-            if ends:
-                return max(ends) - 1
-        return None
 
     def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> SegmentEntry | None:
         """The first entry of ``[start, end)`` with a record at or after `timestamp_ms`; None if there is none.
@@ -239,10 +203,7 @@ class MetadataIndex:
         yield from _touching(self.manifest.segments, wanted, end)
 
     def last_entry(self) -> SegmentEntry | None:
-        """The entry with the highest offsets, dead or not; None without entries. May read a page.
-
-        It reads a page only if the manifest has no entries of its own.
-        """
+        """The entry with the highest offsets, dead or not; None without entries. May read the last page."""
         if self.manifest.segments:
             return self.manifest.segments[-1]
         return self._rows_of(self.manifest.pages[-1])[-1] if self.manifest.pages else None
@@ -283,19 +244,8 @@ class _Flight:
         self.entries: Rows | None = None
 
 
-def _ranges(entry: SegmentEntry, epoch: int) -> Iterator[tuple[int, int]]:
-    """The offset ranges of an entry in one leader epoch."""
-    starts = [start for _, start in entry.epochs]
-    for (each, start), end in zip(entry.epochs, [*starts[1:], entry.next_offset], strict=True):
-        if each == epoch and start < end:
-            yield start, end
-
-
 def _touching(parts: Sequence[P], start: int, end: int | None) -> Iterable[P]:
-    """The parts with offsets in ``[start, end)``.
-
-    Parts ascend and never overlap, so their ends ascend too.
-    """
+    """The parts with offsets in ``[start, end)``. Parts never overlap, so their ends ascend too."""
     if isinstance(parts, DecodedPage):
         return parts.touching(start, end)
     first = bisect_right(parts, start, key=_next_offset)

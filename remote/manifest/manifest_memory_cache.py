@@ -12,19 +12,31 @@ next open starts at the cached manifest instead of with a listing:
 
 So an open may miss only events of the last SURE_MS, and only after hundreds of commits in that time, or after a restore
 of the bucket. No decision depends on such an open: a manager that writes does not use this cache.
+
+A node's record of sealed manifests over restarts: newest sequence and commit id by partition.
+
+File ``sealed-manifests`` in a log directory: JSON, from the partition's prefix to sequence and commit id. A bucket
+without a manifest of that sequence and commit id, and without a newer sealed one, was rolled back or forged.
+
+The first sealed manifest of a partition is written at once. Later ones are written at most every KEEP_INTERVAL_MS, and
+when the node closes. So the file is a lower bound. A disk error only causes a log line; no commit and no read fails.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from local.errors import Corrupt, NotFound
+import msgspec
+
+from local.errors import Corrupt, LogError, NotFound
+from local.storage import Storage, join, replace_file
 from remote.keys import manifest_key
-from remote.manifest.manifest import Manifest, encode_again
+from remote.manifest.manifest import Manifest, encode_again, lacks_seal
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import new_owner
 from remote.manifest.sealing import sealer_of
@@ -32,6 +44,13 @@ from remote.store import ObjectStore
 
 SURE_MS = 60_000
 KNOWN_MAX = 20_000
+FILE = "sealed-manifests"
+KEEP_INTERVAL_MS = 60_000
+WARNINGS_MAX = 10_000  # partitions with a logged warning about a missing seal
+_WARNED: set[tuple[str, str]] = set()
+_log = logging.getLogger(__name__)
+_DECODER = msgspec.json.Decoder(dict[str, tuple[int, str]])
+Place = tuple[Storage, str]  # a disk, and the log directory on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +131,7 @@ def check_not_rolled_back(known: Manifest, found: Manifest | None, prefix: str) 
 
 
 def check_seen(seen: tuple[int, str], found: Manifest | None, prefix: str, step: str) -> None:
-    """Raise Corrupt, with next step `step`, unless `found` is the manifest `seen` or newer, and sealed.
-
-    `seen` is (sequence, commit id).
-    """
+    """Raise Corrupt unless `found` is the manifest `seen` (sequence, commit id) or newer, and sealed."""
     if found is not None and found.seal_key_id is not None:
         is_newer = found.sequence > seen[0]
         if is_newer or (found.sequence, found.commit_id) == seen:
@@ -130,6 +146,21 @@ def check_seen(seen: tuple[int, str], found: Manifest | None, prefix: str, step:
     raise Corrupt(f"cannot trust a manifest, {wrong}; {step}", prefix=prefix, **facts)
 
 
+def warn_unsealed(store_url: str, prefix: str, found: Manifest) -> None:
+    """Log a warning, once for each partition of a store, if an encrypted topic's manifest is not authenticated."""
+    if (store_url, prefix) in _WARNED or not lacks_seal(found):
+        return
+    if len(_WARNED) >= WARNINGS_MAX:
+        _WARNED.clear()
+    _WARNED.add((store_url, prefix))
+    _log.warning(
+        "manifests of an encrypted topic are not sealed, so they are not authenticated: prefix=%s (next: "
+        "upgrade all readers, then tiered rotate-keys %s)",
+        prefix,
+        found.topic,
+    )
+
+
 def is_same_manifest(store: ObjectStore, prefix: str, manifest: Manifest, body: bytes | None = None) -> bool:
     """Whether the bucket has this very manifest, by its first line; one small GET.
 
@@ -141,3 +172,62 @@ def is_same_manifest(store: ObjectStore, prefix: str, manifest: Manifest, body: 
         return store.get_range(prefix + manifest_key(manifest.sequence), 0, len(line)) == line
     except (NotFound, Corrupt):
         return False
+
+
+class SealMemory:
+    """The record for all partitions of a node. Thread safe."""
+
+    def __init__(self, places: Iterable[Place], first: Callable[[], Place], *, is_writer: bool) -> None:
+        """Load the files of all `places`. Writes to the place of `first`, if the caller `is_writer`."""
+        self._first, self._is_writer = first, is_writer
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[int, str]] = {}
+        self._is_written, self._kept_ms = True, 0
+        for storage, root in places:
+            for prefix, seen in _read(storage, root).items():
+                self._seen[prefix] = max(seen, self._seen.get(prefix, seen))
+
+    def seen(self, prefix: str) -> tuple[int, str] | None:
+        """Sequence and commit id of the newest known sealed manifest; None without one."""
+        return self._seen.get(prefix)
+
+    def note(self, prefix: str, manifest: Manifest) -> None:
+        """Record a manifest that was read or committed; ignores unsealed ones."""
+        if manifest.seal_key_id is None:
+            return
+        with self._lock:
+            known = self._seen.get(prefix)
+            if known is not None and manifest.sequence <= known[0]:
+                return
+            self._seen[prefix] = manifest.sequence, manifest.commit_id
+            self._is_written = False
+            if known is None:
+                self._write()
+
+    def keep(self, now_ms: int | None = None) -> None:
+        """Write the record. With `now_ms`, only KEEP_INTERVAL_MS after the last write; with None at once."""
+        with self._lock:
+            if self._is_written or (now_ms is not None and 0 <= now_ms - self._kept_ms < KEEP_INTERVAL_MS):
+                return
+            self._kept_ms = self._kept_ms if now_ms is None else now_ms
+            self._write()
+
+    def _write(self) -> None:
+        if not self._is_writer:
+            return
+        storage, root = self._first()
+        try:
+            replace_file(storage, join(root, FILE), msgspec.json.encode(self._seen))
+            self._is_written = True
+        except LogError as error:
+            _log.warning("cannot save the state of sealed manifests: directory=%s cause=%s", root, error)
+
+
+def _read(storage: Storage, root: str) -> dict[str, tuple[int, str]]:
+    try:
+        return _DECODER.decode(storage.read(join(root, FILE)))
+    except NotFound:
+        return {}
+    except (LogError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        _log.warning("cannot read the state of sealed manifests: directory=%s cause=%s", root, error)
+        return {}

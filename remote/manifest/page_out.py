@@ -65,10 +65,7 @@ class PageRule:
 
 
 def opened(manifest: Manifest, start: int, end: int, entries_of: EntriesOf) -> Manifest:
-    """`manifest` with the entries of every page that overlaps ``[start, end)``; `head` itself without one.
-
-    The pages become pending deletes, as of `manifest.committed_ms`.
-    """
+    """`manifest` with the entries of pages that overlap ``[start, end)``; the pages become pending deletes."""
     pages = [page for page in manifest.pages if page.base_offset < end and start < page.next_offset]
     if not pages:
         return manifest
@@ -147,10 +144,7 @@ def lost_object(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | No
 
 
 def named_keys(manifest: Manifest, entries_of: EntriesOf) -> set[str]:
-    """The objects of a manifest's entries, of its views, of its pages' entries, and the pages.
-
-    Reads every page.
-    """
+    """The objects of the entries of a manifest, its views and its pages, and the pages. Reads every page."""
     named = {*keys_of(_own_rows(manifest)), *(page.key for page in manifest.pages)}
     for page in manifest.pages:
         named.update(keys_of(entries_of(page)))

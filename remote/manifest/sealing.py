@@ -28,14 +28,14 @@ brings the key ring to every reader and writer of manifests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from local.errors import AccessDenied, Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import object_identity, parse_topic_directory
 from remote.segments.encryption import NO_KEYS, NONCE_BYTES, TAG_BYTES, KeyRing, gcm
-from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Body, ObjectStore
+from remote.store.middleware.store_wrapper import StoreWrapper
 
 MAGIC = b"tiered-sealed "
 LINE_BYTES_MAX = 512
@@ -66,10 +66,7 @@ class Sealer:
         return self.keys.requires(parsed[0] if parsed is not None else directory)
 
     def seal(self, key: str, body: bytes, key_id: str | None) -> bytes:
-        """The object's bytes under `key`, relative to the prefix; `body` itself if `key_id` is None.
-
-        Raises AccessDenied if the ring lacks the key.
-        """
+        """The object's bytes under `key`; `body` itself if `key_id` is None. Raises AccessDenied without the key."""
         if key_id is None:
             return body
         told = self._told(key, key_id)
@@ -78,11 +75,7 @@ class Sealer:
         return _line(key_id, key, sealed) + sealed
 
     def open(self, data: Body) -> Opened:
-        """The inverse.
-
-        Raises Corrupt for damage and for bytes that were not sealed under their name, AccessDenied if the key is
-        missing.
-        """
+        """The inverse. Raises Corrupt for damage or another name, AccessDenied without the key."""
         view = memoryview(data)
         if bytes(view[: len(MAGIC)]) != MAGIC:
             return Opened(None, None, data)
@@ -134,55 +127,12 @@ def is_sealed(data: Body) -> bool:
     return bytes(memoryview(data)[: len(MAGIC)]) == MAGIC
 
 
-class KeyedStore:
-    """A store with the key ring for its manifests. All verbs are the inner store's."""
+class KeyedStore(StoreWrapper):
+    """A store with the key ring for its manifests. All operations are the inner store's."""
 
     def __init__(self, inner: ObjectStore, keys: KeyRing) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.keys = keys
-
-    def __repr__(self) -> str:
-        return f"KeyedStore({self._inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def put(self, key: str, body: Body) -> None:
-        self._inner.put(key, body)
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        self._inner.put_if_absent(key, body)
-
-    def upload(self, key: str, source: UploadSource) -> None:
-        self._inner.upload(key, source)
-
-    def get(self, key: str) -> bytes:
-        return self._inner.get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._inner.get_range(key, start, length)
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        return self._inner.get_ranges(key, ranges)
-
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return self._inner.get_each(asked)
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._inner.head(key)
-
-    def list_prefixes(self, prefix: str) -> list[str]:
-        return self._inner.list_prefixes(prefix)
-
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        return self._inner.list(prefix, start_after=start_after)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self._inner.delete(keys)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def keyed(store: ObjectStore, keys: KeyRing) -> ObjectStore:

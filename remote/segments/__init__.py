@@ -1,5 +1,5 @@
-"""Data objects: the stored form of one closed segment.
+"""The stored form of one closed segment. Start with `index_bundle`.
 
-`segment_upload` copies a segment, `chunk_table` locates its chunks, `object_encoding` and `encryption` encode them,
-`index_bundle` holds the indexes in one object. Start with `segment_upload`.
+`chunk_table` locates the chunks of a data object, `object_encoding` and `encryption` encode them, `index_bundle` holds
+the indexes in one object.
 """

@@ -144,10 +144,7 @@ def encode_chunks(table: ChunkTable) -> bytes:
 
 
 def decode_chunks(data: Body) -> ChunkTable:
-    """The inverse of `encode_chunks`.
-
-    Raises Corrupt if version, codec or cipher is unknown, or if the numbers contradict each other.
-    """
+    """The inverse. Raises Corrupt for an unknown version or code, and for contradictory numbers."""
     if len(data) < _HEADER.size:
         raise Corrupt("a chunk table is too short", size_bytes=len(data))
     version, codec, cipher, count, size_bytes, stored_bytes = _HEADER.unpack_from(data)
@@ -235,10 +232,7 @@ def _squared(linear: _Map) -> _Map:
 
 
 def _map_of(columns: Sequence[int]) -> _Map:
-    """A linear map as four tables, one for each byte with the images of its 256 values.
-
-    `columns` are the images of the 32 unit vectors.
-    """
+    """A linear map as a table for each byte. `columns` are the images of the 32 unit vectors."""
     tables = []
     for first in range(0, 32, 8):
         table = [0] * 256

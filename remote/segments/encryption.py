@@ -27,7 +27,7 @@ authentication there. So does a wrapped key in another entry.
 their keys in the new form.
 
 A nonce is used once for a data key. Names and keys are new for every copy attempt. Within an attempt, a chunk that is
-sent again has the same bytes. SHA-256 checks this before the encryption (`remote.segments.segment_upload_stream`).
+sent again has the same bytes. SHA-256 checks this before the encryption (`remote.upload.segment_upload_stream`).
 
 `remote.manifest.sealing` seals manifests and their pages. `cryptography` is imported at first use.
 """
@@ -142,10 +142,7 @@ class KeyRing:
         return ALL_TOPICS in self._required or topic in self._required
 
     def new_object(self, key_id: str, name: str) -> tuple[ObjectCipher, str]:
-        """A cipher with a new data key, and this key wrapped by `key_id`.
-
-        Raises AccessDenied if `key_id` is missing.
-        """
+        """A cipher with a new data key, and this key wrapped by `key_id`. Raises AccessDenied without it."""
         data_key = os.urandom(KEY_BYTES)
         return ObjectCipher(data_key, name), self._wrapped(key_id, name, BINDING, data_key)
 
@@ -159,10 +156,7 @@ class KeyRing:
         return self._wrapped(new_key_id, name, *self._unwrapped(key_id, wrapped, name))
 
     def derived(self, key_id: str, purpose: bytes, name: str) -> bytes:
-        """32 bytes for one purpose: HKDF-SHA256 of a key of the ring, without salt.
-
-        Raises AccessDenied, naming the object `name`, if the ring has no such key.
-        """
+        """HKDF-SHA256 of a key of the ring, 32 bytes. Raises AccessDenied, naming `name`, without the key."""
         known = self._derived.get((key_id, purpose))
         if known is None:
             known = self._derived[key_id, purpose] = _hkdf(self._key(key_id, name), purpose)

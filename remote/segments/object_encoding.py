@@ -1,7 +1,7 @@
 """Object encoding of a segment: its chunks unchanged, compressed, encrypted, or both.
 
 With both, compression comes first. Each compressed chunk is one independent zstd frame, so their sequence is an
-ordinary zstd file (``zstd -d`` opens it). The caller that knows batches (`remote.segments.segment_upload_stream`) cuts
+ordinary zstd file (``zstd -d`` opens it). The caller that knows batches (`remote.upload.segment_upload_stream`) cuts
 the segment, so that a frame holds whole batches. The first chunk decides whether compression pays. Batches that their
 producer compressed do not shrink again and are stored without compression. The entry's `codec` records the decision.
 """

@@ -5,6 +5,8 @@ files, HDFS, memory, S3 by s3fs, S3 by obstore. Wrappers are in `middleware`.
 """
 
 from remote.store.protocol import (
+    DELETE_PAGE,
+    LIST_PAGE,
     MISSING_TRIES,
     Asked,
     Body,
@@ -19,6 +21,8 @@ from remote.store.protocol import (
 )
 
 __all__ = [
+    "DELETE_PAGE",
+    "LIST_PAGE",
     "MISSING_TRIES",
     "Asked",
     "Body",

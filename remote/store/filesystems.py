@@ -45,10 +45,7 @@ def _data_loader(search_path: str | None) -> Any:  # noqa: ANN401
 
 
 def make_hdfs_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
-    """As `make_filesystem`, for HDFS.
-
-    `authority` is ``host:port``, a nameservice, or "" for the default one.
-    """
+    """As `make_filesystem`, for HDFS. `authority` is as in `HdfsStore`."""
     import fsspec
 
     host, _, port = authority.partition(":")

@@ -196,10 +196,7 @@ class HdfsStore:
             log.warning("cannot delete a temporary file: path=%s cause=%s", aside, error)
 
     def _sweep_once(self, written: str) -> None:
-        """Remove temporary files of killed writers, best effort.
-
-        The time of the new file `written` is the NameNode's current time.
-        """
+        """Remove temporary files of killed writers, best effort, older by the NameNode's time of `written`."""
         with self._lock:
             if self._is_swept:
                 return
@@ -272,10 +269,7 @@ class HdfsStore:
         yield from self._walk(prefix[: prefix.rfind("/") + 1], prefix, start_after)
 
     def _walk(self, directory: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """Yield the files below `directory` (``""`` or ending in ``/``) in key order.
-
-        The names of one directory are in memory.
-        """
+        """Yield the files below `directory` (```` or ending in ``/``) in key order."""
         for name, status in self._children("cannot list objects", directory):
             key = directory + name
             if status.isdir:
@@ -287,10 +281,7 @@ class HdfsStore:
                 yield _info(key, status)
 
     def _children(self, attempt: str, directory: str) -> Sequence[tuple[str, Any]]:
-        """Return (name, status) of a directory's entries, sorted in key order.
-
-        The name of a directory ends with a slash, so the sort is in key order.
-        """
+        """Return (name, status) of a directory's entries in key order: a directory's name ends with a slash."""
         path = f"{self._root.rstrip('/')}/{directory}".rstrip("/") or "/"
         try:
             with self._door(attempt, prefix=directory or None):
@@ -358,10 +349,7 @@ class HdfsStore:
 
 
 def _settings(options: Mapping[str, object]) -> dict[str, str]:
-    """Return the Hadoop settings as the client needs them.
-
-    Raises InvalidRequest for a value that is not plain.
-    """
+    """Return the Hadoop settings for the client. Raises InvalidRequest for a value that is not plain."""
     for name, value in options.items():
         if not isinstance(value, str | int | float | bool):
             raise InvalidRequest("cannot open the store, an option is not a Hadoop setting", option=name)

@@ -38,10 +38,7 @@ _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How obstore reaches a bucket; times in seconds.
-
-    `config` may hold secrets, so no representation shows it.
-    """
+    """How obstore reaches a bucket; times in seconds. `config` may hold secrets and is never shown."""
 
     endpoint: str
     config: Mapping[str, Any]
@@ -57,10 +54,7 @@ def is_installed() -> bool:
 
 
 def untranslatable(bucket: str, options: Mapping[str, object]) -> list[str]:
-    """Return the names of settings that obstore would treat differently from s3fs; never values.
-
-    The names are of options, of environment variables, or ``bucket``.
-    """
+    """Return the options, variables or ``bucket`` that obstore would treat differently; never values."""
     found = [*_unknown(options)]
     if not _PLAIN_BUCKET.fullmatch(bucket) or bucket.endswith(_EXPRESS_SUFFIX):
         found.append("bucket")
@@ -85,10 +79,7 @@ def _unknown(options: Mapping[str, object]) -> Iterator[str]:
 
 
 def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
-    """Return the meaning of the options.
-
-    Raises AccessDenied without credentials, and botocore's errors for wrong options.
-    """
+    """Return the meaning of the options. Raises AccessDenied without credentials, and botocore's errors."""
     import botocore.session
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -119,10 +110,7 @@ class _Seen(Exception):
 
 
 def _address(client: Any, bucket: str) -> str:  # noqa: ANN401
-    """Return the URL of a request for an object.
-
-    A presigned URL would not do: it has the global endpoint.
-    """
+    """Return the URL of a request for an object; a presigned URL would have the global endpoint."""
 
     def see(request: Any, **_: object) -> None:  # noqa: ANN401
         raise _Seen(request.url)
@@ -148,10 +136,7 @@ def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  #
 
 
 class _Provider:
-    """botocore's credentials for obstore.
-
-    obstore asks again before they expire, and botocore renews expiring credentials by itself.
-    """
+    """botocore's credentials for obstore; botocore renews them by itself before they expire."""
 
     def __init__(self, found: Any) -> None:  # noqa: ANN401
         self._found = found

@@ -35,12 +35,13 @@ from typing import Any
 from local.errors import AlreadyExists, LogError, NotFound, Unavailable
 from remote.keys import MANIFESTS
 from remote.segment_entry import PART_BYTES
+from remote.store.middleware.deadline_store import Watchdog
 from remote.store.middleware.retrying_store import RetryPolicy
-from remote.store.middleware.watchdog import Watchdog
 from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store.obstore_options import Settings, client_options, encryption, settings
 from remote.store.protocol import (
     ANOTHER_RANGE,
+    LIST_PAGE,
     Asked,
     Body,
     ObjectInfo,
@@ -56,7 +57,6 @@ from remote.store.s3_answers import BROKE_OFF, of_answer
 from remote.store.s3_store import READ_CONCURRENCY, S3Store, object_info
 
 UPLOAD_PARTS = 4
-LIST_PAGE = 1000  # keys in one LIST response of S3
 
 # Only these parts of the client's texts are read: the texts hold the server's answer, which may hold access keys.
 _STATUS = re.compile(r"status code: (\d{3})\b")
@@ -73,10 +73,7 @@ _used_by: int | None = None  # the process that first used obstore, this one or 
 
 
 class ObstoreS3Store(S3Store):
-    """See `remote.store.protocol.ObjectStore` and `S3Store`.
-
-    The options must not contain any that are `untranslatable`.
-    """
+    """See `S3Store`. The options must not contain any that are `untranslatable`."""
 
     uploads_max = 2
 
@@ -282,10 +279,7 @@ class ObstoreS3Store(S3Store):
 
 
 class _Clients:
-    """obstore's functions, and two clients of a bucket.
-
-    `once` never retries. `patient` retries, for parts of uploads.
-    """
+    """obstore's functions, and two clients of a bucket: `patient` retries, for parts of uploads."""
 
     def __init__(self, found: Settings, policy: RetryPolicy, more: Mapping[str, str]) -> None:
         import obstore
@@ -342,10 +336,7 @@ def _may_use_obstore() -> bool:
 
 
 def _is_obstores(error: BaseException) -> bool:
-    """Whether the error comes from obstore.
-
-    These are its own classes, Python's for a missing name and a wrong range, and a panic of its Rust code.
-    """
+    """Whether the error is obstore's own, or a panic of its Rust code."""
     import obstore.exceptions
 
     return isinstance(error, OSError | ValueError | obstore.exceptions.BaseError) or (
@@ -354,10 +345,7 @@ def _is_obstores(error: BaseException) -> bool:
 
 
 def _translate(error: BaseException, attempt: str, facts: dict[str, object], endpoint: str | None) -> LogError:
-    """Return this project's error for an error of obstore.
-
-    A code is preferred to a status, a status to the class. The client's text is not passed on.
-    """
+    """Return this project's error, by code, status, or class. The client's text is not passed on."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status or code:

@@ -29,9 +29,8 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 from local.errors import InvalidRequest
 from remote.store.file_store import FileStore
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.deadline_store import WatchedStore
+from remote.store.middleware.deadline_store import Watchdog, WatchedStore
 from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
-from remote.store.middleware.watchdog import Watchdog
 from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store.protocol import ObjectStore
 

@@ -71,10 +71,7 @@ def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_rac
 
 
 def _has_one_winner(store: ObjectStore, key: str) -> bool:
-    """Whether concurrent creates have at most one winner.
-
-    No body of a successful create may be missing in the end, so at most one create may succeed.
-    """
+    """Whether concurrent creates have at most one winner, whose body is in the object."""
     bodies = [b"tiered probe by %d\n" % number for number in range(RACERS)]
     together = threading.Barrier(RACERS)
 

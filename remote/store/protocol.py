@@ -27,14 +27,13 @@ T = TypeVar("T")
 MISSING_TRIES = 3
 ANOTHER_RANGE = "the store returned another range than requested"
 KEY_BYTES_MAX = 1024  # S3's limit on a key
+LIST_PAGE = 1000  # keys in one LIST response of S3
+DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """The store's facts about one object.
-
-    `modified_ms` is by the store's clock, None if it gives no time.
-    """
+    """The store's facts about one object; `modified_ms` is by its clock, None if it gives no time."""
 
     key: str
     size_bytes: int
@@ -78,10 +77,7 @@ class ObjectStore(Protocol):
         ...
 
     def upload(self, key: str, source: UploadSource) -> None:
-        """Create or replace from `source`, in parts if it is large.
-
-        Invisible until complete. An empty source is rejected.
-        """
+        """Create or replace from `source`. Invisible until complete. An empty source is rejected."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -164,10 +160,7 @@ def read_named(ask: Callable[[], T]) -> T:
 
 
 def parts_of(size_bytes: int) -> list[tuple[int, int]]:
-    """Return (start, length) of each part of a body of this size, in order.
-
-    One part means one plain PUT.
-    """
+    """Return (start, length) of each part of a body, in order. One part means one plain PUT."""
     step = part_step(size_bytes)
     return [(start, min(step, size_bytes - start)) for start in range(0, size_bytes, step)]
 
@@ -178,10 +171,7 @@ def ranged_source(size_bytes: int, read: Callable[[int, int], Body]) -> UploadSo
 
 
 def begun_parts(key: str, source: UploadSource) -> Iterator[Body]:
-    """Return the parts of a source, the first one already made.
-
-    Raises InvalidRequest if there is none, or an empty one.
-    """
+    """Return the parts of a source, the first one made. Raises InvalidRequest without one, or an empty one."""
     parts = source.parts()
     first = next(parts, b"")
     check_body(key, len(first))

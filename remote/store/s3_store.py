@@ -47,11 +47,11 @@ from typing import Any
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, LogError, NotFound, Unavailable
 from remote.segment_entry import PART_BYTES
 from remote.store.filesystems import make_filesystem
-from remote.store.middleware.deadline_store import Deadlines
+from remote.store.middleware.deadline_store import Deadlines, Watchdog
 from remote.store.middleware.retrying_store import RetryPolicy
-from remote.store.middleware.watchdog import Watchdog
 from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store.protocol import (
+    DELETE_PAGE,
     Asked,
     Body,
     ObjectInfo,
@@ -69,7 +69,6 @@ log = logging.getLogger(__name__)
 
 DEADLINES = Deadlines()  # of one request of a large upload
 READ_CONCURRENCY = 8  # concurrent ranges of one get_ranges
-DELETE_PAGE = 1000  # keys of one DeleteObjects, S3's limit
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
 CLIENT_AGE_MIN_S = 10.0  # a younger client is not rebuilt
 # Refusals that other credentials would not resolve.
@@ -87,10 +86,7 @@ class SentPart:
 
 
 class PartSender:
-    """Sends parts for all uploads of one store, which share its slots. Thread safe.
-
-    Threads live as long as an upload.
-    """
+    """Sends parts for all uploads of one store, which share its slots. Thread safe."""
 
     def __init__(self, parts_max: int = PARTS_MAX) -> None:
         self._parts_max = parts_max
@@ -126,10 +122,7 @@ class PartSender:
 
 
 class S3Store:
-    """See `remote.store.protocol.ObjectStore`.
-
-    `options` are s3fs's. `policy` is for the parts of large uploads.
-    """
+    """See `ObjectStore`. `options` are s3fs's. `policy` is for the parts of large uploads."""
 
     uploads_max: int | None = None  # concurrent large uploads; None for any number
 
@@ -373,10 +366,7 @@ class S3Store:
         return Unavailable(f"{error.attempt}; the credentials are read again", **error.facts)
 
     def _drop_clients(self) -> None:
-        """Make the next call build a new client; the caller holds the lock.
-
-        Running calls end with their client.
-        """
+        """Make the next call build a new client, under the lock. Running calls end with their client."""
         self._filesystem = None
         self._clients_made, self._made_s = self._clients_made + 1, time.monotonic()
 

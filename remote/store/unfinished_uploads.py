@@ -1,16 +1,22 @@
 """Multipart uploads that were never completed: they cost money, and no object listing shows them.
 
-As for orphans, the epoch in the object's name decides (`remote.gc.orphans`). The writer of an older epoch is fenced, so
-no such upload can become an object that counts.
+As for orphans, the epoch in the object's name decides (`remote.gc.orphan_search`). The writer of an older epoch is
+fenced, so no such upload can become an object that counts.
 
 Only S3 has such uploads: ``file://``, ``hdfs://`` and ``memory://`` have none. This module is the only use of boto3.
 Every request, a page of a listing included, passes the one retry layer and has a deadline, as for a store
-(`remote.store.middleware.retrying_store`, `remote.store.middleware.watchdog`). The client's own retries are disabled.
+(`remote.store.middleware.retrying_store`, `remote.store.middleware.deadline_store`). The client's own retries are
+disabled.
+
+Also here, because they are S3's too: the settings that an authorized person makes once, bucket lifecycle and inline IAM
+policies. Rules and policies are compared by content, in any order. Rules and policies with other names stay unchanged.
+Their requests are not retried: an operator is waiting for the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +24,11 @@ from urllib.parse import urlsplit
 
 from local.errors import InvalidRequest, NotFound
 from remote.keys import parse_epoch
-from remote.store.middleware.deadline_store import Deadlines
+from remote.store.middleware.deadline_store import Deadlines, Watchdog
 from remote.store.middleware.retrying_store import RetryPolicy
-from remote.store.middleware.watchdog import Watchdog
+from remote.store.s3_answers import translated
 
+Rule = Mapping[str, object]
 _OF_S3FS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
 _TIMEOUTS_S = {"connect_timeout": 5, "read_timeout": 30}  # of the client; below the deadline of a request
 _UPLOADS_MARKS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
@@ -30,10 +37,7 @@ _PARTS_MARKS = {"PartNumberMarker": "NextPartNumberMarker"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedUpload:
-    """An unfinished upload.
-
-    `key` is relative to the store's root. `size_bytes` counts the parts that have arrived.
-    """
+    """An unfinished upload. `size_bytes` counts the parts that have arrived."""
 
     key: str
     upload_id: str
@@ -64,10 +68,7 @@ class UnfinishedUploads:
         self._known: Any = None
 
     def list(self, prefix: str = "") -> list[UnfinishedUpload]:
-        """Return the uploads whose key begins with `prefix`, ordered by key, without sizes.
-
-        Several LIST requests. Raises AccessDenied, Unavailable, or NotFound without a bucket.
-        """
+        """Return the uploads below `prefix`, by key, without sizes. Raises AccessDenied, Unavailable, NotFound."""
         attempt, named = "cannot list unfinished uploads", {"Bucket": self._bucket, "Prefix": self._root + prefix}
         found = []
         for page in self._pages(attempt, "list_multipart_uploads", named, _UPLOADS_MARKS, prefix=prefix):
@@ -87,10 +88,7 @@ class UnfinishedUploads:
             return self._gone(error)
 
     def abort(self, upload: UnfinishedUpload) -> None:
-        """Abort the upload and delete its parts.
-
-        An upload that no longer exists, or was completed, is no error; a completed object stays.
-        """
+        """Abort the upload and delete its parts. A missing or completed upload is no error."""
         try:
             self._ask("cannot abort an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
         except NotFound as error:
@@ -105,10 +103,7 @@ class UnfinishedUploads:
     def _pages(
         self, attempt: str, method: str, named: Mapping[str, object], marks: Mapping[str, str], **facts: object
     ) -> Iterator[dict[str, Any]]:
-        """Yield the pages of a listing, one request each.
-
-        `marks` maps request parameters to the response fields with the start of the next page.
-        """
+        """Yield a listing's pages, one request each. `marks`: parameter -> response field of the next page."""
         place: dict[str, object] = {}
         while True:
             page = self._ask(attempt, method, {**named, **place}, **facts)
@@ -119,7 +114,6 @@ class UnfinishedUploads:
 
     def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
         """Send one request, with retries and a deadline for each try."""
-        from remote.store.s3_answers import translated
 
         def once() -> dict[str, Any]:
             with translated(attempt, options=self._options, store=self._url, **facts):
@@ -154,13 +148,83 @@ def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: A
 
 
 def orphaned_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:
-    """Return the uploads below a partition's prefix begun by a writer of an epoch below `epoch`.
-
-    See `remote.gc.orphans.unreferenced_objects`.
-    """
+    """Return the uploads below a partition's prefix of an epoch below `epoch`, as for orphans."""
     found = []
     for upload in uploads:
         made_in = parse_epoch(upload.key.removeprefix(prefix)) if upload.key.startswith(prefix) else None
         if made_in is not None and made_in < epoch:
             found.append(upload)
     return found
+
+
+def split_bucket(url: str) -> tuple[str, str]:
+    """Return (bucket, prefix) of ``s3://bucket/prefix``. Raises InvalidRequest for another url."""
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise InvalidRequest("cannot set up the bucket, only S3 has these settings", url=url)
+    return parts.netloc, parts.path.strip("/")
+
+
+def bucket_rules(url: str, options: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return all lifecycle rules. Raises AccessDenied, Unavailable, or NotFound without a bucket."""
+    bucket, _ = split_bucket(url)
+    client = boto3_client("s3", options)
+    try:
+        with translated("cannot read the lifecycle of a bucket", options=options, store=url):
+            return list(client.get_bucket_lifecycle_configuration(Bucket=bucket).get("Rules", ()))
+    except NotFound as error:
+        if error.facts.get("cause") == "NoSuchLifecycleConfiguration":
+            return []
+        raise
+
+
+def missing_rules(wanted: Sequence[Rule], found: Sequence[Rule]) -> list[Rule]:
+    """Return the rules of `wanted` that the bucket lacks, or has with other content."""
+    known = {rule.get("ID"): rule for rule in found}
+    return [rule for rule in wanted if not _is_same(rule, known.get(rule["ID"]))]
+
+
+def put_rules(url: str, options: Mapping[str, object], wanted: Sequence[Rule]) -> None:
+    """Write these rules, and leave rules with other names unchanged."""
+    names = {rule["ID"] for rule in wanted}
+    others = [rule for rule in bucket_rules(url, options) if rule.get("ID") not in names]
+    bucket, _ = split_bucket(url)
+    client = boto3_client("s3", options)
+    with translated("cannot write the lifecycle of a bucket", options=options, store=url):
+        client.put_bucket_lifecycle_configuration(
+            Bucket=bucket, LifecycleConfiguration={"Rules": [*others, *map(dict, wanted)]}
+        )
+
+
+def inline_policy(whose: str, name: str, options: Mapping[str, object]) -> dict[str, Any] | None:
+    """Return a policy of ``user/NAME`` or ``role/NAME``; None without one. Raises InvalidRequest."""
+    kind, owner = _owner(whose)
+    client = boto3_client("iam", options)
+    try:
+        with translated("cannot read a policy", options=options, whose=whose):
+            call = client.get_user_policy if kind == "user" else client.get_role_policy
+            document = call(**{f"{kind.title()}Name": owner}, PolicyName=name)["PolicyDocument"]
+    except NotFound:
+        return None
+    return json.loads(document) if isinstance(document, str) else dict(document)
+
+
+def put_inline_policy(whose: str, name: str, policy: Mapping[str, object], options: Mapping[str, object]) -> None:
+    """Give ``user/NAME`` or ``role/NAME`` this policy under that name."""
+    kind, owner = _owner(whose)
+    client = boto3_client("iam", options)
+    with translated("cannot write a policy", options=options, whose=whose):
+        call = client.put_user_policy if kind == "user" else client.put_role_policy
+        call(**{f"{kind.title()}Name": owner}, PolicyName=name, PolicyDocument=json.dumps(policy))
+
+
+def _owner(whose: str) -> tuple[str, str]:
+    kind, slash, owner = whose.partition("/")
+    if kind not in ("user", "role") or not slash or not owner:
+        raise InvalidRequest("invalid owner of a policy", text=repr(whose), expected="user/NAME or role/NAME")
+    return kind, owner
+
+
+def _is_same(rule: Rule, other: Rule | None) -> bool:
+    """Compare only the fields of this project: the server may add others."""
+    return other is not None and all(other.get(name) == value for name, value in rule.items())

@@ -47,16 +47,15 @@ from local.format.record import Record
 from local.names import TopicPartition
 from local.records.batch import encode_batch
 from remote.fetch.chunk_cache import CACHE_BYTES, ChunkCache
-from remote.fetch.range_prediction import RangePredictor
-from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
+from remote.fetch.range_reader import RANGE_BYTES, RangePredictor, RemotePartition
 from remote.fetch.read_ahead import THREADS
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import PART_BYTES, SegmentEntry
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import Asked, Body, ObjectInfo
 from remote.store.middleware.metered_store import MeteredStore
 from remote.store.open_store import open_store
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader

@@ -17,17 +17,17 @@ from bench_remote import PARTITION, PREFIX, SMALL_BYTES, TOPIC_ID, made_up_segme
 
 from policies.cost.storage_cost import GIB, S3_STANDARD, request_cost
 from policies.remote_retention import MANIFESTS_AT_ONCE
-from remote.fetch.range_prediction import RangePredictor
-from remote.fetch.range_reader import RemotePartition
-from remote.gc.fork_references import delete_objects
+from remote.fetch.range_reader import RangePredictor, RemotePartition
+from remote.gc.fork_references import delete_unlinked
+from remote.gc.object_deletion import DeleteReason
 from remote.gc.pin_watch import PinWatch, Unlinking
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from remote.store.open_store import open_store
+from remote.upload.segment_upload import copy_segment
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 
@@ -93,8 +93,8 @@ def expired_and_deleted(store: MeteredStore, log: MetadataLog, row: SegmentEntry
     due = {each.key: Unlinking(sequence=each.unlinked_sequence, at_ms=1) for each in manifest.pending_deletes}
     keys = PinWatch(store, PREFIX).free(due, sequence=manifest.sequence, now_ms=2)
     assert len(keys) == 2
-    log.check_still_writer()
-    delete_objects(store, PREFIX, sorted(keys), has_forks=False)
+    newest = log.check_still_writer()
+    delete_unlinked(store, PREFIX, sorted(keys), DeleteReason.PENDING_DELETE, newest, has_forks=False)
     log.commit(remove_pending_deletes(keys), 2)
     taken = store.counts() - begun
     manifests = 3 / MANIFESTS_AT_ONCE  # one collection: a boundary, two listings, three reads

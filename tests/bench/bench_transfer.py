@@ -38,10 +38,10 @@ from local.records.batch import encode_batch
 from remote.segment_entry import PART_BYTES
 from remote.segments.chunk_table import ZSTD
 from remote.segments.encryption import KeyRing
-from remote.segments.file_read_ahead import FileAhead
 from remote.segments.object_encoding import ObjectEncoding
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store.open_store import open_store
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from remote.upload.segment_upload_stream import FileAhead
 from tiered.partition.segment_inspection import SegmentInspector
 
 KEYS = KeyRing({"bench": os.urandom(32)})

@@ -29,13 +29,19 @@ from remote.keys import (
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.segment_entry import PART_BYTES
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore, UploadSource
 from remote.store.middleware.immutable_store import ImmutableStore
 from remote.store.open_store import open_store
 from remote.store.probe import probe_store
-from remote.store.s3_administration import bucket_rules, inline_policy, missing_rules, put_inline_policy, put_rules
-from remote.store.unfinished_uploads import UnfinishedUploads
+from remote.store.unfinished_uploads import (
+    UnfinishedUploads,
+    bucket_rules,
+    inline_policy,
+    missing_rules,
+    put_inline_policy,
+    put_rules,
+)
+from remote.upload.segment_upload import copy_segment
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.health.access_policies import Role, iam_policy, lifecycle_rules
 from tiered.read.bucket_reader import RemoteLog

@@ -13,7 +13,7 @@ from remote.store.open_store import open_store
 from remote.store.unfinished_uploads import UnfinishedUploads
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.jobs.bucket_copying import plan_copy, run_copy
-from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.jobs.rewriting import plan_recode, run_rewrite
 
 pytestmark = pytest.mark.timeout(120)

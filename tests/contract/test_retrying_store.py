@@ -10,9 +10,9 @@ import pytest
 
 from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, NotFound, Unavailable
 from remote.segment_entry import PART_BYTES
-from remote.store import ObjectInfo, ranged_source
+from remote.store import LIST_PAGE, ObjectInfo, ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.metered_store import LIST_PAGE, MeteredStore, RequestCounts
+from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 
 ONCE = RetryPolicy(attempts_max=1)

@@ -13,7 +13,6 @@ import pytest
 
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
 from remote.segment_entry import PART_BYTES
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ranged_source
 from remote.store.file_store import FileStore
 from remote.store.memory_store import MemoryStore
@@ -21,6 +20,7 @@ from remote.store.middleware.retrying_store import RetryPolicy
 from remote.store.open_store import open_store
 from remote.store.probe import RACERS, probe_store
 from remote.store.s3_store import S3Store
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 
 ONCE = RetryPolicy(attempts_max=1)
 LARGE = bytes(2 * PART_BYTES + PART_BYTES // 2)

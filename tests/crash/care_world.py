@@ -22,9 +22,9 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import ZSTD
 from remote.segments.encryption import KeyRing
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.partition.segment_inspection import SegmentInspector
 
 NOW = 1_800_000_000_000

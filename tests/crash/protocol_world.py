@@ -10,12 +10,13 @@ from local.verify.findings import Severity, worst
 from remote.check.partition_check import check_partition
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import MANIFESTS
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
+from remote.manifest.writer_roles import LogState
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 
 TOPIC, TOPIC_ID = "orders", "AAAAAAAAAAAAAAAAAAAAAA"
 PREFIX = f"{TOPIC}-{TOPIC_ID}/0/"

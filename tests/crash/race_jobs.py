@@ -15,14 +15,14 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import list_pins
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import CoWriterLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import Replacement, replace_tiled
 from remote.manifest.manifest import AppliedJob, Manifest
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.jobs.bucket_deletion import delete_pending, plan_deletion
-from tiered.jobs.orphan_collection import GarbageList, delete_garbage, list_garbage
+from tiered.jobs.orphan_deletion import GarbageList, delete_garbage, list_garbage
 from tiered.node.writer_ids import DELETION
 
 
@@ -37,7 +37,7 @@ def merge(actor: Actor, truth: Truth) -> None:
 
 def _merge_two(actor: Actor, store: ObjectStore, truth: Truth) -> None:
     race, prefix = actor.race, truth.prefix
-    co_writer = CoWriterLog(store, prefix)
+    co_writer = MetadataLog(store, prefix)
     manifest = co_writer.join()
     entries = list(co_writer.index(manifest).entries_with_dead(0, 1 << 62))
     pairs = [pair for pair in pairwise(entries) if pair[0].next_offset == pair[1].base_offset]

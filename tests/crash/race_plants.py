@@ -15,13 +15,14 @@ from local.segment import swap
 from local.storage import Storage
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
-from remote.gc import delayed_delete, old_manifests, orphans, page_removal, partition_removal, pin_watch
+from remote.gc import delayed_delete, old_manifests, orphan_search, partition_removal, pin_watch
 from remote.keys import full_key, manifest_key
-from remote.manifest import co_writer, commit_protocol, page_out
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest import commit_protocol, page_out
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import Change
 from remote.manifest.manifest_page import encode_page
+from remote.manifest.writer_roles import CO_WRITER, LogState
 from tiered.jobs import bucket_deletion
 from tiered.maintenance import apply
 from tiered.migrate import fork as forking
@@ -233,32 +234,37 @@ def _old_segments_go_before_the_new_one_is_announced(patch: Patch) -> None:
 
 
 def _what_has_another_name_is_nobodys(patch: Patch) -> None:
-    real = orphans.parse_epoch
-    patch.setattr(orphans, "parse_epoch", lambda key: 0 if real(key) is None else real(key))
+    real = orphan_search.parse_epoch
+    patch.setattr(orphan_search, "parse_epoch", lambda key: 0 if real(key) is None else real(key))
 
 
 def _what_the_present_writer_has_not_named_is_nobodys(patch: Patch) -> None:
-    real = orphans.unreferenced_objects
+    real = orphan_search.unreferenced_objects
     patch.setattr(
-        orphans, "unreferenced_objects", lambda listed, epoch, named: real(listed, epoch=epoch + 1, named=named)
+        orphan_search, "unreferenced_objects", lambda listed, epoch, named: real(listed, epoch=epoch + 1, named=named)
     )
 
 
 def _what_waits_for_its_deletion_is_nobodys(patch: Patch) -> None:
-    patch.setattr(orphans, "named_by", page_out.named_keys)
+    patch.setattr(orphan_search, "named_by", page_out.named_keys)
 
 
 def _rows_in_pages_name_nothing(patch: Patch) -> None:
-    real = orphans.named_by
-    patch.setattr(orphans, "named_by", lambda manifest, entries_of: real(manifest, lambda page: ()))
+    real = orphan_search.named_by
+    patch.setattr(orphan_search, "named_by", lambda manifest, entries_of: real(manifest, lambda page: ()))
 
 
 def _a_job_carries_its_uploads_into_the_next_epoch(patch: Patch) -> None:
-    def adopt(self: co_writer.CoWriterLog, found: Manifest) -> None:
+    real = MetadataLog._adopt
+
+    def adopt(self: MetadataLog, found: Manifest) -> None:
+        if self._role is not CO_WRITER:
+            real(self, found)
+            return
         self._epoch = found.epoch
         self._set(found)
 
-    patch.setattr(co_writer.CoWriterLog, "_adopt", adopt, raising=False)
+    patch.setattr(MetadataLog, "_adopt", adopt)
     patch.setattr(commit_protocol, "names_older_objects", lambda draft, changed: None)
 
 
@@ -270,23 +276,23 @@ def _an_epoch_is_taken_from_anybody(patch: Patch) -> None:
 
 
 def _who_deletes_asks_no_fork(patch: Patch) -> None:
-    def delete_objects(store: Any, prefix: str, keys: Any, **more: Any) -> None:
+    def delete_unlinked(store: Any, prefix: str, keys: Any, *given: Any, **more: Any) -> None:
         store.delete([prefix + key for key in keys if not key.startswith("/")])
 
-    for module in (delayed_delete, page_removal, partition_removal):
-        patch.setattr(module, "delete_objects", delete_objects)
+    for module in (delayed_delete, partition_removal):
+        patch.setattr(module, "delete_unlinked", delete_unlinked)
 
 
 def _who_collects_asks_no_fork(patch: Patch) -> None:
-    patch.setattr(orphans, "named_by_forks", lambda store, prefix: frozenset())
+    patch.setattr(orphan_search, "named_by_forks", lambda store, prefix: frozenset())
 
 
 def _a_fork_deletes_what_it_let_go_of(patch: Patch) -> None:
-    def delete_objects(store: Any, prefix: str, keys: Any, **more: Any) -> None:
+    def delete_unlinked(store: Any, prefix: str, keys: Any, *given: Any, **more: Any) -> None:
         store.delete([full_key(prefix, key) for key in keys])
 
-    for module in (delayed_delete, page_removal, partition_removal):
-        patch.setattr(module, "delete_objects", delete_objects)
+    for module in (delayed_delete, partition_removal):
+        patch.setattr(module, "delete_unlinked", delete_unlinked)
 
 
 def _a_fork_is_not_announced(patch: Patch) -> None:

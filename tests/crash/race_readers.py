@@ -10,11 +10,11 @@ from race_truth import Truth, plain, records_in, view_name
 from local.errors import Conflict, NotFound, OffsetOutOfRange, Unavailable
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.gc.pinned_manifest import PinnedLog
 from remote.gc.pins import Pin, pin_newest, release
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
+from remote.manifest.pinned_log import pinned_log
 from remote.manifest.view import find_view
 from tiered.read.bucket_reader import RemoteLog
 
@@ -92,7 +92,8 @@ def _read_pinned(actor: Actor, store: GatedStore, pin: Pin, manifest: Manifest, 
     """
     race = actor.race
     try:
-        again = PinnedLog(store, truth.prefix, pin).load()  # type: ignore[arg-type]
+        at = {"sequence": pin.sequence, "commit_id": pin.commit_id, "holder": pin.holder}
+        again = pinned_log(store, truth.prefix, **at).load()  # type: ignore[arg-type]
         assert again == manifest, f"another manifest under the pinned name: {again.commit_id}, not {manifest.commit_id}"
         index = MetadataIndex(manifest, Pages(store, truth.prefix).entries)  # type: ignore[arg-type]
         entries = [*index.entries_with_dead(0, 1 << 62), *manifest.view_entries]

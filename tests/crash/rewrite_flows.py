@@ -23,7 +23,7 @@ from remote.check.partition_check import ObjectKind
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
-from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
 from tiered.read.bucket_reader import RemoteLog
 

@@ -18,18 +18,17 @@ from local.records.batch import encode_batch
 from local.records.record_columns import of_arrow
 from policies import remote_retention
 from policies.decisions import ExpirePage
-from remote.gc.orphans import find_orphans
+from remote.gc.orphan_search import find_orphans
 from remote.gc.pins import pin_newest
 from remote.keys import BOUNDARIES, MANIFESTS, PINS, manifest_key, parse_manifest_key
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import append_entries
 from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import set_properties
 from remote.manifest.page_out import PageRule, named_by
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 from tiered.jobs import bucket_deletion
 from tiered.jobs.bucket_deletion import QUIET_MS, Freed, delete_pending, plan_deletion
 from tiered.jobs.bucket_retention import commit_retention, plan_retention
@@ -399,7 +398,7 @@ def few_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def grown(store: MemoryStore, manifests: int, at_ms: int = RETAINED) -> MemoryStore:
     """The same store with more manifests, committed by a co-writer."""
-    log = CoWriterLog(store, NAME.prefix)
+    log = MetadataLog(store, NAME.prefix)
     log.join()
     for number in range(manifests):
         log.commit(set_properties({"retention.ms": str(5 * DAY), "segment.ms": str(DAY + number)}), at_ms)
@@ -437,7 +436,7 @@ def test_old_manifests_without_a_writer_are_deleted_and_few_of_them_take_no_epoc
 def test_old_manifests_of_a_partition_with_a_writer_are_left_to_the_writer() -> None:
     for writer, note, at_ms in ((NODE, True, NOW), ("ingest-job", False, NOW), ("ingest-job", True, RETAINED + 1)):
         store = ingested(writer=writer, rule=None, note=False)
-        log = CoWriterLog(store, NAME.prefix)
+        log = MetadataLog(store, NAME.prefix)
         log.join()
         log.commit(append_entries([], start_offset=0, note=AppliedJob(job_id="job" if note else "other")), INGESTED)
         grown(store, 2 * (KEPT + AT_ONCE))

@@ -13,22 +13,22 @@ from dataclasses import replace
 
 import pytest
 from fault_store import Fault, FaultStore, Killed
-from protocol_world import CHUNK, PREFIX, Writer, check, entries_of, segment_of
+from protocol_world import CHUNK, PREFIX, TOPIC, TOPIC_ID, Writer, check, entries_of, segment_of
 
 from local.errors import Conflict, Fenced, InvalidRequest, LogError, NotFound, Unavailable
-from remote.gc.orphans import find_orphans
+from remote.gc.orphan_search import find_orphans
 from remote.keys import parse_data_key
-from remote.manifest.co_writer import CoWriterLog
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import Replacement, append_entries, find_job, replace_tiled
 from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import delete_partition
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.manifest.view import CompactedView
+from remote.manifest.writer_roles import LogState
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 
 NOW = 10
 
@@ -41,14 +41,14 @@ def begun(store: ObjectStore, entries: int = 4) -> Writer:
     return writer
 
 
-def again(store: ObjectStore, co_writer: CoWriterLog, base: int, epoch: int | None = None) -> SegmentEntry:
+def again(store: ObjectStore, co_writer: MetadataLog, base: int, epoch: int | None = None) -> SegmentEntry:
     """Upload another copy of a segment, under a name of the co-writer."""
     return copy_segment(store, PREFIX, segment_of(base), epoch=epoch or co_writer.epoch, now_ms=NOW, chunk_bytes=CHUNK)
 
 
 def work(store: ObjectStore, base: int = 10, job: str = "job", upto: int = 40, bound: int | None = 0) -> Manifest:
     """A whole job: join, find the entry, upload its successor, commit. A second run does nothing."""
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     manifest = co_writer.join()
     if find_job(manifest, job) is not None:
         return manifest
@@ -87,14 +87,14 @@ def test_objects_that_a_co_writer_replaced_are_deleted_only_by_the_writer() -> N
     writer = begun(store)
     manifest = work(store)
     assert len(manifest.pending_deletes) == 2
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     co_writer.join()
     with pytest.raises(InvalidRequest):
         co_writer.check_still_writer()
     with pytest.raises(InvalidRequest):
         co_writer.set_gc_boundary(1)
     with pytest.raises(InvalidRequest):
-        co_writer.become_writer("x", 1)
+        co_writer.become_writer("x", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
     writer.delete_pending()
     assert newest(store).pending_deletes == ()
     check(store, writer)
@@ -104,7 +104,7 @@ def test_a_job_run_twice_commits_once() -> None:
     store = MemoryStore()
     writer = begun(store)
     assert work(store).sequence == work(store).sequence
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     manifest = co_writer.join()
     change = replace_tiled([], cleaned_through=40, bound=None, note=AppliedJob(job_id="job"))
     assert co_writer.commit(change, NOW) == manifest
@@ -206,7 +206,7 @@ def test_a_co_writer_commit_between_two_calls_of_a_writer_costs_only_a_rebase(fa
 def test_of_two_jobs_on_one_entry_one_wins_and_the_others_objects_are_unlinked() -> None:
     store = MemoryStore()
     writer = begun(store)
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     old = co_writer.join().segments[1]
     lost = again(store, co_writer, 10)
     work(store, job="other")
@@ -220,7 +220,7 @@ def test_of_two_jobs_on_one_entry_one_wins_and_the_others_objects_are_unlinked()
 def test_a_co_writer_of_an_older_epoch_is_fenced_and_its_objects_become_orphans() -> None:
     store = MemoryStore()
     begun(store)
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     old = co_writer.join().segments[1]
     new = again(store, co_writer, 10)
 
@@ -238,7 +238,7 @@ def test_a_co_writer_of_an_older_epoch_is_fenced_and_its_objects_become_orphans(
     assert orphans() == sorted([new.data_key, new.indexes_key])
     assert made_by(newest(store)) == []
     with pytest.raises(Fenced):
-        CoWriterLog(store, PREFIX).join(epoch=1)
+        MetadataLog(store, PREFIX).join(epoch=1)
     check(store, other)
 
 
@@ -255,18 +255,18 @@ def test_every_object_name_in_a_manifest_has_its_epoch_or_an_older_one() -> None
 def test_a_deleted_topic_refuses_co_writers_and_their_commits() -> None:
     store = MemoryStore()
     writer = begun(store)
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     co_writer.join()
     writer.log.commit(delete_partition(now_ms=5), 5)
     with pytest.raises(Conflict):
         co_writer.commit(replace_tiled([], cleaned_through=40, bound=None, note=AppliedJob(job_id="job")), NOW)
     with pytest.raises(Conflict):
-        CoWriterLog(store, PREFIX).join()
+        MetadataLog(store, PREFIX).join()
 
 
 def test_a_co_writer_cannot_join_without_a_manifest() -> None:
     with pytest.raises(NotFound):
-        CoWriterLog(MemoryStore(), PREFIX).join()
+        MetadataLog(MemoryStore(), PREFIX).join()
 
 
 # --- changes ---------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_a_commit_with_an_outdated_tombstone_bound_is_refused() -> None:
 def test_replacements_that_do_not_tile_their_range_are_refused() -> None:
     store = MemoryStore()
     begun(store)
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     entries = co_writer.join().segments
     new = again(store, co_writer, 10)
     wrong = [
@@ -344,7 +344,7 @@ def test_replacements_that_do_not_tile_their_range_are_refused() -> None:
 def test_entries_are_appended_exactly_at_the_end_or_refused() -> None:
     store = MemoryStore()
     writer = begun(store)
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     co_writer.join()
     new = again(store, co_writer, 40)
     with pytest.raises(Conflict):
@@ -358,7 +358,7 @@ def test_entries_are_appended_exactly_at_the_end_or_refused() -> None:
 def test_only_the_newest_notes_of_jobs_are_retained() -> None:
     store = MemoryStore()
     begun(store)
-    co_writer = CoWriterLog(store, PREFIX)
+    co_writer = MetadataLog(store, PREFIX)
     manifest = co_writer.join()
     for number in range(70):
         note = AppliedJob(job_id=f"j{number}" if number != 5 else "j4", turn=number)

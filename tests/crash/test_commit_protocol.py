@@ -23,10 +23,10 @@ import pytest
 
 from local.errors import Fenced, InvalidRequest, LogError, Unavailable
 from remote.keys import DATA, MANIFESTS, parse_data_key
-from remote.manifest.commit_protocol import LogState
 from remote.manifest.manifest_changes import add_segments, set_properties
-from remote.segments.segment_upload import copy_segment
+from remote.manifest.writer_roles import LogState
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import KILLS, Fault, FaultStore, Killed

@@ -10,13 +10,14 @@ import pytest
 
 from local.errors import AlreadyExists, Corrupt, Fenced, InvalidRequest, NotFound
 from remote.keys import manifest_key
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import encode_manifest
 from remote.manifest.manifest_chain import PROBES_MAX
 from remote.manifest.manifest_changes import set_properties
+from remote.manifest.writer_roles import LogState
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import FaultStore

@@ -14,11 +14,12 @@ from remote.fetch import range_reader
 from remote.fetch.chunk_cache import Slice
 from remote.gc import delayed_delete
 from remote.keys import manifest_key
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
-from remote.segments import segment_upload
+from remote.manifest.writer_roles import LogState
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import KeyRing, ObjectCipher
+from remote.upload import segment_upload
 
 
 def test_all_twenty_kinds_exist_and_every_verb_meets_some() -> None:

@@ -19,12 +19,11 @@ from local.records.batch import encode_batch
 from local.records.record_columns import of_arrow
 from local.settings import LogSettings
 from remote.keys import partition_prefix
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 from tiered.jobs import ingest
 from tiered.jobs.ingest import abort_ingest, commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
@@ -150,4 +149,4 @@ def test_an_ingest_behind_an_open_transaction_in_the_bucket_is_refused() -> None
     manifest = metadata.commit(add_segments([entry]), NOW)
     with pytest.raises(InvalidRequest, match="transaction is open"):
         plan_ingest(store, "t", now_ms=NOW)
-    assert CoWriterLog(store, prefix).join() == manifest
+    assert MetadataLog(store, prefix).join() == manifest

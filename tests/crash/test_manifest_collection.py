@@ -17,11 +17,12 @@ from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Un
 from remote.check.partition_check import check_partition
 from remote.gc.old_manifests import collect_manifests
 from remote.gc.pin_watch import RENEWAL_LAG_MS
-from remote.gc.pins import list_pins, lowest_pinned, pin_newest, release, renew
+from remote.gc.pins import list_pins, pin_newest, release, renew
 from remote.keys import MANIFESTS, boundary_key, manifest_key, parse_manifest_key, parse_pin_key, pin_key
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import QUIET_MAX, decode_boundary, encode_boundary
 from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes, set_properties
+from remote.manifest.writer_roles import LogState
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -209,10 +210,10 @@ def test_a_pinned_manifest_stays_and_only_objects_unlinked_earlier_are_free():
     commit_some(writer, 9)
     collect(writer, now_ms=99)
     assert manifest.sequence in sequences(store)
-    held = lowest_pinned(list_pins(store, PREFIX), 99)
+    held = min(each.sequence for each in list_pins(store, PREFIX) if each.expires_ms > 99)
     free = [each for each in writer.log.cached.pending_deletes if each.unlinked_sequence <= held]
     assert sorted(each.key[5:25] for each in free) == [f"{100:020d}"] * 2
-    assert lowest_pinned(list_pins(store, PREFIX), 100) is None
+    assert [each.expires_ms for each in list_pins(store, PREFIX)] == [100]
     release(store, PREFIX, [pin])
     release(store, PREFIX, [pin])
     commit_some(writer, 1)

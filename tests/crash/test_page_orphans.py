@@ -19,7 +19,7 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.page_out import PageRule
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
-from tiered.jobs.orphan_collection import GarbageList, delete_garbage, list_garbage
+from tiered.jobs.orphan_deletion import GarbageList, delete_garbage, list_garbage
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fault_store import Fault, FaultStore, Killed

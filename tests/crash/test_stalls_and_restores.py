@@ -15,7 +15,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import set_properties
 from remote.manifest.page_out import named_keys
-from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 

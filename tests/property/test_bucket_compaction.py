@@ -18,15 +18,14 @@ from local.cleaner.offset_map import Buffer
 from local.records.isolation import Isolation
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.page_out import PageRule
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 from tiered.jobs.bucket_compaction import CompactionOutcome
 from tiered.jobs.compaction_passes import compact_partition
 from tiered.partition.segment_inspection import segment_to_copy
@@ -234,7 +233,7 @@ def test_a_compaction_job_repeated_with_the_same_id_does_nothing() -> None:
     assert not first.was_done
     assert second.was_done
     assert world.manifest() == manifest
-    assert CoWriterLog(world.store, BUCKET.prefix).join() == manifest
+    assert MetadataLog(world.store, BUCKET.prefix).join() == manifest
 
 
 def test_the_reference_cleaner_detects_colliding_key_digests(monkeypatch: pytest.MonkeyPatch) -> None:

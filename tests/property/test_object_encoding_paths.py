@@ -18,9 +18,9 @@ from remote.fetch.range_reader import RemotePartition
 from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable, decode_chunks
 from remote.segments.encryption import INDEXES_MAGIC, KeyRing
 from remote.segments.object_encoding import ObjectEncoding, open_chunk
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
-from remote.segments.segment_upload_stream import SegmentFacts
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from remote.upload.segment_upload_stream import SegmentFacts
 
 KEYS = KeyRing({"k": bytes(range(32))})
 CALM = settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,7 +18,7 @@ from remote.manifest.catalog import list_partitions
 from remote.store.open_store import open_store
 from tiered.jobs.bucket_copying import plan_copy
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.orphan_collection import GarbageList
+from tiered.jobs.orphan_deletion import GarbageList
 from tiered.jobs.rewriting import plan_merge, plan_recode
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import compact, copy, export, rewrite, scrub

@@ -205,7 +205,7 @@ def test_deletion_stage_frees_objects_and_manifests_of_ingested_topics(spark, tm
     from local.records.record_columns import of_arrow
     from remote.gc.pins import pin_newest, release
     from remote.keys import MANIFESTS
-    from remote.manifest.co_writer import CoWriterLog
+    from remote.manifest.commit_protocol import MetadataLog
     from remote.manifest.manifest_changes import set_properties
     from tiered.jobs.ingest import commit_ingest, plan_ingest
     from tiered.jobs.ingest_task import IngestTask
@@ -223,7 +223,7 @@ def test_deletion_stage_frees_objects_and_manifests_of_ingested_topics(spark, tm
         for columns in of_arrow(pa.table({"value": [b"%d" % at * 30 for at in range(90)]}), now_ms=NOW - 20 * DAY):
             task.add(0, columns)
         commit_ingest(store, plan, [task.end()], now_ms=NOW - 20 * DAY)
-    log = CoWriterLog(store, names["freed"].prefix)
+    log = MetadataLog(store, names["freed"].prefix)
     log.join()
     for number in range(410):
         log.commit(set_properties({**settings, "segment.ms": str(DAY + number)}), NOW - 20 * DAY)

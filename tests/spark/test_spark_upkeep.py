@@ -22,7 +22,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.sealing import keyed
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.jobs import orphan_collection as here
+from tiered.jobs import orphan_deletion as here
 from tiered.jobs.bucket_copying import plan_copy, run_copy
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite

@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from local.errors import InvalidRequest
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
@@ -247,7 +248,7 @@ def emptied(store: ObjectStore) -> Iterator[None]:
         yield
     finally:
         while keys := [info.key for _, info in zip(range(_DELETE_PAGE), store.list(""), strict=False)]:
-            store.delete(keys)
+            delete_objects(store, "", keys, DeleteReason.BENCHMARK)
 
 
 def machine() -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from local.errors import LogError, NotFound
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.gc.pins import list_pins
 from remote.keys import PROBES, new_ulid
 from remote.manifest.commit_protocol import MetadataLog
@@ -70,7 +71,7 @@ def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]
     if not done:
         return
     try:
-        store.delete([key])
+        delete_objects(store, "", [key], DeleteReason.PROBE)
         store.head(key)
     except NotFound:
         done.append("delete")
@@ -168,7 +169,7 @@ def partitions(patient: Patient) -> Iterator[Finding]:
 
 
 def _of_manifest(held: Partition) -> Iterator[Finding]:
-    from remote.manifest.manifest import encoded_size, lacks_seal
+    from remote.manifest.manifest import lacks_seal, size_of
 
     manifest = held.manifest()
     if manifest is None:
@@ -179,7 +180,7 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
         yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
     if held.fatal_error is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
         yield _behind(held, manifest)
-    size_bytes = encoded_size(manifest)
+    size_bytes = size_of(manifest)
     if size_bytes > MANIFEST_BYTES_LARGE:
         waits = f"{counted(len(manifest.pending_deletes), 'pending delete')}"
         what = f"{held.name}: its manifest has {format_bytes(size_bytes)}, {waits}"

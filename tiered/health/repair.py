@@ -13,7 +13,7 @@ The report says where to search. The plan checks the damage and the good copies 
 Order of effects for a segment:
 
 1. The good bytes are uploaded and verified.
-2. One manifest is committed as a co-writer of the current epoch (`remote.manifest.co_writer`), so a manager keeps
+2. One manifest is committed as a co-writer of the current epoch (`remote.manifest.writer_roles`), so a manager keeps
    running. Its new entry has exactly the offsets of the old one (rule P11).
 3. The damaged objects are pending deletes from then on, and stay for the grace period.
 
@@ -36,7 +36,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment
 from remote.keys import MANIFESTS, VIEWS, full_key, new_ulid, parse_manifest_key, parse_page_key, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import replace_tiled
 from remote.manifest.manifest import AppliedJob, Manifest, PageEntry
 from remote.manifest.manifest_changes import Change, objects_of
@@ -46,8 +46,8 @@ from remote.manifest.manifest_validation import entry_contradiction
 from remote.manifest.sealing import sealer_of
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.health.bucket_check import check_contents
 from tiered.health.repair_relatives import Relatives
 from tiered.health.repair_sources import entries_of_page, from_bucket
@@ -195,7 +195,7 @@ def _of_partition(
     relatives: Relatives,
 ) -> RepairPlan:
     try:
-        manifest = CoWriterLog(store, name.prefix).join()
+        manifest = MetadataLog(store, name.prefix).join()
     except (Corrupt, NotFound, Conflict) as error:
         why = f"the newest manifest is unreadable, only a copy of it can replace it: {error}"
         return RepairPlan(hopeless=(Untouched(name=name, object=MANIFESTS, why=why),))
@@ -349,7 +349,7 @@ def _repair_segment(
     progress: Progress,
     settings: SettingsOf,
 ) -> None:
-    log = CoWriterLog(store, repair.name.prefix)
+    log = MetadataLog(store, repair.name.prefix)
     manifest, old = log.join(), repair.entry
     if not log.ask(manifest, lambda index: index.holds(old)):
         raise NotFound(
@@ -366,7 +366,7 @@ def _repair_segment(
     log.commit(put_in_place(old, entry, spares=sharing), now_ms, touches=touches)
 
 
-def _sharing(log: CoWriterLog, manifest: Manifest, old: SegmentEntry) -> list[SegmentEntry]:
+def _sharing(log: MetadataLog, manifest: Manifest, old: SegmentEntry) -> list[SegmentEntry]:
     """Return other entries of the log that name an object of this one.
 
     A damaged entry may name another entry's object.
@@ -439,7 +439,7 @@ def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
         with suppress(AlreadyExists):  # in an immutable bucket the damaged page stays
             store.put(prefix + page.key, body)
             return
-    log = CoWriterLog(store, prefix)
+    log = MetadataLog(store, prefix)
     manifest = log.join()
     if page not in manifest.pages:
         raise NotFound("cannot repair a manifest page, the manifest no longer names it", page=page.key)

@@ -39,9 +39,9 @@ from remote.segments.chunk_table import RAW
 from remote.segments.encryption import KeyRing
 from remote.segments.index_bundle import IndexBundle, decode_bundle, encode_bundle
 from remote.segments.object_encoding import CODECS, open_ring
-from remote.segments.segment_upload import SegmentToCopy
-from remote.segments.segment_upload_stream import SegmentFacts
 from remote.store import Body, ObjectStore
+from remote.upload.segment_upload import SegmentToCopy
+from remote.upload.segment_upload_stream import SegmentFacts
 from tiered.partition.segment_inspection import SegmentInspector
 
 INTERVAL_BYTES = 4096

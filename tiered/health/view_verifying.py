@@ -20,7 +20,7 @@ from local.log.view_directory import view_files
 from local.names import VIEW_CATALOG, parse_partition_directory
 from local.storage import Storage, join
 from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
-from remote.manifest.view_catalog import ViewCatalog, decode_catalog
+from remote.manifest.view_changes import ViewCatalog, decode_catalog
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import decode_bundle
 

@@ -3,7 +3,7 @@
 A manager cleans the segments on its disk. This job cleans segments that the disk has dropped. It reads the bucket
 alone, and the size of the partition is not limited:
 
-1. `plan_compaction` joins the newest epoch (`remote.manifest.co_writer`), reads the segment entries of a range, and
+1. `plan_compaction` joins the newest epoch (`remote.manifest.writer_roles`), reads the segment entries of a range, and
    divides them into **groups** of neighbours. A plan can be pickled and sent to tasks.
 2. Pass one (`tiered.jobs.compaction_passes`), for each group by itself: a digest of each key with the offset of the
    newest record of the key in the group. Between the passes a Spark shuffle, or `newest_by_group` in one process, finds
@@ -53,7 +53,6 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import (
     GroupOutcome,
@@ -217,7 +216,7 @@ def plan_compaction(
     Raises NotFound if there is no manifest, Conflict for a deleted topic, InvalidRequest for a topic that is not
     compacted. Raises the errors of reading the bucket.
     """
-    log = CoWriterLog(store, name.prefix)
+    log = MetadataLog(store, name.prefix)
     manifest = log.join()
     values = {**DEFAULTS, **manifest.properties, **(settings or {})}
     rules = resolve_rules(values)
@@ -287,7 +286,7 @@ def commit_compaction(
     """
     results = sorted(results, key=lambda each: each.number)
     note = plan.note
-    log = CoWriterLog(store, plan.name.prefix)
+    log = MetadataLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
     planned = {entry.ulid: entry for group in plan.groups for entry in group.entries}
     replaced = [each for one in results for each in one.replaced]
@@ -342,7 +341,7 @@ def commit_compaction(
     )
 
 
-def _give_up(log: CoWriterLog, entries: Sequence[SegmentEntry], touches: tuple[int, int], now_ms: int) -> None:
+def _give_up(log: MetadataLog, entries: Sequence[SegmentEntry], touches: tuple[int, int], now_ms: int) -> None:
     """Make the objects of unnamed entries pending deletes; entries that a manifest names are skipped."""
     if entries:
         log.commit(unlink_uploads(entries), now_ms, touches=touches)

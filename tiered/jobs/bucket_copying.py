@@ -36,7 +36,6 @@ from policies.cost.storage_cost import request_cost
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
@@ -44,8 +43,8 @@ from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import copy_segment
 from tiered.jobs.joined_segments import check_same_bytes, joined
 from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.node.writer_ids import COPY
@@ -202,14 +201,14 @@ def commit_entries(
     """Add copied entries, ascending. May be repeated. Raises Fenced if another run has taken over."""
     if not entries:
         return
-    log = CoWriterLog(target, plan.name.prefix)
+    log = MetadataLog(target, plan.name.prefix)
     log.join(epoch=epoch)
     log.commit(add_segments(entries), now_ms)
 
 
 def finish_copy(target: ObjectStore, plan: CopyPlan, *, epoch: int, now_ms: int) -> None:
     """Set the copy's log start offset to the source's, after all entries are committed."""
-    log = CoWriterLog(target, plan.name.prefix)
+    log = MetadataLog(target, plan.name.prefix)
     log.join(epoch=epoch)
     log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
 

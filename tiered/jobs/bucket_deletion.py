@@ -52,7 +52,6 @@ from remote.gc.pin_watch import PinWatch
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.conditional_takeover import ConditionalTakeoverLog
 from remote.manifest.job_changes import find_job
 from remote.manifest.manifest import Manifest
 from remote.store import ObjectStore
@@ -134,7 +133,7 @@ def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Fr
     """
     if not plan.is_due:
         return Freed()
-    prefix, log = plan.name.prefix, ConditionalTakeoverLog(store, plan.name.prefix)
+    prefix, log = plan.name.prefix, MetadataLog(store, plan.name.prefix)
     found = log.refresh(exact=True)
     mark = AFTER_INGEST if found.writer_id.startswith(INGEST) else DELETION
     manifest = log.take_over_if(mark + new_ulid(now_ms), now_ms, check_newest=_takeover_check(plan, now_ms))

@@ -2,9 +2,9 @@
 
 The policies are a manager's (`policies.remote_retention`), applied to the bucket alone. No disk is known, so retention
 by size counts too few bytes rather than too many. The job commits as a co-writer of the epoch
-(`remote.manifest.co_writer`): it raises the log start offset, takes entries out of the manifest and makes their objects
-pending deletes. The writer's next maintenance deletes the objects after the grace period. In a partition without a
-writer `tiered.jobs.bucket_deletion` does.
+(`remote.manifest.writer_roles`): it raises the log start offset, takes entries out of the manifest and makes their
+objects pending deletes. The writer's next maintenance deletes the objects after the grace period. In a partition
+without a writer `tiered.jobs.bucket_deletion` does.
 
 **Unknown settings.** A manifest has the settings with which a topic was created, not the defaults of the machines that
 serve it. So the job assumes nothing: an unknown limit is no limit, and a topic with an unknown ``cleanup.policy``
@@ -28,7 +28,7 @@ from policies.remote_retention import expirations, leaving, page_to_know
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.store import ObjectStore
@@ -66,7 +66,7 @@ def plan_retention(
     store: ObjectStore, name: RemotePartitionName, known: Mapping[str, str], *, now_ms: int
 ) -> RetentionPlan:
     """Plan by the settings `known`. Raises NotFound if there is no manifest, Conflict for a deleted topic."""
-    log = CoWriterLog(store, name.prefix)
+    log = MetadataLog(store, name.prefix)
     manifest = log.join()
     bare = RetentionPlan(name=name, epoch=manifest.epoch)
     if manifest.tier_disabled:
@@ -96,7 +96,7 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
     """
     if not plan.log_start_offset:
         return
-    log = CoWriterLog(store, plan.name.prefix)
+    log = MetadataLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
     manifest = log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
     pages = [each.key for each in plan.leaving if isinstance(each, ExpirePage)]
@@ -109,7 +109,7 @@ def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) ->
         log.commit(expire_segments([each.ulid for each in due], now_ms=now_ms), now_ms, touches=touches)
 
 
-def _still_there(log: CoWriterLog, manifest: Manifest, entries: Sequence[ExpireRemote]) -> list[ExpireRemote]:
+def _still_there(log: MetadataLog, manifest: Manifest, entries: Sequence[ExpireRemote]) -> list[ExpireRemote]:
     """Return the entries that are still in the manifest and end at or below the first readable offset."""
     if not entries:
         return []
@@ -140,7 +140,7 @@ def snapshot_of_bucket(
     )
 
 
-def _with_oldest_rows(snapshot: PartitionSnapshot, log: CoWriterLog, manifest: Manifest) -> PartitionSnapshot:
+def _with_oldest_rows(snapshot: PartitionSnapshot, log: MetadataLog, manifest: Manifest) -> PartitionSnapshot:
     """Return the snapshot with the entries of the oldest pages, as far as some of them may have expired."""
     index = log.index(manifest)
     for _ in range(PAGES_MAX):

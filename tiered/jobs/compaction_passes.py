@@ -41,14 +41,16 @@ from local.segment.segment_reading import slice_bounds
 from local.storage import Storage, join
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import Replacement
+from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.jobs.bucket_compaction import (
     GROUP_BYTES,
@@ -265,9 +267,8 @@ class GroupWork:
         return entry
 
     def _discard(self, entries: Iterable[SegmentEntry]) -> None:
-        prefix = self._plan.name.prefix
         with suppress(LogError):
-            self._store.delete([prefix + key for entry in entries for key in (entry.data_key, entry.indexes_key)])
+            delete_objects(self._store, self._plan.name.prefix, keys_of(entries), DeleteReason.OWN_UPLOAD)
 
     # --- the task's disk ---------------------------------------------------------------------------------------------
 

@@ -45,9 +45,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.gc.old_manifests import collect_manifests
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.conditional_takeover import ResumedWriterLog
 from remote.manifest.job_changes import append_entries, is_done
 from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import unlink_uploads
@@ -217,7 +215,7 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
         if not entries:
             continue
         try:
-            log = CoWriterLog(store, target.name.prefix)
+            log = MetadataLog(store, target.name.prefix)
             log.join(epoch=target.epoch)
             log.commit(unlink_uploads(entries), now_ms)
         except LogError as error:
@@ -328,7 +326,7 @@ def _committed(
     starts = {part.starts[number] for part in parts if number in part.starts}
     if target.start_offset is not None:
         starts.add(target.start_offset)
-    log = CoWriterLog(store, target.name.prefix)
+    log = MetadataLog(store, target.name.prefix)
     manifest = log.join(epoch=target.epoch)
     note = AppliedJob(job_id=plan.job_id, turn=turn)
     was_done = is_done(manifest, note)
@@ -348,7 +346,7 @@ def _committed(
 def _collect_manifests(store: ObjectStore, plan: IngestPlan, target: IngestTarget, upto: int, now_ms: int) -> None:
     if not upto:
         return
-    name, log = target.name, ResumedWriterLog(store, target.name.prefix)
+    name, log = target.name, MetadataLog(store, target.name.prefix)
     try:
         log.resume(epoch=target.epoch, writer_id=INGEST + plan.job_id)
         collected = collect_manifests(store, name.prefix, log, upto, now_ms=now_ms)

@@ -27,11 +27,13 @@ from local.records.batch import assign_offset, read_header
 from local.records.record_columns import RecordColumns
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import log_settings
 from tiered.jobs.ingest import Ingested, IngestPlan, IngestTarget, end_of
@@ -125,13 +127,11 @@ class IngestTask:
     def discard(self) -> None:
         """Delete the unreported uploads of this attempt, if possible. Never raises a LogError."""
         for known in self._partitions.values():
-            prefix = known.target.name.prefix
             with suppress(LogError):
                 if known.file is not None:
                     known.file.close()
-                self._store.delete(
-                    [prefix + key for entry in known.entries for key in (entry.data_key, entry.indexes_key)]
-                )
+                prefix = known.target.name.prefix
+                delete_objects(self._store, prefix, keys_of(known.entries), DeleteReason.OWN_UPLOAD)
 
     def _begun(self, partition: int) -> _Partition:
         target = self._targets[partition]

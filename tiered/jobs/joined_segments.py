@@ -27,7 +27,7 @@ from local.index import offset_index, time_index
 from remote.fetch.range_reader import RemotePartition
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import combine
-from remote.segments.segment_upload import SegmentToCopy
+from remote.upload.segment_upload import SegmentToCopy
 from tiered.partition.segment_inspection import SegmentInspector
 
 INTERVAL_BYTES = 4096

@@ -34,7 +34,6 @@ from local.errors import Conflict, Fenced, LogError, NotFound, Unavailable
 from policies.compaction import is_dirty_enough
 from policies.formatting import counted
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.tombstone_bound import clean_upto
 from remote.segment_entry import SegmentEntry
@@ -211,7 +210,7 @@ def _retention_unit(plan: RetentionPlan, state: State) -> Unit:
 
 def plan_unit_of_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> Unit:
     """Return whether a compacted partition is dirty enough in the bucket (`min.cleanable.dirty.ratio`)."""
-    log = CoWriterLog(store, name.prefix)
+    log = MetadataLog(store, name.prefix)
     manifest = log.join()
     known = fleet.settings_of(name.topic, manifest.properties)
     rules = rules_of(known)
@@ -314,7 +313,7 @@ def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | No
 
 
 def _known(fleet: Fleet, store: ObjectStore, name: RemotePartitionName) -> dict[str, str]:
-    return fleet.settings_of(name.topic, CoWriterLog(store, name.prefix).join().properties)
+    return fleet.settings_of(name.topic, MetadataLog(store, name.prefix).join().properties)
 
 
 def _of(stage: Stage, name: RemotePartitionName, state: State, **more: object) -> Unit:

@@ -7,7 +7,7 @@ The records stay unchanged.
 | merge | many small segments become one | neighbours without a gap, of one object encoding, all clean or none |
 | recode | object codec, encryption key, storage class | entries with another encoding than the wanted one |
 
-Steps, as for every co-writer (`remote.manifest.co_writer`):
+Steps, as for every co-writer (`remote.manifest.writer_roles`):
 
 1. `plan_merge` or `plan_recode` joins the newest epoch and returns groups of entries, with requests, bytes and dollars.
 2. `rewrite_group` does one group, in any process, any number of times.
@@ -45,7 +45,6 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
 from remote.manifest.manifest import AppliedJob
@@ -54,8 +53,8 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, RAW
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.object_encoding import ObjectEncoding
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import copy_segment
 from tiered.jobs.joined_segments import check_same_bytes, joined
 from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
@@ -263,9 +262,9 @@ def _fits(run: Sequence[SegmentEntry], entry: SegmentEntry, target_bytes: int) -
 
 def _joined_rows(
     store: ObjectStore, name: RemotePartitionName
-) -> tuple[CoWriterLog, list[SegmentEntry], Mapping[str, str]]:
+) -> tuple[MetadataLog, list[SegmentEntry], Mapping[str, str]]:
     """Return the entries that readers can reach completely, and the topic's own settings."""
-    log = CoWriterLog(store, name.prefix)
+    log = MetadataLog(store, name.prefix)
     manifest = log.join()
     entries = log.ask(manifest, lambda index: list(index.entries()))
     return log, [entry for entry in entries if entry.base_offset >= manifest.min_readable_offset], manifest.properties
@@ -273,7 +272,7 @@ def _joined_rows(
 
 def _plan(
     kind: str,
-    log: CoWriterLog,
+    log: MetadataLog,
     name: RemotePartitionName,
     groups: Sequence[RewriteGroup],
     now_ms: int,
@@ -413,7 +412,7 @@ def commit_groups(
     replaced = [each.replacement for each in made if each.replacement is not None]
     if not replaced:
         return outcome
-    log = CoWriterLog(store, plan.name.prefix)
+    log = MetadataLog(store, plan.name.prefix)
     log.join(epoch=plan.epoch)
     entries = [entry for each in replaced for entry in each.entries]
     touches = (min(entry.base_offset for entry in entries), max(entry.next_offset for entry in entries))
@@ -489,7 +488,7 @@ def _give_up(store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGrou
     if not entries:
         return
     try:
-        log = CoWriterLog(store, plan.name.prefix)
+        log = MetadataLog(store, plan.name.prefix)
         log.join(epoch=plan.epoch)
         touches = (entries[0].base_offset, entries[-1].next_offset)
         log.commit(unlink_uploads(entries), now_ms, touches=touches)

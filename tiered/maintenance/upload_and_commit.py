@@ -37,6 +37,7 @@ from policies.decisions import AdvanceCleanedOffset, CopySegment, ReplaceRemote
 from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import (
@@ -46,9 +47,10 @@ from remote.manifest.manifest_changes import (
     replace_segments,
     unlink_uploads,
 )
+from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import copy_segment
 from tiered.partition.partition import Partition, Upload
 from tiered.partition.segment_inspection import count_records, segment_to_copy
 
@@ -240,8 +242,8 @@ def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
     A commit in doubt may have happened. Its objects may have readers and pins, and are deleted with the topic.
     """
     tried = {each.entry.ulid for each in context.partition.uploaded.values() if each.is_tried}
-    keys = [key for entry in entries if entry.ulid not in tried for key in (entry.data_key, entry.indexes_key)]
-    context.store.delete([context.partition.prefix + key for key in keys])
+    keys = keys_of(entry for entry in entries if entry.ulid not in tried)
+    delete_objects(context.store, context.partition.prefix, keys, DeleteReason.OWN_UPLOAD)
 
 
 def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentInfo]:

@@ -10,7 +10,7 @@ stays readable through its inode. One pass over a partition:
    - the high watermark (``replication-offset-checkpoint``), because records above it may be truncated;
    - the newest producer snapshot, because a broker rolls first and then writes the snapshot of the segment's end;
    - the first offset of the oldest transaction that this snapshot calls open.
-3. `remote.segments.segment_upload` and the commit protocol copy it: every batch is checked on the way, and manifests
+3. `remote.upload.segment_upload` and the commit protocol copy it: every batch is checked on the way, and manifests
    are created only if absent. One sidecar writes a partition. A fenced sidecar does not take over again by itself. The
    topic id is Kafka's.
 
@@ -58,13 +58,13 @@ from policies.deleted_records import BrokerRetention, is_deletion
 from policies.remote_retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED
 from remote.gc.old_manifests import collect_manifests
 from remote.keys import partition_prefix
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, set_properties
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.migrate.adopt_metrics import AdoptedPartition
 from tiered.migrate.broker import INTERNAL, log_start_facts
@@ -128,21 +128,15 @@ class _Work:
         )
 
 
-class _SidecarLog(MetadataLog):
-    """A metadata log that takes over only from another sidecar or from a finished job.
+def _check_free(newest: Manifest | None) -> None:
+    """Raise Conflict unless a sidecar or a finished job wrote the newest manifest.
 
     Another kind of writer has records of its own at the broker's next offsets. The sidecar therefore leaves a partition
     that a manager, or a restore for a manager, has taken over.
     """
-
-    def _successor(
-        self, base: Manifest | None, draft: Manifest, *, epoch: int, writer_id: str, now_ms: int
-    ) -> Manifest:
-        is_free = base is None or base.writer_id.startswith((ADOPT, COPY, DELETION))
-        if self._state is LogState.READER and base is not None and not is_free:
-            wrong = "cannot adopt the partition, another writer owns it in the bucket"
-            raise Conflict(wrong, topic=base.topic, partition=base.partition, writer=base.writer_id)
-        return super()._successor(base, draft, epoch=epoch, writer_id=writer_id, now_ms=now_ms)
+    if newest is not None and not newest.writer_id.startswith((ADOPT, COPY, DELETION)):
+        wrong = "cannot adopt the partition, another writer owns it in the bucket"
+        raise Conflict(wrong, topic=newest.topic, partition=newest.partition, writer=newest.writer_id)
 
 
 class Adopter:
@@ -332,7 +326,7 @@ class Adopter:
         if known is not None:
             known.check_not_fenced()  # a fenced sidecar stays fenced until its restart
             return known
-        log = _SidecarLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
+        log = MetadataLog(self._store, partition_prefix(partition.topic, topic_id, partition.partition))
         log.become_writer(
             self._writer,
             now_ms,
@@ -342,6 +336,7 @@ class Adopter:
             properties=self._properties(partition.topic),
             first_epoch=(epochs.latest or 0) + EPOCHS_APART,
             appends=True,
+            check_newest=_check_free,
         )
         self._logs[partition, topic_id] = log
         return log

@@ -3,7 +3,7 @@
 1. Each segment is read once, to a temporary file.
 2. Counts, times, indexes, leader epochs and checksums are computed from its bytes. Only the facts about transactions
    that began before the first segment come from the source, because the bytes do not contain them.
-3. `remote.segments.segment_upload` uploads the segment as for a manager. It compares the indexes with the batches and
+3. `remote.upload.segment_upload` uploads the segment as for a manager. It compares the indexes with the batches and
    refuses segments that do not decode. The same checks therefore cover everything that is committed.
 
 No entry names an object of the source: the source's retention could delete the object. The bytes must be read for
@@ -54,7 +54,6 @@ from remote.external.external_object import ExternalObject
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
@@ -63,8 +62,8 @@ from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import combine
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.partition.segment_inspection import SegmentInspector
@@ -316,7 +315,7 @@ class _Import:
                 now_ms=now_ms(),
                 object_encoding=self._plan.encoding.object_encoding(self._keys),
             )
-        co_writer = CoWriterLog(self._target, self._plan.name.prefix)
+        co_writer = MetadataLog(self._target, self._plan.name.prefix)
         co_writer.join(epoch=self._epoch)
         co_writer.commit(add_segments([made]), now_ms())
         return made

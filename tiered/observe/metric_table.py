@@ -302,6 +302,12 @@ METRICS: tuple[Metric, ...] = (
         labels=("direction",),
     ),
     Metric(
+        name="tiered_remote_deleted_objects_total",
+        kind=Kind.COUNTER,
+        doc="Objects deleted in the bucket by this process since the start, by reason.",
+        labels=("reason",),
+    ),
+    Metric(
         name="tiered_remote_left_objects_total",
         kind=Kind.COUNTER,
         doc="Upper limit of objects left by failed uploads: neither the upload nor the deletion was answered. "

@@ -22,6 +22,7 @@ from policies.cost.storage_cost import GIB
 from policies.plan import plan
 from policies.snapshot import PartitionSnapshot
 from remote.fetch.read_ahead import reader_load
+from remote.gc.object_deletion import DeleteReason
 from remote.keys import parse_topic_directory
 from remote.store.middleware.metered_store import RequestCounts
 from tiered import __version__
@@ -193,6 +194,9 @@ class Metrics:
             yield Sample("tiered_remote_copy_bytes_total", each.data_bytes_in, (("topic", topic),))
             yield Sample("tiered_remote_fetch_bytes_total", each.data_bytes_out, (("topic", topic),))
         yield Sample("tiered_remote_left_objects_total", self._manager.left_objects())
+        deleted = self._manager.deleted_objects()
+        for reason in DeleteReason:
+            yield Sample("tiered_remote_deleted_objects_total", deleted.get(reason, 0), (("reason", reason.value),))
         cache = self._manager.fetch_cache()
         yield Sample("tiered_cache_hits_total", cache.hits)
         yield Sample("tiered_cache_misses_total", cache.misses)

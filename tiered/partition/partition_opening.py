@@ -34,18 +34,17 @@ from policies.rules import PartitionRules
 from policies.tier_relation import Relation
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.disk_cache import DiskCache
-from remote.fetch.range_prediction import RangePredictor
-from remote.fetch.range_reader import RemotePartition
+from remote.fetch.range_reader import RangePredictor, RemotePartition
 from remote.gc.pin_watch import PinWatch
 from remote.keys import partition_prefix
-from remote.manifest.commit_protocol import LogState, MetadataLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import manifest_disk_cache, shares
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition, expire_segments, set_properties, settle
-from remote.manifest.manifest_memory_cache import ManifestMemoryCache
-from remote.manifest.seal_memory import SealMemory
+from remote.manifest.manifest_memory_cache import ManifestMemoryCache, SealMemory
 from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views
+from remote.manifest.writer_roles import LogState
 from remote.store import ObjectStore
 from tiered.config.config import Config
 from tiered.config.properties import APPEND_FREE_MIN

@@ -35,8 +35,8 @@ from local.segment.segment_info import SegmentInfo
 from local.segment.segment_reading import batch_slices
 from local.verify.findings import Severity
 from local.verify.index_checks import INTERVAL_BYTES, check_offset_index, check_time_index, places_of
-from remote.segments.segment_upload import SegmentToCopy
-from remote.segments.segment_upload_stream import SegmentFacts
+from remote.upload.segment_upload import SegmentToCopy
+from remote.upload.segment_upload_stream import SegmentFacts
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def count_records(segment: Segment) -> int:
 class SegmentInspector:
     """Check every batch of a segment during its upload.
 
-    Implements `remote.segments.segment_upload_stream.Inspector`. Each batch must be whole, match its CRC, decode, and
+    Implements `remote.upload.segment_upload_stream.Inspector`. Each batch must be whole, match its CRC, decode, and
     fit its place, its leader epoch and the `indexes` (offset, time). Raises Corrupt at the first bytes that fail a
     check. Raises InvalidRequest at the first message of format 0 or 1: the remote tier holds batches of format 2 only.
     Memory: the columns of some batches, the headers of all.

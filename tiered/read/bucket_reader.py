@@ -19,11 +19,10 @@ from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
 from local.verify.findings import Finding
 from remote.external.external_layout import OURS, ExternalFormat, ExternalName, LayoutOptions
-from remote.external.external_log import ExternalLog
+from remote.external.external_log import external_manifests
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.disk_cache import DiskCache
-from remote.fetch.range_prediction import RangePredictor
-from remote.fetch.range_reader import RemotePartition
+from remote.fetch.range_reader import RangePredictor, RemotePartition
 from remote.gc.pins import Pin, pin_newest, release
 from remote.keys import partition_prefix
 from remote.manifest.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
@@ -145,14 +144,14 @@ class RemoteLog(Readable):
         Empty in this project's layout, whose manifests record the removed offsets. Raises NotFound.
         """
         self.manifest(partition)
-        metadata = self._source(partition).metadata
-        return metadata.gaps if isinstance(metadata, ExternalLog) else []
+        external = external_manifests(self._source(partition).metadata)
+        return external.gaps if external is not None else []
 
     def findings(self, partition: TopicPartition) -> list[Finding]:
         """Findings of an external layout, by offsets; empty in this project's layout. Raises NotFound."""
         self.manifest(partition)
-        metadata = self._source(partition).metadata
-        return metadata.findings if isinstance(metadata, ExternalLog) else []
+        external = external_manifests(self._source(partition).metadata)
+        return external.findings if external is not None else []
 
     def pin(self, partition: TopicPartition, *, now_ms: int, expires_ms: int, holder: str) -> Manifest:
         """Pin the partition's newest manifest until `expires_ms` or `close`; returns the manifest.

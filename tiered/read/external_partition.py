@@ -21,7 +21,7 @@ from local.log.producer_state import ProducerState
 from local.verify.findings import Finding, Severity, damaged
 from remote.external.external_layout import Cipher, ExternalFormat, ExternalName, ExternalParts, ExternalSegment
 from remote.external.external_lineage import Copy, choose
-from remote.external.external_log import ExternalLog
+from remote.external.external_log import ExternalManifests
 from remote.external.external_object import ExternalObject, open_chunk
 from remote.fetch.chunk_cache import ChunkCache, Slice
 from remote.fetch.range_reader import Opener, RemotePartition
@@ -183,7 +183,7 @@ def external_source(
     def look(findings: dict[str, Finding]) -> list[SegmentEntry]:
         return list_rows(store, layout, name, known, findings)
 
-    metadata = ExternalLog(store, name, layout.layout, look)
+    metadata = MetadataLog(store, name.prefix, source=ExternalManifests(name, layout.layout, look))
     remote = ExternalPartition(store, layout, cache, metadata=metadata)
     return PartitionSource(name.topic_partition, None, remote, metadata)
 

@@ -4,7 +4,7 @@ Layout, in the partition's directory:
 
 | name | content |
 |---|---|
-| ``view-catalog`` | views, their parts, old parts that wait for their deletion (`remote.manifest.view_catalog`) |
+| ``view-catalog`` | views, their parts, old parts that wait for their deletion (`remote.manifest.view_changes`) |
 | ``view/<name>/<stem>.log``, ``.indexes`` | the parts, as in a bucket (`tiered.read.local_views`) |
 | ``view/~aside/<ulid>`` | a part that is being written |
 
@@ -47,8 +47,7 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import VIEWS
 from remote.manifest.view import CompactedView
-from remote.manifest.view_catalog import ViewCatalog, decode_catalog, encode_catalog
-from remote.manifest.view_changes import cut_views
+from remote.manifest.view_changes import ViewCatalog, cut_views, decode_catalog, encode_catalog
 from remote.store import Asked, Body, ObjectInfo, UploadSource, read_each
 from remote.store.file_store import FileStore
 

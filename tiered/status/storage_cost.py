@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from policies.cost.storage_cost import StorageDollars, StorageUsage, storage_dollars, usage_of
-from remote.manifest.manifest_sizes import size_of
+from remote.manifest.manifest import size_of
 
 if TYPE_CHECKING:
     from local.names import TopicPartition

@@ -30,7 +30,7 @@ import msgspec
 from local.errors import LogError, NotFound
 from local.logdirs.log_dirs import LogDirectories
 from local.storage import Storage, join, replace_file
-from remote.segments.cleanup_failures import cleanup_failures
+from remote.gc.object_deletion import DeleteReason, deletions
 from remote.store import ObjectStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from tiered.config.clock_guard import counted_ms
@@ -178,11 +178,12 @@ class Metered:
         return self._store.counts_by_topic() if self._store is not None else {}
 
     def left_objects(self) -> int:
-        """An upper bound of the objects left by failed uploads since the open.
+        """An upper bound of the objects left by failed uploads since the open."""
+        return deletions(self._store).left_objects if self._store is not None else 0
 
-        See `remote.segments.cleanup_failures`.
-        """
-        return cleanup_failures(self._store).objects if self._store is not None else 0
+    def deleted_objects(self) -> Mapping[DeleteReason, int]:
+        """The objects deleted since the open, by reason (`remote.gc.object_deletion`)."""
+        return deletions(self._store).by_reason if self._store is not None else {}
 
     def request_history(self) -> RequestHistory | None:
         """Requests of this and earlier managers of the directory, by month and topic; None without a store."""

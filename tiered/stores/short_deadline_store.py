@@ -26,9 +26,8 @@ from typing import Any, cast
 
 from local.errors import LogError, Unavailable
 from remote.store import ObjectStore
-from remote.store.middleware.deadline_store import Deadlines, WatchedStore
+from remote.store.middleware.deadline_store import Deadlines, Watchdog, WatchedStore
 from remote.store.middleware.retrying_store import RetryBudget, RetryPolicy
-from remote.store.middleware.watchdog import Watchdog
 from tiered.config.config import Config
 from tiered.stores.configured_store import configured_store
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from local.errors import LogError
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import PROBES, new_ulid
 from remote.store import ObjectStore
 
@@ -57,6 +58,6 @@ class StoreClock:
             stamped_ms = self._store.head(key).modified_ms
             if stamped_ms is not None:
                 told(stamped_ms)
-            self._store.delete([key])
+            delete_objects(self._store, "", [key], DeleteReason.PROBE)
         except LogError as error:
             _log.warning("cannot read the time of the store: error=%s", error)

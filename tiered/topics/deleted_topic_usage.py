@@ -13,7 +13,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_sizes import size_of
+from remote.manifest.manifest import size_of
 from tiered.stores.parallel import side_by_side
 
 if TYPE_CHECKING:

@@ -47,10 +47,12 @@ from local.log.checkpoints import encode_epochs
 from local.names import CLEANED, LOG, segment_file
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
+from remote.gc.object_deletion import DeleteReason, delete_objects
+from remote.manifest.page_out import keys_of
 from remote.manifest.view import VIEW_ROWS_MAX, CompactedView, ViewRun
 from remote.segment_entry import SegmentEntry
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.partition.partition import Partition
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.reader import TieredReader
@@ -355,12 +357,13 @@ class ViewParts:
 
     def discard(self, store: ObjectStore, prefix: str) -> None:
         """Delete the uploaded parts as far as possible; unchanged old parts stay. Never raises a LogError."""
-        keys = [prefix + key for row in self._uploaded for key in (row.data_key, row.indexes_key)]
+        keys = keys_of(self._uploaded)
         try:
             self._drop_file()
-            store.delete(keys)
+            delete_objects(store, prefix, keys, DeleteReason.OWN_UPLOAD)
         except LogError as error:
-            _log.warning("cannot delete parts of a failed view: keys=%s cause=%s", ",".join(keys), error)
+            names = ",".join(prefix + key for key in keys)
+            _log.warning("cannot delete parts of a failed view: keys=%s cause=%s", names, error)
 
     def _fitting(self, table: BatchTable, at: int, upto: int) -> int:
         """The end of a part that begins with batch `at`; it has at least one batch."""

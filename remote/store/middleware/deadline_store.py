@@ -1,6 +1,4 @@
-"""A store whose operations end by a deadline, even if the client hangs.
-
-The mechanism is `remote.store.middleware.watchdog`.
+"""Deadlines: a store whose operations end in time, even if the client hangs.
 
 | operation | time limit |
 |---|---|
@@ -9,28 +7,149 @@ The mechanism is `remote.store.middleware.watchdog`.
 | upload | `upload_stall_s` since the store last requested a part, without the time to make parts |
 
 A part of a large upload has a shorter deadline of its own (`remote.store.s3_store`) and is retried alone.
+
+Clients have timeouts and still hang: in a DNS look-up, in a lock of a library, in an unreachable mounted file system.
+So the `Watchdog` runs each call in a thread of its own. A call that has not returned by its deadline is **abandoned**:
+the caller gets `Unavailable`, and the thread stays with the call. Beyond `abandoned_max` abandoned calls no new call
+starts, so a store that hangs permanently costs a bounded number of threads. A call that returns later frees its thread.
+The threads are daemons, so they do not delay the end of the process.
+
+**An abandoned call may still take effect, at any later time.** So may every call with a lost answer, and both are
+settled in the same way:
+
+| call | why a late effect is safe |
+|---|---|
+| create | the commit id inside identifies it |
+| other writes | names are used once and always get the same bytes (`remote.upload.segment_upload_stream`) |
+| delete | it may repeat |
+| upload | an abandoned upload gets no further part |
+
+Cost per call: two thread switches, about 50 microseconds.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
-from local.errors import Unavailable
-from remote.store.middleware.watchdog import ProgressSignal, Watchdog
-from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from local.errors import Unavailable, forget_locals
+from remote.store.middleware.store_wrapper import StoreWrapper
+from remote.store.protocol import LIST_PAGE, Body, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RATE_MIN = 128 << 10  # bytes per second: a slower transfer counts as a hang
-LIST_PAGE = 1000  # keys in one LIST response of S3
+ABANDONED_MAX = 64  # threads that hanging calls may hold; each has its stack and its unsent bytes
+IDLE_MAX = 16  # idle threads held for later calls
+_ATTEMPTS = {
+    "put": "cannot store an object",
+    "put_if_absent": "cannot create an object",
+    "upload": "cannot upload an object",
+    "get": "cannot read an object",
+    "get_range": "cannot read a range of an object",
+    "get_ranges": "cannot read a range of an object",
+    "get_each": "cannot read several objects",
+    "head": "cannot read the size of an object",
+    "list": "cannot list objects",
+    "list_prefixes": "cannot list objects",
+    "delete": "cannot delete objects",
+}
+
+
+class ProgressSignal:
+    """The time limit of a call: `limit_s` after its last sign of progress. Thread safe.
+
+    The first beat is the start. During a pause, when the caller's own work runs, no time counts.
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._last: float | None = clock()
+
+    def beat(self) -> None:
+        self._last = self._clock()
+
+    def pause(self) -> None:
+        self._last = None
+
+    def left_s(self) -> float:
+        """Return the remaining seconds; 0 or less after the limit."""
+        last = self._last
+        return self._limit_s if last is None else last + self._limit_s - self._clock()
+
+
+class Watchdog:
+    """The watchdog of one store. Thread safe. Works in a forked child, which has no threads."""
+
+    def __init__(self, *, abandoned_max: int = ABANDONED_MAX) -> None:
+        self._abandoned_max = abandoned_max
+        self._begin()
+
+    @property
+    def abandoned(self) -> int:
+        """The number of abandoned calls that still hang."""
+        return self._abandoned
+
+    def run(self, call: Callable[[], T], limit: float | ProgressSignal, attempt: str, **facts: object) -> T:
+        """Return or raise the result of `call`. Raises Unavailable, with `attempt`, after the limit."""
+        if self._pid != os.getpid():
+            self._begin()
+        progress_signal = limit if isinstance(limit, ProgressSignal) else ProgressSignal(limit)
+        job = _Job(call)
+        with self._lock:
+            if self._abandoned >= self._abandoned_max:
+                raise Unavailable(
+                    f"{attempt}, too many calls to the store do not return", **facts, hanging=self._abandoned
+                )
+            worker = self._idle.pop() if self._idle else None
+        if worker is None:
+            worker = _Worker(self._returned)
+            worker.start()
+        worker.jobs.put(job)
+        try:
+            while not job.is_done.wait(max(0.0, progress_signal.left_s())) and progress_signal.left_s() > 0:
+                pass
+        finally:
+            is_abandoned = self._abandon(job)
+        if is_abandoned:
+            what = "a call to the store does not return and its thread is abandoned: %s abandoned=%d"
+            log.warning(what, attempt, self._abandoned)
+            raise Unavailable(f"{attempt}, no reply before the deadline", **facts)
+        return job.outcome()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._abandoned = 0
+        self._pid = os.getpid()
+
+    def _abandon(self, job: _Job[T]) -> bool:
+        with self._lock:
+            if not job.is_done.is_set():
+                job.is_abandoned = True
+                self._abandoned += 1
+            return job.is_abandoned
+
+    def _returned(self, worker: _Worker, job: _Job[Any]) -> bool:
+        """Mark a worker's call as finished; return whether the worker stays for later calls."""
+        with self._lock:
+            job.is_done.set()
+            self._abandoned -= job.is_abandoned
+            is_kept = len(self._idle) < IDLE_MAX
+            if is_kept:
+                self._idle.append(worker)
+            return is_kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +168,7 @@ class Deadlines:
         return self.call_s + size_bytes / RATE_MIN
 
 
-class WatchedStore:
+class WatchedStore(StoreWrapper):
     """See `remote.store.protocol.ObjectStore`."""
 
     def __init__(
@@ -64,48 +183,24 @@ class WatchedStore:
 
         The next upload waits for a slot. This wait has no deadline, because nothing hangs.
         """
-        self._inner = inner
+        super().__init__(inner)
         self._watchdog = watchdog or Watchdog()
         self._deadlines = deadlines or Deadlines()
         self._places = threading.BoundedSemaphore(uploads_max) if uploads_max is not None else nullcontext()
 
-    def __repr__(self) -> str:
-        return f"WatchedStore({self._inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def put(self, key: str, body: Body) -> None:
-        self._run(lambda: self._inner.put(key, body), "cannot store an object", key, len(body))
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        self._run(lambda: self._inner.put_if_absent(key, body), "cannot create an object", key, len(body))
+    def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
+        limit_s = self._deadlines.of(size_bytes)
+        return self._watchdog.run(call, limit_s, _ATTEMPTS[operation], store=self.url, key=key)
 
     def upload(self, key: str, source: UploadSource) -> None:
         with self._places:
-            self._upload(key, source)
-
-    def get(self, key: str) -> bytes:
-        return self._run(lambda: self._inner.get(key), "cannot read an object", key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        attempt = "cannot read a range of an object"
-        return self._run(lambda: self._inner.get_range(key, start, length), attempt, key, max(0, length))
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        attempt, size_bytes = "cannot read a range of an object", sum(max(0, length) for _, length in ranges)
-        return self._run(lambda: self._inner.get_ranges(key, ranges), attempt, key, size_bytes)
-
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        key, size_bytes = asked[0][0] if asked else None, sum(length or 0 for _, _, length in asked)
-        return self._run(lambda: self._inner.get_each(asked), "cannot read several objects", key, size_bytes)
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._run(lambda: self._inner.head(key), "cannot read the size of an object", key)
-
-    def list_prefixes(self, prefix: str) -> list[str]:
-        return self._run(lambda: self._inner.list_prefixes(prefix), "cannot list objects", prefix)
+            progress_signal = ProgressSignal(self._deadlines.upload_stall_s)
+            parts = _Parts(source, progress_signal)
+            upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
+            try:
+                self._watchdog.run(upload, progress_signal, _ATTEMPTS["upload"], store=self.url, key=key)
+            finally:
+                parts.is_over = True
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         infos: Iterator[ObjectInfo] | None = None
@@ -118,12 +213,8 @@ class WatchedStore:
 
         found: list[ObjectInfo] | None = None
         while found is None or len(found) == LIST_PAGE:  # a shorter page is the last
-            found = self._run(page, "cannot list objects", prefix)
+            found = self._around(page, "list", prefix)
             yield from found
-
-    def delete(self, keys: Iterable[str]) -> None:
-        wanted = tuple(keys)
-        self._run(lambda: self._inner.delete(wanted), "cannot delete objects", wanted[0] if wanted else None)
 
     def close(self) -> None:
         """Close the client, or abandon it if it does not close in time."""
@@ -132,26 +223,9 @@ class WatchedStore:
         except Unavailable as error:
             log.warning("%s", error)
 
-    def _upload(self, key: str, source: UploadSource) -> None:
-        progress_signal = ProgressSignal(self._deadlines.upload_stall_s)
-        parts = _Parts(source, progress_signal)
-        facts = {"store": self.url, "key": key}
-        try:
-            upload = partial(self._inner.upload, key, UploadSource(parts=parts.begin))
-            self._watchdog.run(upload, progress_signal, "cannot upload an object", **facts)
-        finally:
-            parts.is_over = True
-
-    def _run(self, call: Callable[[], T], attempt: str, key: str | None, size_bytes: int = 0) -> T:
-        limit_s = self._deadlines.of(size_bytes)
-        return self._watchdog.run(call, limit_s, attempt, store=self.url, key=key)
-
 
 class _Parts:
-    """The parts of a source; each request for a part resets the deadline.
-
-    After the deadline no further part is given.
-    """
+    """The parts of a source, none after the deadline; each request for a part resets the deadline."""
 
     def __init__(self, source: UploadSource, progress_signal: ProgressSignal) -> None:
         self.is_over = False
@@ -171,3 +245,50 @@ class _Parts:
             if part is None:
                 return
             yield part
+
+
+class _Job(Generic[T]):
+    """A call and its result."""
+
+    __slots__ = ("_call", "_error", "_value", "is_abandoned", "is_done")
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.is_done = threading.Event()
+        self.is_abandoned = False
+        self._call: Callable[[], T] | None = call
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        assert self._call is not None, "run once"
+        try:
+            self._value = self._call()
+        except BaseException as error:  # noqa: BLE001  # it is the caller's
+            forget_locals(error)
+            self._error = error
+        self._call = None
+
+    def outcome(self) -> T:
+        """Return the result, once: a stored error would hold a reference to itself."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return self._value  # type: ignore[return-value]
+
+
+class _Worker(threading.Thread):
+    def __init__(self, returned: Callable[[_Worker, _Job[Any]], bool]) -> None:
+        super().__init__(name="tiered-store-call", daemon=True)
+        self.jobs: SimpleQueue[_Job[Any]] = SimpleQueue()
+        self._returned = returned
+
+    def run(self) -> None:
+        is_kept = True
+        while is_kept:
+            job = self.jobs.get()
+            job.run()
+            is_kept = self._returned(self, job)
+            del job

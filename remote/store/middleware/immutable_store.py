@@ -12,27 +12,21 @@ renewed, and a long read must request a long enough pin.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 from local.errors import AlreadyExists
-from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store.middleware.store_wrapper import StoreWrapper
+from remote.store.protocol import Body, ObjectStore
 
 _log = logging.getLogger(__name__)
 
 
-class ImmutableStore:
+class ImmutableStore(StoreWrapper):
     """See the module text. `spared` is the number of objects that were not deleted."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.spared = 0
-
-    def __repr__(self) -> str:
-        return f"ImmutableStore({self._inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
 
     def put(self, key: str, body: Body) -> None:
         try:
@@ -40,33 +34,6 @@ class ImmutableStore:
         except AlreadyExists:
             if self._inner.get(key) != bytes(body):
                 raise AlreadyExists("cannot overwrite an object, the bucket is immutable", key=key) from None
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        self._inner.put_if_absent(key, body)
-
-    def upload(self, key: str, source: UploadSource) -> None:
-        self._inner.upload(key, source)
-
-    def get(self, key: str) -> bytes:
-        return self._inner.get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._inner.get_range(key, start, length)
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        return self._inner.get_ranges(key, ranges)
-
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return self._inner.get_each(asked)
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._inner.head(key)
-
-    def list_prefixes(self, prefix: str) -> list[str]:
-        return self._inner.list_prefixes(prefix)
-
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        return self._inner.list(prefix, start_after=start_after)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Log the request; delete nothing."""
@@ -78,6 +45,3 @@ class ImmutableStore:
                 len(wanted),
                 wanted[0],
             )
-
-    def close(self) -> None:
-        self._inner.close()

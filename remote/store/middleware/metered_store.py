@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
-from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
-
-LIST_PAGE = 1000  # keys in one LIST response of S3, and in one DeleteObjects
+from remote.store.middleware.store_wrapper import StoreWrapper
+from remote.store.protocol import DELETE_PAGE, LIST_PAGE, Asked, Body, ObjectInfo, ObjectStore, UploadSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class RequestCounts:
 _OF_DATA = {"puts": "data_puts", "gets": "data_gets", "bytes_in": "data_bytes_in", "bytes_out": "data_bytes_out"}
 
 
-class MeteredStore:
+class MeteredStore(StoreWrapper):
     """See `remote.store.protocol.ObjectStore`. A request counts when it is sent, whatever its result.
 
     `bytes_in` go to the store. `bytes_out` come from it, and count on arrival. Retries inside the inner store are
@@ -59,16 +58,9 @@ class MeteredStore:
     """
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._lock = threading.Lock()
         self._counts: dict[str, dict[str, int]] = {}
-
-    def __repr__(self) -> str:
-        return f"MeteredStore({self._inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
 
     def counts(self) -> RequestCounts:
         """Return the total so far."""
@@ -76,10 +68,7 @@ class MeteredStore:
             return sum((RequestCounts(**each) for each in self._counts.values()), RequestCounts())
 
     def counts_by_topic(self) -> dict[str, RequestCounts]:
-        """Return the counts so far by topic directory in the store (`remote.keys.topic_directory`).
-
-        Requests of no topic, such as a listing of the whole store, have the empty name.
-        """
+        """Return the counts so far by topic directory; the empty name for requests of no topic."""
         with self._lock:
             return {name: RequestCounts(**each) for name, each in self._counts.items()}
 
@@ -142,21 +131,15 @@ class MeteredStore:
     def delete(self, keys: Iterable[str]) -> None:
         wanted = tuple(keys)
         if wanted:
-            self._count(wanted[0], deletes=-(-len(wanted) // LIST_PAGE))
+            self._count(wanted[0], deletes=-(-len(wanted) // DELETE_PAGE))
         self._inner.delete(wanted)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _arrived(self, key: str, body: bytes) -> bytes:
         self._count(key, bytes_out=len(body))
         return body
 
     def _count(self, key: str, **more: int) -> None:
-        """Add to the counts of a key's topic.
-
-        `key` may be a prefix too. All callers pass keys of one topic per request.
-        """
+        """Add to the counts of the topic of `key`, a key or a prefix."""
         name = key.partition("/")[0]
         if is_segment_object(key) and not key.endswith(INDEXES_SUFFIX):
             more |= {_OF_DATA[what]: count for what, count in more.items() if what in _OF_DATA}

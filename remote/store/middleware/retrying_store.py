@@ -13,20 +13,24 @@ A retried create may find the object of its own first try and raise AlreadyExist
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from local.errors import Unavailable
-from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from local.errors import Unavailable, describe, forget_locals
+from remote.store.middleware.store_wrapper import StoreWrapper
+from remote.store.protocol import DELETE_PAGE, LIST_PAGE, ObjectInfo, ObjectStore
+
+if TYPE_CHECKING:
+    import tenacity
 
 T = TypeVar("T")
-LIST_PAGE = 1000  # keys in one LIST response of S3: one page here is one request there
-DELETE_PAGE = 1000  # keys of one try, with a deadline of its own: one DeleteObjects of S3
+log = logging.getLogger(__name__)
 
 
 class RetryBudget:
@@ -90,59 +94,30 @@ class RetryPolicy:
         begun_s = time.monotonic()
         try:
             found = attempt()
-        except Unavailable as error:
-            if "attempts" in error.facts:
+        except Unavailable as first:
+            if "attempts" in first.facts:
                 raise
-            from remote.store.middleware.retry import (
-                retry_call,  # imported on demand: nearly all calls succeed, and many commands have no others
-            )
-
-            return retry_call(self, attempt, error, begun_s, {"verb": verb, "key": key})
+            try:
+                found = _next_tries(self, attempt, first, time.monotonic() - begun_s, {"verb": verb, "key": key})
+            except Unavailable as error:
+                forget_locals(error)  # tenacity stores every error where the error's own frames refer to it
+                raise
         self.budget.earn()
         return found
 
 
-class RetryingStore:
-    """See `remote.store.protocol.ObjectStore`; every operation runs under one `RetryPolicy`."""
+class RetryingStore(StoreWrapper):
+    """See `remote.store.protocol.ObjectStore`; every operation runs under one `RetryPolicy`.
+
+    A page of a listing, and DELETE_PAGE keys of a delete, are one operation with tries and a deadline of its own.
+    """
 
     def __init__(self, inner: ObjectStore, policy: RetryPolicy | None = None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._policy = policy or RetryPolicy()
 
-    def __repr__(self) -> str:
-        return f"RetryingStore({self._inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def put(self, key: str, body: Body) -> None:
-        self._policy.call(lambda: self._inner.put(key, body), verb="put", key=key)
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        self._policy.call(lambda: self._inner.put_if_absent(key, body), verb="put_if_absent", key=key)
-
-    def upload(self, key: str, source: UploadSource) -> None:
-        self._policy.call(lambda: self._inner.upload(key, source), verb="upload", key=key)
-
-    def get(self, key: str) -> bytes:
-        return self._policy.call(lambda: self._inner.get(key), verb="get", key=key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._policy.call(lambda: self._inner.get_range(key, start, length), verb="get_range", key=key)
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        return self._policy.call(lambda: self._inner.get_ranges(key, ranges), verb="get_ranges", key=key)
-
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        key = asked[0][0] if asked else None
-        return self._policy.call(lambda: self._inner.get_each(asked), verb="get_each", key=key)
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._policy.call(lambda: self._inner.head(key), verb="head", key=key)
-
-    def list_prefixes(self, prefix: str) -> list[str]:
-        return self._policy.call(lambda: self._inner.list_prefixes(prefix), verb="list_prefixes", key=prefix)
+    def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
+        return self._policy.call(call, verb=operation, key=key)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         listing = _Listing(self._inner, prefix, start_after)
@@ -157,9 +132,6 @@ class RetryingStore:
             page = wanted[at : at + DELETE_PAGE]
             self._policy.call(partial(self._inner.delete, page), verb="delete", key=page[0])
 
-    def close(self) -> None:
-        self._inner.close()
-
 
 class _Listing:
     """A listing in pages. After an error it restarts after the last page it returned."""
@@ -171,10 +143,7 @@ class _Listing:
         self._infos: Iterator[ObjectInfo] | None = None
 
     def page(self) -> list[ObjectInfo]:
-        """Return the next page, empty at the end.
-
-        Raises the store's errors; another call retries the same page.
-        """
+        """Return the next page, empty at the end. After an error another call retries the same page."""
         infos, self._infos = self._infos, None  # an iterator that raised is unusable
         if infos is None:
             infos = self._store.list(self._prefix, start_after=self._last)
@@ -182,3 +151,60 @@ class _Listing:
         if page:
             self._infos, self._last = infos, page[-1].key
         return page
+
+
+def _next_tries(
+    policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, spent_s: float, facts: dict[str, object]
+) -> T:
+    """The result of the next successful `attempt`, after the first raised `first` within `spent_s`.
+
+    Raises the last Unavailable, with the number of tries. `facts` describe the call in the log. tenacity is imported
+    here: nearly all calls succeed at once, and many commands have no others.
+    """
+    import tenacity
+
+    is_over = tenacity.stop_after_attempt(policy.attempts_max) | tenacity.stop_before_delay(policy.deadline_s - spent_s)
+    retrying = tenacity.Retrying(
+        stop=lambda state: is_over(state) or not policy.budget.spend(),  # asked last, because asking spends it
+        wait=tenacity.wait_random_exponential(multiplier=policy.wait_first_s, max=policy.wait_max_s),
+        retry=tenacity.retry_if_exception(_may_try_again),
+        sleep=policy.sleep,
+        before_sleep=_Warning(policy.warn_after_s - spent_s, facts),
+        reraise=True,
+    )
+    failed = [first]
+
+    def next_try() -> T:
+        if failed:
+            raise failed.pop()
+        return attempt()
+
+    try:
+        return retrying(next_try)
+    except Unavailable as error:
+        if "attempts" in error.facts:
+            raise
+        tries = retrying.statistics.get("attempt_number", 1)
+        raise error.restated(error.attempt, **error.facts, attempts=tries) from error
+
+
+class _Warning:
+    """Logs one line before a wait of a slow call, so that waiting is never silent."""
+
+    def __init__(self, after_s: float, facts: dict[str, object]) -> None:
+        self._after_s, self._facts = after_s, facts
+        self._is_logged = False
+
+    def __call__(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if self._is_logged or (state.seconds_since_start or 0.0) + state.upcoming_sleep < self._after_s:
+            return
+        assert isinstance(error, Unavailable)
+        self._is_logged = True
+        cause = error.facts.get("cause") or error.attempt
+        facts = {**self._facts, "attempts": state.attempt_number, "cause": cause}
+        log.warning("%s", describe("retrying a call to the store", facts))
+
+
+def _may_try_again(error: BaseException) -> bool:
+    return isinstance(error, Unavailable) and "attempts" not in error.facts

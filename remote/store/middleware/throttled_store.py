@@ -15,18 +15,16 @@ Source: Kafka's `remote.log.manager.copy` and `fetch` `.max.bytes.per.second` (K
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from local.storage.throttle import Throttle
 from remote.keys import is_metadata
-from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store.middleware.store_wrapper import StoreWrapper
+from remote.store.protocol import Asked, Body, ObjectStore, UploadSource
 
 
-class ThrottledStore:
-    """See `remote.store.protocol.ObjectStore`. Rates in bytes per second, None without limit.
-
-    It belongs around a `RetryingStore`, not inside: a wait for the throttle is no failure and no hang.
-    """
+class ThrottledStore(StoreWrapper):
+    """See `ObjectStore`. Rates in bytes per second. It belongs around a `RetryingStore`: its waits are no failures."""
 
     def __init__(
         self,
@@ -37,16 +35,9 @@ class ThrottledStore:
         copy: Throttle | None = None,
         fetch: Throttle | None = None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._copy = copy or Throttle(copy_rate)
         self._fetch = fetch or Throttle(fetch_rate)
-
-    def __repr__(self) -> str:
-        return f"ThrottledStore({self._inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
 
     def put(self, key: str, body: Body) -> None:
         self._pay(key, body)
@@ -74,21 +65,6 @@ class ThrottledStore:
         bodies = self._inner.get_each(asked)
         self._fetch.take(sum(len(body) for body in bodies if body is not None))
         return bodies
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._inner.head(key)
-
-    def list_prefixes(self, prefix: str) -> list[str]:
-        return self._inner.list_prefixes(prefix)
-
-    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        return self._inner.list(prefix, start_after=start_after)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self._inner.delete(keys)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _pay(self, key: str, body: Body) -> None:
         if is_metadata(key):

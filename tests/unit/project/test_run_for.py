@@ -21,7 +21,7 @@ def listed(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("file", "test"),
     [
-        ("remote/gc/orphans.py", "tests/unit/remote/gc/test_orphans.py"),  # mirrored
+        ("remote/gc/orphan_search.py", "tests/unit/remote/gc/test_orphan_search.py"),  # mirrored
         ("policies/copy_lag.py", "tests/property/test_copy_due.py"),  # imported
         ("local/log/log.py", "tests/unit/local/log/test_log_recovery.py"),  # imported from the package `local.log`
         ("docs/index.md", "tests/unit/project"),
@@ -33,7 +33,7 @@ def test_a_test_of_a_file_is_listed(file: str, test: str) -> None:
 
 
 def test_tests_of_other_kinds_are_counted_and_not_run() -> None:
-    *chosen, last = listed("remote/gc/orphans.py")
+    *chosen, last = listed("remote/gc/orphan_search.py")
     assert all(each.startswith(("tests/unit/", "tests/property/")) for each in chosen)
     assert int(last.split()[2]) > 0
 

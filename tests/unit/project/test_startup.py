@@ -13,7 +13,7 @@ ONLY_FOR_ROUNDS = {
     "tiered.maintenance.apply",
     "tiered.maintenance.upload_and_commit",
     "tiered.views.view_building",
-    "remote.segments.segment_upload",
+    "remote.upload.segment_upload",
     "asyncio",
 }
 NOT_FOR_LOOKS = {

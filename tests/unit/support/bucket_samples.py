@@ -11,7 +11,7 @@ from local.records.batch import encode_batch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, replace_segments
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 
 NOW_MS = 1_700_000_000_000
 TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"

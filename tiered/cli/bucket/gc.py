@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from remote.manifest.catalog import RemotePartitionName
     from remote.store.unfinished_uploads import UnfinishedUploads
     from tiered.jobs.job_bucket import Bucket as TaskBucket
-    from tiered.jobs.orphan_collection import Deleted, Garbage, GarbageList
+    from tiered.jobs.orphan_deletion import Deleted, Garbage, GarbageList
 
 LIST = "gc-list.json"
 _WRITING = "cannot write the list of orphans"
@@ -119,7 +119,7 @@ class _Work:
 
     def list(self, names: Sequence[RemotePartitionName]) -> GarbageList | None:
         """Return None if asked to stop before the end."""
-        from tiered.jobs.orphan_collection import list_garbage
+        from tiered.jobs.orphan_deletion import list_garbage
 
         progress = self.session.progress
         progress.expect(len(names), "partitions")
@@ -134,7 +134,7 @@ class _Work:
             return garbage.list_garbage(spark, self._for_tasks(), names, should_stop=stop, progress=progress.reach)
 
     def delete(self, listed: GarbageList, grace_ms: int, *, dry_run: bool) -> Deleted:
-        from tiered.jobs.orphan_collection import delete_garbage
+        from tiered.jobs.orphan_deletion import delete_garbage
 
         self.session.progress.expect(len(listed.entries), "orphans")
         if not self.on_spark.is_wanted:
@@ -172,7 +172,7 @@ def _list(
     dry_run: bool,
 ) -> int:
     from tiered.config.user_files import check_target, write_given
-    from tiered.jobs.orphan_collection import encode_garbage
+    from tiered.jobs.orphan_deletion import encode_garbage
 
     check_target(path, _WRITING)
     now, listed = now_ms(), work.list(names)
@@ -201,7 +201,7 @@ def _list(
 
 def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool, dry_run: bool) -> int:
     from tiered.config.user_files import read_given
-    from tiered.jobs.orphan_collection import decode_garbage
+    from tiered.jobs.orphan_deletion import decode_garbage
 
     if work.is_configured and session.config().topic_properties("")["remote.immutable"] == "true":
         raise InvalidRequest(

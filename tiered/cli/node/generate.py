@@ -139,7 +139,7 @@ def iam_policy(
     """The least that a role may do to the bucket, as an IAM policy."""
     import json
 
-    from remote.store.s3_administration import inline_policy, put_inline_policy, split_bucket
+    from remote.store.unfinished_uploads import inline_policy, put_inline_policy, split_bucket
 
     place, options, is_immutable = at.place(session)
     bucket, prefix = split_bucket(place)
@@ -171,7 +171,7 @@ def lifecycle(
     """What the bucket should do by itself, as lifecycle rules of S3."""
     import json
 
-    from remote.store.s3_administration import bucket_rules, missing_rules, put_rules, split_bucket
+    from remote.store.unfinished_uploads import bucket_rules, missing_rules, put_rules, split_bucket
 
     place, options, is_immutable = at.place(session)
     rules = lifecycle_rules(split_bucket(place)[1], is_immutable=is_immutable, is_versioned=versioned)

@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound
+from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
@@ -287,7 +288,7 @@ class _Job:
                 for key, name in names
                 if name is not None and name[1] == self.job_id and int(name[2]) >= len(self.waves)
             ]
-            self._store.delete(cut)
+            delete_objects(self._store, "", cut, DeleteReason.EXPORT)
 
     def finish_wave(self, splits: Sequence[Split], files: Sequence[ExportedFile], following: Split | None) -> None:
         """Record a finished wave; `following` is the first split after it.

@@ -1,6 +1,6 @@
 """List and delete orphans in Spark tasks, partition by partition.
 
-The rules are those of `tiered.jobs.orphan_collection`. A task lists the objects under a few partitions' prefixes, reads
+The rules are those of `tiered.jobs.orphan_deletion`. A task lists the objects under a few partitions' prefixes, reads
 the objects that their manifests name, and returns only the orphans. The driver therefore holds no listing, and at most
 as many orphans as one list may have.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from remote.manifest.catalog import RemotePartitionName
 from tiered.jobs.job_bucket import Bucket
-from tiered.jobs.orphan_collection import (
+from tiered.jobs.orphan_deletion import (
     ENTRIES_MAX,
     GRACE_MS,
     Deleted,
@@ -22,8 +22,8 @@ from tiered.jobs.orphan_collection import (
     encode_garbage,
     joined_lists,
 )
-from tiered.jobs.orphan_collection import delete_garbage as delete_here
-from tiered.jobs.orphan_collection import list_garbage as list_here
+from tiered.jobs.orphan_deletion import delete_garbage as delete_here
+from tiered.jobs.orphan_deletion import list_garbage as list_here
 from tiered.spark.jobs.task_batches import in_task_batches, packed
 from tiered.spark.source.pinning import wall_ms
 
@@ -48,7 +48,7 @@ def list_garbage(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda partitions: None,
 ) -> GarbageList | None:
-    """The orphans of these partitions, in order, as in `tiered.jobs.orphan_collection.list_garbage`.
+    """The orphans of these partitions, in order, as in `tiered.jobs.orphan_deletion.list_garbage`.
 
     None if `should_stop` ended the search. Changes nothing. `progress` receives the number of finished partitions.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import LogError
 from remote.manifest.catalog import RemotePartitionName
-from remote.manifest.co_writer import CoWriterLog
+from remote.manifest.commit_protocol import MetadataLog
 from tiered.jobs.pipeline import Fleet, Unit, compacted_unit
 from tiered.jobs.pipeline_job import Clock
 from tiered.jobs.rewriting import RewriteOutcome, RewritePlan
@@ -51,7 +51,7 @@ class SparkRunner:
 
     def compact(self, fleet: Fleet, name: RemotePartitionName, *, job_id: str, now_ms: int) -> Unit:
         with fleet.bucket.opened() as store:
-            own = CoWriterLog(store, name.prefix).join().properties
+            own = MetadataLog(store, name.prefix).join().properties
         with named_job(self._spark, f"compacting {name.topic}/{name.partition}", self._job_id):
             (outcome,) = compact(
                 self._spark,

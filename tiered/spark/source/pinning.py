@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
-from remote.gc.pinned_manifest import PinnedLog
 from remote.gc.pins import Pin, pin_newest, release, renew
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.pinned_log import pinned_log
 from remote.store import ObjectStore
 from tiered.spark.options import ReadOptions
 
@@ -40,7 +40,7 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
     """
     if (given := options.pins.get(prefix)) is not None:
         pin = _pin_of(given)
-        pinned = PinnedLog(store, prefix, pin)
+        pinned = pinned_log(store, prefix, sequence=pin.sequence, commit_id=pin.commit_id, holder=pin.holder)
         pinned.load()
         return pinned, pin
     metadata = MetadataLog(store, prefix)

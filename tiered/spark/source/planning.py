@@ -37,7 +37,7 @@ from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.external.external_layout import OURS, ExternalFormat, ExternalName, Layout
-from remote.external.external_log import ExternalLog
+from remote.external.external_log import external_manifests
 from remote.external.layout_detection import external_format
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
@@ -184,7 +184,7 @@ class OpenPartition:
             segments=rows,
             aborted=aborted,
             pin=self.pin,
-            layout=metadata.layout.value if isinstance(metadata := self.source.metadata, ExternalLog) else OURS.layout,
+            layout=OURS.layout if (source := external_manifests(self.source.metadata)) is None else source.layout.value,
         )
 
     def _check_lacking(self, start: int, end: int) -> None:
@@ -192,10 +192,10 @@ class OpenPartition:
 
         A directory of logs may have been compacted: offsets between two segments may then have no records.
         """
-        log = self.source.metadata
-        if not isinstance(log, ExternalLog) or log.layout in (Layout.LOGS, Layout.PINTEREST):
+        source = external_manifests(self.source.metadata)
+        if source is None or source.layout in (Layout.LOGS, Layout.PINTEREST):
             return
-        lost = [(first, after) for first, after in log.gaps if first < end and after > start]
+        lost = [(first, after) for first, after in source.gaps if first < end and after > start]
         if lost:
             gaps = " ".join(f"[{first}, {after})" for first, after in lost[:5])
             attempt = "cannot read with Spark, the bucket lacks segments (failOnDataLoss=false reads the others)"

@@ -19,8 +19,8 @@ from local.log import Log
 from local.log.producer_state import Producer
 from local.records.isolation import Isolation
 from remote.segments.index_bundle import decode_bundle
-from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 from tiered.partition.segment_inspection import segment_to_copy
 
 FLIPS = (0x01, 0x80)

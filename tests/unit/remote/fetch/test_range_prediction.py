@@ -12,15 +12,14 @@ from test_range_reader import PREFIX, segment_of
 
 from local.errors import Corrupt
 from remote.fetch.chunk_cache import ChunkCache
-from remote.fetch.range_prediction import REST, WRONG_MAX, RangePredictor
-from remote.fetch.range_reader import RemotePartition
+from remote.fetch.range_reader import REST, WRONG_MAX, RangePredictor, RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES
-from remote.segments.segment_upload import copy_segment
 from remote.store import Asked, Body, ObjectInfo
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 
 SIZE = 9 * CHUNK_BYTES + 77
 BODY = random.Random(11).randbytes(SIZE)

@@ -13,9 +13,9 @@ from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.segments.chunk_table import ChunkTable, combine, decode_chunks, encode_chunks, table_of
 from remote.segments.index_bundle import decode_bundle, encode_bundle
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 CHUNK = 4096

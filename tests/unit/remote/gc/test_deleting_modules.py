@@ -1,33 +1,41 @@
-"""The table of modules that delete objects names every one of them."""
+"""Every deletion of objects passes one function, and the table of its callers names each of them."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import remote.gc
+from remote.gc.object_deletion import DeleteReason
 
 ROOT = Path(__file__).parents[4]
-CALLEE = re.compile(r"(^|[._])store\.delete$")
-PASS_ON = ("remote/store/", "remote/manifest/sealing.py")
-BY_CALL = {"remote.gc.delayed_delete", "remote.gc.partition_removal"}  # they delete by `delete_objects`
+STORE_DELETE = re.compile(r"(^|[._])store\.delete$")
+DOOR = re.compile(r"(^|\.)(delete_objects|delete_unlinked)$")
+STORES = "remote/store/"
 
 
-def deleting_modules() -> set[str]:
-    """Modules with a call of ``store.delete``, or with a definition that passes one on."""
-    found = set()
+def modules_with_a_call(callee: re.Pattern[str]) -> Iterator[str]:
     for package in ("remote", "tiered"):
         for path in sorted((ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-            if not name.startswith(PASS_ON) and any(CALLEE.search(ast.unparse(call.func)) for call in calls):
-                found.add(name.removesuffix(".py").replace("/", "."))
-    return found
+            if not name.startswith(STORES) and any(callee.search(ast.unparse(call.func)) for call in calls):
+                yield name.removesuffix(".py").replace("/", ".")
+
+
+def test_only_object_deletion_calls_the_delete_of_a_store() -> None:
+    assert list(modules_with_a_call(STORE_DELETE)) == ["remote.gc.object_deletion"]
 
 
 def test_the_table_of_deleting_modules_is_complete() -> None:
-    rows = [line for line in (remote.gc.__doc__ or "").splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])}
-    assert named - BY_CALL == deleting_modules()
-    assert named >= BY_CALL
+    rows = [line.split("|") for line in (remote.gc.__doc__ or "").splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z_.]+)`", row[1])}
+    assert named == set(modules_with_a_call(DOOR))
+
+
+def test_the_table_of_deleting_modules_names_every_reason() -> None:
+    rows = [line.split("|") for line in (remote.gc.__doc__ or "").splitlines() if line.startswith("| `")]
+    named = {word for row in rows for word in re.findall(r"[A-Z_]{3,}", row[2])}
+    assert named == {reason.name for reason in DeleteReason}

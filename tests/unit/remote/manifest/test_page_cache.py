@@ -6,15 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from remote_samples import stored_row as entry
-from run_profile import examples
 
 from local.errors import Unavailable
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest_changes import add_segments, expire_segments
+from remote.manifest.manifest_changes import add_segments
 from remote.manifest.manifest_lookup import PageCache, Pages
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
@@ -140,57 +137,3 @@ def test_a_page_reference_lists_at_most_the_allowed_number_of_epochs(most):
     assert sum(page.segment_count for page in manifest.pages) + len(manifest.segments) == 200
     told = [epoch for epoch, _ in manifest.lineage]
     assert sorted(set(told)) == list(range(200))
-
-
-LINEAGES = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 3), max_size=3), st.booleans()), max_size=25)
-
-
-@settings(max_examples=examples(150), deadline=None)
-@given(LINEAGES, st.integers(0, 120), st.integers(0, 20))
-def test_a_lookup_by_epoch_finds_the_same_as_a_walk_over_all_offsets(shape, log_start, epochs_max):
-    """Entries with some gaps, and rising epochs within and between them; most are in pages."""
-    entries, reached, epoch = [], 0, 0
-    for size, rises, has_gap in shape:
-        base = reached + (3 if has_gap else 0)
-        epochs, at = [(epoch, base)], base
-        for rise in rises:
-            at, epoch = min(at + 1 + rise, base + size - 1), epoch + 1 + rise
-            if epochs[-1][1] < at:
-                epochs.append((epoch, at))
-        epoch = epochs[-1][0] + len(rises) % 2
-        entries.append(entry(f"U{len(entries)}", base, base + size, epochs=tuple(epochs)))
-        reached = base + size
-    store, rule = MeteredStore(MemoryStore()), PageRule(
-        manifest_bytes_max=1, page_rows_max=4, page_rows_min=1, kept_entries_min=2, epochs_max=1 + epochs_max
-    )  # fmt: skip
-    log = MetadataLog(store, partition_prefix("t", ID, 0), rule=rule)
-    log.become_writer("w", 1, topic="t", topic_id=ID, partition=0)
-    log.commit(add_segments(entries), 2)
-    start = min(log_start, reached)
-    log.commit(expire_segments([], now_ms=3, log_start_offset=start), 3)
-    at_offset = {}
-    for each in entries:
-        for offset in range(each.base_offset, each.next_offset):
-            at_offset[offset] = (max(pair for pair in each.epochs if pair[1] <= offset)[0], each)
-    fresh = MetadataLog(store, partition_prefix("t", ID, 0))
-    for asked in range(epoch + 2):
-        index = fresh.index(fresh.refresh())
-        mine = [offset for offset, (of, _) in at_offset.items() if of == asked]
-        assert index.highest_offset_for_epoch(asked) == max(mine, default=None)
-        for offset in range(reached + 2):
-            of, holder = at_offset.get(offset, (None, None))
-            is_alive = holder is not None and holder.next_offset > start
-            found = index.find_by_epoch(asked, offset)
-            assert (found and found.ulid) == (holder.ulid if of == asked and is_alive else None)
-
-
-def test_a_lookup_by_epoch_reads_at_most_one_page():
-    store = MeteredStore(MemoryStore())
-    manifest = filled(store, epochs=lambda number: ((number // 10, number * 10),))
-    assert len(manifest.pages) > 6
-    for ask in (lambda index: index.highest_offset_for_epoch(1), lambda index: index.find_by_epoch(1, 155)):
-        fresh = MetadataLog(store, partition_prefix("t", ID, 0))
-        index, before = fresh.index(fresh.refresh()), store.counts().gets
-        assert ask(index) is not None
-        assert store.counts().gets - before == 1
-    assert index.highest_offset_for_epoch(99) is None

@@ -24,16 +24,14 @@ from remote.check.partition_check import check_partition
 from remote.fetch.segment_check import Severity
 from remote.keys import MANIFESTS, PAGES, data_key, indexes_key, manifest_key, parse_manifest_key, parse_page_key
 from remote.manifest.catalog import list_partitions
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
 from remote.manifest.key_rotation import rewrap_keys
 from remote.manifest.manifest import Manifest, decode_manifest, encode_manifest
 from remote.manifest.manifest_changes import add_segments
-from remote.manifest.manifest_memory_cache import ManifestMemoryCache
+from remote.manifest.manifest_memory_cache import FILE, ManifestMemoryCache
 from remote.manifest.manifest_page import decode_page, encode_page
 from remote.manifest.page_out import PageRule
-from remote.manifest.seal_memory import FILE
 from remote.manifest.sealing import Sealer, is_sealed, keyed, sealed_size
 from remote.segments.encryption import KeyRing, is_current, parse_key_ring
 from remote.store.memory_store import MemoryStore
@@ -238,7 +236,7 @@ def test_a_page_with_another_seal_or_none_is_refused_even_with_a_fitting_checksu
 
 
 def test_a_commit_that_removes_the_seal_of_a_chain_is_refused(world: World) -> None:
-    log = CoWriterLog(keyed(world.store, RING), prefixes(world.store)[0])
+    log = MetadataLog(keyed(world.store, RING), prefixes(world.store)[0])
     before = log.join()
     with pytest.raises(InvalidRequest, match="it removes the seal"):
         log.commit(lambda manifest: replace(manifest, seal_key_id=None), NOW)
@@ -491,7 +489,7 @@ def test_a_reader_refuses_an_encrypted_topics_manifest_without_seal_and_entries(
 def test_a_required_topic_refuses_plaintext_segments_even_in_a_sealed_chain(world: World) -> None:
     prefix = prefixes(world.store)[0]
     _, entries = own_segments(prefix, world.store)
-    log = CoWriterLog(keyed(world.store, RING), prefix)
+    log = MetadataLog(keyed(world.store, RING), prefix)
     log.join()
     names = 160, 179, 1, entries[0].ulid
     keys = {"data_key": data_key(*names), "indexes_key": indexes_key(*names)}
@@ -595,7 +593,7 @@ def test_rotating_keys_seals_an_old_topic_binds_its_keys_and_is_idempotent(old: 
 def test_an_old_encrypted_topic_is_readable_and_reads_warn_it_is_not_authenticated(
     old: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remote.manifest.commit_protocol._WARNED", set())
+    monkeypatch.setattr("remote.manifest.manifest_memory_cache._WARNED", set())
     prefix = _name_of(old.store, "encrypted")
     assert values(old.store, first_release.KEYS, TopicPartition("encrypted", 0))
     assert f"not authenticated: prefix={prefix}" in caplog.text

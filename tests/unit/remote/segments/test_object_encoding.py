@@ -28,10 +28,10 @@ from remote.segments.chunk_table import AES_256_GCM, RAW, ZSTD, ChunkTable, deco
 from remote.segments.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, ObjectCipher, parse_key_ring
 from remote.segments.index_bundle import decode_bundle
 from remote.segments.object_encoding import ObjectEncoding, Seal, open_chunk
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
-from remote.segments.segment_upload_stream import SegmentFacts
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from remote.upload.segment_upload_stream import SegmentFacts
 
 PREFIX = "orders-AAAAAAAAAAAAAAAAAAAAAA/0/"
 CHUNK = 4096

@@ -14,13 +14,12 @@ from local.log import Log
 from local.names import TopicPartition
 from remote.keys import full_key
 from remote.manifest.catalog import RemotePartitionName, list_partitions
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS
-from remote.segments.segment_upload import copy_segment
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 from tiered.health.bucket_check import check_bucket, damage
 from tiered.health.repair import Copies, RepairPlan, plan_repair, put_in_place, run_repair
 from tiered.health.repair_from_local import LocalCopies
@@ -152,7 +151,7 @@ def test_fork_is_repaired_from_its_source_and_the_source_from_its_fork(healed: s
 def _rewritten_alone(store: MemoryStore, topic: str) -> None:
     """Copies the bytes of one entry to a new object and replaces the entry in this partition only."""
     prefix, old = _name(store, topic).prefix, _entry(store, topic)
-    log = CoWriterLog(store, prefix)
+    log = MetadataLog(store, prefix)
     log.join()
     source = from_bucket(store, prefix, old, NO_KEYS, is_last=False)
     entry = copy_segment(store, prefix, source, epoch=log.epoch, now_ms=NOW)

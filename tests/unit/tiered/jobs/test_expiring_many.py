@@ -26,7 +26,7 @@ from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import ChunkTable
 from remote.segments.index_bundle import IndexBundle, encode_bundle
 from remote.store import ObjectStore
-from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager
 
 pytestmark = pytest.mark.damages_bucket  # the data objects of the entries have no valid content

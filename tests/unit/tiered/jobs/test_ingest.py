@@ -15,7 +15,7 @@ from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from local.format.record import Record
 from local.names import TopicPartition
 from local.records.record_columns import of_arrow
-from remote.gc.orphans import find_orphans
+from remote.gc.orphan_search import find_orphans
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import append_entries

@@ -13,7 +13,6 @@ from disk_model import ModelDisk
 from test_compaction_rounds import KEYS, NEWEST, ROWS, SETTINGS, Topic
 
 from local.cleaner.offset_map import Buffer
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes
 from remote.segment_entry import SegmentEntry
@@ -56,7 +55,7 @@ class Job:
 
 def expire(topic: Topic, count: int, *, deletes: bool = False) -> None:
     """Expires the oldest `count` segments. With `deletes`, their objects are deleted too."""
-    log = CoWriterLog(topic.store, topic.name.prefix)
+    log = MetadataLog(topic.store, topic.name.prefix)
     entries = log.join().segments[:count]
     start = entries[-1].next_offset
     manifest = log.commit(

@@ -28,7 +28,7 @@ from policies.remote_retention import expirations, log_bytes
 from policies.rules import PartitionRules
 from policies.tier_relation import first_contradiction
 from remote.manifest.manifest import Manifest, contradiction
-from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes, replace_segments
+from remote.manifest.manifest_changes import add_segments, replace_segments
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store.memory_store import MemoryStore
@@ -293,28 +293,6 @@ def test_case_17_lookup_of_partly_overlapping_offsets_finds_the_replacement() ->
     tier = replace_segments(entry("new", 10, 91), ["old"])(tier)
     tier = add_segments([entry("S1", 91, 101), entry("S2", 101, 201)])(tier)
     assert [lookup(tier, offset) for offset in (50, 95, 101)] == ["new", "S1", "S2"]
-
-
-def test_case_18_copy_that_finishes_after_its_deletion_changes_nothing() -> None:
-    late = entry("S0", 0, 10)
-    tier = manifest(late, entry("S1", 10, 20))
-    tier = expire_segments(["S0"], now_ms=NOW, log_start_offset=10)(tier)
-    assert add_segments([late])(tier) is tier, "its objects are pending deletes"
-    tier = remove_pending_deletes([each.key for each in tier.pending_deletes])(tier)
-    after = add_segments([late])(tier)
-    assert after.segments == tier.segments
-    after = add_segments([late, entry("S2", 20, 30)])(tier)
-    assert [each.ulid for each in after.segments] == ["S1", "S2"]
-    tier = expire_segments(["S1"], now_ms=NOW, log_start_offset=20)(tier)
-    tier = remove_pending_deletes([each.key for each in tier.pending_deletes])(tier)
-    assert add_segments([late])(tier).segments == (), "a late copy must not be added to an empty tier either"
-
-
-def test_case_18_segment_state_cannot_skip_a_state() -> None:
-    for state, following in (("COPY_FINISHED", "DELETE_FINISHED"), ("DELETE_FINISHED", "COPY_FINISHED")):
-        with pytest.raises(InvalidRequest, match="cannot change the state of a remote segment"):
-            entry(state=SegmentState[state]).to(SegmentState[following])
-    assert entry().to(FINISHED) == entry(), "a transition to the same state is no change"
 
 
 # --- copy lag -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from local.records.isolation import Isolation
 from local.settings import LogSettings
 from local.storage import DiskStorage
 from remote.manifest.catalog import list_partitions
-from remote.manifest.co_writer import CoWriterLog
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
 from tiered.cli.bucket import adopt
@@ -372,7 +372,7 @@ def test_segments_that_expired_in_the_bucket_are_not_copied_again(tmp_path: Path
     broker.settle()
     upto = side.tick().tiered_upto
     prefix = list_partitions(side.store)[0].prefix
-    co_writer = CoWriterLog(side.store, prefix)
+    co_writer = MetadataLog(side.store, prefix)
     entries = co_writer.join().segments
     co_writer.commit(expire_segments([entry.ulid for entry in entries], now_ms=NOW, log_start_offset=upto), NOW)
     before = dict(side.store._objects)

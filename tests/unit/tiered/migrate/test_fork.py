@@ -17,7 +17,7 @@ from local.format.record import StoredRecord
 from local.names import TopicPartition
 from remote.gc import fork_references
 from remote.gc.fork_references import forks_of, is_over, named_by_forks
-from remote.gc.orphans import find_orphans
+from remote.gc.orphan_search import find_orphans
 from remote.gc.pins import Pin, list_pins, pin_newest, release
 from remote.keys import parse_data_key
 from remote.manifest import commit_protocol
@@ -29,7 +29,7 @@ from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.cost.topic_cost import cost_report
 from tiered.health.bucket_check import check_bucket, damage
-from tiered.jobs.orphan_collection import delete_garbage, list_garbage
+from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager
 from tiered.migrate.fork import PIN_MS, ForkPlan, plan_fork, run_fork
 from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore

@@ -11,8 +11,8 @@ from legacy_samples import many
 from log_world import fill, open_log
 
 from local.errors import Corrupt, InvalidRequest
-from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 from tiered.partition.segment_inspection import SegmentInspector, segment_to_copy
 
 PREFIX = "t-AAAAAAAAAAAAAAAAAAAAAA/0/"

@@ -23,9 +23,9 @@ from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import ZSTD
 from remote.segments.object_encoding import ObjectEncoding
-from remote.segments.segment_upload import SegmentToCopy, copy_segment
 from remote.store import Body
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
@@ -193,7 +193,7 @@ def test_malformed_batch_is_corrupt_and_earlier_batches_are_returned(at: int) ->
 def test_inspector_sees_every_batch_once_and_in_order_for_all_part_sizes(
     shape: str, part_bytes: int, look_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from remote.segments import segment_upload_stream
+    from remote.upload import segment_upload_stream
 
     batches = batches_of(SHAPES[shape])
     body = b"".join(batches)

@@ -23,7 +23,6 @@ from test_ingest import manifest, plan, write
 import tiered
 from local.errors import InvalidRequest
 from remote.manifest.catalog import list_partitions
-from remote.manifest.co_writer import CoWriterLog
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import set_properties
 from remote.manifest.sealing import keyed
@@ -334,7 +333,7 @@ def test_bulk_ingest_after_encrypted_entries_is_encrypted(has_setting: bool) -> 
     commit_ingest(store, first, [write(store, first, 0, {0: 100}, keys=ring)], now_ms=first.now_ms)
     log = MetadataLog(store, first.targets[0].name.prefix)
     if not has_setting:
-        other = CoWriterLog(store, first.targets[0].name.prefix)
+        other = MetadataLog(store, first.targets[0].name.prefix)
         other.join(epoch=log.refresh().epoch)
         other.commit(set_properties({}), first.now_ms)
     second = plan(store, settings={"segment.bytes": "4096"}, create_partitions=None, job_id="later", keys=ring)
@@ -459,7 +458,7 @@ def test_scrub_finds_plaintext_segments_of_an_encrypted_topic(deep: bool, by: st
     place.configure({KEY_ID: "one"} if by == "file" else {})
     if by == "manifest":
         store = keyed(open_store(place.url), KeyRing(KEYS))
-        log = CoWriterLog(store, list_partitions(store)[0].prefix)
+        log = MetadataLog(store, list_partitions(store)[0].prefix)
         log.join()
         log.commit(set_properties({KEY_ID: "one"}), 1)
         store.close()

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from local.errors import NotFound, Unavailable
-from remote.store import UploadSource, ranged_source
+from remote.store import LIST_PAGE, UploadSource, ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.deadline_store import Deadlines, WatchedStore, _Parts
-from remote.store.middleware.retrying_store import LIST_PAGE, RetryingStore, RetryPolicy
-from remote.store.middleware.watchdog import ProgressSignal, Watchdog
+from remote.store.middleware.deadline_store import Deadlines, ProgressSignal, Watchdog, WatchedStore, _Parts
+from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
 
 SHORT = Deadlines(call_s=0.1, upload_stall_s=0.1, close_s=0.1)
 VERBS = {
@@ -168,16 +167,17 @@ def test_waiting_for_other_uploads_does_not_count_as_a_hanging_store(monkeypatch
         def __exit__(self, *error):
             places.release()
 
-    def begin_to_count(limit_s):
-        pulses.append(limit_s)
-        return ProgressSignal(limit_s)
+    class CountedSignal(ProgressSignal):
+        def __init__(self, limit_s):
+            pulses.append(limit_s)
+            super().__init__(limit_s)
 
     def parts():
         began.release()
         assert going_on.wait(30)
         yield b"x"
 
-    monkeypatch.setattr("remote.store.middleware.deadline_store.ProgressSignal", begin_to_count)
+    monkeypatch.setattr("remote.store.middleware.deadline_store.ProgressSignal", CountedSignal)
     inner = Counting()
     store = WatchedStore(inner, uploads_max=2)
     places, store._places = store._places, Places()

@@ -24,7 +24,7 @@ from tiered.cli.session import Session
 from tiered.cli.spark_jobs import task_bucket
 from tiered.config.config import Config
 from tiered.health.bucket_check import check_bucket, damage
-from tiered.jobs.orphan_collection import list_garbage
+from tiered.jobs.orphan_deletion import list_garbage
 from tiered.migrate.fork import plan_fork, run_fork
 from tiered.read.bucket_reader import RemoteLog
 from tiered.stores.configured_store import configured_store

@@ -22,8 +22,8 @@ from local.errors import Corrupt, InvalidRequest, NotFound, OffsetOutOfRange, Un
 from local.index import offset_index
 from local.records.batch import encode_batch
 from remote.gc.pins import list_pins
-from remote.segments.segment_upload import copy_segment
 from remote.store.memory_store import MemoryStore
+from remote.upload.segment_upload import copy_segment
 from tiered.spark.options import parse_options
 from tiered.spark.source import pinning, planning, task
 from tiered.spark.source.planning import plan_read

@@ -12,7 +12,7 @@ A crash before the commit leaves objects that no manifest names. Their names are
 has a ULID of its own.
 
 Every byte is read once, inspected, checksummed, encoded by `remote.segments.object_encoding`, and sent
-(`remote.segments.segment_upload_stream`). So the checksums and the entry's facts come from the very bytes of the
+(`remote.upload.segment_upload_stream`). So the checksums and the entry's facts come from the very bytes of the
 requests.
 
 "Verified" means: the store says that the object exists and has the right size. Nothing is read back. The store checks
@@ -35,16 +35,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
+from remote.gc.object_deletion import DeleteReason, delete_objects, deletions
 from remote.keys import data_key, indexes_key, new_ulid, object_identity
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, RAW, SEALED_CHUNK_BYTES, ZSTD, ChunkTable
-from remote.segments.cleanup_failures import cleanup_failures
 from remote.segments.encryption import ObjectCipher
-from remote.segments.file_read_ahead import FileAhead
 from remote.segments.index_bundle import IndexBundle, encode_bundle
 from remote.segments.object_encoding import CODECS, PLAIN_ENCODING, ObjectEncoding, Seal
-from remote.segments.segment_upload_stream import Inspector, SegmentFacts, SegmentUploadStream
 from remote.store import Body, ObjectStore
+from remote.upload.segment_upload_stream import FileAhead, Inspector, SegmentFacts, SegmentUploadStream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class SegmentToCopy:
     - `epochs`: pairs (leader epoch, start offset), ascending, the first starting at `base_offset`.
     - `leader_epochs`: the bytes for the indexes object.
     - `read(start, length)`: returns exactly these bytes; may be called again for the same range.
-    - `path`: the local ``.log`` file, to read it ahead (`remote.segments.file_read_ahead`); None if not on this
+    - `path`: the local ``.log`` file, to read it ahead (`FileAhead`); None if not on this
       machine.
     - `inspect`: makes an inspector, which sees all bytes in order and returns `record_count` and the timestamps.
 
@@ -116,7 +115,7 @@ def copy_segment(
         if isinstance(error, Corrupt):
             raise Corrupt(error.attempt, **{"base_offset": segment.base_offset, **error.facts}) from error
         raise
-    cleanup_failures(store).end()
+    deletions(store).end_outage()
     return entry
 
 
@@ -197,14 +196,15 @@ class _Copy:
         )
 
     def remove(self) -> None:
-        keys = [self._prefix + self._data_key, self._prefix + self._indexes_key]
+        """Delete the objects of this attempt, if possible."""
         try:
-            self._store.delete(keys)
+            keys = self._data_key, self._indexes_key
+            delete_objects(self._store, self._prefix, keys, DeleteReason.OWN_UPLOAD)
         except LogError as error:
             if self._may_be:
-                cleanup_failures(self._store).note(self._may_be, error)
+                deletions(self._store).note_left(self._may_be, error)
         else:
-            cleanup_failures(self._store).end()
+            deletions(self._store).end_outage()
 
     def _send(self, key: str, act: Callable[[str], object]) -> None:
         """Run `act` and record that an object under `key` may exist.

@@ -34,10 +34,7 @@ from remote.store import ObjectInfo, ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orphan:
-    """An object that no manifest names or can ever name.
-
-    `key` is relative to the prefix; `modified_ms` is the store's.
-    """
+    """An orphan. `key` is relative to the prefix; `modified_ms` is the store's."""
 
     key: str
     size_bytes: int

@@ -24,7 +24,8 @@ import msgspec
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
 from policies.cost.prices import S3_STANDARD, Prices
 from policies.cost.storage_cost import monthly_storage
-from remote.gc.orphans import find_orphans
+from remote.gc.object_deletion import DeleteReason, Evidence, delete_objects
+from remote.gc.orphan_search import find_orphans
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectStore
@@ -124,7 +125,7 @@ def list_garbage(
     more = 0
     for name in names:
         try:
-            found = _of_partition(store, name, now_ms, uploads)
+            found, _ = _of_partition(store, name, now_ms, uploads)
         except (Corrupt, NotFound) as error:
             left_out[name.prefix] = str(error)
         except AccessDenied as error:
@@ -178,23 +179,26 @@ def delete_garbage(
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
     names = sorted({each.name for each in listed.entries})
     unjudged: dict[str, LogError] = {}
-    found = [each for name in names for each in _still_orphaned(store, name, now_ms, uploads, unjudged)]
-    asked = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
-    due = [each for each in asked if each.is_due(now_ms, grace_ms)]
-    somebodys = sum(each[0] not in unjudged for each in wanted) - len(asked)
-    told = Deleted(entries=tuple(due), young=len(asked) - len(due), somebodys=somebodys, unjudged=unjudged)
+    checked = {name: _still_orphaned(store, name, now_ms, uploads, unjudged) for name in names}
+    found = [each for of_partition, _ in checked.values() for each in of_partition]
+    confirmed = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
+    due = [each for each in confirmed if each.is_due(now_ms, grace_ms)]
+    somebodys = sum(each[0] not in unjudged for each in wanted) - len(confirmed)
+    result = Deleted(entries=tuple(due), young=len(confirmed) - len(due), somebodys=somebodys, unjudged=unjudged)
     progress(len(listed.entries) - (0 if dry_run else len(due)))
     if dry_run:
-        return told
-    keys = [each.name.prefix + each.key for each in due if each.kind == "object"]
-    for at in range(0, len(keys), DELETE_PAGE):
-        store.delete(keys[at : at + DELETE_PAGE])
-        progress(len(keys[at : at + DELETE_PAGE]))
+        return result
+    for name, (_, epoch) in checked.items():
+        keys = [each.key for each in due if each.name == name and each.kind == "object"]
+        for at in range(0, len(keys), DELETE_PAGE):
+            page = keys[at : at + DELETE_PAGE]
+            delete_objects(store, name.prefix, page, DeleteReason.ORPHAN, Evidence(epoch=epoch))
+            progress(len(page))
     for each in due:
         if each.kind == "upload" and uploads is not None:
             uploads.abort(_upload(each))
             progress(1)
-    return told
+    return result
 
 
 def encode_garbage(listed: GarbageList) -> bytes:
@@ -221,18 +225,19 @@ def _still_orphaned(
     now_ms: int,
     uploads: UnfinishedUploads | None,
     unjudged: dict[str, LogError],
-) -> list[Garbage]:
-    """Return the orphans of a partition; none, and an error in `unjudged`, if it cannot be checked."""
+) -> tuple[list[Garbage], int]:
+    """As `_of_partition`; no orphans, and an error in `unjudged`, if the partition cannot be checked."""
     try:
         return _of_partition(store, name, now_ms, uploads)
     except (AccessDenied, Corrupt, NotFound) as error:
         unjudged[name.prefix] = error
-        return []
+        return [], 0
 
 
 def _of_partition(
     store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
-) -> list[Garbage]:
+) -> tuple[list[Garbage], int]:
+    """Return the orphans of a partition, and the epoch of its newest manifest; 0 for a partition without objects."""
     metadata = MetadataLog(store, name.prefix)
     facts = {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
     found = [
@@ -252,7 +257,7 @@ def _of_partition(
                     **facts,  # type: ignore[arg-type]
                 )
             )
-    return found
+    return found, manifest.epoch if manifest is not None else 0
 
 
 def _upload(entry: Garbage) -> UnfinishedUpload:

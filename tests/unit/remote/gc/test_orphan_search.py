@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from remote_samples import entry, manifest
 
 from local.errors import Corrupt, InvalidRequest
-from remote.gc.orphans import Orphan, find_orphans, named_by, unreferenced_objects
+from remote.gc.orphan_search import Orphan, find_orphans, named_by, unreferenced_objects
 from remote.gc.pins import pin_newest
 from remote.keys import boundary_key, data_key, indexes_key, manifest_key, new_ulid, page_key, parse_epoch, pin_key
 from remote.manifest.commit_protocol import MetadataLog

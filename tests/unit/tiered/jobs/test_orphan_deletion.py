@@ -15,7 +15,7 @@ from remote.manifest.manifest_changes import add_segments
 from remote.segments.object_encoding import PLAIN_ENCODING
 from remote.store.memory_store import MemoryStore
 from remote.store.unfinished_uploads import UnfinishedUpload, orphaned_uploads
-from tiered.jobs.orphan_collection import GarbageList, decode_garbage, delete_garbage, encode_garbage, list_garbage
+from tiered.jobs.orphan_deletion import GarbageList, decode_garbage, delete_garbage, encode_garbage, list_garbage
 
 DAY = 86_400_000
 LATER = NOW + 4 * DAY

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from local.errors import NotFound
-from remote.gc.pinned_manifest import PinnedLog
 from remote.gc.pins import Pin, pin_newest
 from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.pinned_log import pinned_log
 from remote.store.memory_store import MemoryStore
 
 PREFIX, NOW, HOUR = "t-Yune3fyATvKLNh0q9V3QqQ/0/", 1_700_000_000_000, 3_600_000
@@ -29,6 +29,10 @@ def _pinned(store: MemoryStore) -> Pin:
     return pin
 
 
+def _at(store: MemoryStore, pin: Pin) -> MetadataLog:
+    return pinned_log(store, PREFIX, sequence=pin.sequence, commit_id=pin.commit_id, holder=pin.holder)
+
+
 def _another_under_the_name(store: MemoryStore, pin: Pin) -> None:
     """GC deleted the pinned manifest after the pin's end, and a slow writer created the void name again."""
     other = MemoryStore()
@@ -42,18 +46,18 @@ def _another_under_the_name(store: MemoryStore, pin: Pin) -> None:
 
 def test_a_pin_reads_its_manifest_again(store: MemoryStore) -> None:
     pin = _pinned(store)
-    assert PinnedLog(store, PREFIX, pin).load().commit_id == pin.commit_id
+    assert _at(store, pin).load().commit_id == pin.commit_id
 
 
 def test_a_deleted_pinned_manifest_is_not_found(store: MemoryStore) -> None:
     pin = _pinned(store)
     store.delete([PREFIX + manifest_key(pin.sequence)])
     with pytest.raises(NotFound, match="the pin has expired"):
-        PinnedLog(store, PREFIX, pin).load()
+        _at(store, pin).load()
 
 
 def test_another_manifest_under_the_pinned_name_is_not_found(store: MemoryStore) -> None:
     pin = _pinned(store)
     _another_under_the_name(store, pin)
     with pytest.raises(NotFound, match="the pin has expired"):
-        PinnedLog(store, PREFIX, pin).load()
+        _at(store, pin).load()

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import data_key, indexes_key
-from remote.manifest import page_entries
+from remote.manifest import manifest_page
 from remote.manifest.manifest import PageEntry
 from remote.manifest.manifest_lookup import _touching
-from remote.manifest.manifest_page import decode_page, encode_page
-from remote.manifest.page_entries import BLOCK_ROWS, DecodedPage
+from remote.manifest.manifest_page import BLOCK_ROWS, DecodedPage, decode_page, encode_page
 from remote.segment_entry import IndexRange, SegmentEntry
 
 
@@ -87,8 +86,8 @@ def test_page_entries_are_a_sequence_like_the_tuple_of_them(count: int) -> None:
 
 def test_a_lookup_decodes_the_entries_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     page, made = page_of(ROWS), []
-    plain_rows = page_entries._plain_rows
-    monkeypatch.setattr(page_entries, "_plain_rows", lambda table: made.append(len(table)) or plain_rows(table))
+    plain_rows = manifest_page._plain_rows
+    monkeypatch.setattr(manifest_page, "_plain_rows", lambda table: made.append(len(table)) or plain_rows(table))
     wanted = ROWS[2 * BLOCK_ROWS + 3]
     assert next(page.touching(wanted.base_offset, None)) == wanted
     assert made == [BLOCK_ROWS]
