@@ -206,7 +206,6 @@ def _verb(row: PlannedDecision | PlannedTotal) -> tuple[str, str]:
     return VERBS[row.decision]
 
 
-_NO_TERMINAL = "cannot ask for confirmation without a terminal, add --yes"
 _VERB = (Column("", "", of=lambda row: _verb(row)[0]), Column("", "WHAT", of=lambda row: _verb(row)[1]))
 _WHERE = (Column("", "PARTITION", of=lambda row: f"{row.topic}/{row.partition}"),)
 
@@ -249,8 +248,13 @@ def apply(
     from tiered.plans.saved_plan import read_plan
 
     saved = read_plan(file)
-    apply_file = _of_steps if saved.steps else _of_file
-    return apply_file(session, saved, yes=yes, dry_run=dry_run, output=output)
+    session.say(_summary(saved))
+    if dry_run:
+        _check(session, saved, output)
+        session.say("the state is unchanged; nothing was applied")
+        return Exit.DONE
+    confirm("apply it?", yes=yes, without="cannot ask for confirmation without a terminal, add --yes")
+    return (_apply_steps if saved.steps else _apply_decisions)(session, saved, output)
 
 
 def _auto(session: Session, *, dry_run: bool, output: str) -> int:
@@ -264,16 +268,22 @@ def _auto(session: Session, *, dry_run: bool, output: str) -> int:
     return int(context.invoke(run, once=True, progress=session.progress.mode))
 
 
-def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:
-    from tiered.plans.saved_plan import apply_saved, check_unchanged
+def _check(session: Session, saved: SavedPlan, output: str) -> None:
+    """Show the steps of advice. Raises Conflict if the state behind the plan has changed."""
+    from tiered.cost.advice_applying import check_advice
+    from tiered.plans.saved_plan import check_unchanged
 
-    session.say(_summary(saved))
-    if dry_run:
-        with session.manager(read_only=True, overrides=saved.settings) as manager:
+    with session.manager(read_only=True, overrides=saved.settings) as manager:
+        if not saved.steps:
             check_unchanged(saved, manager, now_ms())
-        session.say("the state is unchanged; nothing was applied")
-        return Exit.DONE
-    confirm("apply it?", yes=yes, without=_NO_TERMINAL)
+            return
+        states = check_advice(manager, saved)
+    _show_steps(states, output, dry_run=True)
+
+
+def _apply_decisions(session: Session, saved: SavedPlan, output: str) -> int:
+    from tiered.plans.saved_plan import apply_saved
+
     planned = sum(map(len, saved.plan.decisions.values()))
     session.progress.expect(planned, "decisions")
     with stop_signals() as stop, session.manager(overrides=saved.settings) as manager:
@@ -297,14 +307,18 @@ def _of_file(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, ou
         not_applied = f"{counted(remaining, 'decision')} not applied, and the state has changed"
         session.say(f"{not_applied}; next: tiered plan --out FILE")
     if remaining and stop.is_set:
-        return worst(problems.values()) or (stopped_code(stop))
+        return worst(problems.values()) or stopped_code(stop)
     return worst(problems.values())
 
 
 def _summary(saved: SavedPlan) -> str:
-    """Summarize in the words of `tiered plan`."""
+    """Summarize in the words of `tiered plan`, or of `tiered cost advise`."""
     from tiered.plans.plan_rows import VERBS
 
+    if saved.steps:
+        once = format_dollars(sum(each.once_dollars for each in saved.steps))
+        size = format_bytes(sum(each.size_bytes for each in saved.steps))
+        return f"advice {saved.fingerprint}: {counted(len(saved.steps), 'step')}, {size} to move, ${once}"
     totals = saved.plan.totals()
     words = [f"{total.count} {VERBS[kind][1]} {format_bytes(total.size_bytes)}" for kind, total in totals.items()]
     return f"plan {saved.fingerprint}: {', '.join(words) or 'nothing to do'}"
@@ -331,18 +345,10 @@ class AdviceApplied(Work):
     steps: list[AdvisedStep]
 
 
-def _of_steps(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, output: str) -> int:
-    """Show the steps of the advice, or do the due ones."""
-    from tiered.cost.advice_applying import apply_advice, check_advice
+def _apply_steps(session: Session, saved: SavedPlan, output: str) -> int:
+    """Do the due steps of the advice."""
+    from tiered.cost.advice_applying import apply_advice
 
-    session.say(_advice_summary(saved))
-    if dry_run:
-        with session.manager(read_only=True) as manager:
-            states = check_advice(manager, saved)
-        _show_steps(states, output, dry_run=True)
-        session.say("the state is unchanged; nothing was applied")
-        return Exit.DONE
-    confirm("apply it?", yes=yes, without=_NO_TERMINAL)
     with stop_signals() as stop, session.manager() as manager, open_bucket(session, None, {}) as bucket:
 
         def target_of(storage_class: str) -> ObjectStore:
@@ -370,12 +376,6 @@ def _of_steps(session: Session, saved: SavedPlan, *, yes: bool, dry_run: bool, o
         )
         return Exit.FINDINGS
     return Exit.DONE
-
-
-def _advice_summary(saved: SavedPlan) -> str:
-    once = sum(each.once_dollars for each in saved.steps)
-    size = format_bytes(sum(each.size_bytes for each in saved.steps))
-    return f"advice {saved.fingerprint}: {counted(len(saved.steps), 'step')}, {size} to move, ${format_dollars(once)}"
 
 
 def _show_steps(states: Sequence[StepState], output: str, *, dry_run: bool) -> None:
