@@ -322,7 +322,7 @@ def _a_pause_ends_with_its_process(patch: Patch) -> None:
     patch.setattr(
         upload_pause,
         "_read",
-        lambda places: upload_pause._Copies(upload_pause._NOTHING, is_damaged=False, unreachable=0),
+        lambda places: upload_pause.Copies(newest=None, damaged=[], unavailable=[]),
     )
 
 

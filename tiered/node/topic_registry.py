@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from tiered.config.properties import nearest
 FILE = "topics.json"
 FORMAT_VERSION = 1
 PARTITIONS_MAX = 10_000
+Places = Sequence[tuple[Storage, str]]  # the log directories and their storages
 _log = logging.getLogger(__name__)
 
 
@@ -63,13 +65,13 @@ class TopicRegistry:
     A change becomes visible after it was written. Thread safe; changes wait for each other.
     """
 
-    def __init__(self, places: Sequence[tuple[Storage, str]]) -> None:
+    def __init__(self, places: Places) -> None:
         """`places` are the log directories and their storages.
 
         Raises Corrupt if a file does not hold topics. Raises DiskFailed or AccessDenied if no copy was found and one
         could not be read.
         """
-        self._copies = [_Copy(storage, join(root, FILE)) for storage, root in places]
+        self._file = CopiedFile(places, FILE, _FILE, FORMAT_VERSION, "topic registry")
         newest = self._read()
         self._version = newest.version
         self._topics = {topic.name: topic for topic in newest.topics}
@@ -141,80 +143,110 @@ class TopicRegistry:
     def heal(self) -> None:
         """Update copies that are behind or missing from the newest one."""
         with self._changing:
-            behind = [copy for copy in self._copies if copy.version != self._version]
+            behind = [at for at, version in enumerate(self._file.versions) if version != self._version]
             if behind and (self._topics or self._deleted):
-                self._write_copies(behind, self._topics, self._deleted)
+                self._write_copies(self._topics, self._deleted, behind)
 
     def _read(self) -> _File:
         """The newest copy."""
-        found = []
-        failed: LogError | None = None
-        for copy in self._copies:
-            try:
-                body = copy.read()
-            except (DiskFailed, AccessDenied) as error:
-                failed = error
-                continue
-            if body is not None:
-                found.append(body)
-        if not found and failed is not None:
-            raise failed
-        return max(found, key=lambda body: body.version, default=_File(format_version=FORMAT_VERSION, topics=[]))
+        copies = self._file.read()
+        if copies.damaged:
+            raise copies.damaged[0]
+        if copies.newest is None and copies.unavailable:
+            raise copies.unavailable[-1]
+        newest = copies.newest or _File(format_version=FORMAT_VERSION, topics=[])
+        for topic in [*newest.topics, *(each.topic for each in newest.deleted)]:
+            check_topic(topic.name)
+            check_topic_id(topic.topic_id)
+        return newest
 
     def _write(self, topics: dict[str, Topic], deleted: tuple[DeletedTopic, ...] | None = None) -> None:
         deleted = self._deleted if deleted is None else deleted
-        self._version += 1 if all(copy.version == self._version for copy in self._copies) else 2
-        error = self._write_copies(self._copies, topics, deleted)
-        if error is not None and all(copy.version != self._version for copy in self._copies):
-            raise error
+        self._version += 1 if all(version == self._version for version in self._file.versions) else 2
+        errors = self._write_copies(topics, deleted)
+        if errors and self._version not in self._file.versions:
+            raise errors[-1]
         self._topics, self._deleted = topics, deleted
 
     def _write_copies(
-        self, copies: Sequence[_Copy], topics: dict[str, Topic], deleted: Sequence[DeletedTopic]
-    ) -> LogError | None:
-        """Write these copies; returns the last error, of a copy left unchanged."""
+        self, topics: dict[str, Topic], deleted: Sequence[DeletedTopic], at: Iterable[int] | None = None
+    ) -> list[LogError]:
+        """Write all copies, or those `at` these places; return the errors of copies left unchanged."""
         ordered = [topics[name] for name in sorted(topics)]
         body = _File(format_version=FORMAT_VERSION, topics=ordered, version=self._version, deleted=list(deleted))
-        failed: LogError | None = None
-        for copy in copies:
+        return self._file.write(msgspec.json.format(msgspec.json.encode(body), indent=1), self._version, at)
+
+
+class _Versioned(Protocol):
+    @property
+    def format_version(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Versioned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies(Generic[T]):
+    """What was found of a file: the copy with the highest version, and the errors of copies that cannot be read."""
+
+    newest: T | None
+    damaged: list[Corrupt]
+    unavailable: list[LogError]
+
+
+class CopiedFile(Generic[T]):
+    """A small JSON file with a copy in every log directory. A copy is replaced whole; the highest version is valid.
+
+    `versions` are those of the copies, None for a copy that is missing or unknown.
+    """
+
+    def __init__(
+        self, places: Places, name: str, decoder: msgspec.json.Decoder[T], format_version: int, thing: str
+    ) -> None:
+        """`thing` is the name of the file in messages."""
+        self._places = [(storage, join(root, name)) for storage, root in places]
+        self._decoder, self._format_version, self._thing = decoder, format_version, thing
+        self.versions: list[int | None] = [None] * len(self._places)
+
+    def read(self) -> Copies[T]:
+        found, damaged, unavailable = list[T](), list[Corrupt](), list[LogError]()
+        for at, (storage, path) in enumerate(self._places):
             try:
-                copy.write(body)
-            except (DiskFailed, AccessDenied) as error:
-                failed = error
-                if len(self._copies) > 1:
-                    _log.warning("cannot write a copy of the topic registry: path=%s error=%s", copy.path, error)
-        return failed
+                body = self._decoder.decode(storage.read(path))
+            except NotFound:
+                continue
+            except msgspec.MsgspecError as error:
+                damaged.append(Corrupt(f"cannot read the {self._thing}", path=path, cause=str(error)))
+                continue
+            except LogError as error:
+                unavailable.append(error)
+                continue
+            if body.format_version != self._format_version:
+                attempt = f"cannot read the {self._thing}, unknown format"
+                damaged.append(Corrupt(attempt, path=path, format_version=body.format_version))
+                continue
+            self.versions[at] = body.version
+            found.append(body)
+        newest = max(found, key=lambda each: each.version, default=None)
+        return Copies(newest=newest, damaged=damaged, unavailable=unavailable)
 
-
-class _Copy:
-    """The file in one directory; `version` is that of its content, None if unknown."""
-
-    def __init__(self, storage: Storage, path: str) -> None:
-        self.path = path
-        self.version: int | None = None
-        self._storage = storage
-
-    def read(self) -> _File | None:
-        try:
-            body = _FILE.decode(self._storage.read(self.path))
-        except NotFound:
-            return None
-        except msgspec.MsgspecError as error:
-            raise Corrupt("cannot read the topic registry", path=self.path, cause=str(error)) from None
-        if body.format_version != FORMAT_VERSION:
-            raise Corrupt(
-                "cannot read the topic registry, unknown format", path=self.path, format_version=body.format_version
-            )
-        for topic in [*body.topics, *(each.topic for each in body.deleted)]:
-            check_topic(topic.name)
-            check_topic_id(topic.topic_id)
-        self.version = body.version
-        return body
-
-    def write(self, body: _File) -> None:
-        self.version = None
-        replace_file(self._storage, self.path, msgspec.json.format(msgspec.json.encode(body), indent=1))
-        self.version = body.version
+    def write(self, body: bytes, version: int, at: Iterable[int] | None = None) -> list[LogError]:
+        """Write all copies, or those `at` these places; return the errors of copies left unchanged."""
+        errors: list[LogError] = []
+        for each in range(len(self._places)) if at is None else at:
+            storage, path = self._places[each]
+            self.versions[each] = None
+            try:
+                replace_file(storage, path, body)
+            except (DiskFailed, AccessDenied, NotFound) as error:
+                errors.append(error)
+                if len(self._places) > 1:
+                    _log.warning(f"cannot write a copy of the {self._thing}: path=%s error=%s", path, error)
+            else:
+                self.versions[each] = version
+        return errors
 
 
 class _File(msgspec.Struct):

@@ -23,23 +23,20 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import msgspec
 
 from local.errors import AccessDenied, Conflict, DiskFailed, InvalidRequest, LogError, NotFound
 from local.logdirs.log_dirs import LogDirectories
-from local.storage import Storage, StorageFile, join, replace_file
+from local.storage import StorageFile, join
 from policies.rules import Pause
-from tiered.node.topic_registry import Topic, TopicRegistry
+from tiered.node.topic_registry import CopiedFile, Copies, Places, Topic, TopicRegistry
 
 FILE = "uploads-paused.json"
 LOCK = ".uploads-paused.lock"
 FORMAT_VERSION = 1
 REASON_LENGTH_MAX = 200
 _log = logging.getLogger(__name__)
-
-Places = Sequence[tuple[Storage, str]]
 
 
 class _Paused(msgspec.Struct, frozen=True):
@@ -67,15 +64,15 @@ class Pauses:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._lock = threading.Lock()
-        self._file = _read(places).current
+        self._file = _current(_read(places))
 
     def refresh(self) -> None:
         """Read the file again. Never raises: state that cannot be read now stays unchanged."""
         with self._lock:
             before = self._file
             copies = _read(self._places)
-            if copies.is_damaged or copies.newest is not None:
-                self._file = copies.newest
+            if len(copies.unavailable) < len(self._places):  # else the known state stays
+                self._file = _current(copies)
             if self._file != before:
                 _log.warning("the upload pauses changed: %s", _summary(self._file))
 
@@ -114,18 +111,18 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
 def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
     """The pauses after `pause_uploads`, with the same errors; changes nothing."""
     registry, mark = TopicRegistry(places), _mark(now_ms, reason)
-    return _by_topic(_with_pauses(_read(places).current, _selected(registry, names), mark), registry)
+    return _by_topic(_with_pauses(_current(_read(places)), _selected(registry, names), mark), registry)
 
 
 def dry_run_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
     """The pauses after `resume_uploads`, with the same errors; changes nothing."""
     registry = TopicRegistry(places)
-    return _by_topic(_without_pauses(_read(places).current, _selected(registry, names), registry), registry)
+    return _by_topic(_without_pauses(_current(_read(places)), _selected(registry, names), registry), registry)
 
 
 def paused_topics(places: Places) -> dict[str, Pause]:
     """The topics with paused uploads, by name. Changes nothing."""
-    return _by_topic(_read(places).current, TopicRegistry(places))
+    return _by_topic(_current(_read(places)), TopicRegistry(places))
 
 
 def _mark(now_ms: int, reason: str) -> _Paused:
@@ -212,24 +209,21 @@ def _changing(places: Places) -> Iterator[tuple[_File | None, Callable[[_File], 
     try:
         copies = _read(places)
         # By two if a copy is unavailable: it may be ahead by one unreported change.
-        version = (copies.newest.version if copies.newest is not None else 0) + (2 if copies.unreachable else 1)
-        yield copies.current, lambda file: _write(places, msgspec.structs.replace(file, version=version))
+        version = (copies.newest.version if copies.newest is not None else 0) + (2 if copies.unavailable else 1)
+        yield _current(copies), lambda file: _write(places, msgspec.structs.replace(file, version=version))
     finally:
         lock.close()
 
 
 def _write(places: Places, file: _File) -> None:
     """Write to every directory that accepts it. Raises the last error if none did."""
-    body, failed, written = msgspec.json.encode(file), list[LogError](), 0
-    for storage, root in places:
-        try:
-            replace_file(storage, join(root, FILE), body)
-            written += 1
-        except (DiskFailed, AccessDenied, NotFound) as error:
-            failed.append(error)
-            _log.warning("cannot write a copy of the upload pauses: directory=%s error=%s", root, error)
-    if not written and failed:
-        raise failed[-1]
+    errors = _copied_file(places).write(msgspec.json.encode(file), file.version)
+    if len(errors) == len(places):
+        raise errors[-1]
+
+
+def _copied_file(places: Places) -> CopiedFile[_File]:
+    return CopiedFile(places, FILE, _DECODER, FORMAT_VERSION, "upload pauses")
 
 
 def _lock(places: Places) -> StorageFile:
@@ -249,40 +243,16 @@ def _lock(places: Places) -> StorageFile:
     raise failed
 
 
-@dataclass(frozen=True, slots=True)
-class _Copies:
-    """`newest` is the valid copy; None if no directory could be read, or all existing copies are damaged."""
-
-    newest: _File | None
-    is_damaged: bool
-    unreachable: int
-
-    @property
-    def current(self) -> _File | None:
-        """The pauses that hold; None if they are unreadable. Nothing is paused if no directory could be read."""
-        return None if self.is_damaged else self.newest or _NOTHING
+def _read(places: Places) -> Copies[_File]:
+    copies = _copied_file(places).read()
+    for error in copies.damaged:
+        _log.error("cannot read the upload pauses: error=%s", error)
+    return copies
 
 
-def _read(places: Places) -> _Copies:
-    found: list[_File] = []
-    damaged = unreachable = missing = 0
-    for storage, root in places:
-        path = join(root, FILE)
-        try:
-            body = _DECODER.decode(storage.read(path))
-            if body.format_version != FORMAT_VERSION:
-                raise msgspec.ValidationError(f"unknown format {body.format_version}")
-            found.append(body)
-        except NotFound:
-            missing += 1
-        except msgspec.MsgspecError as error:
-            _log.error("cannot read the upload pauses: path=%s cause=%s", path, error)
-            damaged += 1
-        except LogError:
-            unreachable += 1  # a lost disk: another copy is used, or the known state stays
-    if found:
-        return _Copies(max(found, key=lambda each: each.version), is_damaged=False, unreachable=unreachable)
-    return _Copies(_NOTHING if missing and not damaged else None, is_damaged=bool(damaged), unreachable=unreachable)
+def _current(copies: Copies[_File]) -> _File | None:
+    """The pauses that hold; None if all existing copies are damaged. No existing copy pauses nothing."""
+    return None if copies.damaged and copies.newest is None else copies.newest or _NOTHING
 
 
 def _summary(file: _File | None) -> str:
