@@ -13,7 +13,7 @@ help. The rules follow the tuning guides for Kafka:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -79,17 +79,13 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
     """
     names = {each.log.partition for each in logs}
     runs = [run for run in runs if run.name in names]
-    of_all: Iterable[Callable[[], list[Advice]]] = (
-        lambda: full_buffers(cleaner, runs),
-        lambda: too_slow(cleaner, runs),
-    )
-    found = [advice for rule in of_all for advice in rule()]
+    found = [*full_buffers(cleaner, runs), *too_slow(cleaner, runs)]
     for facts in logs:
         found += [*never_due(facts), *held_by_a_transaction(facts), *never_rolls(facts), *idle_passes(facts, runs)]
     return found
 
 
-def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
     """Find dirty sections that took several passes, because the offset map had no room for all keys.
 
     Each of these passes reads the clean section again. Passes with a smaller buffer than the current one are ignored.
@@ -97,22 +93,20 @@ def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Adv
     found = {name: _cut_runs(name, cleaner, runs) for name in _names(runs)}
     cut = {name: some for name, some in found.items() if some}
     if not cut:
-        return []
+        return
     worst = max((each for some in cut.values() for each in some), key=len)
     passes, keys = len(worst), sum(run.distinct_keys for run in worst)
     enough = max(2, passes) * cleaner.buffer_bytes * cleaner.threads
-    return [
-        Advice(
-            rule="full-buffer",
-            partition=worst[0].name,
-            setting="log.cleaner.dedupe.buffer.size",
-            text=(
-                f"{counted(len(cut), 'log')} needed several passes for one dirty part, {worst[0].name} "
-                f"{('at least ' if worst[-1].is_cut else '')}{passes}, because {keys} keys did not fit in "
-                f"a buffer of {cleaner.buffer_bytes} bytes; give the buffer at least {enough}"
-            ),
-        )
-    ]
+    yield Advice(
+        rule="full-buffer",
+        partition=worst[0].name,
+        setting="log.cleaner.dedupe.buffer.size",
+        text=(
+            f"{counted(len(cut), 'log')} needed several passes for one dirty part, {worst[0].name} "
+            f"{('at least ' if worst[-1].is_cut else '')}{passes}, because {keys} keys did not fit in "
+            f"a buffer of {cleaner.buffer_bytes} bytes; give the buffer at least {enough}"
+        ),
+    )
 
 
 def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[list[CleaningRun]]:
@@ -133,7 +127,7 @@ def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[Cleani
     return found
 
 
-def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
     """Find threads that clean nearly all the time: appends outrun the cleaner.
 
     One thread cleans one log. More threads do not help a single log that is too busy.
@@ -143,107 +137,94 @@ def too_slow(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[Advice]
     busy = sum(run.seconds for run in done) * 1000 / (span_ms * cleaner.threads) if span_ms else 0.0
     moved = sum(run.bytes_read + run.bytes_written for run in done)
     seconds = sum(run.seconds for run in done)
-    found = []
     if busy >= BUSY:
         limit = cleaner.bytes_per_second
         is_held_back = limit is not None and moved >= BUSY * limit * span_ms / 1000
         speed = f"{moved / max(seconds, 1e-9) / 2**20:.1f} MB/s a thread"
-        found.append(
-            Advice(
-                rule="throttled" if is_held_back else "too-few-threads",
-                partition=None,
-                setting="log.cleaner.io.max.bytes.per.second" if is_held_back else "log.cleaner.threads",
-                text=f"{counted(cleaner.threads, 'thread')} busy {busy:.0%} of {span_ms / 1000:.0f} s at {speed}; "
-                + (
-                    "a rate limit restricts the cleaner threads"
-                    if is_held_back
-                    else "more threads clean more logs at a time"
-                ),
-            )
+        help_ = "more threads clean more logs at a time"
+        yield Advice(
+            rule="throttled" if is_held_back else "too-few-threads",
+            partition=None,
+            setting="log.cleaner.io.max.bytes.per.second" if is_held_back else "log.cleaner.threads",
+            text=f"{counted(cleaner.threads, 'thread')} busy {busy:.0%} of {span_ms / 1000:.0f} s at {speed}; "
+            + ("a rate limit restricts the cleaner threads" if is_held_back else help_),
         )
-    return found + [each for name in _names(done) for each in _one_log_too_slow(name, done, cleaner)]
+    for name in _names(done):
+        yield from _one_log_too_slow(name, done, cleaner)
 
 
-def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner: CleanerFacts) -> list[Advice]:
+def _one_log_too_slow(name: TopicPartition, done: Sequence[CleaningRun], cleaner: CleanerFacts) -> Iterator[Advice]:
     own = [run for run in done if run.name == name]
     span_ms = _span_ms(own)
     if not span_ms or cleaner.threads == 1:
-        return []
+        return
     seconds = sum(run.seconds for run in own)
     if seconds * 1000 < BUSY * span_ms:
-        return []
+        return
     appended = sum(run.indexed_bytes for run in own[1:]) * 1000 / max(1, own[-1].at_ms - own[0].at_ms)
     cleaned = sum(run.indexed_bytes for run in own) / max(seconds, 1e-9)
-    return [
-        Advice(
-            rule="log-outruns-its-thread",
-            partition=name,
-            setting="min.cleanable.dirty.ratio",
-            text=(
-                f"{appended / 2**20:.2f} MB/s of dirty data arrive, a pass cleans {cleaned / 2**20:.2f} "
-                "MB/s, and a log has one thread; clean less often (a higher ratio), or give the topic "
-                "more partitions"
-            ),
-        )
-    ]
+    yield Advice(
+        rule="log-outruns-its-thread",
+        partition=name,
+        setting="min.cleanable.dirty.ratio",
+        text=(
+            f"{appended / 2**20:.2f} MB/s of dirty data arrive, a pass cleans {cleaned / 2**20:.2f} "
+            "MB/s, and a log has one thread; clean less often (a higher ratio), or give the topic "
+            "more partitions"
+        ),
+    )
 
 
-def never_due(facts: LogFacts) -> list[Advice]:
+def never_due(facts: LogFacts) -> Iterator[Advice]:
     """Find a topic whose retention deletes records before the cleaner may clean them."""
     rules = facts.rules
     retention_ms = rules.log_limits.ms
     if retention_ms is None or rules.min_compaction_lag_ms < retention_ms:
-        return []
-    return [
-        Advice(
-            rule="never-cleanable",
-            partition=facts.log.partition,
-            setting="min.compaction.lag.ms",
-            text=(
-                f"retention.ms={format_ms(retention_ms)} expires records before "
-                f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} allows their compaction: "
-                "the cleaner never compacts the topic"
-            ),
-        )
-    ]
+        return
+    yield Advice(
+        rule="never-cleanable",
+        partition=facts.log.partition,
+        setting="min.compaction.lag.ms",
+        text=(
+            f"retention.ms={format_ms(retention_ms)} expires records before "
+            f"min.compaction.lag.ms={format_ms(rules.min_compaction_lag_ms)} allows their compaction: "
+            "the cleaner never compacts the topic"
+        ),
+    )
 
 
-def held_by_a_transaction(facts: LogFacts) -> list[Advice]:
+def held_by_a_transaction(facts: LogFacts) -> Iterator[Advice]:
     """Find an open transaction in the first dirty segment: it prevents cleaning of all later records."""
     if facts.held_from is None:
-        return []
-    return [
-        Advice(
-            rule="held-by-transaction",
-            partition=facts.log.partition,
-            setting=None,
-            text=(
-                f"a transaction that is open since offset {facts.held_from} prevents the cleaning of all "
-                "later records; abort it"
-            ),
-        )
-    ]
+        return
+    yield Advice(
+        rule="held-by-transaction",
+        partition=facts.log.partition,
+        setting=None,
+        text=(
+            f"a transaction that is open since offset {facts.held_from} prevents the cleaning of all "
+            "later records; abort it"
+        ),
+    )
 
 
-def never_rolls(facts: LogFacts) -> list[Advice]:
+def never_rolls(facts: LogFacts) -> Iterator[Advice]:
     """Find an idle log with all uncleaned records in the active segment."""
     rules = facts.rules
     is_stuck = facts.closed_bytes == 0 and facts.active_bytes > 0 and facts.quiet_ms >= DAY_MS
     if not is_stuck or rules.segment_ms <= facts.quiet_ms:
-        return []
-    return [
-        Advice(
-            rule="never-rolls",
-            partition=facts.log.partition,
-            setting="max.compaction.lag.ms",
-            text=f"all {facts.active_bytes} bytes are in the active segment, nothing was appended for "
-            f"{format_ms(facts.quiet_ms)}, and segment.ms={format_ms(rules.segment_ms)} rolls it later still: nothing "
-            "is cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'",
-        )
-    ]
+        return
+    yield Advice(
+        rule="never-rolls",
+        partition=facts.log.partition,
+        setting="max.compaction.lag.ms",
+        text=f"all {facts.active_bytes} bytes are in the active segment, nothing was appended for "
+        f"{format_ms(facts.quiet_ms)}, and segment.ms={format_ms(rules.segment_ms)} rolls it later still: nothing "
+        "is cleaned until then; lower segment.ms or max.compaction.lag.ms, or run 'tiered compact --roll'",
+    )
 
 
-def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
+def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
     """Find passes forced by `max.compaction.lag.ms` that gained almost nothing.
 
     They delay the cleaning of logs that need a pass.
@@ -251,16 +232,14 @@ def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> list[Advice]:
     lag_ms = facts.rules.max_compaction_lag_ms
     own = [run for run in runs if run.name == facts.log.partition and run.error is None][-RUNS_MIN:]
     if lag_ms is None or len(own) < RUNS_MIN or any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in own):
-        return []
-    return [
-        Advice(
-            rule="idle-passes",
-            partition=facts.log.partition,
-            setting="max.compaction.lag.ms",
-            text=f"max.compaction.lag.ms={format_ms(lag_ms)} forced the last {RUNS_MIN} passes, which made the log "
-            f"less than {GAIN_MIN:.0%} smaller; raise it for this topic",
-        )
-    ]
+        return
+    yield Advice(
+        rule="idle-passes",
+        partition=facts.log.partition,
+        setting="max.compaction.lag.ms",
+        text=f"max.compaction.lag.ms={format_ms(lag_ms)} forced the last {RUNS_MIN} passes, which made the log "
+        f"less than {GAIN_MIN:.0%} smaller; raise it for this topic",
+    )
 
 
 def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:

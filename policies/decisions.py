@@ -214,6 +214,25 @@ Decision = (
 )
 
 
+def place_of(decision: Decision) -> str:
+    """Return the half-open offsets of a decision, or its other object."""
+    match decision:
+        case RollActive():
+            return f"[{decision.base_offset}, ...)"
+        case CleanLog():
+            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
+        case BuildView():
+            return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
+        case AdvanceLogStart() | DisableTier():
+            return f"to {decision.offset}"
+        case DeletePending() | DeletePage():
+            return decision.key
+        case CollectManifests():
+            return f"manifests up to {decision.upto_sequence}"
+        case _:
+            return f"[{decision.base_offset}, {decision.next_offset})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
     """Number of decisions of one kind, and the bytes they concern."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
@@ -31,6 +31,7 @@ from policies.decisions import (
     ExpireRemote,
     ReplaceRemote,
     RollActive,
+    place_of,
 )
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.view import DEFAULT_VIEW
@@ -102,8 +103,8 @@ def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> li
     world = _world(snapshot)
     found: list[str] = []
     for decision in decisions:
-        found += [f"{type(decision).__name__} {_where(decision)}: {broken}" for broken in _check(world, decision)]
-    return found + _check_copies(world, [one for one in decisions if isinstance(one, CopySegment)])
+        found += [f"{type(decision).__name__} {place_of(decision)}: {broken}" for broken in _check(world, decision)]
+    return [*found, *_check_copies(world, [one for one in decisions if isinstance(one, CopySegment)])]
 
 
 def _world(snapshot: PartitionSnapshot) -> _World:
@@ -150,7 +151,7 @@ def _gaps(ranges: Iterable[tuple[int, int]]) -> list[_Gap]:
     return [*gaps, (reached, _NO_END)]
 
 
-def _check(world: _World, decision: Decision) -> list[str]:
+def _check(world: _World, decision: Decision) -> Iterator[str]:
     """Return the rules that the next decision breaks, and apply it to `world`."""
     match decision:
         case RollActive():
@@ -170,7 +171,7 @@ def _check(world: _World, decision: Decision) -> list[str]:
         case DisableTier():
             return _check_give_up(world, decision)
         case ExpireRemote() | ExpirePage() if _was_tier_disabled(world.snapshot, decision):
-            return []
+            return iter(())
         case ExpireRemote():
             return _check_expire(world, decision)
         case ExpirePage():
@@ -181,151 +182,134 @@ def _check(world: _World, decision: Decision) -> list[str]:
             return _check_collect(world.snapshot, decision)
 
 
-def _check_roll(snapshot: PartitionSnapshot, decision: RollActive) -> list[str]:
+def _check_roll(snapshot: PartitionSnapshot, decision: RollActive) -> Iterator[str]:
     active = snapshot.active
     if active is None or active.base_offset != decision.base_offset:
-        return ["not the active segment"]
-    return ["the active segment is empty"] if active.is_empty else []
+        yield "not the active segment"
+        return
+    if active.is_empty:
+        yield "the active segment is empty"
 
 
-def _check_clean(world: _World, decision: CleanLog) -> list[str]:
+def _check_clean(world: _World, decision: CleanLog) -> Iterator[str]:
     snapshot = world.snapshot
-    broken = []
     if not snapshot.rules.cleanup_compact:
-        broken.append("the topic is not compacted")
+        yield "the topic is not compacted"
     if decision.upto_offset > snapshot.stable_offset:
-        broken.append(f"ends above the stable offset {snapshot.stable_offset}")
+        yield f"ends above the stable offset {snapshot.stable_offset}"
     if snapshot.active is not None and decision.upto_offset > snapshot.active.base_offset:
-        broken.append("ends in the active segment")
+        yield "ends in the active segment"
     if decision.upto_offset <= decision.first_dirty_offset:
-        broken.append("has nothing to clean")
+        yield "has nothing to clean"
     world.is_cleaned = True
-    return broken
 
 
-def _check_copy(world: _World, decision: CopySegment) -> list[str]:
+def _check_copy(world: _World, decision: CopySegment) -> Iterator[str]:
     snapshot = world.snapshot
-    broken = []
     if not snapshot.is_copying_on:
-        broken.append("copying is disabled for this topic")
+        yield "copying is disabled for this topic"
     if world.is_cleaned:
-        broken.append("follows a cleaning that may replace the segment")
+        yield "follows a cleaning that may replace the segment"
     if world.closed_segment(decision.base_offset, decision.next_offset) is None:
-        broken.append("not a closed local segment")
+        yield "not a closed local segment"
     if decision.next_offset > snapshot.stable_offset:
-        broken.append(f"ends above the stable offset {snapshot.stable_offset}")
+        yield f"ends above the stable offset {snapshot.stable_offset}"
     if snapshot.rules.cleanup_compact and decision.next_offset > snapshot.clean_cut:
-        broken.append(f"not entirely below the cleaner checkpoint {snapshot.clean_cut} (I6)")
+        yield f"not entirely below the cleaner checkpoint {snapshot.clean_cut} (I6)"
     if decision.base_offset < world.copied_upto:
-        broken.append(f"overlaps the offsets that are copied up to {world.copied_upto}")
+        yield f"overlaps the offsets that are copied up to {world.copied_upto}"
     due = world.next_to_copy()
     if due is not None and due.base_offset < decision.base_offset:
-        broken.append(f"leaves a gap, [{due.base_offset}, {due.next_offset}) is neither copied nor empty")
+        yield f"leaves a gap, [{due.base_offset}, {due.next_offset}) is neither copied nor empty"
     world.copied_upto = max(world.copied_upto, decision.next_offset)
-    return broken
 
 
-def _check_copies(world: _World, copies: Sequence[CopySegment]) -> list[str]:
+def _check_copies(world: _World, copies: Sequence[CopySegment]) -> Iterator[str]:
     """Check that the copies of a compacted topic reach the cleaner's checkpoint.
 
     They are one commit, and every offset below the checkpoint is then in the store.
     """
     left, snapshot = world.next_to_copy(), world.snapshot
     if not copies or not snapshot.rules.cleanup_compact or left is None or left.next_offset > snapshot.clean_cut:
-        return []
-    return [
-        (
-            f"CopySegment {_where(copies[-1])}: does not include [{left.base_offset}, "
-            f"{left.next_offset}), which is also clean (I4)"
-        )
-    ]
+        return
+    place = f"[{left.base_offset}, {left.next_offset})"
+    yield f"CopySegment {place_of(copies[-1])}: does not include {place}, which is also clean (I4)"
 
 
-def _check_replace(world: _World, decision: ReplaceRemote | AdvanceCleanedOffset) -> list[str]:
+def _check_replace(world: _World, decision: ReplaceRemote | AdvanceCleanedOffset) -> Iterator[str]:
     """Check that a local segment tiles the entries exactly, and is clean up to the store's end."""
     snapshot, cut = world.snapshot, world.snapshot.clean_cut
-    broken = []
     if not snapshot.rules.cleanup_compact or not snapshot.is_copying_on:
-        broken.append("the topic is not compacted, or copying is disabled")
+        yield "the topic is not compacted, or copying is disabled"
     if world.is_cleaned:
-        broken.append("follows a cleaning that may replace the segment")
+        yield "follows a cleaning that may replace the segment"
     if world.closed_segment(decision.base_offset, decision.next_offset) is None:
-        broken.append("not a closed local segment")
+        yield "not a closed local segment"
     if decision.next_offset > cut or (isinstance(decision, AdvanceCleanedOffset) and decision.cleaned_through > cut):
-        broken.append(f"not entirely below the cleaner checkpoint {cut} (I5)")
+        yield f"not entirely below the cleaner checkpoint {cut} (I5)"
     if any(not world.holds(each.base_offset, each.next_offset) for each in world.copyable if each.next_offset <= cut):
-        broken.append("the store lacks a part of the clean prefix (I4)")
+        yield "the store lacks a part of the clean prefix (I4)"
     entries = [world.entries[ulid] for ulid in decision.ulids if ulid in world.entries and ulid not in world.replaced]
     bounds = [decision.base_offset, *(entry.next_offset for entry in entries)]
     tiles = [entry.base_offset for entry in entries] == bounds[:-1] and bounds[-1] == decision.next_offset
     if len(entries) < len(decision.ulids) or not tiles:
-        broken.append("its segment entries do not cover the segment exactly")
+        yield "its segment entries do not cover the segment exactly"
     if isinstance(decision, ReplaceRemote):
         world.replaced.update(decision.ulids)
     elif any(entry.made_by is not None for entry in entries):
-        broken.append(
-            "verifies a segment entry that a job wrote by counting the records of a local segment that is no copy of it"
-        )
-    return broken
+        yield "verifies a segment entry of a job by the record count of a local segment that is no copy of it"
 
 
-def _check_drop(world: _World, decision: DropLocal) -> list[str]:
-    broken = []
+def _check_drop(world: _World, decision: DropLocal) -> Iterator[str]:
     segment = world.closed_segment(decision.base_offset, decision.next_offset)
     if segment is None:
-        return ["not a closed local segment"]
+        yield "not a closed local segment"
+        return
     if next(iter(world.local), None) != decision.base_offset:
-        broken.append("not the oldest local segment")
+        yield "not the oldest local segment"
     if not segment.is_empty and not world.holds(decision.base_offset, decision.next_offset):
-        broken.append("the only copy of retained records (I2)")
+        yield "the only copy of retained records (I2)"
     world.local.pop(decision.base_offset, None)
-    return broken
 
 
-def _check_view(world: _World, decision: BuildView) -> list[str]:
-    broken = []
+def _check_view(world: _World, decision: BuildView) -> Iterator[str]:
     is_local = world.snapshot.keeps_views_on_disk
     if not world.snapshot.is_tiered and not is_local:
-        broken.append("the topic has no remote tier")
+        yield "the topic has no remote tier"
     if decision.upto_offset > world.snapshot.stable_offset:
-        broken.append(f"ends above the stable offset {world.snapshot.stable_offset}")
+        yield f"ends above the stable offset {world.snapshot.stable_offset}"
     copied_upto = max(world.snapshot.remote_next_offset or 0, world.snapshot.log_start_offset)
     if not is_local and decision.upto_offset > copied_upto:
-        broken.append("ends above the offsets that the bucket holds")
+        yield "ends above the offsets that the bucket holds"
     if world.view_reaches is not None and decision.view == DEFAULT_VIEW:
         world.view_reaches = max(world.view_reaches, decision.upto_offset)
-    return broken
 
 
-def _check_advance(world: _World, decision: AdvanceLogStart) -> list[str]:
-    broken = []
+def _check_advance(world: _World, decision: AdvanceLogStart) -> Iterator[str]:
     if decision.offset <= world.log_start_offset:
-        broken.append(f"not above the log start {world.log_start_offset}")
+        yield f"not above the log start {world.log_start_offset}"
     if decision.offset > world.snapshot.next_offset:
-        broken.append(f"above the log end offset {world.snapshot.next_offset}")
+        yield f"above the log end offset {world.snapshot.next_offset}"
     if not world.snapshot.rules.cleanup_delete:
-        broken.append("the topic has no delete policy")
+        yield "the topic has no delete policy"
     if world.view_reaches is not None and decision.offset > world.view_reaches:
-        broken.append(f"passes the offsets that the compacted view includes, {world.view_reaches}")
+        yield f"passes the offsets that the compacted view includes, {world.view_reaches}"
     world.log_start_offset = max(world.log_start_offset, decision.offset)
-    return broken
 
 
-def _check_give_up(world: _World, decision: DisableTier) -> list[str]:
+def _check_give_up(world: _World, decision: DisableTier) -> Iterator[str]:
     """Check that the disk holds all records that the log retains afterwards."""
     snapshot = world.snapshot
-    broken = []
     if not snapshot.rules.gives_up_remote:
-        broken.append("the remote tier is not disabled")
+        yield "the remote tier is not disabled"
     first = next(iter(world.local), None)
     if first is None or decision.offset < first:
-        broken.append(f"the local log starts later, at {first} (I2)")
+        yield f"the local log starts later, at {first} (I2)"
     if not snapshot.log_start_offset <= decision.offset <= snapshot.next_offset:
-        broken.append(f"outside the log [{snapshot.log_start_offset}, {snapshot.next_offset}]")
+        yield f"outside the log [{snapshot.log_start_offset}, {snapshot.next_offset}]"
     world.log_start_offset = max(world.log_start_offset, decision.offset)
     world.entries.clear()
     world.unknown, world.gaps = [], None
-    return broken
 
 
 def _was_tier_disabled(snapshot: PartitionSnapshot, decision: ExpireRemote | ExpirePage) -> bool:
@@ -333,73 +317,51 @@ def _was_tier_disabled(snapshot: PartitionSnapshot, decision: ExpireRemote | Exp
     return any(name == (part.ulid if isinstance(part, SegmentEntry) else part.key) for part in snapshot.tier_disabled)
 
 
-def _check_expire(world: _World, decision: ExpireRemote) -> list[str]:
-    broken = []
+def _check_expire(world: _World, decision: ExpireRemote) -> Iterator[str]:
     if decision.ulid not in world.entries:
-        return ["not a committed segment entry"]
+        yield "not a committed segment entry"
+        return
     is_below_unknown = not world.unknown or decision.base_offset < world.unknown[0][0]
     if next(iter(world.entries)) != decision.ulid or not is_below_unknown:
-        broken.append("not the oldest segment entry")
+        yield "not the oldest segment entry"
     if decision.ulid in world.replaced:
-        broken.append("replaced by this plan")
+        yield "replaced by this plan"
     entry = world.entries.pop(decision.ulid)
     if entry.next_offset > world.log_start_offset:
-        broken.append(f"holds records at or above the log start {world.log_start_offset}")
+        yield f"holds records at or above the log start {world.log_start_offset}"
         world.gaps = None
-    return broken
 
 
-def _check_expire_page(world: _World, decision: ExpirePage) -> list[str]:
+def _check_expire_page(world: _World, decision: ExpirePage) -> Iterator[str]:
     """Check that a page, which is removed unread, is wholly below the log start."""
     snapshot = world.snapshot
     page = next((each for each in (*snapshot.known_pages, *snapshot.pages) if each.key == decision.key), None)
     if page is None or (page.base_offset, page.next_offset) != (decision.base_offset, decision.next_offset):
-        return ["not a manifest page of the index"]
-    broken = []
+        yield "not a manifest page of the index"
+        return
     held = {entry.ulid for entry in world.entries.values() if entry.base_offset < page.next_offset}
     if any(entry.base_offset < page.base_offset for entry in world.entries.values()):
-        broken.append("not the oldest")
+        yield "not the oldest"
     if page.next_offset > world.log_start_offset:
-        broken.append(f"holds records at or above the log start {world.log_start_offset}")
+        yield f"holds records at or above the log start {world.log_start_offset}"
         world.gaps = None
     for ulid in held:
         del world.entries[ulid]
     world.unknown = [each for each in world.unknown if each[0] >= page.next_offset]
-    return broken
 
 
-def _check_delete(world: _World, decision: DeletePending | DeletePage) -> list[str]:
+def _check_delete(world: _World, decision: DeletePending | DeletePage) -> Iterator[str]:
     snapshot = world.snapshot
     unlinked_ms = world.unlinked_ms.get(decision.key)
     if unlinked_ms is None:
-        return ["not a pending delete (I10)"]
-    broken = []
+        yield "not a pending delete (I10)"
+        return
     if snapshot.now_ms - unlinked_ms < snapshot.rules.delete_grace_ms:
-        broken.append("within the grace period")
+        yield "within the grace period"
     if decision.key in world.named_keys:
-        broken.append("a segment entry still names it")
-    return broken
+        yield "a segment entry still names it"
 
 
-def _check_collect(snapshot: PartitionSnapshot, decision: CollectManifests) -> list[str]:
+def _check_collect(snapshot: PartitionSnapshot, decision: CollectManifests) -> Iterator[str]:
     if snapshot.head_sequence - decision.upto_sequence < MANIFESTS_RETAINED_MIN:
-        return [f"leaves fewer than {MANIFESTS_RETAINED_MIN} manifests below the newest"]
-    return []
-
-
-def _where(decision: Decision) -> str:
-    match decision:
-        case RollActive():
-            return f"at {decision.base_offset}"
-        case CleanLog():
-            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
-        case BuildView():
-            return f"[{decision.from_offset}, {decision.upto_offset})"
-        case CopySegment() | ReplaceRemote() | AdvanceCleanedOffset() | DropLocal() | ExpireRemote() | ExpirePage():
-            return f"[{decision.base_offset}, {decision.next_offset})"
-        case AdvanceLogStart() | DisableTier():
-            return f"to {decision.offset}"
-        case DeletePending() | DeletePage():
-            return decision.key
-        case CollectManifests():
-            return f"up to {decision.upto_sequence}"
+        yield f"leaves fewer than {MANIFESTS_RETAINED_MIN} manifests below the newest"

@@ -18,7 +18,7 @@ Stored bytes are priced by `policies.cost.storage_cost`, as everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from policies.cost.prices import STANDARD, PriceTable
 from policies.cost.storage_cost import (
@@ -31,30 +31,9 @@ from policies.cost.storage_cost import (
     dollars_added,
     request_cost,
 )
+from policies.cost.workload import Counts
 
 KINDS = ("storage", "index", "waiting", "requests", "retrieval", "disk")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """Requests and bytes of a period, as `remote.store.middleware.metered_store` counts them.
-
-    `lists` are in the PUT price class. `gets` include HEAD requests. `data_*` count segment data, which is priced by
-    the storage class of the topic's segments.
-    """
-
-    puts: float = 0
-    gets: float = 0
-    lists: float = 0
-    bytes_in: float = 0
-    bytes_out: float = 0
-    data_puts: float = 0
-    data_gets: float = 0
-    data_bytes_in: float = 0
-    data_bytes_out: float = 0
-
-    def scaled(self, factor: float) -> Requests:
-        return Requests(**{each.name: getattr(self, each.name) * factor for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +50,7 @@ class TopicFacts:
     both_bytes: int = 0
     segments: int = 0
     shared_bytes: int = 0
-    requests: Requests | None = None
+    requests: Counts | None = None
     period_ms: int = 0
 
 
@@ -96,7 +75,7 @@ class TopicBill:
     both_bytes: int
     segments: int
     shared_bytes: int
-    month_requests: Requests
+    month_requests: Counts
 
     @property
     def total(self) -> float:
@@ -119,7 +98,7 @@ def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[Top
 
 
 def _bill(of: TopicFacts, kept: StorageDollars, prices: PriceTable) -> TopicBill:
-    month = of.requests.scaled(_to_month(of.period_ms)) if of.requests is not None else Requests()
+    month = of.requests.times(_to_month(of.period_ms)) if of.requests is not None else Counts()
     requests, retrieval = request_dollars(month, of.usage.data, prices)
     disk = prices.disk_per_gb_month / GIB
     return TopicBill(
@@ -141,10 +120,10 @@ def _bill(of: TopicFacts, kept: StorageDollars, prices: PriceTable) -> TopicBill
     )
 
 
-def request_dollars(month: Requests, data: Mapping[str, Stored], prices: PriceTable) -> tuple[float, float]:
+def request_dollars(month: Counts, data: Mapping[str, Stored], prices: PriceTable) -> tuple[float, float]:
     """Return the dollars of requests and of retrieval.
 
-    Data requests are split over the storage classes by their share of bytes.
+    Data requests are split over the storage classes by their share of bytes. Lists are in the PUT price class.
     """
     small = prices.of(STANDARD)
     dollars = request_cost(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
 
-from policies.cost.bill import Requests, request_dollars
+from policies.cost.bill import request_dollars
 from policies.cost.prices import STANDARD, Prices, PriceTable
 from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate
 from policies.cost.storage_cost import (
@@ -373,7 +373,5 @@ def _kept_days(stream: Stream) -> float:
 
 
 def _requests(stream: Stream, month: Simulated, prices: PriceTable) -> tuple[float, float]:
-    given = month.counts.times(stream.partitions)
-    names = Requests.__slots__
     data = {stream.storage_class: Stored(objects=1, size_bytes=1)}
-    return request_dollars(Requests(**{name: getattr(given, name) for name in names}), data, prices)
+    return request_dollars(month.counts.times(stream.partitions), data, prices)

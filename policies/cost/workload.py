@@ -143,6 +143,11 @@ class Counts:
     data_bytes_in: float = 0
     data_bytes_out: float = 0
 
+    @property
+    def billed(self) -> float:
+        """The requests with a price: `posts` are among the PUTs, `heads` among the GETs."""
+        return self.puts + self.gets + self.lists
+
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 

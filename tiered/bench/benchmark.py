@@ -27,15 +27,55 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from local.errors import InvalidRequest
+from remote.fetch.range_reader import RANGE_BYTES
+from remote.fetch.read_ahead import THREADS
 from remote.gc.object_deletion import DeleteReason, delete_objects
+from remote.segments.chunk_table import CHUNK_BYTES
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 
 PREFIX = "tiered-bench-"
-FIGURES = 10  # of a complete run
 SIZE_BYTES_LEAST, SIZE_BYTES_MOST = 1 << 20, 1 << 40
 _DELETE_PAGE = 1000
+WRITERS = 8
+KEYS_SHARE = 10  # records of a key, before compaction
+
+# The figures of a complete run, in order: name, measured operation, reference.
+_FIGURES = {
+    "fsync": ("write 4 KiB and fsync, one after another", "none: this is the figure of the disk"),
+    "append, fsync each": (
+        "a batch of 16 KiB appended and synced before the reply",
+        "write and fsync of the same bytes",
+    ),
+    "append, shared fsync": (
+        f"the same by {WRITERS} concurrent writers that share fsyncs",
+        "write and fsync of the same batches, one after another",
+    ),
+    "append in bulk": (
+        "records encoded, checked and appended, one fsync at the end",
+        "the same bytes copied to a file, one fsync",
+    ),
+    "read in order": ("every batch of the log, with its checksum verified", "the same files read"),
+    "index lookup": (
+        "a batch at a random offset, through the offset index",
+        "pread of the same number of bytes at a random position of the file",
+    ),
+    "compaction": (
+        f"a log of {KEYS_SHARE} records per key cleaned, two passes",
+        "the same bytes copied to a file, one fsync",
+    ),
+    "upload": ("segments copied, verified and committed", "the same files put, without verification"),
+    "ranged reads": (
+        "every batch from the bucket, chunks and batches verified, with read-ahead",
+        f"ranges of {RANGE_BYTES >> 20} MiB of the same objects, {THREADS} at a time",
+    ),
+    "cold random read": (
+        "a batch by offset, without cached data",
+        f"one range of {CHUNK_BYTES >> 10} KiB at a random position",
+    ),
+}
+FIGURES = len(_FIGURES)
 
 Clock = Callable[[], float]
 OnMeasured = Callable[["Measured"], None]
@@ -126,7 +166,7 @@ class BenchReport:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """The state of one run, shared by its parts. `give` records a figure; `check` ends a stopped run."""
+    """The state of one run, shared by its parts. `check` ends a stopped run."""
 
     root: str
     options: BenchOptions
@@ -140,10 +180,29 @@ class Bench:
         if self.should_stop():
             raise Stopped
 
-    def give(self, measured: Measured) -> None:
+    def note(
+        self, name: str, count: int, size_bytes: int, seconds: float, raw: float | None, **more: Mapping[str, float]
+    ) -> None:
+        """Record a figure; `raw` are the seconds of the reference."""
+        what, reference = _FIGURES[name]
+        measured = Measured(
+            name=name,
+            what=what,
+            reference=reference,
+            count=count,
+            size_bytes=size_bytes,
+            seconds=seconds,
+            reference_seconds=raw,
+            **more,
+        )
         self.measured.append(measured)
         self.on_measured(measured)
         self.check()
+
+    def note_each(self, name: str, size_bytes: int, seconds: Sequence[float], raw: Sequence[float] = ()) -> None:
+        """Record a figure of operations that were timed one by one."""
+        percentiles = {"latencies_ms": percentiles_ms(seconds), "reference_latencies_ms": percentiles_ms(raw)}
+        self.note(name, len(seconds), size_bytes, sum(seconds), sum(raw) if raw else None, **percentiles)
 
     def timed(self, do: Callable[[], object]) -> float:
         """Seconds of a call of `do`."""

@@ -13,16 +13,14 @@ from random import Random
 from local.format.record import Record
 from local.log.append_result import Durability
 from local.names import TopicPartition
-from tiered.bench.benchmark import Bench, Measured, percentiles_ms
+from tiered.bench.benchmark import KEYS_SHARE, WRITERS, Bench
 from tiered.config.config import Config
 from tiered.jobs.topic_compaction import compact_topic
 from tiered.manager.manager import LogManager
 
 BATCH_BYTES = 16 << 10  # Kafka's batch.size
 FSYNC_BYTES = 4096
-WRITERS = 8
 COPY_BYTES = 1 << 20
-KEYS_SHARE = 10  # records of a key, before compaction
 READ_BYTES = 1 << 20
 
 EACH, GROUP, BULK, COMPACT = "each", "group", "bulk", "compact"
@@ -70,17 +68,7 @@ def log_files(bench: Bench, topic: str, data: str = "data") -> list[str]:
 
 def _fsync(bench: Bench) -> None:
     took = bench.each_timed(_synced_writes(bench, [b"x" * FSYNC_BYTES] * bench.options.fsyncs))
-    bench.give(
-        Measured(
-            name="fsync",
-            what="write 4 KiB and fsync, one after another",
-            reference="none: this is the figure of the disk",
-            count=len(took),
-            size_bytes=len(took) * FSYNC_BYTES,
-            seconds=sum(took),
-            latencies_ms=percentiles_ms(took),
-        )
-    )
+    bench.note_each("fsync", len(took) * FSYNC_BYTES, took)
 
 
 def _append_each(bench: Bench, manager: LogManager) -> None:
@@ -89,19 +77,7 @@ def _append_each(bench: Bench, manager: LogManager) -> None:
     took = bench.each_timed(_appends(manager, EACH, batches, Durability.FLUSHED))
     pieces = _pieces(log_files(bench, EACH)[0], len(batches))
     raw = bench.each_timed(_synced_writes(bench, pieces))
-    bench.give(
-        Measured(
-            name="append, fsync each",
-            what="a batch of 16 KiB appended and synced before the reply",
-            reference="write and fsync of the same bytes",
-            count=len(batches),
-            size_bytes=sum(map(len, pieces)),
-            seconds=sum(took),
-            reference_seconds=sum(raw),
-            latencies_ms=percentiles_ms(took),
-            reference_latencies_ms=percentiles_ms(raw),
-        )
-    )
+    bench.note_each("append, fsync each", sum(map(len, pieces)), took, raw)
 
 
 def _append_group(bench: Bench, manager: LogManager) -> None:
@@ -115,17 +91,8 @@ def _append_group(bench: Bench, manager: LogManager) -> None:
 
     seconds = bench.timed(all_at_once)
     pieces = _pieces(log_files(bench, GROUP)[0], len(batches))
-    bench.give(
-        Measured(
-            name="append, shared fsync",
-            what=f"the same by {WRITERS} concurrent writers that share fsyncs",
-            reference="write and fsync of the same batches, one after another",
-            count=len(batches),
-            size_bytes=sum(map(len, pieces)),
-            seconds=seconds,
-            reference_seconds=sum(bench.each_timed(_synced_writes(bench, pieces))),
-        )
-    )
+    raw = sum(bench.each_timed(_synced_writes(bench, pieces)))
+    bench.note("append, shared fsync", len(batches), sum(map(len, pieces)), seconds, raw)
 
 
 def _append_bulk(bench: Bench, manager: LogManager) -> None:
@@ -137,34 +104,16 @@ def _append_bulk(bench: Bench, manager: LogManager) -> None:
 
     seconds = bench.timed(append)
     size = sum(map(os.path.getsize, log_files(bench, BULK)))
-    bench.give(
-        Measured(
-            name="append in bulk",
-            what="records encoded, checked and appended, one fsync at the end",
-            reference="the same bytes copied to a file, one fsync",
-            count=len(given),
-            size_bytes=size,
-            seconds=seconds,
-            reference_seconds=bench.timed(lambda: _copied(bench, log_files(bench, BULK))),
-        )
-    )
+    raw = bench.timed(lambda: _copied(bench, log_files(bench, BULK)))
+    bench.note("append in bulk", len(given), size, seconds, raw)
 
 
 def _read(bench: Bench, manager: LogManager) -> None:
     name = TopicPartition(BULK, 0)
     found: list[int] = []
     seconds = bench.timed(lambda: found.extend(len(each) for each in manager.reader().batches(name, 0)))
-    bench.give(
-        Measured(
-            name="read in order",
-            what="every batch of the log, with its checksum verified",
-            reference="the same files read",
-            count=len(found),
-            size_bytes=sum(found),
-            seconds=seconds,
-            reference_seconds=bench.timed(lambda: _read_raw(log_files(bench, BULK))),
-        )
-    )
+    raw = bench.timed(lambda: _read_raw(log_files(bench, BULK)))
+    bench.note("read in order", len(found), sum(found), seconds, raw)
 
 
 def _look_up(bench: Bench, manager: LogManager) -> None:
@@ -183,19 +132,7 @@ def _look_up(bench: Bench, manager: LogManager) -> None:
     took = bench.each_timed(looks())
     path = log_files(bench, BULK)[0]
     raw = bench.each_timed(_random_reads(path, sizes, chance))
-    bench.give(
-        Measured(
-            name="index lookup",
-            what="a batch at a random offset, through the offset index",
-            reference="pread of the same number of bytes at a random position of the file",
-            count=len(took),
-            size_bytes=sum(sizes),
-            seconds=sum(took),
-            reference_seconds=sum(raw),
-            latencies_ms=percentiles_ms(took),
-            reference_latencies_ms=percentiles_ms(raw),
-        )
-    )
+    bench.note_each("index lookup", sum(sizes), took, raw)
 
 
 def _compact(bench: Bench, manager: LogManager) -> None:
@@ -207,17 +144,7 @@ def _compact(bench: Bench, manager: LogManager) -> None:
     raw = bench.timed(lambda: _copied(bench, log_files(bench, COMPACT)))
     bench.check()
     seconds = bench.timed(lambda: compact_topic(manager, COMPACT, now_ms=bench.now_ms))
-    bench.give(
-        Measured(
-            name="compaction",
-            what=f"a log of {KEYS_SHARE} records per key cleaned, two passes",
-            reference="the same bytes copied to a file, one fsync",
-            count=len(given),
-            size_bytes=size,
-            seconds=seconds,
-            reference_seconds=raw,
-        )
-    )
+    bench.note("compaction", len(given), size, seconds, raw)
 
 
 def _batches(given: Sequence[Record]) -> list[Sequence[Record]]:

@@ -18,7 +18,7 @@ from remote.fetch.read_ahead import THREADS
 from remote.segments.chunk_table import CHUNK_BYTES
 from remote.store import ObjectStore, ranged_source
 from remote.store.middleware.metered_store import MeteredStore
-from tiered.bench.benchmark import Bench, Measured, percentiles_ms
+from tiered.bench.benchmark import Bench
 from tiered.bench.benchmark_local import local_config, log_files, records
 from tiered.config.config import file_url
 from tiered.manager.manager import LogManager
@@ -62,17 +62,7 @@ def _upload(bench: Bench, store: ObjectStore) -> None:
         seconds = bench.timed(lambda: _tick(bench, manager))
         bench.check()
         raw = bench.timed(lambda: _put_all(store, paths))
-    bench.give(
-        Measured(
-            name="upload",
-            what="segments copied, verified and committed",
-            reference="the same files put, without verification",
-            count=len(paths),
-            size_bytes=sum(map(os.path.getsize, paths)),
-            seconds=seconds,
-            reference_seconds=raw,
-        )
-    )
+    bench.note("upload", len(paths), sum(map(os.path.getsize, paths)), seconds, raw)
 
 
 def _tick(bench: Bench, manager: LogManager) -> None:
@@ -99,17 +89,8 @@ def _read(bench: Bench, store: ObjectStore) -> None:
     seconds = bench.timed(lambda: sizes.extend(len(each) for each in view.reader().batches(name, 0)))
     view.close()
     bench.check()
-    bench.give(
-        Measured(
-            name="ranged reads",
-            what="every batch from the bucket, chunks and batches verified, with read-ahead",
-            reference=f"ranges of {RANGE_BYTES >> 20} MiB of the same objects, {THREADS} at a time",
-            count=len(sizes),
-            size_bytes=sum(sizes),
-            seconds=seconds,
-            reference_seconds=bench.timed(lambda: _get_all(store)),
-        )
-    )
+    raw = bench.timed(lambda: _get_all(store))
+    bench.note("ranged reads", len(sizes), sum(sizes), seconds, raw)
 
 
 def _get_all(store: ObjectStore) -> None:
@@ -141,19 +122,7 @@ def _read_cold(bench: Bench, store: ObjectStore) -> None:
 
     took = bench.each_timed(cold())
     raw = bench.each_timed(_random_gets(bench, store, chance))
-    bench.give(
-        Measured(
-            name="cold random read",
-            what="a batch by offset, without cached data",
-            reference=f"one range of {CHUNK_BYTES >> 10} KiB at a random position",
-            count=len(took),
-            size_bytes=sum(sizes),
-            seconds=sum(took),
-            reference_seconds=sum(raw),
-            latencies_ms=percentiles_ms(took),
-            reference_latencies_ms=percentiles_ms(raw),
-        )
-    )
+    bench.note_each("cold random read", sum(sizes), took, raw)
 
 
 def _random_gets(bench: Bench, store: ObjectStore, chance: Random) -> Iterator[int]:

@@ -13,6 +13,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.cost.cost_advice import CostAdvice, StoredSegment, advise_costs
 from policies.cost.prices import STANDARD, PriceTable
+from policies.rules import remote_expiry_ms
 from remote.segment_entry import SegmentEntry
 from tiered.config.price_file import configured_prices
 from tiered.cost.cost_history import Measured, measured_streams
@@ -102,7 +103,7 @@ def _kept(held: Partition, row: SegmentEntry, now_ms: int) -> StoredSegment:
         stored_bytes=row.stored_bytes,
         storage_class=row.storage_class or STANDARD,
         lived_ms=max(0, now_ms - row.committed_ms),
-        remaining_ms=None if limit is None else max(0, newest + limit - now_ms),
+        remaining_ms=None if limit is None else max(0, remote_expiry_ms(newest, limit) - now_ms),
         is_settled=row.next_offset <= held.log.local_log_start_offset,
         newest_ms=newest,
     )

@@ -9,17 +9,17 @@ are on the provider's bill but not here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from local.errors import LogError
 from local.names import TopicPartition
-from policies.cost.bill import KINDS, Requests, TopicBill, TopicFacts, bills
+from policies.cost.bill import KINDS, TopicBill, TopicFacts, bills
 from policies.cost.prices import PriceTable
 from policies.cost.storage_cost import StorageUsage, total_usage
+from policies.cost.workload import Counts
 from remote.keys import is_in_other_topic, topic_directory
 from remote.segment_entry import SegmentEntry
-from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.price_file import configured_prices
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
@@ -131,7 +131,7 @@ def topic_facts(
         both_bytes=both_bytes,
         segments=sum(map(len, rows.values())),
         shared_bytes=sum(row.stored_bytes for each in rows.values() for row in each if is_in_other_topic(row.data_key)),
-        requests=as_requests(counts) if counts is not None else None,
+        requests=Counts(**asdict(counts)) if counts is not None else None,
         period_ms=period_ms,
     )
 
@@ -169,11 +169,10 @@ def all_rows(held: Partition) -> Iterable[SegmentEntry]:
     yield from manifest.view_entries
 
 
-def as_requests(counts: RequestCounts) -> Requests:
-    """Convert a meter's counts to the policies' type."""
-    return Requests(**{each.name: getattr(counts, each.name) for each in fields(Requests)})
-
-
+METERED = (
+    *("puts", "gets", "lists", "bytes_in", "bytes_out"),
+    *("data_puts", "data_gets", "data_bytes_in", "data_bytes_out"),
+)
 # Fields of a bill that need one tier; requests were metered here.
 _OF_REMOTE = (
     "dollars_per_month",
@@ -210,6 +209,6 @@ def _whole_row(bill: TopicBill) -> dict[str, object]:
         "local_bytes": bill.local_bytes,
         "double_bytes": bill.both_bytes,
         "shared_bytes": bill.shared_bytes,
-        **{f"{each.name}_per_month": round(getattr(bill.month_requests, each.name)) for each in fields(Requests)},
+        **{f"{name}_per_month": round(getattr(bill.month_requests, name)) for name in METERED},
         "metered_months": bill.months,
     }

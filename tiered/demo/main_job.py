@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from local.errors import Conflict, Corrupt, InvalidRequest
@@ -79,32 +79,15 @@ def workshop(directory: str) -> Iterator[Path]:
         held.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StepResult:
-    """The amount of data that one step handled, and its time."""
+    """The amount of data that one step handled, filled in by the step, and its time."""
 
     name: str
-    seconds: float
+    seconds: float = 0.0
     records: int | None = None
     size_bytes: int | None = None
     note: str = ""
-
-
-@dataclass(slots=True)
-class Measured:
-    """The figures of a running step, filled in by the step."""
-
-    records: int | None = None
-    size_bytes: int | None = None
-    note: str = ""
-    total: int | None = None
-    report: Callable[[float], None] = field(default=lambda share: None)
-
-    def progress(self, done: int) -> None:
-        """Report the progress of the step, in records of `total`."""
-        self.records = done
-        if self.total:
-            self.report(min(1.0, done / self.total))
 
 
 class Steps:
@@ -112,26 +95,18 @@ class Steps:
 
     def __init__(self, report: Report) -> None:
         self.results: list[StepResult] = []
-        self._tell = report
+        self.report = report
 
     @contextmanager
-    def step(self, name: str, *, total: int | None = None) -> Iterator[Measured]:
+    def step(self, name: str) -> Iterator[StepResult]:
         """Run and time one step. A failed step is not recorded."""
-        measured = Measured(total=total, report=lambda share: self._tell(name, share))
-        self._tell(name, 0.0)
+        result = StepResult(name=name)
+        self.report(name, 0.0)
         start = time.perf_counter()
-        yield measured
-        seconds = time.perf_counter() - start
-        self._tell(name, 1.0)
-        self.results.append(
-            StepResult(
-                name=name,
-                seconds=seconds,
-                records=measured.records,
-                size_bytes=measured.size_bytes,
-                note=measured.note,
-            )
-        )
+        yield result
+        result.seconds = time.perf_counter() - start
+        self.report(name, 1.0)
+        self.results.append(result)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +217,7 @@ def _append(job: _Job, flights: Flights) -> None:
         manager.create_topic(topic, partitions, {**EVERY_TOPIC, **properties}, now_ms=job.now_ms)
         job.sent.update({name: [] for name in manager.topic(topic).partitions()})
     total = len(flights.events) + len(flights.latest)
-    with job.steps.step("append", total=total) as measured:
+    with job.steps.step("append") as measured:
         done = 0
         for topic, records in ((EVENTS, flights.events), (LATEST, flights.latest)):
             for at in range(0, len(records), APPEND_RECORDS):
@@ -252,7 +227,8 @@ def _append(job: _Job, flights: Flights) -> None:
                     manager.append(topic, share, name.partition, now_ms=job.now_ms)
                     job.sent[name] += share
                 done += len(batch)
-                measured.progress(done)
+                job.steps.report("append", done / max(1, total))
+        measured.records = done
         # The compacted topic is rolled, so that its newest records are cleaned and copied too. The other topic keeps
         # its active segments, so that a read crosses from the bucket to the disk.
         manager.roll(LATEST, now_ms=job.now_ms)
@@ -294,7 +270,8 @@ def _raise_problems(job: _Job) -> None:
 
 def _read_back(job: _Job) -> None:
     reader = job.manager.reader()
-    with job.steps.step("read back, both tiers", total=sum(map(len, job.sent.values()))) as measured:
+    total = sum(map(len, job.sent.values()))
+    with job.steps.step("read back, both tiers") as measured:
         done = size = 0
         for name, sent in sorted(job.sent.items()):
             found = reader.records(name, 0)
@@ -307,13 +284,12 @@ def _read_back(job: _Job) -> None:
             else:
                 done += len(checks.check_newest(name, sent, found))
             size += sum(len(record.value or b"") for record in sent) if name.topic == EVENTS else 0
-            measured.progress(done)
+            job.steps.report(measured.name, min(1.0, done / max(1, total)))
         measured.records, measured.size_bytes = done, size
         measured.note = "every offset, value and newest key checked"
 
 
 def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
-    from tiered.demo import flight_queries
     from tiered.spark.session import spark_session
 
     with open_remote(url, options) as bucket:
@@ -322,11 +298,11 @@ def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
         spark = spark_session("tiered-demo")
     try:
         with job.steps.step("read through Spark, bucket only") as measured:
-            found = flight_queries.digests(flight_queries.read_topic(spark, url, options, EVENTS))
+            found = checks.digests(checks.read_topic(spark, url, options, EVENTS))
             tiered = {name: sent for name, sent in job.sent.items() if name.topic == EVENTS and ends[name] > 0}
             expected = {name.partition: checks.digest_of(sent, ends[name]) for name, sent in tiered.items()}
             checks.check_equal("Spark's sums", expected, found)
-            newest = flight_queries.newest_by_key(flight_queries.read_topic(spark, url, options, LATEST))
+            newest = checks.newest_by_key(checks.read_topic(spark, url, options, LATEST))
             checks.check_equal("Spark's newest record of a key", _newest(job, ends), newest)
             measured.records = sum(digest.records for digest in found.values())
             measured.note = f"sums of {len(found)} partitions and {len(newest):,} newest keys checked"

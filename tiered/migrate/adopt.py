@@ -55,7 +55,7 @@ from local.log.producer_snapshot import ProducerEntry
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
 from local.storage import Storage, StorageFile, join
 from policies.deleted_records import BrokerRetention, is_deletion
-from policies.remote_retention import MANIFESTS_AT_ONCE, MANIFESTS_RETAINED
+from policies.remote_retention import collectable_upto
 from remote.gc.old_manifests import collect_manifests
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
@@ -401,8 +401,7 @@ class Adopter:
     def _collect_manifests(self, log: MetadataLog, now_ms: int) -> None:
         """Delete old manifests as a manager does: every copied segment adds one."""
         manifest = log.refresh()
-        upto = manifest.sequence - MANIFESTS_RETAINED
-        if upto - log.gc_boundary >= MANIFESTS_AT_ONCE:
+        if upto := collectable_upto(manifest.sequence, log.gc_boundary):
             place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
             collect_manifests(self._store, place, log, upto, now_ms=now_ms)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from policies.decisions import place_of
 from tiered.plans.planning import line_fields, told
 
 if TYPE_CHECKING:
     from policies.cost.plan_cost import DecisionCost
-    from policies.decisions import Decision
 
 Row = dict[str, object]
 
@@ -40,7 +40,7 @@ def decision_row(line: DecisionCost) -> Row:
         "sign": sign,
         "verb": verb,
         "where": str(line.partition),
-        "what": _what(line.decision),
+        "what": place_of(line.decision),
         "requests": line.puts + line.gets + line.lists,
         "once": told(line.dollars + line.early_dollars),
     }
@@ -70,33 +70,3 @@ def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
 def kind_of(line: DecisionCost) -> str:
     """Return the name of the decision's class in `policies.decisions`."""
     return type(line.decision).__name__
-
-
-def _what(decision: Decision) -> str:
-    """Return the half-open offsets, or another object of the decision."""
-    from policies.decisions import (
-        AdvanceLogStart,
-        BuildView,
-        CleanLog,
-        CollectManifests,
-        DeletePage,
-        DeletePending,
-        DisableTier,
-        RollActive,
-    )
-
-    match decision:
-        case RollActive():
-            return f"[{decision.base_offset}, ...)"
-        case CleanLog():
-            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
-        case BuildView():
-            return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
-        case AdvanceLogStart() | DisableTier():
-            return f"to {decision.offset}"
-        case DeletePending() | DeletePage():
-            return decision.key
-        case CollectManifests():
-            return f"manifests up to {decision.upto_sequence}"
-        case _:
-            return f"[{decision.base_offset}, {decision.next_offset})"

@@ -137,7 +137,7 @@ def test_violations_name_the_broken_rule_or_grace_period(
 def test_a_roll_of_an_empty_active_segment_is_a_violation() -> None:
     taken = snapshot(local(0, 0, size=0, active=True))
     roll = RollActive(base_offset=0, size_bytes=0, reason="")
-    assert violations(taken, [roll]) == ["RollActive at 0: the active segment is empty"]
+    assert violations(taken, [roll]) == ["RollActive [0, ...): the active segment is empty"]
 
 
 # -- copies leave no gap

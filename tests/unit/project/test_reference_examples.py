@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from policies.cost.bill import Requests, request_dollars
+from policies.cost.bill import request_dollars
 from policies.cost.prices import BUILT_IN
 from policies.cost.scenarios import Scenario, Stream, cost_of
-from policies.cost.simulation import Reads, Workload, simulate
+from policies.cost.simulation import Counts, Reads, Workload, simulate
 from policies.cost.storage_cost import DAY_MS, GIB, S3_STANDARD, monthly_storage, upload_requests
 from policies.rules import PartitionRules
 from remote.fetch import read_ahead
@@ -208,7 +208,7 @@ def test_request_cost_is_small_against_storage_for_large_objects():
         "one PUT a segment must cost less than 1 % of the storage (0.4 % of a bill with compute)"
     )
     written_gib = 100 / 1024 * 30 * 86_400
-    parts = Requests(puts=upload_requests(1 << 30, 16 * MIB) * written_gib)
+    parts = Counts(puts=upload_requests(1 << 30, 16 * MIB) * written_gib)
     assert found[16 * MIB].requests == pytest.approx(request_dollars(parts, {}, BUILT_IN)[0], rel=0.11)
     small = cost_of([SIZING], Scenario(segment_bytes=MIB), BUILT_IN)
     assert small.requests > 2 * small.storage, "small objects must cost more in requests than in storage"

@@ -156,7 +156,7 @@ def _figures(simulation: CostSimulation) -> Html:
             format_dollars(cost.double),
             format_dollars(cost.idle),
             format_bytes(round(cost.stored_bytes)),
-            format_count(round(cost.counts.puts + cost.counts.gets + cost.counts.lists)),
+            format_count(round(cost.counts.billed)),
         ]
         for cost in (simulation.today, *simulation.found)
     ]

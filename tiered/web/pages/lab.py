@@ -167,7 +167,7 @@ def lab_facts(lab: CostLab) -> dict[str, object]:
     """The same as facts for programs and other charts."""
 
     def fields_of(cost: ScenarioCost) -> dict[str, object]:
-        return {**cost_fields(cost), "requests_per_month": request_count(cost)}
+        return {**cost_fields(cost), "requests_per_month": round(cost.counts.billed)}
 
     return {
         "prices": {"as_of": lab.prices.as_of, "region": lab.prices.region},
@@ -294,7 +294,7 @@ def _figures(lab: CostLab) -> Html:
             "In the bucket": format_bytes(round(then.stored_bytes)),
             "On the disk": format_bytes(round(then.local_bytes)),
             "Objects": format_count(round(then.objects)),
-            "Requests a month": format_count(request_count(then)),
+            "Requests a month": format_count(round(then.counts.billed)),
         }
     )
 
@@ -452,11 +452,6 @@ def _break_evens(lab: CostLab) -> Html:
     ]
     caption = "Break-even points of storage classes and sizes, with the changes"
     return tag("div", table(caption, headings, rows), id="lines")
-
-
-def request_count(cost: ScenarioCost) -> int:
-    counts = cost.counts
-    return round(counts.puts + counts.posts + counts.gets + counts.heads + counts.lists)
 
 
 def _commands(lab: CostLab, query: Mapping[str, str]) -> list[str]:

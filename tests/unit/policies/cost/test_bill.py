@@ -8,9 +8,10 @@ import pytest
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.errors import NotFound, Unavailable
-from policies.cost.bill import KINDS, Requests, TopicFacts, bills
+from policies.cost.bill import KINDS, TopicFacts, bills
 from policies.cost.prices import BUILT_IN
 from policies.cost.storage_cost import GIB, StorageUsage, Stored, monthly_storage, storage_dollars, stored_of
+from policies.cost.workload import Counts
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import RequestCounts
@@ -48,7 +49,7 @@ def test_remains_of_deleted_topics_get_their_own_bill_and_do_not_change_other_bi
 
 
 def test_every_kind_of_cost_uses_its_own_price():
-    counts = Requests(puts=2000, gets=5000, lists=1000, data_puts=1000, data_gets=4000, data_bytes_out=10 * GIB)
+    counts = Counts(puts=2000, gets=5000, lists=1000, data_puts=1000, data_gets=4000, data_bytes_out=10 * GIB)
     (of,) = bills(
         [
             facts(
@@ -70,7 +71,7 @@ def test_every_kind_of_cost_uses_its_own_price():
 
 @pytest.mark.parametrize(("days", "factor"), [(30, 1), (15, 2), (60, 0.5), (1, 30), (0.001, 30)])
 def test_requests_are_scaled_to_a_month_from_a_period_of_at_least_a_day(days, factor):
-    (of,) = bills([facts(requests=Requests(puts=100), period_ms=int(days * DAY))], BUILT_IN)
+    (of,) = bills([facts(requests=Counts(puts=100), period_ms=int(days * DAY))], BUILT_IN)
     assert of.month_requests.puts == pytest.approx(100 * factor)
 
 
