@@ -34,7 +34,7 @@ from local.storage import DiskStorage
 from remote.store.open_store import open_store
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask
-from tiered.spark.jobs.compaction import compact
+from tiered.spark.jobs.runner import compact
 from tiered.spark.session import QUIET_JAVA, spark_session
 
 RECORDS, KEYS = 10_000_000, 1_000_000

@@ -134,7 +134,7 @@ def _topic(home: Path) -> None:
 def _compact(home: Path, spark: Any) -> None:
     """Compact in rounds of four segments, so that each partition gets manifests between the rounds."""
     if spark is not None:
-        from tiered.spark.jobs.compaction import compact
+        from tiered.spark.jobs.runner import compact
 
         more = {"group_bytes": 300, "rows_max": 4}
         compact(spark, _url(home), ["t"], settings=COMPACTED, job_id="nightly", now_ms=NOW_MS, **more)  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def _rewritten(home: Path, spark: Any, planned: Callable[[ObjectStore, Any], Any
     store = open_store(_url(home))
     plans = [planned(store, name) for name in list_partitions(store)]
     if spark is not None:
-        from tiered.spark.jobs.rewriting import rewrite
+        from tiered.spark.jobs.runner import rewrite
 
         rewrite(spark, Bucket(url=_url(home)), plans, wave_tasks=2, task_bytes=1, now_ms=lambda: NOW_MS)
     else:
@@ -222,7 +222,7 @@ def _copy(home: Path, spark: Any) -> None:
     store, target = open_store(_url(home)), open_store(_url(home, "copy"))
     plans = [plan_copy(store, target, name, now_ms=NOW_MS) for name in list_partitions(store)]
     if spark is not None:
-        from tiered.spark.jobs.copying import copy
+        from tiered.spark.jobs.runner import copy
 
         buckets = Bucket(url=_url(home)), Bucket(url=_url(home, "copy"))
         outcomes = copy(spark, *buckets, plans, wave_tasks=2, task_bytes=1, now_ms=lambda: NOW_MS)
@@ -269,13 +269,14 @@ def _pipeline(home: Path, spark: Any) -> None:
 
     from tiered.jobs.job_bucket import Bucket
     from tiered.jobs.pipeline import Fleet, Stage, State
-    from tiered.jobs.pipeline_job import Here, run_pipeline
-    from tiered.jobs.pipeline_state import PipelineState
+    from tiered.jobs.pipeline_job import run_pipeline
+    from tiered.jobs.runner import Here
+    from tiered.jobs.state_file import PipelineState
 
     runner: Any = Here()
     is_first = not (home / "nightly.jsonl").exists()
     if spark is not None:
-        from tiered.spark.jobs.pipeline import SparkRunner
+        from tiered.spark.jobs.runner import SparkRunner
 
         runner = SparkRunner(spark, job_id="nightly", wave_tasks=2)
     fleet = Fleet(bucket=Bucket(url=_url(home)), nodes=(str(home / "node-0"),), target_bytes=20_000)

@@ -22,8 +22,8 @@ from faulty_job import FaultyBucket
 from local.storage import DiskStorage
 from tiered.jobs import pipeline_job
 from tiered.jobs.pipeline import Fleet, work_node
-from tiered.jobs.pipeline_state import PipelineState
-from tiered.spark.jobs.pipeline import SparkRunner
+from tiered.jobs.state_file import PipelineState
+from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.session import launched_session
 
 NOW = 1_800_000_000_000

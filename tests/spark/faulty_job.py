@@ -18,7 +18,7 @@ from typing import Any
 
 from local.errors import Unavailable
 from tiered.jobs.job_bucket import Bucket
-from tiered.spark.jobs.compaction import compact
+from tiered.spark.jobs.runner import compact
 from tiered.spark.session import spark_session
 
 EFFECTS = ("put", "put_if_absent", "upload", "delete")

@@ -19,7 +19,7 @@ from faulty_job import FaultyBucket, Strikes
 from remote.manifest.catalog import list_partitions
 from remote.store.open_store import open_store
 from tiered.jobs.rewriting import plan_recode
-from tiered.spark.jobs.rewriting import rewrite
+from tiered.spark.jobs.runner import rewrite
 from tiered.spark.session import launched_session
 
 NOW = 1_800_000_000_000

@@ -21,7 +21,7 @@ from remote.manifest.catalog import list_partitions
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.compaction_passes import compact_partition
 from tiered.read.bucket_reader import RemoteLog
-from tiered.spark.jobs.compaction import compact
+from tiered.spark.jobs.runner import compact
 
 pytestmark = pytest.mark.spark
 

@@ -22,7 +22,7 @@ from tiered.jobs.orphan_deletion import GarbageList
 from tiered.jobs.rewriting import plan_merge, plan_recode
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import compact, copy, export, rewrite, scrub
-from tiered.spark.jobs.garbage import list_garbage
+from tiered.spark.jobs.runner import list_garbage
 
 pytestmark = pytest.mark.spark
 

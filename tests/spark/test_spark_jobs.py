@@ -21,8 +21,9 @@ from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_state import ScrubState
+from tiered.jobs.runner import packed
 from tiered.spark import export, scrub
-from tiered.spark.jobs.task_batches import in_task_batches, packed
+from tiered.spark.jobs.runner import SparkRunner
 
 pytestmark = pytest.mark.spark
 
@@ -86,14 +87,15 @@ def test_each_work_item_runs_once_and_results_are_in_order(spark, tmp_path):
         with open(tmp_path / f"done-{number}", "x"):  # a second run of the item would fail
             return number * 2
 
-    waves = list(in_task_batches(spark, "counting", list(range(7)), work, wave_tasks=3))
+    waves = list(SparkRunner(spark, wave_tasks=3).run_in_batches("counting", list(range(7)), work))
     assert waves == [[0, 2, 4], [6, 8, 10], [12]]
     assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_stopped_job_ends_between_two_waves(spark):
     given = []
-    waves = in_task_batches(spark, "counting", [0, 1, 2, 3, 4], abs, wave_tasks=2, should_stop=lambda: len(given) >= 4)
+    runner = SparkRunner(spark, wave_tasks=2, should_stop=lambda: len(given) >= 4)
+    waves = runner.run_in_batches("counting", [0, 1, 2, 3, 4], abs)
     for wave in waves:
         given.extend(wave)
     assert given == [0, 1, 2, 3]

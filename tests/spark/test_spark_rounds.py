@@ -11,7 +11,7 @@ from local.names import TopicPartition
 from local.records.batch import encode_batch
 from tiered.cli.main import invoke
 from tiered.read.bucket_reader import RemoteLog
-from tiered.spark.jobs.compaction import compact
+from tiered.spark.jobs.runner import compact
 
 pytestmark = pytest.mark.spark
 

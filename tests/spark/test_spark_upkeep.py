@@ -28,7 +28,7 @@ from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import copy, rewrite
-from tiered.spark.jobs.garbage import delete_garbage, list_garbage
+from tiered.spark.jobs.runner import delete_garbage, list_garbage
 
 pytestmark = pytest.mark.spark
 

@@ -71,10 +71,10 @@ def duration_ms(option: str, text: str, example: str, *, least: int = 1) -> int:
     return value
 
 
-def size_bytes(option: str, text: str, example: str) -> int:
-    """Parse the size of an option. Raises InvalidRequest with the example."""
+def size_bytes(option: str, text: str, example: str, *, least: int = 0) -> int:
+    """Parse the size of an option, `least` bytes at least. Raises InvalidRequest with the example."""
     value = parse_bytes(text)
-    if value is None or value < 0:
+    if value is None or value < least:
         raise InvalidRequest(f"invalid {option}", text=repr(text), expected=f"a size such as {example}")
     return value
 

@@ -19,7 +19,7 @@ import click
 from local.errors import LogError
 from tiered import __version__
 from tiered.cli.errors import Exit, exit_code, internal, one_line
-from tiered.cli.session import Session, example_epilog, parse_setting
+from tiered.cli.session import Session, parse_setting
 
 # name: (module in this package, one line of help); in the order in which a new user needs them.
 COMMANDS = {
@@ -32,13 +32,16 @@ COMMANDS = {
     "dump": ("data.dump", "Print batches, records or index entries as they are stored."),
     "verify": ("node.verify", "Verify segments, partitions and log directories on the disk."),
     "scrub": ("bucket.scrub", "Check all objects of a bucket, and with --deep every byte."),
-    "repair": ("bucket.repair", "Repair what a scrub found, from good copies; prints a plan first."),
+    "repair": ("bucket.scrub", "Repair what a scrub found, from good copies; prints a plan first."),
     "gc": ("bucket.gc", "List orphaned objects of a bucket and what they cost, then delete from the list."),
     "adopt": ("bucket.adopt", "Tier the log directory of a live Kafka broker; its files are only read."),
     "restore": ("bucket.restore", "Restore topics of a bucket to a disk, whole or up to an offset or a time."),
-    "fork": ("bucket.fork", "Create another topic of the bucket with the same records, without copying them."),
-    "import": ("bucket.import_", "Import a bucket of other software: Aiven, Kafka's LocalTieredStorage, plain logs."),
-    "remote": ("bucket.remote", "Inspect any bucket by its address."),
+    "fork": ("bucket.restore", "Create another topic of the bucket with the same records, without copying them."),
+    "import": (
+        "bucket.external_buckets",
+        "Import a bucket of other software: Aiven, Kafka's LocalTieredStorage, plain logs.",
+    ),
+    "remote": ("bucket.external_buckets", "Inspect any bucket by its address."),
     "rewrite": ("bucket.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
     "pipeline": (
         "bucket.pipeline",
@@ -65,7 +68,7 @@ COMMANDS = {
     "generate": ("node.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
     "config": ("topics.config", "Explain a setting: its effect, its value here, and the source of the value."),
     "completion": ("node.generate", "Print the completion script for bash, zsh or fish."),
-    "rotate-keys": ("bucket.rotate_keys", "Wrap the data keys of encrypted segments with another key of the key ring."),
+    "rotate-keys": ("bucket.rewrite", "Wrap the data keys of encrypted segments with another key of the key ring."),
 }
 
 _EXIT_CODES = (
@@ -73,34 +76,6 @@ _EXIT_CODES = (
     "10 unhealthy, 130 and 143 interrupted."
 )
 _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
-# The examples of commands that do not declare one.
-EXAMPLES = {
-    "scrub": "scrub orders --deep --report report.json",
-    "repair": "repair report.json --dry-run",
-    "gc": "gc --older-than 3d",
-    "adopt": "adopt /var/kafka/data orders --remote s3://my-bucket/kafka",
-    "restore": "restore orders --to restored --dry-run",
-    "fork": "fork orders orders-before --dry-run",
-    "import": "import s3://their-bucket orders --dry-run",
-    "remote ls": "remote ls s3://my-bucket/logs orders",
-    "rewrite copy": "rewrite copy orders --to s3://other-bucket/logs --dry-run",
-    "rewrite merge": "rewrite merge orders --target 256MiB --dry-run",
-    "rewrite recode": "rewrite recode orders --codec zstd --dry-run",
-    "pipeline plan": "pipeline plan node-1 node-2 --topics orders",
-    "pipeline run": "pipeline run node-1 --spark none --dry-run",
-    "backfill": "backfill orders --from @-30d --to s3://my-lake/orders",
-    "compact": "compact orders --dry-run",
-    "rotate-keys": "rotate-keys orders --dry-run",
-}
-
-
-def set_examples(command: click.Command, path: str) -> None:
-    """Set the examples of a command and of the commands of a group that declare none."""
-    if isinstance(command, click.Group):
-        for name, each in command.commands.items():
-            set_examples(each, f"{path} {name}")
-    if path in EXAMPLES:
-        command.epilog = example_epilog(EXAMPLES[path])
 
 
 class _LazyGroup(click.Group):
@@ -116,7 +91,6 @@ class _LazyGroup(click.Group):
         name = cmd_name.replace("-", "_")
         command: click.Command = getattr(import_module(f"tiered.cli.{module}"), f"{name}_" if iskeyword(name) else name)
         command.short_help = summary
-        set_examples(command, cmd_name)
         return command
 
     def resolve_command(

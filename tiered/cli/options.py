@@ -187,28 +187,6 @@ class LayoutWords(TypedDict):
     private_keys: dict[str, str]
 
 
-def layout_options(default: str, needs: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Add ``--layout``, ``--layout-prefix`` and ``--layout-key`` to a command; `needs` says their purpose."""
-    options = (
-        click.option(
-            "--layout", type=click.Choice(LAYOUTS), default=default, show_default=True, help=f"{needs} whose."
-        ),
-        click.option(
-            "--layout-prefix", "prefixes", multiple=True, metavar="TEXT", help="Set key.prefix of Aiven; repeatable."
-        ),
-        click.option(
-            "--layout-key", "private_keys", multiple=True, metavar="ID=FILE", help="Name RSA keys of Aiven; repeatable."
-        ),
-    )
-
-    def decorated(command: Callable[..., object]) -> Callable[..., object]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorated
-
-
 def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str, ...]) -> LayoutWords:
     """Return the options as typed. Raises InvalidRequest for a key without a file."""
     files = {}

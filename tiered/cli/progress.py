@@ -27,8 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Literal, ParamSpec, TextIO, TypeVar
 
-import click
-
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import ProgressColumn, TaskID
@@ -181,26 +179,6 @@ class Progress:
             message=_readable(message),
         )
         self._write(json.dumps(msgspec.to_builtins(event)) + "\n")
-
-
-def progress_option(command: Callable[P, R]) -> Callable[P, R]:
-    """Add ``--progress`` to a command whose object is a Session."""
-
-    @functools.wraps(command)
-    def reported(*args: P.args, **kwargs: P.kwargs) -> R:
-        context = click.get_current_context()
-        session: Session = context.obj
-        mode = str(kwargs.pop("progress"))
-        with session.progress.use(mode, context.command_path.partition(" ")[2]):
-            return command(*args, **kwargs)
-
-    return click.option(
-        "--progress",
-        type=click.Choice(MODES),
-        default="auto",
-        show_default=True,
-        help="Choose the progress display: a bar on a terminal; lines; JSON events; or none.",
-    )(reported)
 
 
 def _readable(text: str | None) -> str | None:

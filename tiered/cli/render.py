@@ -119,20 +119,6 @@ class ProgressEvent(Result):
     message: str | None
 
 
-def output_option(default: str = "table") -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Add ``-o`` to a command that prints rows, and ``--raw`` for exact numbers in its table."""
-    choice = click.Choice(FORMATS)
-
-    def both(command: Callable[..., object]) -> Callable[..., object]:
-        exact = "Print exact numbers in a table: bytes, ms."
-        command = click.option("--raw", is_flag=True, expose_value=False, callback=note_raw, help=exact)(command)
-        return click.option(
-            "-o", "--output", type=choice, default=default, show_default=True, help="Set the output format."
-        )(command)
-
-    return both
-
-
 def note_raw(ctx: click.Context, parameter: click.Parameter, is_raw: bool) -> None:
     """Store the flag for the table of this invocation."""
     ctx.meta[_RAW] = ctx.meta.get(_RAW, False) or is_raw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -258,15 +258,6 @@ def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
     except UnicodeEncodeError:
         raise InvalidRequest("invalid setting, it is not UTF-8", text=repr(text)) from None
     return key.strip(), value.strip()
-
-
-def settings_option(text: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Add the repeatable ``-X key=value`` to a command, as a dict."""
-
-    def parsed(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-        return dict(parse_setting(value, parameter.opts[0]) for value in values)
-
-    return click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", callback=parsed, help=text)
 
 
 def confirm(question: str, *, yes: bool, without: str) -> None:

@@ -11,17 +11,15 @@ Three steps, so that the second can run anywhere (threads here, tasks of a clust
 2. `scrub_segment` does one job. It needs only the store and the keys, writes nothing, and may be repeated.
 3. `report_of` removes findings about entries that expired or were replaced since, searches good copies, and sums up.
 
-`run_scrub` does step 2 in threads and records finished jobs with their findings in a file. So a scrub of days can be
-stopped between two jobs and resumed, and no finding is lost. Surveys are repeated on every run. Nothing in the bucket
-is changed.
+`read_segments` does step 2 by an executor and records finished jobs with their findings in a file. So a scrub of days
+can be stopped between two jobs and resumed, and no finding is lost. Surveys are repeated on every run. Nothing in the
+bucket is changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 
 import msgspec
 
@@ -40,6 +38,8 @@ from remote.store import ObjectStore
 from tiered.health.bucket_check import check_contents
 from tiered.health.scrub_report import Found, PartitionScrub, ScrubReport, Weight
 from tiered.health.scrub_state import ScrubState, SegmentResult
+from tiered.jobs.job_bucket import Bucket, OpenBucket
+from tiered.jobs.runner import TASK_BYTES, Executor, Here, packed
 from tiered.stores.object_encoding import KEY_ID, SettingsOf, own_settings
 
 THREADS = 4
@@ -151,6 +151,20 @@ def run_scrub(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> list[SegmentResult] | None:
+    """Run `read_segments` in threads of this process."""
+    executor = Here(should_stop, threads=threads)
+    return read_segments(executor, OpenBucket.of(store, keys), plan, state=state, progress=progress)
+
+
+def read_segments(
+    executor: Executor,
+    bucket: Bucket,
+    plan: ScrubPlan,
+    *,
+    state: ScrubState | None = None,
+    task_bytes: int = TASK_BYTES,
+    progress: Callable[[int], None] = lambda read_bytes: None,
+) -> list[SegmentResult] | None:
     """Return the results of all jobs, including results in `state`; None if stopped early.
 
     `progress` is called with the bytes of each job. Raises Unavailable; finished jobs are in `state`.
@@ -158,18 +172,23 @@ def run_scrub(
     done = state.results(job.identity for job in plan.jobs) if state is not None else {}
     for result in done.values():
         progress(result.read_bytes)
-    due = iter([job for job in plan.jobs if job.identity not in done])
-    with ThreadPoolExecutor(threads, thread_name_prefix="scrub") as pool:
-        while not should_stop():
-            turn = list(islice(due, threads))
-            for result in pool.map(lambda job: scrub_segment(job, store, keys), turn):
-                done[result.name] = result
-                if state is not None:
-                    state.note(result)
-                progress(result.read_bytes)
-            if not turn:
-                return [done[job.identity] for job in plan.jobs]
-    return None
+    due = [job for job in plan.jobs if job.identity not in done]
+    packs = packed(due, lambda job: job.read_bytes, task_bytes if executor.is_parallel else 0)
+
+    def read(jobs: Sequence[SegmentJob]) -> list[SegmentResult]:
+        with bucket.opened() as store:
+            return [scrub_segment(job, store, bucket.keys()) for job in jobs]
+
+    def on_done(jobs: Sequence[SegmentJob], results: Sequence[SegmentResult]) -> None:
+        for result in results:
+            done[result.name] = result
+            if state is not None:
+                state.note(result)
+            progress(result.read_bytes)
+
+    for _ in executor.run_in_batches(f"scrubbing {len(plan.jobs)} segments", packs, read, on_done=on_done):
+        pass
+    return [done[job.identity] for job in plan.jobs] if all(job.identity in done for job in plan.jobs) else None
 
 
 def report_of(

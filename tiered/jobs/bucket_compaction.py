@@ -41,14 +41,18 @@ Memory: a plan holds the entries of the range; a pass needs the memory of one gr
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypedDict, Unpack
 
 from local.cleaner.key_digests import SECRET_BYTES
-from local.errors import Conflict, InvalidRequest
+from local.errors import Conflict, InvalidRequest, LogError
 from local.index.txn_index import AbortedTransaction
 from local.log.producer_snapshot import ProducerEntry
+from local.names import TopicPartition
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import new_ulid
@@ -72,7 +76,11 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import resolve_rules
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.runner import Executor
 from tiered.read.partition_source import PartitionSource
+
+_log = logging.getLogger(__name__)
 
 GROUP_BYTES = 256 << 20  # of input; the work of one task, and the most that can become one segment
 ROWS_MAX = 16_384  # entries in one plan
@@ -143,7 +151,7 @@ class CompactionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """Result of pass two for one group. Byte counts are of `.log` files.
+    """Result of pass two for one group.
 
     `replaced` are new entries in place of old ones. `vouched` are ULIDs of entries that stay unchanged and are now
     clean.
@@ -152,10 +160,6 @@ class GroupResult:
     number: int
     replaced: tuple[Replacement, ...] = ()
     vouched: tuple[str, ...] = ()
-    records_before: int = 0
-    records_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +261,108 @@ def plan_compaction(
         is_done=is_done,
         is_cut=is_cut,
     )
+
+
+class PlanOptions(TypedDict, total=False):
+    """Optional arguments of `plan_compaction`."""
+
+    start_offset: int
+    upto_offset: int | None
+    group_bytes: int
+    rows_max: int
+    settings: Mapping[str, str] | None
+
+
+def compact_partitions(
+    executor: Executor,
+    bucket: Bucket,
+    names: Sequence[RemotePartitionName],
+    *,
+    now_ms: int,
+    job_id: str | None = None,
+    errors: dict[TopicPartition, LogError] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_done: Callable[[CompactionOutcome], None] = lambda outcome: None,
+    **options: Unpack[PlanOptions],
+) -> list[CompactionOutcome]:
+    """Compact partitions, in as many rounds as needed; return an outcome for each one without an error.
+
+    A parallel executor has all partitions at a time, otherwise one is compacted after the other. A job with the
+    `job_id` of an earlier one skips partitions that the earlier one committed. If `should_stop` the job ends after a
+    round; a run under its `job_id` continues it.
+
+    After the commits of all other partitions the first error is raised: Fenced after a takeover by another writer,
+    Conflict after too many changes. With `errors` the errors are added there instead. An error of the work itself ends
+    the job of a parallel executor at once.
+    """
+    failed: dict[TopicPartition, LogError] = {}
+    outcomes: list[CompactionOutcome] = []
+    with bucket.opened() as store:
+        for some in [names] if executor.is_parallel else [[name] for name in names]:
+            if outcomes and should_stop():
+                break
+            try:
+                found = compact_in_rounds(
+                    store,
+                    some,
+                    partial(executor.compacted, bucket),
+                    failed,
+                    now_ms=now_ms,
+                    job_id=job_id,
+                    keys=bucket.keys(),
+                    should_stop=should_stop,
+                    **options,
+                )
+            except LogError as error:
+                if executor.is_parallel or errors is None:
+                    raise
+                failed[some[0].topic_partition] = error
+                continue
+            outcomes += found
+            for each in found:
+                on_done(each)
+    if errors is not None:
+        errors.update(failed)
+    elif failed:
+        raise next(iter(failed.values()))
+    return outcomes
+
+
+def compact_in_rounds(
+    store: ObjectStore,
+    names: Sequence[RemotePartitionName],
+    compacted: Callable[[Sequence[CompactionPlan]], Mapping[int, Sequence[GroupResult]]],
+    errors: dict[TopicPartition, LogError],
+    *,
+    now_ms: int,
+    job_id: str | None = None,
+    keys: KeyRing = NO_KEYS,
+    should_stop: Callable[[], bool] = lambda: False,
+    **options: Unpack[PlanOptions],
+) -> list[CompactionOutcome]:
+    """Plan, run both passes by `compacted`, and commit, until no partition needs another round.
+
+    Errors of commits are added to `errors`. Raises the errors of planning and of the passes.
+    """
+    job_id = job_id or f"compact-{new_ulid(now_ms)}"
+    outcomes: dict[RemotePartitionName, CompactionOutcome] = {}
+    remaining = list(names)
+    while remaining and not (outcomes and should_stop()):
+        plans = [plan_compaction(store, name, now_ms=now_ms, job_id=job_id, keys=keys, **options) for name in remaining]
+        results, remaining = compacted(plans), []
+        for number, plan in enumerate(plans):
+            try:
+                outcome = commit_compaction(store, plan, results.get(number, ()), now_ms=now_ms)
+            except LogError as error:
+                _log.error("compaction not committed: partition=%s error=%s", plan.name.topic_partition, error)
+                errors[plan.name.topic_partition] = error
+                continue
+            _log.info("compaction committed: partition=%s outcome=%s", plan.name.topic_partition, outcome)
+            earlier = outcomes.get(plan.name)
+            outcomes[plan.name] = outcome if earlier is None else earlier.then(outcome)
+            if wants_another(store, plan, outcome, rows_max=options.get("rows_max", ROWS_MAX)):
+                remaining.append(plan.name)
+    return [outcomes[name] for name in names if name in outcomes]
 
 
 def wants_another(

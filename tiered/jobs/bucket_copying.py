@@ -26,13 +26,14 @@ requested one, so the key ring must have these keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from typing import NamedTuple
 
-from local.errors import Conflict, InvalidRequest, NotFound
+from local.errors import Conflict, InvalidRequest, LogError, NotFound
 from policies.cost.prices import BUILT_IN, PriceTable
-from policies.cost.storage_cost import request_cost
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName
@@ -45,8 +46,10 @@ from remote.segments.chunk_table import CHUNK_BYTES
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
+from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.joined_segments import check_same_bytes, joined
 from tiered.jobs.rewriting import RewriteCost, cost_of
+from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
 from tiered.node.writer_ids import COPY
 from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
@@ -213,6 +216,112 @@ def finish_copy(target: ObjectStore, plan: CopyPlan, *, epoch: int, now_ms: int)
     log.commit(expire_segments([], now_ms=now_ms, log_start_offset=plan.log_start_offset), now_ms)
 
 
+class CopyUnit(NamedTuple):
+    """An entry to copy under the copy's `epoch`, with its plan without the entries."""
+
+    number: int
+    plan: CopyPlan
+    epoch: int
+    entry: CopyEntry
+
+
+@dataclass(kw_only=True)
+class CopyJob:
+    """Copies of any number of partitions, with a comparison; a unit is an entry.
+
+    The job begins every partition's copy. Entries are committed in offset order, at most `batch_size` in one
+    manifest, so a partition ends with the first failed entry. Those of a cleaned partition are committed together,
+    after the last one.
+    """
+
+    source: Bucket
+    target: Bucket
+    plans: Sequence[CopyPlan]
+    now_ms: Clock
+    batch_size: int = ENTRIES_A_MANIFEST
+    chunk_bytes: int = CHUNK_BYTES
+
+    def __post_init__(self) -> None:
+        self._epochs: dict[int, int] = {}
+        self._waiting: list[list[SegmentEntry]] = [[] for _ in self.plans]
+        self._committed: list[list[SegmentEntry]] = [[] for _ in self.plans]
+        self._ended: set[int] = set()
+        self.failures = Failures([plan.name for plan in self.plans])
+        count = sum(len(plan.entries) for plan in self.plans)
+        self.description = f"copying {count} segments of {len(self.plans)} partitions to {self.target.url}"
+
+    def begin(self, opened: ExitStack) -> None:
+        self._from, self._to = (opened.enter_context(each.opened()) for each in (self.source, self.target))
+        for number, plan in enumerate(self.plans):
+            with self.failures.noted(number):
+                self._epochs[number] = begin_copy(self._from, self._to, plan).epoch
+
+    def units(self) -> Iterator[CopyUnit]:
+        for number, plan in enumerate(self.plans):
+            bare = replace(plan, entries=())
+            for entry in plan.entries if number in self._epochs else ():
+                yield CopyUnit(number, bare, self._epochs[number], entry)
+
+    def size_of(self, unit: CopyUnit) -> int:
+        return unit.entry.entry.size_bytes
+
+    def is_wanted(self, unit: CopyUnit) -> bool:
+        return unit.number not in self.failures.first
+
+    def worker(self) -> Callable[[Sequence[CopyUnit]], list[SegmentEntry | LogError]]:
+        source, target, chunk_bytes = self.source, self.target, self.chunk_bytes
+
+        def do(units: Sequence[CopyUnit]) -> list[SegmentEntry | LogError]:
+            with source.opened() as store, target.opened() as to:
+                copied = partial(copy_entry, store, to, keys=source.keys(), chunk_bytes=chunk_bytes)
+                return [or_error(partial(copied, each.plan, each.entry, epoch=each.epoch)) for each in units]
+
+        return do
+
+    def commit(self, results: Sequence[tuple[CopyUnit, SegmentEntry | LogError]]) -> None:
+        for unit, result in results:
+            if isinstance(result, LogError):
+                self._ended.add(unit.number)
+            elif unit.number not in self._ended:
+                self._waiting[unit.number].append(result)
+        for number, plan in enumerate(self.plans):
+            waiting, committed = self._waiting[number], self._committed[number]
+            if waiting and (not plan.at_once or len(committed) + len(waiting) == len(plan.entries)):
+                with self.failures.noted(number):
+                    self._commit(number, plan)
+
+    def _commit(self, number: int, plan: CopyPlan) -> None:
+        waiting, self._waiting[number] = self._waiting[number], []
+        step = len(waiting) if plan.at_once else self.batch_size
+        for at in range(0, len(waiting), step):
+            entries = waiting[at : at + step]
+            commit_entries(self._to, plan, entries, epoch=self._epochs[number], now_ms=self.now_ms())
+            self._committed[number] += entries
+
+    def outcomes(self) -> list[CopyOutcome]:
+        """Finish and compare the complete copies; return the outcomes of the partitions without an error."""
+        found: list[CopyOutcome] = []
+        for number, plan in enumerate(self.plans):
+            if number not in self.failures.first:
+                with self.failures.noted(number):
+                    found.append(self._finished(number, plan))
+        return found
+
+    def _finished(self, number: int, plan: CopyPlan) -> CopyOutcome:
+        entries = self._committed[number]
+        outcome = CopyOutcome(
+            name=plan.name,
+            entries=len(entries),
+            size_bytes=sum(entry.size_bytes for entry in entries),
+            is_complete=len(entries) == len(plan.entries),
+        )
+        if not outcome.is_complete:
+            return outcome
+        finish_copy(self._to, plan, epoch=self._epochs[number], now_ms=self.now_ms())
+        behind, differences = compare(self._from, self._to, plan.name)
+        return replace(outcome, behind=behind, differences=tuple(differences))
+
+
 def run_copy(
     source: ObjectStore,
     target: ObjectStore,
@@ -225,30 +334,20 @@ def run_copy(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> CopyOutcome:
-    """Carry out a plan in this process and compare both buckets.
-
-    If `should_stop` returns true, the function commits the copied entries (unless `at_once`) and returns an incomplete
-    outcome.
-    """
-    source, target = keyed(source, keys), keyed(target, keys)
-    epoch = begin_copy(source, target, plan).epoch
-    due, count, size = iter(plan.entries), 0, 0
-    while part := list(islice(due, len(plan.entries) if plan.at_once else entries_a_manifest)):
-        done: list[SegmentEntry] = []
-        for each in part:
-            if should_stop():
-                break
-            done.append(copy_entry(source, target, plan, each, epoch=epoch, keys=keys, chunk_bytes=chunk_bytes))
-            progress(each.entry.size_bytes)
-        is_whole = len(done) == len(part)
-        if is_whole or not plan.at_once:
-            commit_entries(target, plan, done, epoch=epoch, now_ms=now_ms())
-            count, size = count + len(done), size + sum(entry.size_bytes for entry in done)
-        if not is_whole:
-            return CopyOutcome(name=plan.name, entries=count, size_bytes=size, is_complete=False)
-    finish_copy(target, plan, epoch=epoch, now_ms=now_ms())
-    behind, differences = compare(source, target, plan.name)
-    return CopyOutcome(name=plan.name, entries=count, size_bytes=size, behind=behind, differences=tuple(differences))
+    """Carry out one plan in this process. Raises the error of an entry after the commit of those below it."""
+    (outcome,) = run_job(
+        CopyJob(
+            source=OpenBucket.of(keyed(source, keys), keys),
+            target=OpenBucket.of(keyed(target, keys), keys),
+            plans=[plan],
+            now_ms=now_ms,
+            batch_size=entries_a_manifest,
+            chunk_bytes=chunk_bytes,
+        ),
+        Here(should_stop),
+        progress=progress,
+    )
+    return outcome
 
 
 def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName) -> tuple[int, list[str]]:
@@ -299,7 +398,7 @@ def _reached(
     if any(entry.base_offset < reached < entry.next_offset for entry in entries):
         facts = {"topic": name.topic, "partition": name.partition, "reached": reached}
         raise Conflict(
-            ("cannot resume the copy, the source has other segments for offsets that were copied: copy to a new place"),
+            "cannot resume the copy, the source has other segments for offsets that were copied: copy to a new place",
             **facts,
         )
     return reached
@@ -317,11 +416,4 @@ def _writer(source: ObjectStore) -> str:
 
 def _cost(due: Iterable[CopyEntry], *, at_once: bool, prices: PriceTable) -> RewriteCost:
     costs = [cost_of([each.entry], each.encoding, prices) for each in due]
-    manifests = 2 + (1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST))
-    return RewriteCost(
-        gets=sum(each.gets for each in costs),
-        puts=sum(each.puts for each in costs) + manifests,
-        read_bytes=sum(each.read_bytes for each in costs),
-        write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None)),
-    )
+    return RewriteCost.total(costs, 2 + (1 if at_once else -(-len(costs) // ENTRIES_A_MANIFEST)), prices)

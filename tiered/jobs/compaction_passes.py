@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from local.format.columns import Columns
 from local.index import txn_index
 from local.index.index_building import IndexRows
 from local.log import producer_snapshot
-from local.names import CLEANED, LOG, OFFSET_INDEX, TIME_INDEX, segment_file
+from local.names import CLEANED, LOG, OFFSET_INDEX, TIME_INDEX, TopicPartition, segment_file
 from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
 from local.segment.segment_reading import slice_bounds
@@ -42,7 +43,6 @@ from local.storage import Storage, join
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.gc.object_deletion import DeleteReason, delete_objects
-from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import Replacement
@@ -53,16 +53,14 @@ from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.jobs.bucket_compaction import (
-    GROUP_BYTES,
-    ROWS_MAX,
     CompactionOutcome,
     CompactionPlan,
     GroupResult,
+    PlanOptions,
     RowGroup,
-    commit_compaction,
-    plan_compaction,
-    wants_another,
+    compact_in_rounds,
 )
+from tiered.jobs.joined_segments import joined_epochs
 from tiered.jobs.key_exchange import KeyRun, newest_offsets
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.stores.object_encoding import encoding_of
@@ -174,7 +172,15 @@ class GroupWork:
         except LogError:
             self._discard(uploaded)
             raise
-        return _result(group, made)
+        return GroupResult(
+            number=group.number,
+            replaced=tuple(
+                Replacement(ulids=tuple(entry.ulid for entry in olds), entries=(new,))
+                for olds, new in made
+                if new is not None
+            ),
+            vouched=tuple(entry.ulid for olds, new in made if new is None for entry in olds),
+        )
 
     def _without_expired(self) -> RowGroup:
         """Return the group without entries below the log start offset.
@@ -240,7 +246,7 @@ class GroupWork:
         indexes = entries.indexes(base, log_settings(plan.settings).index_interval_bytes)
         both = bytes(indexes.offset), bytes(indexes.time)
         aborted = sorted((each for one in together for each in one.aborted), key=lambda each: each.last_offset)
-        last, epochs = self._remote.indexes(olds[-1]), _joined_epochs(olds)
+        last, epochs = self._remote.indexes(olds[-1]), joined_epochs(olds)
         segment = SegmentToCopy(
             base_offset=base,
             next_offset=olds[-1].next_offset,
@@ -339,6 +345,21 @@ def newest_by_group(plan: CompactionPlan, runs: Iterable[KeyRun]) -> Mapping[int
     return {group.number: found[(found >= group.base_offset) & (found < group.next_offset)] for group in plan.groups}
 
 
+def both_passes(
+    store: ObjectStore,
+    plan: CompactionPlan,
+    storage: Storage,
+    directory: str,
+    *,
+    keys: KeyRing = NO_KEYS,
+    buffer: Buffer | None = None,
+) -> list[GroupResult]:
+    """Run both passes of all groups in this process; the arguments are those of `compact_partition`."""
+    works = [GroupWork(store, plan, each, storage=storage, directory=directory, keys=keys) for each in plan.groups]
+    newest = newest_by_group(plan, (run for work in works for run in work.newest_keys(buffer or Buffer())))
+    return [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
+
+
 def compact_partition(
     store: ObjectStore,
     name: RemotePartitionName,
@@ -348,66 +369,28 @@ def compact_partition(
     directory: str,
     buffer: Buffer | None = None,
     keys: KeyRing = NO_KEYS,
-    start_offset: int = 0,
-    upto_offset: int | None = None,
     job_id: str | None = None,
-    group_bytes: int = GROUP_BYTES,
-    rows_max: int = ROWS_MAX,
-    settings: Mapping[str, str] | None = None,
+    **options: Unpack[PlanOptions],
 ) -> CompactionOutcome:
     """Compact one partition in this process, in as many rounds as needed.
 
     The key digests of the partition (24 bytes each) must fit into memory. `directory` is empty and belongs to the
     caller. Raises the errors of the steps.
     """
-    job_id = job_id or f"compact-{new_ulid(now_ms)}"
-    done: CompactionOutcome | None = None
-    while True:
-        plan = plan_compaction(
-            store,
-            name,
-            now_ms=now_ms,
-            start_offset=start_offset,
-            upto_offset=upto_offset,
-            job_id=job_id,
-            group_bytes=group_bytes,
-            rows_max=rows_max,
-            settings=settings,
-            keys=keys,
-        )
-        works = [GroupWork(store, plan, each, storage=storage, directory=directory, keys=keys) for each in plan.groups]
-        newest = newest_by_group(plan, (run for work in works for run in work.newest_keys(buffer or Buffer())))
-        results = [work.rewrite(newest[group.number]) for work, group in zip(works, plan.groups, strict=True)]
-        outcome = commit_compaction(store, plan, results, now_ms=now_ms)
-        done = done.then(outcome) if done is not None else outcome
-        if not wants_another(store, plan, outcome, rows_max=rows_max):
-            return done
-
-
-def _result(group: RowGroup, made: Sequence[tuple[tuple[SegmentEntry, ...], SegmentEntry | None]]) -> GroupResult:
-    after = [entry for olds, new in made for entry in (olds if new is None else (new,))]
-    return GroupResult(
-        number=group.number,
-        replaced=tuple(
-            Replacement(ulids=tuple(entry.ulid for entry in olds), entries=(new,))
-            for olds, new in made
-            if new is not None
-        ),
-        vouched=tuple(entry.ulid for olds, new in made if new is None for entry in olds),
-        records_before=sum(entry.record_count for entry in group.entries),
-        records_after=sum(entry.record_count for entry in after),
-        bytes_before=group.size_bytes,
-        bytes_after=sum(entry.size_bytes for entry in after),
+    errors: dict[TopicPartition, LogError] = {}
+    outcomes = compact_in_rounds(
+        store,
+        [name],
+        lambda plans: {0: both_passes(store, plans[0], storage, directory, keys=keys, buffer=buffer)},
+        errors,
+        now_ms=now_ms,
+        job_id=job_id,
+        keys=keys,
+        **options,
     )
-
-
-def _joined_epochs(entries: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
-    """Return the leader epochs of neighbours, without starts that repeat the epoch."""
-    found: list[tuple[int, int]] = []
-    for epoch, start in (start for entry in entries for start in entry.epochs):
-        if not found or found[-1][0] != epoch:
-            found.append((epoch, start))
-    return tuple(found)
+    for error in errors.values():
+        raise error
+    return outcomes[0]
 
 
 def _of_control(columns: Columns) -> Flags:

@@ -1,4 +1,4 @@
-"""The location of a job's bucket: sent to tasks in place of a client, which cannot be pickled."""
+"""The bucket of a job: its location, sent to tasks in place of a client, which cannot be pickled; or an open store."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from remote.segments.encryption import KeyRing
+from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.store.middleware.immutable_store import ImmutableStore
 from remote.store.object_settings import BUCKETS_OWN
 from remote.store.open_store import open_store
+from remote.store.unfinished_uploads import UnfinishedUploads
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.config.secrets import keyed_store, load_key_ring
 from tiered.stores.configured_store import object_settings
@@ -52,6 +53,10 @@ class Bucket:
     def keys(self) -> KeyRing:
         return load_key_ring(self.key_ring, os.environ)
 
+    def uploads(self) -> UnfinishedUploads | None:
+        """Return None for a store without multipart uploads."""
+        return UnfinishedUploads(self.url, dict(self.options)) if self.url.startswith("s3:") else None
+
     @contextmanager
     def scratch(self) -> Iterator[str]:
         """Yield a directory for this attempt, removed with its content at the end.
@@ -60,3 +65,22 @@ class Bucket:
         """
         with tempfile.TemporaryDirectory(prefix="tiered-", dir=self.work_directory) as directory:
             yield directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenBucket(Bucket):
+    """A bucket whose store the caller has opened and closes, for work in this process."""
+
+    store: ObjectStore
+    ring: KeyRing = NO_KEYS
+
+    @staticmethod
+    def of(store: ObjectStore, keys: KeyRing = NO_KEYS) -> OpenBucket:
+        return OpenBucket(url=store.url, store=store, ring=keys)
+
+    @contextmanager
+    def opened(self) -> Iterator[ObjectStore]:
+        yield self.store
+
+    def keys(self) -> KeyRing:
+        return self.ring

@@ -42,7 +42,7 @@ def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentT
     bundles = [remote.indexes(entry) for entry in entries]
     starts = list(accumulate((entry.size_bytes for entry in entries), initial=0))
     base, following = entries[0].base_offset, entries[-1].next_offset
-    epochs = _epochs(entries)
+    epochs = joined_epochs(entries)
     offsets = _offset_entries(remote, entries, starts)
     indexes = (
         b"".join(offset_index.pack(base, offset, position) for offset, position in offsets),
@@ -85,10 +85,12 @@ def check_same_bytes(entry: SegmentEntry, entries: Sequence[SegmentEntry]) -> No
         raise Corrupt("cannot rewrite segments, the bytes of the copy differ", base_offset=entry.base_offset, **facts)
 
 
-def _epochs(entries: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
+def joined_epochs(entries: Sequence[SegmentEntry]) -> tuple[tuple[int, int], ...]:
+    """Return the leader epochs of neighbours, without starts that repeat the epoch."""
     found: list[tuple[int, int]] = []
-    for entry in entries:
-        found += [each for number, each in enumerate(entry.epochs) if number or not found or found[-1][0] != each[0]]
+    for epoch, start in (each for entry in entries for each in entry.epochs):
+        if not found or found[-1][0] != epoch:
+            found.append((epoch, start))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ entries for objects that no longer exist, which is no error. No writer is fenced
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,10 +30,13 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store import ObjectStore
 from remote.store.unfinished_uploads import UnfinishedUpload, UnfinishedUploads, orphaned_uploads
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.runner import Executor, packed
 
 SCHEMA_VERSION = 1
 GRACE_MS = 3 * 86_400_000  # longer than any upload; a courtesy, see the module text
 DELETE_PAGE = 1000  # keys of one request
+PARTITIONS_A_TASK = 8
 ENTRIES_MAX = 50_000  # of one list, some 20 MB; more are counted, and found again once the listed ones are deleted
 
 Kind = Literal["object", "upload"]
@@ -83,6 +86,17 @@ class GarbageList(msgspec.Struct, frozen=True, kw_only=True):
         """Return the price of storage alone, by `prices`."""
         return monthly_storage(self.size_bytes, prices)
 
+    def plus(self, other: GarbageList, entries_max: int) -> GarbageList:
+        """Return this list and that of other partitions, with at most `entries_max` entries."""
+        entries = [*self.entries, *other.entries]
+        return msgspec.structs.replace(
+            self,
+            entries=entries[:entries_max],
+            left_out=self.left_out | other.left_out,
+            refused=self.refused | other.refused,
+            more=self.more + other.more + len(entries[entries_max:]),
+        )
+
 
 # Created at import: creating it in two threads at once ends the process (msgspec 0.22).
 _LIST = msgspec.json.Decoder(GarbageList)
@@ -105,6 +119,14 @@ class Deleted:
     def size_bytes(self) -> int:
         return sum(each.size_bytes for each in self.entries)
 
+    def plus(self, other: Deleted) -> Deleted:
+        return Deleted(
+            entries=(*self.entries, *other.entries),
+            young=self.young + other.young,
+            somebodys=self.somebodys + other.somebodys,
+            unjudged={**self.unjudged, **other.unjudged},
+        )
+
 
 def list_garbage(
     store: ObjectStore,
@@ -112,7 +134,6 @@ def list_garbage(
     *,
     now_ms: int,
     uploads: UnfinishedUploads | None = None,
-    progress: Callable[[RemotePartitionName], None] = lambda name: None,
     entries_max: int = ENTRIES_MAX,
 ) -> GarbageList:
     """List all orphans of these partitions; reads only. With `uploads`, unfinished uploads too.
@@ -134,27 +155,75 @@ def list_garbage(
             room = entries_max - len(entries)
             entries += found[:room]
             more += len(found[room:])
-        progress(name)
     return GarbageList(
         store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out, refused=refused, more=more
     )
 
 
-def joined_lists(lists: Iterable[GarbageList], store_url: str, *, now_ms: int, entries_max: int) -> GarbageList:
-    """Join lists of different partitions into one list."""
-    entries: list[Garbage] = []
-    left_out: dict[str, str] = {}
-    refused: dict[str, str] = {}
-    more = 0
-    for each in lists:
-        room = entries_max - len(entries)
-        entries += each.entries[:room]
-        more += each.more + len(each.entries[room:])
-        left_out |= each.left_out
-        refused |= each.refused
-    return GarbageList(
-        store=store_url, listed_ms=now_ms, entries=entries, left_out=left_out, refused=refused, more=more
-    )
+def search_garbage(
+    executor: Executor,
+    bucket: Bucket,
+    names: Sequence[RemotePartitionName],
+    *,
+    now_ms: int,
+    entries_max: int = ENTRIES_MAX,
+    partitions_a_task: int = PARTITIONS_A_TASK,
+    progress: Callable[[int], None] = lambda partitions: None,
+) -> GarbageList | None:
+    """Run `list_garbage` by an executor, with the unfinished uploads of the bucket; None if it is to stop.
+
+    A task returns the orphans of a few partitions only, so the process of the executor holds no listing. `progress`
+    receives the number of finished partitions.
+    """
+    packs = packed(names, lambda name: 1, partitions_a_task if executor.is_parallel else 1)
+
+    def search(pack: Sequence[RemotePartitionName]) -> GarbageList:
+        with bucket.opened() as store:
+            return list_garbage(store, pack, now_ms=now_ms, uploads=bucket.uploads(), entries_max=entries_max)
+
+    with bucket.opened() as store:
+        url = store.url
+    listed, done = GarbageList(store=url, listed_ms=now_ms, entries=[]), 0
+    for found in executor.run_in_batches(f"finding orphans of {len(names)} partitions", packs, search):
+        for each in found:
+            listed = listed.plus(each, entries_max)
+        done += len(found)
+        progress(sum(map(len, packs[:done])))
+    return listed if done == len(packs) else None
+
+
+def delete_listed(
+    executor: Executor,
+    bucket: Bucket,
+    listed: GarbageList,
+    *,
+    now_ms: int,
+    grace_ms: int = GRACE_MS,
+    dry_run: bool = False,
+    progress: Callable[[int], None] = lambda entries: None,
+) -> Deleted:
+    """Run `delete_garbage` by an executor, a partition at a time. If the executor is to stop, the rest stays listed."""
+    parts: dict[RemotePartitionName, list[Garbage]] = {}
+    for each in listed.entries:
+        parts.setdefault(each.name, []).append(each)
+    lists = [msgspec.structs.replace(listed, entries=entries) for _, entries in sorted(parts.items())] or [listed]
+
+    def delete(part: GarbageList) -> Deleted:
+        with bucket.opened() as store:
+            return delete_garbage(
+                store, part, now_ms=now_ms, grace_ms=grace_ms, uploads=bucket.uploads(), dry_run=dry_run
+            )
+
+    done = Deleted(entries=())
+    for found in executor.run_in_batches(
+        f"deleting orphans of {len(parts)} partitions",
+        lists,
+        delete,
+        on_done=lambda part, deleted: progress(len(part.entries)),
+    ):
+        for deleted in found:
+            done = done.plus(deleted)
+    return done
 
 
 def delete_garbage(
@@ -165,11 +234,9 @@ def delete_garbage(
     grace_ms: int = GRACE_MS,
     uploads: UnfinishedUploads | None = None,
     dry_run: bool = False,
-    progress: Callable[[int], None] = lambda entries: None,
 ) -> Deleted:
     """Delete listed entries that are still orphans and old enough; with `dry_run` return them only.
 
-    `progress` is called with the number of entries settled since the last call; the entries that stay count at once.
     Raises InvalidRequest for the list of another store.
     """
     if listed.store != store.url:
@@ -185,7 +252,6 @@ def delete_garbage(
     due = [each for each in confirmed if each.is_due(now_ms, grace_ms)]
     somebodys = sum(each[0] not in unjudged for each in wanted) - len(confirmed)
     result = Deleted(entries=tuple(due), young=len(confirmed) - len(due), somebodys=somebodys, unjudged=unjudged)
-    progress(len(listed.entries) - (0 if dry_run else len(due)))
     if dry_run:
         return result
     for name, (_, epoch) in checked.items():
@@ -193,11 +259,9 @@ def delete_garbage(
         for at in range(0, len(keys), DELETE_PAGE):
             page = keys[at : at + DELETE_PAGE]
             delete_objects(store, name.prefix, page, DeleteReason.ORPHAN, Evidence(epoch=epoch))
-            progress(len(page))
     for each in due:
         if each.kind == "upload" and uploads is not None:
             uploads.abort(_upload(each))
-            progress(1)
     return result
 
 

@@ -25,6 +25,7 @@ work. This module has the work of the units, for any process; `tiered.jobs.pipel
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,15 +39,17 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.tombstone_bound import clean_upto
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
-from tiered.jobs.bucket_deletion import DeletionPlan, delete_pending, plan_deletion
+from tiered.jobs.bucket_compaction import CompactionOutcome, compact_partitions
+from tiered.jobs.bucket_deletion import DeletionPlan, Freed, delete_pending, plan_deletion
 from tiered.jobs.bucket_retention import RetentionPlan, commit_retention, plan_retention, rules_of
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.rewriting import TARGET_BYTES, RewriteOutcome, RewritePlan, cost_of, plan_merge
+from tiered.jobs.runner import Executor, Here
 from tiered.stores.object_encoding import EncodingChoice
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
-    from tiered.jobs.bucket_compaction import CompactionOutcome
+    from tiered.manager.manager import LogManager
 
 R = TypeVar("R")
 
@@ -121,13 +124,12 @@ class Fleet:
 
 def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *, now_ms: int) -> list[Unit]:
     """Return a unit for each of the bucket's stages. Raises Unavailable; other errors are failed units."""
-    look = (
+    return [
         failed_on_error(Stage.DELETION, _plan_deletion, fleet, store, name, now_ms),
         failed_on_error(Stage.RETENTION, _plan_retention, fleet, store, name, now_ms),
         failed_on_error(Stage.COMPACTION, plan_unit_of_compaction, fleet, store, name),
         failed_on_error(Stage.MERGE, _plan_merging, fleet, store, name, now_ms),
-    )
-    return list(look)
+    ]
 
 
 def failed_on_error(
@@ -149,39 +151,33 @@ def failed_on_error(
 
 
 def _plan_deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
-    return _deletion_unit(_deletion(fleet, store, name, now_ms), State.DUE)
+    return _deletion(fleet, store, name, now_ms)[1]
 
 
 def delete_due(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     """Delete the due objects of one partition without a writer. Raises LogError."""
-    plan = _deletion(fleet, store, name, now_ms)
-    unit = _deletion_unit(plan, State.DONE)
-    if unit.state is not State.DONE:
+    plan, unit = _deletion(fleet, store, name, now_ms)
+    if unit.state is not State.DUE:
         return unit
     try:
         freed = delete_pending(store, plan, now_ms=now_ms)
     except (Conflict, Fenced) as error:
         return _of(Stage.DELETION, name, State.LEFT_ALONE, why=str(error))
-    figures = {"bytes_before": freed.size_bytes, "size_bytes": freed.size_bytes}
-    return _of(Stage.DELETION, name, State.DONE, why=_gone(freed.objects, freed.manifests), **figures)
+    return _deletion_unit(name, State.DONE, freed)
 
 
-def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> DeletionPlan:
-    return plan_deletion(store, name, _known(fleet, store, name), now_ms=now_ms, takes_over=fleet.takes_epochs)
-
-
-def _deletion_unit(plan: DeletionPlan, state: State) -> Unit:
+def _deletion(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> tuple[DeletionPlan, Unit]:
+    plan = plan_deletion(store, name, _known(fleet, store, name), now_ms=now_ms, takes_over=fleet.takes_epochs)
     if plan.skip_reason:
-        return _of(Stage.DELETION, plan.name, State.LEFT_ALONE, why=plan.skip_reason, bytes_before=plan.size_bytes)
-    if not plan.is_due:
-        return _of(Stage.DELETION, plan.name, State.NOTHING)
-    figures = {"bytes_before": plan.size_bytes, "size_bytes": plan.size_bytes}
-    return _of(Stage.DELETION, plan.name, state, why=_gone(plan.objects, plan.manifests), **figures)
+        why, size = plan.skip_reason, plan.size_bytes
+        return plan, _of(Stage.DELETION, name, State.LEFT_ALONE, why=why, bytes_before=size)
+    return plan, _deletion_unit(name, State.DUE, plan) if plan.is_due else _of(Stage.DELETION, name, State.NOTHING)
 
 
-def _gone(objects: int, manifests: int) -> str:
-    counted = ((objects, "objects"), (manifests, "old manifests"))
-    return ", ".join(f"{count} {what}" for count, what in counted if count) or "nothing"
+def _deletion_unit(name: RemotePartitionName, state: State, each: DeletionPlan | Freed) -> Unit:
+    counts = ((each.objects, "objects"), (each.manifests, "old manifests"))
+    why = ", ".join(f"{count} {what}" for count, what in counts if count) or "nothing"
+    return _of(Stage.DELETION, name, state, why=why, bytes_before=each.size_bytes, size_bytes=each.size_bytes)
 
 
 def _plan_retention(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
@@ -240,20 +236,15 @@ def dirty_bytes(entries: Sequence[SegmentEntry]) -> int:
 
 def compact_whole(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, job_id: str, now_ms: int) -> Unit:
     """Compact one small partition in this process. Raises LogError."""
-    from local.storage import DiskStorage
-    from tiered.jobs.compaction_passes import compact_partition
+    return compact_by(fleet, store, name, Here(), job_id, now_ms)
 
-    with fleet.bucket.scratch() as directory:
-        outcome = compact_partition(
-            store,
-            name,
-            now_ms=now_ms,
-            storage=DiskStorage(),
-            directory=directory,
-            keys=fleet.bucket.keys(),
-            job_id=job_id,
-            settings=_known(fleet, store, name),
-        )
+
+def compact_by(
+    fleet: Fleet, store: ObjectStore, name: RemotePartitionName, executor: Executor, job_id: str, now_ms: int
+) -> Unit:
+    """Compact one partition by an executor. Raises LogError."""
+    settings = _known(fleet, store, name)
+    (outcome,) = compact_partitions(executor, fleet.bucket, [name], now_ms=now_ms, job_id=job_id, settings=settings)
     return compacted_unit(outcome)
 
 
@@ -284,10 +275,11 @@ def plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, no
 def _plan_merging(fleet: Fleet, store: ObjectStore, name: RemotePartitionName, now_ms: int) -> Unit:
     plan = plan_merging(fleet, store, name, now_ms)
     entries, size = sum(len(group.entries) for group in plan.groups), sum(group.size_bytes for group in plan.groups)
+    if not plan.groups:
+        return _of(Stage.MERGE, name, State.NOTHING)
     figures = {"rows_before": entries, "rows_after": len(plan.groups), "bytes_before": size, "size_bytes": size}
-    state = State.DUE if plan.groups else State.NOTHING
-    why = f"{counted(entries, 'small segment')} become {len(plan.groups)}" if plan.groups else ""
-    return _of(Stage.MERGE, plan.name, state, why=why, dollars=plan.cost.dollars if plan.groups else 0.0, **figures)
+    why = f"{counted(entries, 'small segment')} become {len(plan.groups)}"
+    return _of(Stage.MERGE, name, State.DUE, why=why, dollars=plan.cost.dollars, **figures)
 
 
 def merged_unit(plan: RewritePlan, outcome: RewriteOutcome, error: LogError | None) -> Unit:
@@ -337,16 +329,15 @@ def plan_unit_of_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
     except Unavailable:
         raise
     except LogError as error:
-        return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=State.FAILED, why=str(error))
+        return _of_node(directory, State.FAILED, str(error))
     totals = planned.totals()
     count = sum(each.count for each in totals.values())
-    told = [f"{name} {each.count}" for name, each in sorted(totals.items())]
-    told += [f"{name}: {error}" for name, error in sorted(problems.items())]  # e.g. an unfinished swap
-    return Unit(
-        stage=Stage.CLEAN_AND_TIER,
-        unit=directory,
-        state=State.LEFT_ALONE if why else State.DUE if count or problems else State.NOTHING,
-        why=why or ", ".join(told),
+    words = [f"{name} {each.count}" for name, each in sorted(totals.items())]
+    words += [f"{name}: {error}" for name, error in sorted(problems.items())]  # e.g. an unfinished swap
+    return _of_node(
+        directory,
+        State.LEFT_ALONE if why else State.DUE if count or problems else State.NOTHING,
+        why or ", ".join(words),
         rows_before=sum(len(each.segments) for each in snapshots),
         bytes_before=sum(segment.size_bytes for each in snapshots for segment in each.segments),
         size_bytes=sum(each.size_bytes for each in totals.values()),
@@ -360,40 +351,42 @@ def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
     """
     from tiered.manager.manager import LogManager
 
-    look = plan_unit_of_node(fleet, directory, now_ms=now_ms)
-    if look.state is not State.DUE:
-        return look
+    planned = plan_unit_of_node(fleet, directory, now_ms=now_ms)
+    if planned.state is not State.DUE:
+        return planned
     try:
         manager = LogManager.open(_node_config(fleet, directory), now_ms=now_ms)
     except Conflict as error:
-        return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=State.LEFT_ALONE, why=str(error))
+        return _of_node(directory, State.LEFT_ALONE, str(error))
     except Unavailable:
         raise
     except LogError as error:
-        return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=State.FAILED, why=str(error))
+        return _of_node(directory, State.FAILED, str(error))
     with manager:
-        done: dict[str, int] = {}
+        done = Counter[str]()
         while True:
             applied = manager.apply(manager.plan(now_ms, fleet.topics or None)).values()
-            decisions = [each for one in applied for each in one.done]
-            for each in decisions:
-                done[type(each).__name__] = done.get(type(each).__name__, 0) + 1
+            decisions = [type(each).__name__ for one in applied for each in one.done]
+            done.update(decisions)
             if not decisions:
                 break
-        left = manager.snapshots(now_ms, fleet.topics or None)
+        snapshots = manager.snapshots(now_ms, fleet.topics or None)
         problems = dict(manager.problems)
-    told = [f"{name} {count}" for name, count in sorted(done.items())]
-    told += [f"{name}: {error}" for name, error in sorted(problems.items())]
-    return Unit(
-        stage=Stage.CLEAN_AND_TIER,
-        unit=directory,
-        state=State.FAILED if problems else State.DONE,
-        why=", ".join(told),
-        rows_before=look.rows_before,
-        rows_after=sum(len(each.segments) for each in left),
-        bytes_before=look.bytes_before,
-        bytes_after=sum(segment.size_bytes for each in left for segment in each.segments),
+    words = [f"{name} {count}" for name, count in sorted(done.items())]
+    words += [f"{name}: {error}" for name, error in sorted(problems.items())]
+    return _of_node(
+        directory,
+        State.FAILED if problems else State.DONE,
+        ", ".join(words),
+        rows_before=planned.rows_before,
+        rows_after=sum(len(each.segments) for each in snapshots),
+        bytes_before=planned.bytes_before,
+        bytes_after=sum(segment.size_bytes for each in snapshots for segment in each.segments),
     )
+
+
+def _of_node(directory: str, state: State, why: str, **figures: int) -> Unit:
+    return Unit(stage=Stage.CLEAN_AND_TIER, unit=directory, state=state, why=why, **figures)  # type: ignore[arg-type]
 
 
 def _node_config(fleet: Fleet, directory: str) -> Config:
@@ -405,13 +398,11 @@ def _node_config(fleet: Fleet, directory: str) -> Config:
     return Config.load(path, fleet.overrides, os.environ)
 
 
-def _skip_reason(fleet: Fleet, config: Config, manager: object) -> str:
+def _skip_reason(fleet: Fleet, config: Config, manager: LogManager) -> str:
     """Return why a node is left alone; empty if it may be opened."""
     from local.storage import DiskStorage
-    from tiered.manager.manager import LogManager
     from tiered.node.writer_ids import is_of_node, node_mark
 
-    assert isinstance(manager, LogManager)
     if (config.remote_url or "").rstrip("/") != fleet.bucket.url.rstrip("/"):
         return f"it uses another bucket: {config.remote_url}"
     if fleet.takes_over:

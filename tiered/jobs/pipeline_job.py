@@ -1,9 +1,8 @@
-"""The stages of a pipeline in order, with the units of each stage done by a runner.
+"""The stages of a pipeline in order, with the units of each stage done by an executor (`tiered.jobs.runner`).
 
-A runner is this process (`Here`) or Spark (`tiered.spark.jobs.pipeline`); the result is the same. Within a stage the
-largest units start first and small ones are packed together, so no worker has a large one left at the end. Before each
-bucket stage tasks read its partitions again and return the due ones only. So the driver holds one line for each
-partition and the segment entries of one wave of merging.
+Within a stage the largest units start first and small ones are packed together, so no worker has a large one left at
+the end. Before each bucket stage its partitions are read again, and only the due ones are returned. So this process
+holds one line for each partition and the segment entries of one batch of merging.
 
 A run may stop at any point, and every unit may be done twice: the next run reads the stage's state again.
 `PipelineState` lets a resumed job skip finished units.
@@ -12,19 +11,19 @@ A run may stop at any point, and every unit may be done twice: the next run read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from local.errors import LogError, Unavailable
+from local.errors import LogError
 from remote.manifest.catalog import RemotePartitionName, chosen_partitions
-from remote.store import ObjectStore
 from tiered.jobs.pipeline import (
     SMALL_BYTES,
     Fleet,
     Stage,
     State,
     Unit,
+    compact_by,
     compact_whole,
     delete_due,
     failed_on_error,
@@ -36,67 +35,14 @@ from tiered.jobs.pipeline import (
     retain,
     work_node,
 )
-from tiered.jobs.pipeline_state import PipelineState
-from tiered.jobs.rewriting import RewriteOutcome, RewritePlan, run_rewrite
+from tiered.jobs.rewriting import RewriteJob, RewritePlan
+from tiered.jobs.runner import Clock, Executor, run_job
+from tiered.jobs.state_file import PipelineState
 
 LOOKS_A_TASK = 8  # partitions; some milliseconds each
 W = TypeVar("W")
 R = TypeVar("R")
-Clock = Callable[[], int]
 Progress = Callable[[Stage, int, int], None]  # stage, finished units, all units
-
-
-class Runner(Protocol):
-    """Runs the work of units."""
-
-    def run_in_batches(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
-        """Yield the results of `do` for each piece of `work`, in order, in lists. It may stop after any list."""
-        ...
-
-    def compact(self, fleet: Fleet, name: RemotePartitionName, *, job_id: str, now_ms: int) -> Unit:
-        """Compact a large partition. Raises LogError."""
-        ...
-
-    def merge(
-        self, fleet: Fleet, plans: Sequence[RewritePlan], *, job_id: str, now_ms: Clock
-    ) -> tuple[list[RewriteOutcome], dict[int, LogError]]:
-        """Carry out plans; return the results, and errors by plan number. Raises Unavailable."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Here:
-    """Runs all units in this process, one after another."""
-
-    should_stop: Callable[[], bool] = lambda: False
-
-    def run_in_batches(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> Iterator[list[R]]:
-        for each in work:
-            if self.should_stop():
-                return
-            yield [do(each)]
-
-    def compact(self, fleet: Fleet, name: RemotePartitionName, *, job_id: str, now_ms: int) -> Unit:
-        with fleet.bucket.opened() as store:
-            return compact_whole(fleet, store, name, job_id, now_ms)
-
-    def merge(
-        self, fleet: Fleet, plans: Sequence[RewritePlan], *, job_id: str, now_ms: Clock
-    ) -> tuple[list[RewriteOutcome], dict[int, LogError]]:
-        outcomes, errors = [], {}
-        with fleet.bucket.opened() as store:
-            for number, plan in enumerate(plans):
-                outcome = RewriteOutcome(is_complete=False)
-                try:
-                    outcome = run_rewrite(
-                        store, plan, now_ms=now_ms, keys=fleet.bucket.keys(), should_stop=self.should_stop
-                    )
-                except Unavailable:
-                    raise
-                except LogError as error:
-                    errors[number] = error
-                outcomes.append(outcome)
-        return outcomes, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +59,7 @@ class PipelineResult:
 
 def plan_pipeline(
     fleet: Fleet,
-    runner: Runner,
+    runner: Executor,
     *,
     now_ms: int,
     progress: Callable[[int, int], None] = lambda done, everything: None,
@@ -126,79 +72,72 @@ def plan_pipeline(
     names = _names(fleet)
     done, everything = 0, len(fleet.nodes) + len(names)
 
-    def heard(run_in_batches: Iterator[list[list[Unit]]], sizes: Iterable[int]) -> list[Unit]:
+    def reported(batches: Iterator[list[list[Unit]]], sizes: Iterable[int]) -> list[Unit]:
         nonlocal done
-        found, left = list[Unit](), iter(sizes)
-        for wave in run_in_batches:
-            found += [unit for of_task in wave for unit in of_task]
-            done += sum(islice(left, len(wave)))
+        found, remaining = list[Unit](), iter(sizes)
+        for batch in batches:
+            found += [unit for of_task in batch for unit in of_task]
+            done += sum(islice(remaining, len(batch)))
             progress(done, everything)
         return found
 
     progress(0, everything)
-    reports_of_nodes = runner.run_in_batches(
+    nodes = runner.run_in_batches(
         "reading nodes", fleet.nodes, lambda node: [plan_unit_of_node(fleet, node, now_ms=now_ms)]
     )
-    found = heard(reports_of_nodes, (1 for _ in fleet.nodes))
+    found = reported(nodes, (1 for _ in fleet.nodes))
     packs = packs_of(names)
 
     def look(pack: Sequence[RemotePartitionName]) -> list[Unit]:
         with fleet.bucket.opened() as store:
             return [unit for name in pack for unit in plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
 
-    return found + heard(runner.run_in_batches("reading partitions", packs, look), map(len, packs))
+    return found + reported(runner.run_in_batches("reading partitions", packs, look), map(len, packs))
 
 
 def run_pipeline(
     fleet: Fleet,
-    runner: Runner,
+    runner: Executor,
     *,
     job_id: str,
     now_ms: Clock,
     state: PipelineState | None = None,
     small_bytes: int = SMALL_BYTES,
-    should_stop: Callable[[], bool] = lambda: False,
     progress: Progress = lambda stage, done, everything: None,
 ) -> PipelineResult:
     """Run all stages, in order; return the units.
 
-    A unit that fails for good does not stop the others and is reported. If `should_stop` returns true, the run ends
-    between two waves. Raises Unavailable, and the error of a runner for a task that failed for good.
+    A unit that fails for good does not stop the others and is reported. If the runner is to stop, the run ends between
+    two batches. Raises Unavailable, and the error of a runner for a task that failed for good.
     """
-    job = _Job(fleet, runner, job_id, now_ms, state, small_bytes, should_stop, progress)
-    for stage in (job.clean_and_tier, job.free, job.retain, job.compact, job.merge):
-        if should_stop():
+    run = _Run(fleet, runner, job_id, now_ms, state, small_bytes, progress)
+    for stage in (run.clean_and_tier, run.free, run.retain, run.compact, run.merge):
+        if runner.should_stop():
             break
         stage()
-    return PipelineResult(job_id=job_id, units=tuple(job.units), is_complete=not should_stop() and not job.was_cut)
+    is_complete = not runner.should_stop() and not run.was_cut
+    return PipelineResult(job_id=job_id, units=tuple(run.units), is_complete=is_complete)
 
 
-class _Job:
-    def __init__(
-        self,
-        fleet: Fleet,
-        runner: Runner,
-        job_id: str,
-        now_ms: Clock,
-        state: PipelineState | None,
-        small_bytes: int,
-        should_stop: Callable[[], bool],
-        progress: Progress,
-    ) -> None:
-        self._fleet, self._runner, self._job_id, self._now_ms = fleet, runner, job_id, now_ms
-        self._state, self._should_stop, self._progress = state, should_stop, progress
-        self._small_bytes = small_bytes
-        self.units: list[Unit] = []
-        self.was_cut = False
+@dataclass
+class _Run:
+    fleet: Fleet
+    runner: Executor
+    job_id: str
+    now_ms: Clock
+    state: PipelineState | None
+    small_bytes: int
+    progress: Progress
+    units: list[Unit] = field(default_factory=list)
+    was_cut: bool = False
 
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def clean_and_tier(self) -> None:
         """Clean and tier nodes, the largest work first, one task each: a node has one manager."""
-        fleet, now_ms = self._fleet, self._now_ms()
-        nodes = self._left(Stage.CLEAN_AND_TIER, fleet.nodes, str)
-        reports_of_nodes = self._all("reading nodes", nodes, lambda node: plan_unit_of_node(fleet, node, now_ms=now_ms))
-        due = self._due(reports_of_nodes)
+        fleet, now_ms = self.fleet, self.now_ms()
+        nodes = self._remaining(Stage.CLEAN_AND_TIER, fleet.nodes, str)
+        due = self._due(self._all("reading nodes", nodes, lambda node: plan_unit_of_node(fleet, node, now_ms=now_ms)))
         self._work(
             Stage.CLEAN_AND_TIER,
             "cleaning and tiering nodes",
@@ -208,88 +147,51 @@ class _Job:
 
     def free(self) -> None:
         """Delete pending deletes after their grace period, where no manager deletes them."""
-        self._each(Stage.DELETION, "deletion in the bucket", delete_due)
+        do = _each(self.fleet, Stage.DELETION, delete_due, self.now_ms())
+        self._work(Stage.DELETION, "deletion in the bucket", self._packs(Stage.DELETION), do)
 
     def retain(self) -> None:
         """Expire segment entries."""
-        self._each(Stage.RETENTION, "retention in the bucket", retain)
-
-    def _each(
-        self, stage: Stage, description: str, work: Callable[[Fleet, ObjectStore, RemotePartitionName, int], Unit]
-    ) -> None:
-        """Work on partitions in the bucket, a few to a task: one or two manifests each, no data."""
-        fleet, now_ms = self._fleet, self._now_ms()
-
-        def do(pack: Sequence[RemotePartitionName]) -> list[Unit]:
-            with fleet.bucket.opened() as store:
-                return [failed_on_error(stage, work, fleet, store, name, now_ms) for name in pack]
-
-        self._work(stage, description, self._packs(stage), do)
+        do = _each(self.fleet, Stage.RETENTION, retain, self.now_ms())
+        self._work(Stage.RETENTION, "retention in the bucket", self._packs(Stage.RETENTION), do)
 
     def compact(self) -> None:
         """Compact small partitions whole, one or several to a task, and large ones group by group."""
-        fleet, now_ms, job_id = self._fleet, self._now_ms(), self._job_id
-
-        def look(pack: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, Unit]]:
-            with fleet.bucket.opened() as store:
-                return [
-                    (name, failed_on_error(Stage.COMPACTION, plan_unit_of_compaction, fleet, store, name))
-                    for name in pack
-                ]
-
-        def do(pack: Sequence[RemotePartitionName]) -> list[Unit]:
-            with fleet.bucket.opened() as store:
-                return [
-                    failed_on_error(Stage.COMPACTION, compact_whole, fleet, store, name, job_id, now_ms)
-                    for name in pack
-                ]
-
-        reports_of_nodes = [
-            each
-            for of_task in self._all("finding dirty partitions", self._packs(Stage.COMPACTION), look)
-            for each in of_task
-        ]
-        of = {unit.unit: name for name, unit in reports_of_nodes}
-        due = self._due([unit for _, unit in reports_of_nodes])
+        stage, now_ms = Stage.COMPACTION, self.now_ms()
+        packs = self._packs(stage)
+        of = {name.prefix: name for pack in packs for name in pack}
+        look = _each(self.fleet, stage, plan_unit_of_compaction)
+        due = self._due([each for found in self._all("finding dirty partitions", packs, look) for each in found])
         for each in due:
-            if each.size_bytes > self._small_bytes and not self._should_stop():
-                self._over([self._compacted(of[each.unit], each, now_ms)])
-        small = [each for each in due if each.size_bytes <= self._small_bytes]
-        packs = [[of[each.unit] for each in pack] for pack in by_size(small, self._small_bytes // 4)]
-        self._work(Stage.COMPACTION, "compacting partitions", packs, do)
-
-    def _compacted(self, name: RemotePartitionName, look: Unit, now_ms: int) -> Unit:
-        try:
-            return self._runner.compact(self._fleet, name, job_id=self._job_id, now_ms=now_ms)
-        except Unavailable:
-            raise
-        except LogError as error:
-            return replace(look, state=State.FAILED, why=str(error))
+            if each.size_bytes > self.small_bytes and not self.runner.should_stop():
+                with self.fleet.bucket.opened() as store:
+                    name, more = of[each.unit], (self.runner, self.job_id, now_ms)
+                    self._finish([failed_on_error(stage, compact_by, self.fleet, store, name, *more)])
+        small = [each for each in due if each.size_bytes <= self.small_bytes]
+        packed = [[of[each.unit] for each in pack] for pack in by_size(small, self.small_bytes // 4)]
+        self._work(stage, "compacting partitions", packed, _each(self.fleet, stage, compact_whole, self.job_id, now_ms))
 
     def merge(self) -> None:
-        """Plan a wave of partitions, then run their groups on any free worker."""
-        fleet, now_ms = self._fleet, self._now_ms()
-
-        def plan(pack: Sequence[RemotePartitionName]) -> list[RewritePlan | Unit]:
-            with fleet.bucket.opened() as store:
-                return [failed_on_error(Stage.MERGE, plan_merging, fleet, store, name, now_ms) for name in pack]
-
+        """Plan a batch of partitions, then run their groups on any free worker."""
+        plan = _each(self.fleet, Stage.MERGE, plan_merging, self.now_ms())
         packs = self._packs(Stage.MERGE)
         everything, done = sum(map(len, packs)), 0
-        for wave in self._runner.run_in_batches("finding small segments", packs, plan):
-            found = [each for of_task in wave for each in of_task]
-            self._over([each for each in found if isinstance(each, Unit)])
+        for batch in self.runner.run_in_batches("finding small segments", packs, plan):
+            found = [each for of_task in batch for each in of_task]
+            self._finish([each for each in found if isinstance(each, Unit)])
             plans = [each for each in found if not isinstance(each, Unit) and each.groups]
-            if plans and not self._should_stop():
-                self._merge_all(plans)
+            if plans and not self.runner.should_stop():
+                self._merge(plans)
             done += len(found)
-            self._progress(Stage.MERGE, done, everything)
+            self.progress(Stage.MERGE, done, everything)
         self.was_cut |= done < everything
 
-    def _merge_all(self, plans: Sequence[RewritePlan]) -> None:
-        outcomes, errors = self._runner.merge(self._fleet, plans, job_id=self._job_id, now_ms=self._now_ms)
+    def _merge(self, plans: Sequence[RewritePlan]) -> None:
+        errors: dict[int, LogError] = {}
+        job = RewriteJob(bucket=self.fleet.bucket, plans=plans, now_ms=self.now_ms)
+        outcomes = run_job(job, self.runner, errors=errors)
         for number, (plan, outcome) in enumerate(zip(plans, outcomes, strict=True)):
-            self._over([merged_unit(plan, outcome, errors.get(number))])
+            self._finish([merged_unit(plan, outcome, errors.get(number))])
 
     # -- units -------------------------------------------------------------------------------------------------------
 
@@ -297,39 +199,48 @@ class _Job:
         self, stage: Stage, description: str, packs: Sequence[Sequence[W]], do: Callable[[Sequence[W]], list[Unit]]
     ) -> None:
         everything, done = sum(len(pack) for pack in packs), 0
-        for wave in self._runner.run_in_batches(description, packs, do):
-            units = [unit for of_task in wave for unit in of_task]
+        for batch in self.runner.run_in_batches(description, packs, do):
+            units = [unit for of_task in batch for unit in of_task]
             done += len(units)
-            self._over(units)
-            self._progress(stage, done, everything)
+            self._finish(units)
+            self.progress(stage, done, everything)
         self.was_cut |= done < everything
 
     def _all(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> list[R]:
-        found = [each for wave in self._runner.run_in_batches(description, work, do) for each in wave]
+        found = [each for batch in self.runner.run_in_batches(description, work, do) for each in batch]
         self.was_cut |= len(found) < len(work)
         return found
 
-    def _due(self, reports_of_nodes: Sequence[Unit]) -> list[Unit]:
+    def _due(self, units: Sequence[Unit]) -> list[Unit]:
         """Return the due units, the largest first. The others are finished."""
-        self._over([each for each in reports_of_nodes if each.state is not State.DUE])
-        return sorted(
-            (each for each in reports_of_nodes if each.state is State.DUE),
-            key=lambda each: (-each.size_bytes, each.unit),
-        )
+        self._finish([each for each in units if each.state is not State.DUE])
+        due = (each for each in units if each.state is State.DUE)
+        return sorted(due, key=lambda each: (-each.size_bytes, each.unit))
 
     def _packs(self, stage: Stage) -> list[tuple[RemotePartitionName, ...]]:
-        return packs_of(self._left(stage, _names(self._fleet), _prefix))
+        return packs_of(self._remaining(stage, _names(self.fleet), lambda name: name.prefix))
 
-    def _left(self, stage: Stage, work: Sequence[W], unit_of: Callable[[W], str]) -> list[W]:
-        state = self._state
-        return [each for each in work if state is None or not state.is_over(stage, unit_of(each))]
+    def _remaining(self, stage: Stage, work: Sequence[W], unit_of: Callable[[W], str]) -> list[W]:
+        return [each for each in work if self.state is None or not self.state.is_over(stage, unit_of(each))]
 
-    def _over(self, units: Sequence[Unit]) -> None:
+    def _finish(self, units: Sequence[Unit]) -> None:
         for unit in units:
             if unit.state is not State.NOTHING:
                 self.units.append(unit)
-            if self._state is not None and unit.state in (State.DONE, State.NOTHING):
-                self._state.note(unit.stage, unit.unit)
+            if self.state is not None and unit.state in (State.DONE, State.NOTHING):
+                self.state.note(unit.stage, unit.unit)
+
+
+def _each(
+    fleet: Fleet, stage: Stage, work: Callable[..., R], *more: object
+) -> Callable[[Sequence[RemotePartitionName]], list[R | Unit]]:
+    """Return a function for tasks: `work(fleet, store, name, *more)` of partitions, or a failed unit."""
+
+    def do(pack: Sequence[RemotePartitionName]) -> list[R | Unit]:
+        with fleet.bucket.opened() as store:
+            return [failed_on_error(stage, work, fleet, store, name, *more) for name in pack]
+
+    return do
 
 
 def by_size(units: Sequence[Unit], task_bytes: int) -> list[list[Unit]]:
@@ -353,10 +264,6 @@ def by_size(units: Sequence[Unit], task_bytes: int) -> list[list[Unit]]:
 def _names(fleet: Fleet) -> list[RemotePartitionName]:
     with fleet.bucket.opened() as store:
         return chosen_partitions(store, [(topic, None) for topic in fleet.topics])
-
-
-def _prefix(name: RemotePartitionName) -> str:
-    return name.prefix
 
 
 def packs_of(names: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, ...]]:

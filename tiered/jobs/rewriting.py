@@ -13,13 +13,11 @@ Steps, as for every co-writer (`remote.manifest.writer_roles`):
 2. `rewrite_group` does one group, in any process, any number of times.
 3. `commit_groups` commits the results of some groups in one manifest.
 
-`run_rewrite` does all steps in one process.
+`RewriteJob` does all steps of any number of partitions (`tiered.jobs.runner`), `run_rewrite` those of one.
 
 A group's new segment covers exactly the offsets of the entries that it replaces and has their bytes, by checksum. It is
 as clean as the least clean of them. So a reader finds the same records before, during and after. With an older manifest
 it reads the old objects, which stay for the grace period. Views are unchanged: they are rebuilt from the log.
-
-This module is longer than others, because planning, execution and the table of crashes belong together.
 
 | a crash or an error after | leaves | outcome |
 |---|---|---|
@@ -28,16 +26,18 @@ This module is longer than others, because planning, execution and the table of 
 | a commit, its reply lost | the new manifest | these entries are not due in the next plan |
 | a commit | pending deletes of the replaced objects | the writer deletes them after the grace period |
 
-There is no state to resume from: to continue, plan again. Groups are committed a few at a time, so little work is lost.
+There is no state to resume from: to continue, plan again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from functools import partial
+from typing import NamedTuple
 
-from local.errors import InvalidRequest, LogError, NotFound
+from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
 from policies.cost.storage_cost import GIB, early_deletion, request_cost, retrieval_cost, upload_requests
 from policies.remote_retention import UNLINKED_MAX
@@ -48,14 +48,15 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.job_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
 from remote.manifest.manifest import AppliedJob
-from remote.manifest.manifest_changes import unlink_uploads
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES, RAW
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.object_encoding import ObjectEncoding
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
+from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.joined_segments import check_same_bytes, joined
+from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
 from tiered.stores.object_encoding import EncodingChoice, SettingsOf, encoding_of_entry, own_settings
 
 TARGET_BYTES = 256 << 20  # of a merged segment
@@ -113,6 +114,14 @@ class RewriteCost:
     read_bytes: int = 0
     write_bytes: int = 0
     dollars: float = 0.0
+
+    @staticmethod
+    def total(costs: Sequence[RewriteCost], manifests: int, prices: PriceTable) -> RewriteCost:
+        """Return the sum of the costs and of creating `manifests`."""
+        sums = {each.name: sum(getattr(cost, each.name) for cost in costs) for each in fields(RewriteCost)}
+        sums["puts"] += manifests
+        sums["dollars"] += request_cost(puts=manifests, prices=prices.of(None))
+        return RewriteCost(**sums)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,14 +288,7 @@ def _plan(
     prices: PriceTable,
 ) -> RewritePlan:
     costs = [cost_of(group.entries, group.encoding, prices, replaced_ms=now_ms) for group in groups]
-    manifests = -(-len(groups) // GROUPS_A_MANIFEST)
-    total = RewriteCost(
-        gets=sum(each.gets for each in costs),
-        puts=sum(each.puts for each in costs) + manifests,
-        read_bytes=sum(each.read_bytes for each in costs),
-        write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None)),
-    )
+    total = RewriteCost.total(costs, -(-len(groups) // GROUPS_A_MANIFEST), prices)
     job_id = f"{kind}-{new_ulid(now_ms)}"
     return RewritePlan(job_id=job_id, name=name, epoch=log.epoch, now_ms=now_ms, groups=tuple(groups), cost=total)
 
@@ -434,6 +436,99 @@ def commit_groups(
     )
 
 
+class RewriteUnit(NamedTuple):
+    """A group, with its plan without the groups."""
+
+    number: int
+    plan: RewritePlan
+    group: RewriteGroup
+
+
+@dataclass(kw_only=True)
+class RewriteJob:
+    """Merging and recoding of any number of partitions; a unit is a group.
+
+    `target` is the same bucket opened in another way. Each manifest has at most `batch_size` groups. A partition
+    ends with the first failed commit (Fenced after a takeover by another writer, Conflict for a deleted topic), and is
+    done as far as its manifest can list pending deletes: plan the rest again after the grace period.
+    """
+
+    bucket: Bucket
+    plans: Sequence[RewritePlan]
+    now_ms: Clock
+    target: Bucket | None = None
+    batch_size: int = GROUPS_A_MANIFEST
+    chunk_bytes: int = CHUNK_BYTES
+
+    def __post_init__(self) -> None:
+        self._outcomes = [RewriteOutcome() for _ in self.plans]
+        self._turns = [0] * len(self.plans)
+        self._ended: set[int] = set()
+        self.failures = Failures([plan.name for plan in self.plans])
+        groups = sum(len(plan.groups) for plan in self.plans)
+        self.description = f"rewriting {groups} groups of segments in {len(self.plans)} partitions"
+
+    def begin(self, opened: ExitStack) -> None:
+        self._store = opened.enter_context(self.bucket.opened())
+
+    def units(self) -> Iterator[RewriteUnit]:
+        """Yield the groups of each partition, as far as its manifest can list the pending deletes."""
+        for number, plan in enumerate(self.plans):
+            log = MetadataLog(self._store, plan.name.prefix)
+            room = UNLINKED_MAX - len(log.refresh().pending_deletes) if plan.groups else 0
+            bare = replace(plan, groups=())
+            for group in plan.groups:
+                if room <= 0:
+                    break
+                room -= 2 * len(group.entries)
+                yield RewriteUnit(number, bare, group)
+
+    def size_of(self, unit: RewriteUnit) -> int:
+        return unit.group.size_bytes
+
+    def is_wanted(self, unit: RewriteUnit) -> bool:
+        return unit.number not in self._ended
+
+    def worker(self) -> Callable[[Sequence[RewriteUnit]], list[RewrittenGroup | LogError]]:
+        bucket, target, chunk_bytes = self.bucket, self.target or self.bucket, self.chunk_bytes
+
+        def do(units: Sequence[RewriteUnit]) -> list[RewrittenGroup | LogError]:
+            with bucket.opened() as store, target.opened() as to:
+                rewritten = partial(rewrite_group, store=store, keys=bucket.keys(), target=to, chunk_bytes=chunk_bytes)
+                return [or_error(partial(rewritten, unit.plan, unit.group)) for unit in units]
+
+        return do
+
+    def commit(self, results: Sequence[tuple[RewriteUnit, RewrittenGroup | LogError]]) -> None:
+        done: dict[int, list[RewrittenGroup]] = {}
+        for unit, result in results:
+            if not isinstance(result, LogError):
+                done.setdefault(unit.number, []).append(result)
+        for number, groups in done.items():
+            for at in range(0, len(groups), self.batch_size):
+                if number not in self._ended:
+                    self._commit(number, groups[at : at + self.batch_size])
+
+    def _commit(self, number: int, groups: Sequence[RewrittenGroup]) -> None:
+        plan = self.plans[number]
+        self._turns[number] += 1
+        try:
+            outcome = commit_groups(self._store, plan, groups, turn=self._turns[number], now_ms=self.now_ms())
+        except Unavailable:
+            raise
+        except LogError as error:
+            self._ended.add(number)
+            self.failures.note(number, error)
+        else:
+            self._outcomes[number] = self._outcomes[number].plus(outcome)
+
+    def outcomes(self) -> list[RewriteOutcome]:
+        return [
+            replace(outcome, is_complete=outcome.groups == len(plan.groups))
+            for plan, outcome in zip(self.plans, self._outcomes, strict=True)
+        ]
+
+
 def run_rewrite(
     store: ObjectStore,
     plan: RewritePlan,
@@ -446,51 +541,17 @@ def run_rewrite(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> RewriteOutcome:
-    """Carry out a plan in this process, a few groups to a commit.
-
-    If `should_stop` returns true, the function commits the finished groups and returns an incomplete outcome. It does
-    the same if the manifest has no room for more pending deletes: plan again after the grace period.
-
-    `progress` is called with the bytes of each group. After an error uncommitted uploads become pending deletes, if
-    possible. Raises the errors of its parts; earlier commits stay.
-    """
-    outcome, groups, turn = RewriteOutcome(), iter(plan.groups), 0
-    while part := list(islice(groups, groups_a_manifest)):
-        if not has_room(store, plan.name):
-            return replace(outcome, is_complete=False)
-        done: list[RewrittenGroup] = []
-        try:
-            for group in part:
-                if should_stop():
-                    break
-                done.append(rewrite_group(plan, group, store, keys=keys, target=target, chunk_bytes=chunk_bytes))
-                progress(group.size_bytes)
-        except LogError:
-            _give_up(store, plan, done, now_ms())
-            raise
-        turn += 1
-        outcome = outcome.plus(commit_groups(store, plan, done, turn=turn, now_ms=now_ms()))
-        if len(done) < len(part):
-            return replace(outcome, is_complete=False)
+    """Carry out one plan in this process. Raises the error of a group after the commits of the others."""
+    (outcome,) = run_job(
+        RewriteJob(
+            bucket=OpenBucket.of(store, keys),
+            plans=[plan],
+            now_ms=now_ms,
+            target=OpenBucket.of(target, keys) if target is not None else None,
+            batch_size=groups_a_manifest,
+            chunk_bytes=chunk_bytes,
+        ),
+        Here(should_stop),
+        progress=progress,
+    )
     return outcome
-
-
-def has_room(store: ObjectStore, name: RemotePartitionName) -> bool:
-    """Return whether the manifest has room for more pending deletes.
-
-    The objects of replaced entries wait there until the grace period has passed.
-    """
-    return len(MetadataLog(store, name.prefix).refresh().pending_deletes) < UNLINKED_MAX
-
-
-def _give_up(store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], now_ms: int) -> None:
-    entries = [entry for each in done if each.replacement is not None for entry in each.replacement.entries]
-    if not entries:
-        return
-    try:
-        log = MetadataLog(store, plan.name.prefix)
-        log.join(epoch=plan.epoch)
-        touches = (entries[0].base_offset, entries[-1].next_offset)
-        log.commit(unlink_uploads(entries), now_ms, touches=touches)
-    except LogError:
-        return  # the uploads become orphans once the next epoch begins

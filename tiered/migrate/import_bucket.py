@@ -47,7 +47,6 @@ from local.log.producer_state import ProducerState
 from local.names import new_topic_id
 from local.verify.findings import Finding, Severity
 from policies.cost.prices import BUILT_IN, PriceTable
-from policies.cost.storage_cost import request_cost
 from remote.external.external_layout import ExternalFormat, ExternalName, ExternalParts
 from remote.external.external_lineage import gaps
 from remote.external.external_object import ExternalObject
@@ -472,11 +471,4 @@ def _writer(source: ObjectStore) -> str:
 
 def _cost(due: tuple[SegmentEntry, ...], encoding: EncodingChoice, prices: PriceTable) -> RewriteCost:
     costs = [cost_of([entry], encoding, prices) for entry in due]
-    manifests = len(costs) + 2 if costs else 0
-    return RewriteCost(
-        gets=sum(each.gets for each in costs),
-        puts=sum(each.puts for each in costs) + manifests,
-        read_bytes=sum(each.read_bytes for each in costs),
-        write_bytes=sum(each.write_bytes for each in costs),
-        dollars=sum(each.dollars for each in costs) + request_cost(puts=manifests, prices=prices.of(None)),
-    )
+    return RewriteCost.total(costs, len(costs) + 2 if costs else 0, prices)

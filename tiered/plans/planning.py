@@ -1,4 +1,4 @@
-"""A plan with prices: the decisions of maintenance at some time, priced on the same snapshots."""
+"""A plan with prices: the decisions of maintenance at some time, priced on the same snapshots; and its flat rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.cost.plan_cost import DecisionCost, PlanCost, plan_cost
 from policies.cost.prices import BUILT_IN, PriceTable
-from policies.decisions import Plan
+from policies.decisions import (
+    AdvanceLogStart,
+    BuildView,
+    CleanLog,
+    CollectManifests,
+    Decision,
+    DeletePage,
+    DeletePending,
+    DisableTier,
+    Plan,
+    RollActive,
+)
 from policies.deferrals import Deferral
 from policies.plan import plan as plan_snapshots
 from policies.remote_retention import page_to_know
@@ -33,6 +44,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COPY_DISABLE = "remote.log.copy.disable"
+Row = dict[str, object]
+
+# In the order of a plan. The sign shows the effect on bytes: + adds, - removes, ~ changes.
+VERBS = {
+    "RollActive": ("~", "roll"),
+    "CleanLog": ("~", "clean"),
+    "CopySegment": ("+", "upload"),
+    "ReplaceRemote": ("~", "replace"),
+    "AdvanceCleanedOffset": ("~", "note clean"),
+    "DropLocal": ("-", "local"),
+    "BuildView": ("+", "view"),
+    "AdvanceLogStart": ("~", "log start"),
+    "DisableTier": ("-", "give up"),
+    "ExpireRemote": ("-", "expire"),
+    "ExpirePage": ("-", "expire page"),
+    "DeletePending": ("-", "delete"),
+    "DeletePage": ("-", "delete page"),
+    "CollectManifests": ("-", "collect"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +90,9 @@ class PricedPlan:
         is_whole = not self.missing
         opened = {each.partition for each in self.snapshots}
         return {
-            "now_dollars_per_month": told(cost.now_dollars) if is_whole else None,
-            "then_dollars_per_month": told(cost.then_dollars) if is_whole else None,
-            "dollars_once": told(cost.dollars) if is_whole else None,
+            "now_dollars_per_month": known_amount(cost.now_dollars) if is_whole else None,
+            "then_dollars_per_month": known_amount(cost.then_dollars) if is_whole else None,
+            "dollars_once": known_amount(cost.dollars) if is_whole else None,
             "now_disk_bytes": cost.now_disk_bytes if opened.issuperset(self.missing) else None,
             "then_disk_bytes": cost.then_disk_bytes if is_whole else None,
         }
@@ -155,7 +185,7 @@ def _kept(before: PartitionRules, after: PartitionRules, asks_for_copies: bool) 
     return after
 
 
-def told(dollars: float) -> float | None:
+def known_amount(dollars: float) -> float | None:
     """Return None for an unknown amount (NaN)."""
     return None if isnan(dollars) else dollars
 
@@ -173,7 +203,66 @@ def line_fields(line: DecisionCost) -> dict[str, object]:
         "lists": line.lists,
         "deletes": line.deletes,
         "bytes_in": line.bytes_in,
-        "dollars": told(line.dollars),
-        "early_deletion_dollars": told(line.early_dollars),
-        "dollars_per_month": told(line.monthly_dollars),
+        "dollars": known_amount(line.dollars),
+        "early_deletion_dollars": known_amount(line.early_dollars),
+        "dollars_per_month": known_amount(line.monthly_dollars),
     }
+
+
+def decision_row(line: DecisionCost) -> Row:
+    """Return one decision: action, place, range, bytes, requests, dollars once and a month, reason."""
+    sign, verb = VERBS[kind_of(line)]
+    return {
+        **line_fields(line),
+        "sign": sign,
+        "verb": verb,
+        "where": str(line.partition),
+        "what": _what(line.decision),
+        "requests": line.puts + line.gets + line.lists,
+        "once": known_amount(line.dollars + line.early_dollars),
+    }
+
+
+def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
+    """Return the sums of each kind of decision in the plan."""
+    found: list[Row] = []
+    for kind, (sign, verb) in VERBS.items():
+        some = [each for each in lines if kind_of(each) == kind]
+        if some:
+            found.append(
+                {
+                    "sign": sign,
+                    "verb": verb,
+                    "decision": kind,
+                    "count": len(some),
+                    "size_bytes": sum(each.decision.size_bytes for each in some),
+                    "requests": sum(each.puts + each.gets + each.lists for each in some),
+                    "once": known_amount(sum(each.dollars + each.early_dollars for each in some)),
+                    "dollars_per_month": known_amount(sum(each.monthly_dollars for each in some)),
+                }
+            )
+    return found
+
+
+def kind_of(line: DecisionCost) -> str:
+    """Return the name of the decision's class in `policies.decisions`."""
+    return type(line.decision).__name__
+
+
+def _what(decision: Decision) -> str:
+    """Return the half-open offsets, or another object of the decision."""
+    match decision:
+        case RollActive():
+            return f"[{decision.base_offset}, ...)"
+        case CleanLog():
+            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
+        case BuildView():
+            return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
+        case AdvanceLogStart() | DisableTier():
+            return f"to {decision.offset}"
+        case DeletePending() | DeletePage():
+            return decision.key
+        case CollectManifests():
+            return f"manifests up to {decision.upto_sequence}"
+        case _:
+            return f"[{decision.base_offset}, {decision.next_offset})"

@@ -8,25 +8,18 @@ from typing import TYPE_CHECKING
 from tiered.spark.session import register, spark_session
 
 if TYPE_CHECKING:
-    from tiered.spark.jobs.compaction import compact
-    from tiered.spark.jobs.copying import copy
     from tiered.spark.jobs.exporting import export
-    from tiered.spark.jobs.rewriting import rewrite
-    from tiered.spark.jobs.scrubbing import scrub
+    from tiered.spark.jobs.runner import SparkRunner, compact, copy, delete_garbage, list_garbage, rewrite, scrub
     from tiered.spark.source.source import read_arrow
 
-__all__ = ["compact", "copy", "export", "read_arrow", "register", "rewrite", "scrub", "spark_session"]
-_LATER = {  # name: module, imported on first use
-    "compact": "jobs.compaction",
-    "copy": "jobs.copying",
-    "export": "jobs.exporting",
-    "read_arrow": "source.source",
-    "rewrite": "jobs.rewriting",
-    "scrub": "jobs.scrubbing",
-}
+__all__ = [
+    "SparkRunner", "compact", "copy", "delete_garbage", "export", "list_garbage", "read_arrow", "register", "rewrite",
+    "scrub", "spark_session",
+]  # fmt: skip
+_MODULES = {"export": "jobs.exporting", "read_arrow": "source.source"}  # of the others: jobs.runner
 
 
-def __getattr__(name: str) -> object:
-    if name in _LATER:
-        return getattr(import_module(f"tiered.spark.{_LATER[name]}"), name)
-    raise AttributeError(name)
+def __getattr__(name: str) -> object:  # a module is imported on first use
+    if name not in __all__:
+        raise AttributeError(name)
+    return getattr(import_module(f"tiered.spark.{_MODULES.get(name, 'jobs.runner')}"), name)

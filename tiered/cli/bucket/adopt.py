@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from tiered.cli.arguments import Number
-from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import copy_progress_of, progress_option
-from tiered.cli.render import PartitionRow, Result, number, output_option, print_result
-from tiered.cli.session import Session, now_ms, settings_option
-from tiered.cli.signals import stop_signals
+from tiered.cli.job_command import BucketCommand
+from tiered.cli.options import GROUP, argument, command, option, settings_option
+from tiered.cli.progress import copy_progress_of
+from tiered.cli.render import PartitionRow, Result, number
+from tiered.cli.session import Session, now_ms
 from tiered.config.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -43,39 +43,24 @@ class Adopted(Result):
     partitions: list[BrokerPartition]
 
 
-@click.command("adopt")
-@click.argument("directory", metavar="KAFKA_LOG_DIR")
-@click.argument("topics", nargs=-1, metavar="[TOPIC ...]")
-@click.option(
-    "--work", metavar="DIR", help="Directory in which compacted topics are cleaned; default: tiered-adopt below -C."
-)
-@click.option("--every", default=30.0, show_default=True, type=Number(0.1), help="Set the seconds between rounds.")
-@click.option("--dry-run", is_flag=True, help="Show what the next round would copy, change nothing.")
-@click.option("--once", is_flag=True, help="Run one round, then print the table.")
-@click.option("--metadata", metavar="DIR", help="Name metadata.log.dir of the broker if it is another directory.")
-@click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus at this address.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Accept a further host name; repeatable.")
-@settings_option("Override a broker setting for all topics; [TOPIC:]KEY=VALUE for one topic; may be repeated.")
-@bucket_options
-@output_option()
-@progress_option
-@click.pass_obj
+@command("adopt", example="adopt /var/kafka/data orders --remote s3://my-bucket/kafka", has_progress=True)
 def adopt(
     session: Session,
-    directory: str,
-    topics: tuple[str, ...],
-    work: str | None,
-    every: float,
-    once: bool,
-    dry_run: bool,
-    metadata: str | None,
-    metrics: str | None,
-    hosts: tuple[str, ...],
-    settings: dict[str, str],
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
+    directory: str = argument("KAFKA_LOG_DIR"),
+    topics: tuple[str, ...] = argument("[TOPIC ...]"),
+    work: str | None = option(
+        "--work DIR", "Directory in which compacted topics are cleaned; default: tiered-adopt below -C."
+    ),
+    every: float = option("--every", "Set the seconds between rounds.", type=Number(0.1), default=30.0),
+    dry_run: bool = option("--dry-run", "Show what the next round would copy, change nothing."),
+    once: bool = option("--once", "Run one round, then print the table."),
+    metadata: str | None = option("--metadata DIR", "Name metadata.log.dir of the broker if it is another directory."),
+    metrics: str | None = option("--metrics [HOST]:PORT", "Serve metrics for Prometheus at this address."),
+    hosts: tuple[str, ...] = option("--host NAME", "Accept a further host name; repeatable."),
+    settings: dict[str, str] = settings_option(
+        "Override a broker setting for all topics; [TOPIC:]KEY=VALUE for one topic; may be repeated."
+    ),
+    job: BucketCommand = GROUP,
 ) -> int:
     """Copy the closed segments of a Kafka broker's log directory, beside the broker; its files are only read."""
     from local.storage import DiskStorage
@@ -88,7 +73,7 @@ def adopt(
     root = os.path.abspath(directory)
     check_log_directory(DiskStorage(), root, topics)
     place = os.path.abspath(work or os.path.join(session.directory, "tiered-adopt"))
-    config = session.config() if url is None else Config.load(None, session.overrides, os.environ)
+    config = session.config() if job.url is None else Config.load(None, session.overrides, os.environ)
     adopt_settings = AdoptSettings(DiskStorage(), os.path.abspath(metadata or directory), settings, config)
     if not adopt_settings.has_broker:
         for topic in adopted_topics(DiskStorage(), root, topics):
@@ -97,14 +82,11 @@ def adopt(
     done: list[AdoptedPartition] = []
     figures = AdoptMetrics()
     with (
-        stop_signals() as stop,
-        open_bucket(session, url, options, writes_segments=True) as bucket,
+        job.opened(writes_segments=True) as bucket,
         _serving(metrics, figures, hosts),
         copy_progress_of(session) as on_copied,
     ):
-        encoding_of(
-            adopt_settings.effective(""), bucket.keys
-        )  # report settings that are invalid for all topics before any write
+        encoding_of(adopt_settings.effective(""), bucket.keys)  # report invalid settings before any write
         adopter = Adopter(
             bucket.store,
             DiskStorage(),
@@ -122,33 +104,26 @@ def adopt(
             done = adopter.look()
             _print_problems(done)
             session.say("nothing changed")
-        while not (stop.is_set or dry_run):
+        while not (job.should_stop() or dry_run):
             adopt_settings.refresh()
-            done = adopter.tick(now_ms(), should_stop=lambda: stop.is_set)
+            done = adopter.tick(now_ms(), should_stop=job.should_stop)
             figures.note(done, now_ms())
             _print_problems(done)
             for each in done:
                 for start, end in each.lost:
-                    click.echo(
-                        (
-                            f"! {each.partition}: the broker deleted offsets {start} to {end - 1} before they were "
-                            "copied"
-                        ),
-                        err=True,
-                    )
+                    lost = f"the broker deleted offsets {start} to {end - 1} before they were copied"
+                    click.echo(f"! {each.partition}: {lost}", err=True)
                 if each.ahead:
-                    behind = (
-                        f"the high watermark of the broker is {counted(each.ahead, 'offset')} below the end of "
-                        "the bucket"
-                    )
+                    ahead = counted(each.ahead, "offset")
+                    behind = f"the high watermark of the broker is {ahead} below the end of the bucket"
                     click.echo(f"! {each.partition}: {behind}", err=True)
             copied = sum(each.copied for each in done)
             lag, risk = _total(done, "lag_bytes"), _total(done, "at_risk_bytes")
             session.say(f"{counted(copied, 'segment')} copied, {lag} wait, {risk} at risk")
             if once:
                 break
-            stop.wait(every)
-    print_result(Adopted([BrokerPartition.of(each.partition, each) for each in done]), output)
+            job.stop.wait(every)
+    job.print(Adopted([BrokerPartition.of(each.partition, each) for each in done]))
     return Exit.FAILED if any(each.problem for each in done) else Exit.DONE
 
 

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import click
 import msgspec
 
 from local.errors import InvalidRequest
-from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
+from tiered.cli.arguments import duration_ms
 from tiered.cli.errors import Exit, worst
-from tiered.cli.progress import progress_option
-from tiered.cli.render import Result, Struct, number, output_option, print_result, text
-from tiered.cli.session import Session, now_ms
-from tiered.cli.signals import Stop, stop_signals
-from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options, task_bucket
-from tiered.config.units import counted, format_bytes, format_dollars, format_ms, parse_duration
+from tiered.cli.job_command import JobCommand
+from tiered.cli.options import GROUP, PARTITIONS, YES, command, option
+from tiered.cli.render import Result, Struct, number, text
+from tiered.cli.session import Session, confirm, now_ms
+from tiered.config.units import counted, format_bytes, format_dollars, format_ms
 
 if TYPE_CHECKING:
-    from remote.manifest.catalog import RemotePartitionName
-    from remote.store.unfinished_uploads import UnfinishedUploads
-    from tiered.jobs.job_bucket import Bucket as TaskBucket
-    from tiered.jobs.orphan_deletion import Deleted, Garbage, GarbageList
+    from tiered.jobs.orphan_deletion import Garbage
 
 LIST = "gc-list.json"
 _WRITING = "cannot write the list of orphans"
@@ -62,133 +54,53 @@ class OrphansDeleted(Result):
     deleted: list[Orphan]
 
 
-@click.command("gc")
-@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
-@click.option("--delete", is_flag=True, help="Delete the objects of the list that are still orphans and old enough.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--dry-run", is_flag=True, help="Delete nothing, and write no list.")
-@click.option("--older-than", default="3d", show_default=True, metavar="AGE", help="Set the minimum age of an orphan.")
-@click.option(
-    "--list", "path", metavar="FILE", help=f"Name the list, to write or to read; default: {LIST} in the directory."
-)
-@bucket_options
-@output_option()
-@progress_option
-@click.pass_obj
-@spark_options
+@command("gc", example="gc --older-than 3d", has_progress=True)
 def gc(
     session: Session,
-    targets: tuple[str, ...],
-    delete: bool,
-    yes: bool,
-    dry_run: bool,
-    older_than: str,
-    path: str | None,
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
-    on_spark: OnSpark,
+    targets: tuple[str, ...] = PARTITIONS,
+    delete: bool = option("--delete", "Delete the objects of the list that are still orphans and old enough."),
+    yes: bool = YES,
+    dry_run: bool = option("--dry-run", "Delete nothing, and write no list."),
+    older_than: str = option("--older-than AGE", "Set the minimum age of an orphan.", default="3d"),
+    path: str | None = option("--list FILE", f"Name the list, to write or to read; default: {LIST} in the directory."),
+    job: JobCommand = GROUP,
 ) -> int:
     """List what nothing names and nobody can name any more: objects, unfinished uploads. Deletes only with --delete."""
-    grace_ms = parse_duration(older_than)
-    if grace_ms is None or grace_ms < 0:
-        raise InvalidRequest("invalid --older-than", text=repr(older_than), expected="a duration such as 3d")
-    if dry_run and on_spark.is_wanted:
+    grace_ms = duration_ms("--older-than", older_than, "3d", least=0)
+    if dry_run and job.is_on_spark:
         raise click.UsageError("--dry-run runs in this process; remove --spark")
     if delete and targets:
         raise click.UsageError("--delete uses the list; select topics when the list is made")
     where = path or os.path.join(session.directory, LIST)
-    with stop_signals() as stop, open_bucket(session, url, options) as bucket:
-        work = _Work(session, bucket, on_spark, stop, is_configured=url is None)
-        if delete:
-            return _delete(session, work, where, grace_ms, output, yes=yes, dry_run=dry_run)
-        names = bucket.partitions(targets, topic_id)
-        return _list(session, work, names, where, grace_ms, output, dry_run=dry_run)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The search and the deletion, in this process or in Spark tasks."""
-
-    session: Session
-    bucket: Bucket
-    on_spark: OnSpark
-    stop: Stop
-    is_configured: bool = field(kw_only=True)
-
-    def list(self, names: Sequence[RemotePartitionName]) -> GarbageList | None:
-        """Return None if asked to stop before the end."""
-        from tiered.jobs.orphan_deletion import list_garbage
-
-        progress = self.session.progress
-        progress.expect(len(names), "partitions")
-        if not self.on_spark.is_wanted:
-            uploads = _uploads(self.bucket)
-            advance: Callable[[RemotePartitionName], None] = lambda name: progress.advance()  # noqa: E731
-            return list_garbage(self.bucket.store, names, now_ms=now_ms(), uploads=uploads, progress=advance)
-        from tiered.spark.jobs import garbage
-
-        with spark_job(self.session, "gc", self.on_spark) as spark:
-            stop = lambda: self.stop.is_set  # noqa: E731
-            return garbage.list_garbage(spark, self._for_tasks(), names, should_stop=stop, progress=progress.reach)
-
-    def delete(self, listed: GarbageList, grace_ms: int, *, dry_run: bool) -> Deleted:
-        from tiered.jobs.orphan_deletion import delete_garbage
-
-        self.session.progress.expect(len(listed.entries), "orphans")
-        if not self.on_spark.is_wanted:
-            uploads = _uploads(self.bucket)
-            return delete_garbage(
-                self.bucket.store,
-                listed,
-                now_ms=now_ms(),
-                grace_ms=grace_ms,
-                uploads=uploads,
-                dry_run=dry_run,
-                progress=self.session.progress.advance,
-            )
-        from tiered.spark.jobs import garbage
-
-        with spark_job(self.session, "gc --delete", self.on_spark) as spark:
-            stop = lambda: self.stop.is_set  # noqa: E731
-            done = garbage.delete_garbage(spark, self._for_tasks(), listed, grace_ms=grace_ms, should_stop=stop)
-        if not self.stop.is_set:
-            self.session.progress.reach(len(listed.entries))
-        return done
-
-    def _for_tasks(self) -> TaskBucket:
-        return task_bucket(self.session, self.bucket, is_configured=self.is_configured)
+    if delete:
+        return _delete(session, job, where, grace_ms, yes=yes, dry_run=dry_run)
+    return _list(session, job, targets, where, grace_ms, dry_run=dry_run)
 
 
 def _list(
-    session: Session,
-    work: _Work,
-    names: Sequence[RemotePartitionName],
-    path: str,
-    grace_ms: int,
-    output: str,
-    *,
-    dry_run: bool,
+    session: Session, job: JobCommand, targets: tuple[str, ...], path: str, grace_ms: int, *, dry_run: bool
 ) -> int:
     from tiered.config.user_files import check_target, write_given
-    from tiered.jobs.orphan_deletion import encode_garbage
+    from tiered.jobs.orphan_deletion import encode_garbage, search_garbage
 
-    check_target(path, _WRITING)
-    now, listed = now_ms(), work.list(names)
+    now = now_ms()
+    with job.opened() as bucket:
+        names = bucket.partitions(targets, job.topic_id)
+        check_target(path, _WRITING)
+        session.progress.expect(len(names), "partitions")
+        with job.executor("gc") as executor:
+            listed = search_garbage(executor, job.tasks_of(bucket), names, now_ms=now, progress=session.progress.reach)
     if listed is None:
-        session.say("interrupted; no list was written")
-        return _interrupted(work.stop)
+        return job.interrupted("no list was written")
     if not dry_run:
         write_given(path, encode_garbage(listed), _WRITING)
     dollars = listed.dollars_per_month(session.prices().of(None))
     orphans = [_orphan(each, now) for each in listed.entries]
-    print_result(OrphansListed.of(listed, list_=path, dollars_per_month=dollars, orphans=orphans), output)
+    job.print(OrphansListed.of(listed, list_=path, dollars_per_month=dollars, orphans=orphans))
     for prefix, why in {**listed.left_out, **listed.refused}.items():
         click.echo(f"! {prefix}: cannot be checked: {' '.join(why.split())}", err=True)
     due = sum(each.is_due(now, grace_ms) for each in listed.entries)
-    price = format_dollars(dollars)
-    found = counted(len(listed.entries), "orphan")
+    found, price = counted(len(listed.entries), "orphan"), format_dollars(dollars)
     session.say(f"{found}, {format_bytes(listed.size_bytes)}, ${price} a month; {due} old enough")
     if listed.more:
         session.say(f"and {listed.more} more than one list holds: make another list after these are deleted")
@@ -199,21 +111,38 @@ def _list(
     return Exit.FINDINGS if listed.entries else Exit.DONE
 
 
-def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str, *, yes: bool, dry_run: bool) -> int:
+def _delete(session: Session, job: JobCommand, path: str, grace_ms: int, *, yes: bool, dry_run: bool) -> int:
     from tiered.config.user_files import read_given
-    from tiered.jobs.orphan_deletion import decode_garbage
+    from tiered.jobs.orphan_deletion import decode_garbage, delete_listed
 
-    if work.is_configured and session.config().topic_properties("")["remote.immutable"] == "true":
-        raise InvalidRequest(
-            "cannot delete orphans, the bucket is immutable (remote.immutable): its lifecycle deletes them"
+    with job.opened() as bucket:
+        if job.url is None and session.config().topic_properties("")["remote.immutable"] == "true":
+            raise InvalidRequest(
+                "cannot delete orphans, the bucket is immutable (remote.immutable): its lifecycle deletes them"
+            )
+        listed = decode_garbage(
+            read_given(path, "cannot delete orphans without their list", "run 'tiered gc' first", name="path"), path
         )
-    listed = decode_garbage(
-        read_given(path, "cannot delete orphans without their list", "run 'tiered gc' first", name="path"), path
-    )
-    if not (yes or dry_run):
-        _ask(listed, work.bucket)
-    done = work.delete(listed, grace_ms, dry_run=dry_run)
-    print_result(OrphansDeleted([_orphan(each, now_ms()) for each in done.entries]), output)
+        if not dry_run:
+            url = bucket.store.url
+            summary = f"{counted(len(listed.entries), 'orphan')}, {format_bytes(listed.size_bytes)}"
+            confirm(
+                f"delete up to {summary}, from {url}?",
+                yes=yes,
+                without=f"{summary}, would be deleted from {url}; add --yes",
+            )
+        session.progress.expect(len(listed.entries), "orphans")
+        with job.executor("gc --delete") as executor:
+            done = delete_listed(
+                executor,
+                job.tasks_of(bucket),
+                listed,
+                now_ms=now_ms(),
+                grace_ms=grace_ms,
+                dry_run=dry_run,
+                progress=session.progress.advance,
+            )
+    job.print(OrphansDeleted([_orphan(each, now_ms()) for each in done.entries]))
     session.say(
         f"{('would delete' if dry_run else 'deleted')} {len(done.entries)}, "
         f"{format_bytes(done.size_bytes)}; kept {done.young} younger than {format_ms(grace_ms)}, "
@@ -221,30 +150,9 @@ def _delete(session: Session, work: _Work, path: str, grace_ms: int, output: str
     )
     for prefix, error in done.unjudged.items():
         click.echo(f"! {prefix}: cannot be checked, its objects stay: {' '.join(str(error).split())}", err=True)
-    if work.stop.is_set:
-        session.say("interrupted; the other objects stay in the list, run the same command to resume")
-        return _interrupted(work.stop)
+    if job.should_stop():
+        return job.interrupted("the other objects stay in the list, run the same command to resume")
     return worst(done.unjudged.values())
-
-
-def _interrupted(stop: Stop) -> int:
-    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
-
-
-def _ask(listed: GarbageList, bucket: Bucket) -> None:
-    count, size = counted(len(listed.entries), "orphan"), format_bytes(listed.size_bytes)
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{count}, {size}, would be deleted from {bucket.store.url}; add --yes")
-    click.confirm(f"delete up to {count}, {size}, from {bucket.store.url}?", abort=True, err=True)
-
-
-def _uploads(bucket: Bucket) -> UnfinishedUploads | None:
-    """Return None for a store without multipart uploads."""
-    if not bucket.url.startswith("s3://"):
-        return None
-    from remote.store.unfinished_uploads import UnfinishedUploads
-
-    return UnfinishedUploads(bucket.url, bucket.options)
 
 
 def _orphan(each: Garbage, now: int) -> Orphan:

@@ -1,27 +1,27 @@
-"""``tiered restore``: restore topics of a bucket to a disk; shows a plan first."""
+"""``tiered restore``: restore topics of a bucket to a disk. ``tiered fork``: a topic of another one's records."""
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_time
-from tiered.cli.bucket_options import bucket_options, open_bucket
 from tiered.cli.errors import Exit, worst
-from tiered.cli.progress import byte_progress, progress_option
-from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result
-from tiered.cli.session import Session, now_ms
-from tiered.cli.signals import stop_signals
+from tiered.cli.job_command import DRY_RUN, BucketCommand
+from tiered.cli.options import GROUP, YES, argument, command, option
+from tiered.cli.progress import byte_progress
+from tiered.cli.render import PartitionRow, PricedWork, Work, number
+from tiered.cli.session import Session, confirm, now_ms
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
-    from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, TopicRestore
+    from tiered.migrate.fork import ForkPlan
+    from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition
     from tiered.migrate.restore_running import RestoredPartition
 
 
@@ -63,58 +63,31 @@ class Restored(Work):
     partitions: list[RestoredRow]
 
 
-@click.command("restore")
-@click.argument("targets", nargs=-1, required=True, metavar="TOPIC[/PARTITION] ...")
-@click.option(
-    "--to", "directory", required=True, metavar="DIR", help="Log directory to restore to; created if it does not exist."
-)
-@click.option(
-    "--local",
-    "kept",
-    type=click.Choice(["all", "recent", "none"]),
-    default="all",
-    show_default=True,
-    help=("Segments that get local files; the others are read from the bucket and require --take-over."),
-)
-@click.option(
-    "--to-offset", type=click.IntRange(0), help="Restore only the records below this offset, of each partition."
-)
-@click.option(
-    "--to-time",
-    "--at",
-    "to_time",
-    metavar="TIME",
-    help="Restore only the records before the first record of this time or later.",
-)
-@click.option("--take-over", is_flag=True, help="Become the writer of the topics; the previous writer is fenced.")
-@click.option(
-    "--accept-missing-keys",
-    is_flag=True,
-    help="Restore a compacted topic up to a cut even if keys may be missing below it.",
-)
-@click.option("--dry-run", is_flag=True, help="Show requests, bytes and dollars, change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--rate", metavar="SIZE/s", help="Limit the read rate.")
-@bucket_options
-@output_option()
-@progress_option
-@click.pass_obj
+@command("restore", example="restore orders --to restored --dry-run", has_progress=True)
 def restore(
     session: Session,
-    targets: tuple[str, ...],
-    directory: str,
-    kept: str,
-    to_offset: int | None,
-    to_time: str | None,
-    take_over: bool,
-    accept_missing_keys: bool,
-    dry_run: bool,
-    yes: bool,
-    rate: str | None,
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
+    targets: tuple[str, ...] = argument("TOPIC[/PARTITION] ...", required=True),
+    directory: str = option("--to DIR", "Log directory to restore to; created if it does not exist.", required=True),
+    local_segments: str = option(
+        "--local",
+        "Segments that get local files; the others are read from the bucket and require --take-over.",
+        choices=["all", "recent", "none"],
+        default="all",
+    ),
+    to_offset: int | None = option(
+        "--to-offset", "Restore only the records below this offset, of each partition.", type=click.IntRange(0)
+    ),
+    to_time: str | None = option(
+        "--to-time, --at TIME", "Restore only the records before the first record of this time or later."
+    ),
+    take_over: bool = option("--take-over", "Become the writer of the topics; the previous writer is fenced."),
+    accept_missing_keys: bool = option(
+        "--accept-missing-keys", "Restore a compacted topic up to a cut even if keys may be missing below it."
+    ),
+    dry_run: bool = DRY_RUN,
+    yes: bool = YES,
+    rate: str | None = option("--rate SIZE/s", "Limit the read rate."),
+    job: BucketCommand = GROUP,
 ) -> int:
     """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
     from local.storage import DiskStorage
@@ -123,7 +96,7 @@ def restore(
     from tiered.migrate.restore_running import run_restore
 
     wish = RestoreWish(
-        kept=LocalSegments(kept),
+        kept=LocalSegments(local_segments),
         to_offset=to_offset,
         to_time_ms=parse_time(to_time, now_ms()) if to_time is not None else None,
         takes_over=take_over,
@@ -133,8 +106,8 @@ def restore(
     if not directory:
         raise click.UsageError("--to is empty, name a directory")
     root = os.path.abspath(directory)
-    with stop_signals() as stop, open_bucket(session, url, options, rate=rate) as bucket:
-        names = bucket.partitions(targets, topic_id)
+    with job.opened(rate=rate) as bucket:
+        names = bucket.partitions(targets, job.topic_id)
         skipped: list[SkippedPartition] = []
         missing = bucket.missing(targets, names)
         plan = plan_restore(
@@ -146,11 +119,13 @@ def restore(
         dollars = sum(each.dollars(prices) for each in parts)
         if dry_run:
             rows = [_planned(each, prices) for each in parts]
-            print_result(RestorePlanned(dry_run=True, dollars=dollars, partitions=rows), output)
+            job.print(RestorePlanned(dry_run=True, dollars=dollars, partitions=rows))
             session.say(f"${format_dollars(dollars)}; nothing changed")
             return _print_skipped(skipped)
-        if not yes:
-            _ask(plan, parts, root, dollars)
+        fenced = "; the current writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
+        summary = f"{counted(len(parts), 'partition')}, {format_bytes(sum(each.read_bytes for each in parts))}"
+        summary += f" to {root} for about ${format_dollars(dollars)}{fenced}"
+        confirm(f"restore {summary}?", yes=yes, without=f"{summary}: add --yes")
         with byte_progress(session, "restored", sum(each.size_bytes for each in parts)) as progress:
             outcome = run_restore(
                 bucket.store,
@@ -159,25 +134,15 @@ def restore(
                 root,
                 now_ms=now_ms,
                 keys=bucket.keys,
-                should_stop=lambda: stop.is_set,
+                should_stop=job.should_stop,
                 progress=progress,
             )
     done = [RestoredRow.of(each.partition, each) for each in outcome.partitions]
-    print_result(Restored(dry_run=False, partitions=done), output)
+    job.print(Restored(dry_run=False, partitions=done))
     if not outcome.is_complete:
-        session.say("interrupted; complete files stay, run the same command to resume")
-        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+        return job.interrupted("complete files stay, run the same command to resume")
     _say_rest(session, outcome.partitions, root)
     return _print_skipped([*skipped, *outcome.skipped])
-
-
-def _ask(plan: Sequence[TopicRestore], parts: Sequence[PartitionRestore], root: str, dollars: float) -> None:
-    size = format_bytes(sum(each.read_bytes for each in parts))
-    fenced = "; the current writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
-    summary = f"{counted(len(parts), 'partition')}, {size} to {root} for about ${format_dollars(dollars)}{fenced}"
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{summary}: add --yes")
-    click.confirm(f"restore {summary}?", abort=True, err=True)
 
 
 def _print_skipped(skipped: Sequence[SkippedPartition]) -> int:
@@ -206,3 +171,70 @@ def _planned(each: PartitionRestore, prices: PriceTable) -> PlannedRestore:
     return PlannedRestore.of(
         each.name, each, log_start_offset=start, segments=len(each.entries), dollars=each.dollars(prices)
     )
+
+
+class ForkedPartition(PartitionRow):
+    """A partition of the fork."""
+
+    log_start_offset: Annotated[int, number("START")]
+    next_offset: Annotated[int, number("END")]
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    topic_id: str
+
+
+class Forked(PricedWork):
+    """``tiered fork``."""
+
+    partitions: list[ForkedPartition]
+
+
+@command("fork", example="fork orders orders-before --dry-run", has_progress=True)
+def fork(
+    session: Session,
+    topic: str = argument("TOPIC"),
+    fork_topic: str = argument("NEW_TOPIC"),
+    to_offset: int | None = option("--to-offset", "Include only segments below this offset.", type=click.IntRange(0)),
+    dry_run: bool = option("--dry-run", "Show the contents and the price of the fork, change nothing."),
+    yes: bool = YES,
+    job: BucketCommand = GROUP,
+) -> int:
+    """Make another topic of the same bucket whose segments are those of TOPIC; none is copied."""
+    from remote.manifest.catalog import chosen_partitions
+    from tiered.migrate.fork import plan_fork, run_fork
+
+    if "/" in topic:
+        raise InvalidRequest("cannot fork a single partition, name a topic", topic=topic)
+    with job.opened() as bucket:
+        known = chosen_partitions(bucket.store, [(fork_topic, None)])
+        names = bucket.partitions([topic], job.topic_id)
+        plan = plan_fork(bucket.store, names, fork_topic, known=known, upto_offset=to_offset)
+        dollars, done = plan.dollars(session.prices()), plan.partitions
+        if not dry_run:
+            count = counted(len(plan.partitions), "partition")
+            confirm(
+                f"fork {topic} as {fork_topic}?", yes=yes, without=f"{count} for ${format_dollars(dollars)}: add --yes"
+            )
+            session.progress.expect(len(plan.partitions), "partitions")
+            done = run_fork(
+                bucket.store, plan, now_ms=now_ms, should_stop=job.should_stop, progress=session.progress.advance
+            )
+    rows = [
+        ForkedPartition.of(each.fork, each, log_start_offset=each.manifest.log_start_offset, segments=len(each.entries))
+        for each in done
+    ]
+    job.print(Forked(dry_run=dry_run, dollars=dollars, partitions=rows))
+    if len(done) < len(plan.partitions):
+        return job.interrupted("run the same command to resume")
+    session.say(
+        "nothing changed" if dry_run else f"next: tiered restore {fork_topic} --local none --take-over --to DIR"
+    )
+    return _print_missing(plan)
+
+
+def _print_missing(plan: ForkPlan) -> int:
+    """Print a line for each partition that the fork lacks; return the exit code."""
+    for name in plan.missing:
+        what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"
+        click.echo(f"! {name.topic}/{name.partition}: {what}", err=True)
+    return Exit.FAILED if plan.missing else Exit.DONE

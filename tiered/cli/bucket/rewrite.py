@@ -1,37 +1,55 @@
 """``tiered rewrite``: merge small segments, change their object encoding, or copy them to another bucket.
 
-Each shows a plan first.
+``tiered rotate-keys``: wrap data keys with another key and encrypt manifests and manifest pages; no segment is
+rewritten.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.arguments import parse_time
-from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket, open_target
-from tiered.cli.errors import Exit
-from tiered.cli.progress import byte_progress, progress_option
-from tiered.cli.render import PartitionRow, PricedWork, Work, number, output_option, print_result
-from tiered.cli.session import Session, now_ms, store_options
-from tiered.cli.signals import Stop, stop_signals
-from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, target_bucket, task_bucket
-from tiered.config.units import counted, format_bytes, format_count, format_dollars, parse_bytes
+from tiered.cli.arguments import parse_time, size_bytes
+from tiered.cli.errors import Exit, worst
+from tiered.cli.job_command import DRY_RUN, Bucket, JobCommand
+from tiered.cli.options import GROUP, OUTPUT, PARTITIONS, TOPICS, YES, command, option
+from tiered.cli.progress import byte_progress
+from tiered.cli.render import PartitionRow, PricedWork, Result, Struct, Work, number, print_result, text
+from tiered.cli.session import Session, confirm, now_ms, store_options, topic_problems
+from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from remote.manifest.catalog import RemotePartitionName
-    from remote.store import ObjectStore
-    from tiered.jobs.bucket_copying import CopyOutcome, CopyPlan
-    from tiered.jobs.job_bucket import Bucket as TaskBucket
     from tiered.jobs.rewriting import RewriteOutcome, RewritePlan
 
+
 Planner = Callable[[Bucket, "RemotePartitionName"], "RewritePlan"]
+CODECS = ("none", "zstd")
+
+
+@dataclass(kw_only=True)
+class RewriteCommand(JobCommand):
+    """The options of all three commands."""
+
+    targets: tuple[str, ...] = PARTITIONS
+    dry_run: bool = DRY_RUN
+    yes: bool = YES
+    rate: str | None = option("--rate SIZE/s", "Limit the read rate and the write rate, each separately.")
+
+    def names(self, bucket: Bucket) -> list[RemotePartitionName]:
+        """Return the selected partitions of topics that are not deleted.
+
+        Raises the result of `MetadataLog.missing` if there is no manifest.
+        """
+        from remote.manifest.commit_protocol import MetadataLog
+
+        found = bucket.partitions(self.targets, self.topic_id)
+        return [name for name in found if MetadataLog(bucket.store, name.prefix).refresh().deleted_ms is None]
 
 
 class PlannedCopy(PartitionRow):
@@ -92,52 +110,21 @@ class Copied(Work):
     partitions: list[CopiedPartition]
 
 
-def to_copy(plan: CopyPlan) -> PlannedCopy:
-    count = len(plan.entries)
-    return PlannedCopy.of(plan.name, plan.cost, segments=count, groups=count)
-
-
-def to_rewrite(plan: RewritePlan) -> PlannedCopy:
-    segments = sum(len(group.entries) for group in plan.groups)
-    return PlannedCopy.of(plan.name, plan.cost, segments=segments, groups=len(plan.groups))
-
-
-def copied(each: CopyOutcome) -> CopiedPartition:
-    return CopiedPartition.of(each.name, each, segments=each.entries, differences=len(each.differences))
-
-
 @click.group("rewrite")
 def rewrite() -> None:
     """Rewrite what is in the bucket; records, offsets and readers stay as they are."""
 
 
-def _shared(command: Callable[..., object]) -> Callable[..., object]:
-    options = (
-        click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]"),
-        click.option("--dry-run", is_flag=True, help="Show requests, bytes and dollars, change nothing."),
-        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
-        click.option("--rate", metavar="SIZE/s", help="Limit the read rate and the write rate, each separately."),
-        bucket_options,
-        output_option(),
-        progress_option,
-        click.pass_obj,
-        spark_options,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@rewrite.command("merge")
-@click.option("--target", default="256MiB", show_default=True, metavar="SIZE", help="Set the size of a merged segment.")
-@_shared
-def merge(session: Session, targets: tuple[str, ...], target: str, **shared: object) -> int:
+@command("merge", rewrite, example="rewrite merge orders --target 256MiB --dry-run", has_progress=True)
+def merge(
+    session: Session,
+    target: str = option("--target SIZE", "Set the size of a merged segment.", default="256MiB"),
+    job: RewriteCommand = GROUP,
+) -> int:
     """Make one segment of small neighbours."""
     from tiered.jobs.rewriting import plan_merge
 
-    size = parse_bytes(target)
-    if size is None or size <= 0:
-        raise InvalidRequest("invalid --target", text=repr(target), expected="a size such as 256MiB")
+    size = size_bytes("--target", target, "256MiB", least=1)
     prices = session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
@@ -145,29 +132,22 @@ def merge(session: Session, targets: tuple[str, ...], target: str, **shared: obj
             bucket.store, name, now_ms=now_ms(), target_bytes=size, prices=prices, settings=bucket.settings_of
         )
 
-    return _run(session, targets, plan, None, **shared)  # type: ignore[arg-type]
+    return _run(session, job, plan, None)
 
 
-@rewrite.command("recode")
-@click.option("--codec", type=click.Choice(["none", "zstd"]), help="Set the object encoding.")
-@click.option("--key-id", metavar="ID", help="Encrypt again, with this key of the key ring.")
-@click.option("--decrypt", is_flag=True, help="Remove the encryption.")
-@click.option("--storage-class", metavar="CLASS", help="Set the S3 storage class, such as GLACIER_IR.")
-@click.option("--since", metavar="TIME", help="Select segments whose newest record is of this time or later.")
-@click.option("--until", metavar="TIME", help="Select segments whose newest record is older than this time.")
-@click.option("--min-bytes", metavar="SIZE", default="0", help="Select segments with at least this stored size.")
-@_shared
+@command("recode", rewrite, example="rewrite recode orders --codec zstd --dry-run", has_progress=True)
 def recode(
     session: Session,
-    targets: tuple[str, ...],
-    codec: str | None,
-    key_id: str | None,
-    decrypt: bool,
-    storage_class: str | None,
-    since: str | None,
-    until: str | None,
-    min_bytes: str,
-    **shared: object,
+    codec: str | None = option("--codec", "Set the object encoding.", choices=CODECS),
+    key_id: str | None = option("--key-id ID", "Encrypt again, with this key of the key ring."),
+    decrypt: bool = option("--decrypt", "Remove the encryption."),
+    storage_class: str | None = option("--storage-class CLASS", "Set the S3 storage class, such as GLACIER_IR."),
+    since: str | None = option("--since TIME", "Select segments whose newest record is of this time or later."),
+    until: str | None = option("--until TIME", "Select segments whose newest record is older than this time."),
+    min_bytes: str = option(
+        "--min-bytes SIZE", "Select segments with at least this stored size.", default="0", show_default=False
+    ),
+    job: RewriteCommand = GROUP,
 ) -> int:
     """Keep segments in another way: codec at rest, encryption key, storage class."""
     from tiered.jobs.rewriting import EntryFilter, plan_recode
@@ -175,11 +155,10 @@ def recode(
     if codec is key_id is storage_class is None and not decrypt:
         raise click.UsageError("nothing to change: add --codec, --key-id, --decrypt or --storage-class")
 
-    least = parse_bytes(min_bytes)
-    if least is None or least < 0:
-        raise InvalidRequest("invalid --min-bytes", text=repr(min_bytes), expected="a size such as 128KiB")
+    least = size_bytes("--min-bytes", min_bytes, "128KiB")
     times = [None if text is None else parse_time(text, now_ms()) for text in (since, until)]
-    entry_filter, prices = EntryFilter(min_bytes=least, since_ms=times[0], until_ms=times[1]), session.prices()
+    entry_filter = EntryFilter(min_bytes=least, since_ms=times[0], until_ms=times[1])
+    prices = session.prices()
 
     def plan(bucket: Bucket, name: RemotePartitionName) -> RewritePlan:
         if key_id is not None and key_id not in bucket.keys:
@@ -197,195 +176,132 @@ def recode(
             settings=bucket.settings_of,
         )
 
-    return _run(session, targets, plan, storage_class, **shared)  # type: ignore[arg-type]
+    return _run(session, job, plan, storage_class)
 
 
-@rewrite.command("copy")
-@click.option("--to", "target_url", required=True, metavar="URL", help="Target bucket, such as s3://bucket/prefix.")
-@click.option(
-    "--to-option",
-    "target_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=store_options,
-    help="Option of the store of --to.",
-)
-@click.option(
-    "--codec", type=click.Choice(["none", "zstd"]), help="Set the object encoding in the target; default: unchanged."
-)
-@click.option("--key-id", metavar="ID", help="Encrypt in the target with this key of the key ring; default: unchanged.")
-@click.option("--storage-class", metavar="CLASS", help="Set the S3 storage class in the target.")
-@_shared
+@command("copy", rewrite, example="rewrite copy orders --to s3://other-bucket/logs --dry-run", has_progress=True)
 def copy(
     session: Session,
-    targets: tuple[str, ...],
-    target_url: str,
-    target_options: dict[str, object],
-    codec: str | None,
-    key_id: str | None,
-    storage_class: str | None,
-    dry_run: bool,
-    yes: bool,
-    rate: str | None,
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
-    on_spark: OnSpark,
+    target_url: str = option("--to URL", "Target bucket, such as s3://bucket/prefix.", required=True),
+    target_options: dict[str, object] = option(
+        "--to-option NAME=VALUE", "Option of the store of --to.", callback=store_options
+    ),
+    codec: str | None = option("--codec", "Set the object encoding in the target; default: unchanged.", choices=CODECS),
+    key_id: str | None = option(
+        "--key-id ID", "Encrypt in the target with this key of the key ring; default: unchanged."
+    ),
+    storage_class: str | None = option("--storage-class CLASS", "Set the S3 storage class in the target."),
+    job: RewriteCommand = GROUP,
 ) -> int:
     """Copy topics to another bucket, offsets and all, and compare. Run it again for what has come since."""
-    from tiered.jobs.bucket_copying import plan_copy
+    from tiered.jobs.bucket_copying import CopyJob, plan_copy
+    from tiered.jobs.runner import run_job
 
-    refuse_rate(on_spark, rate)
-    kept: dict[str, object] = {
-        "codec": codec,
-        "key_id": key_id,
-        "storage_class": storage_class,
-        "prices": session.prices(),
-    }
+    prices = session.prices()
     with (
-        stop_signals() as stop,
-        open_bucket(session, url, options, rate=rate) as bucket,
-        closing(_opened(session, target_url, target_options, storage_class, rate, url)) as target,
+        job.opened(rate=job.rate) as bucket,
+        job.target_of(bucket, target_url, target_options, storage_class=storage_class, rate=job.rate) as target,
     ):
-        names = [name for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
-        kept["settings"] = bucket.settings_of
-        plans = [plan_copy(bucket.store, target, name, now_ms=now_ms(), **kept) for name in names]  # type: ignore[arg-type]
+        with target.opened() as store:
+            plans = [
+                plan_copy(
+                    bucket.store,
+                    store,
+                    name,
+                    now_ms=now_ms(),
+                    codec=codec,
+                    key_id=key_id,
+                    storage_class=storage_class,
+                    prices=prices,
+                    settings=bucket.settings_of,
+                )
+                for name in job.names(bucket)
+            ]
         dollars = sum(plan.cost.dollars for plan in plans)
-        if dry_run:
-            rows = [to_copy(plan) for plan in plans]
-            print_result(RewritePlanned(dry_run=True, dollars=dollars, partitions=rows), output)
+        if job.dry_run:
+            rows = [
+                PlannedCopy.of(plan.name, plan.cost, segments=len(plan.entries), groups=len(plan.entries))
+                for plan in plans
+            ]
+            job.print(RewritePlanned(dry_run=True, dollars=dollars, partitions=rows))
             session.say(f"${format_dollars(dollars)}; nothing changed")
             return Exit.DONE
-        if not yes:
-            _ask_copy(plans, target_url, dollars)
-        if on_spark.is_wanted:
-            ways = task_bucket(session, bucket, is_configured=url is None)
-            to = target_bucket(
-                session,
-                target_url,
-                target_options,
-                storage_class=storage_class,
-                is_configured=url is None,
-                key_ring=ways.key_ring,
-            )
-            done = _copied_in_tasks(session, ways, to, plans, stop, on_spark)
-        else:
-            done = _copied_here(session, bucket, target, plans, stop)
-    print_result(Copied(dry_run=False, partitions=[copied(each) for each in done]), output)
+        count, size = sum(len(plan.entries) for plan in plans), sum(plan.size_bytes for plan in plans)
+        summary = f"{counted(count, 'segment')}, {format_bytes(size)}, to {target_url}"
+        summary += f" for about ${format_dollars(dollars)}"
+        confirm(f"copy {summary}?", yes=job.yes, without=f"{summary} would be copied; add --yes")
+        work = CopyJob(source=job.tasks_of(bucket), target=target, plans=plans, now_ms=now_ms)
+        with job.executor("rewrite copy") as executor, byte_progress(session, "copied", size) as progress:
+            done = run_job(work, executor, progress=progress)
+    for plan, outcome in zip(plans, done, strict=True):
+        session.say(f"{_where(plan.name)}: {outcome.entries:,} of {counted(len(plan.entries), 'segment')}")
+    rows_done = [
+        CopiedPartition.of(each.name, each, segments=each.entries, differences=len(each.differences)) for each in done
+    ]
+    job.print(Copied(dry_run=False, partitions=rows_done))
     for each in done:
         for difference in each.differences:
-            click.echo(f"! {each.name.topic}/{each.name.partition}: {difference}", err=True)
-    if stop.is_set:
-        session.say("interrupted; run the same command to resume")
-        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+            click.echo(f"! {_where(each.name)}: {difference}", err=True)
+    if job.should_stop():
+        return job.interrupted("run the same command to resume")
     session.say(f"next: tiered scrub --deep --remote {target_url}")
     return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
 
 
-def _copied_here(
-    session: Session, bucket: Bucket, target: ObjectStore, plans: Sequence[CopyPlan], stop: Stop
-) -> list[CopyOutcome]:
-    from tiered.jobs.bucket_copying import run_copy
+def _run(session: Session, job: RewriteCommand, planned: Planner, storage_class: str | None) -> int:
+    from tiered.jobs.rewriting import RewriteJob
+    from tiered.jobs.runner import run_job
 
-    done: list[CopyOutcome] = []
-    how = {"now_ms": now_ms, "keys": bucket.keys, "should_stop": lambda: stop.is_set}
-    with byte_progress(session, "copied", sum(plan.size_bytes for plan in plans)) as progress:
-        for plan in plans:
-            if not stop.is_set:
-                done.append(run_copy(bucket.store, target, plan, progress=progress, **how))  # type: ignore[arg-type]
-                of = counted(len(plan.entries), "segment")
-                session.say(f"{plan.name.topic}/{plan.name.partition}: {done[-1].entries:,} of {of}")
-    return done
-
-
-def _copied_in_tasks(
-    session: Session, source: TaskBucket, target: TaskBucket, plans: Sequence[CopyPlan], stop: Stop, on_spark: OnSpark
-) -> list[CopyOutcome]:
-    from tiered.spark.jobs.copying import copy as copy_in_tasks
-
-    size = sum(plan.size_bytes for plan in plans)
-    with spark_job(session, "rewrite copy", on_spark) as spark, byte_progress(session, "copied", size) as progress:
-        return copy_in_tasks(spark, source, target, plans, should_stop=lambda: stop.is_set, progress=progress)
-
-
-def _opened(
-    session: Session,
-    target_url: str,
-    options: Mapping[str, object],
-    storage_class: str | None,
-    rate: str | None,
-    url: str | None,
-) -> ObjectStore:
-    is_configured = url is None
-    return open_target(
-        session, target_url, options, storage_class=storage_class, rate=rate, is_configured=is_configured
-    )
-
-
-def _ask_copy(plans: Sequence[CopyPlan], url: str, dollars: float) -> None:
-    count, size = sum(len(plan.entries) for plan in plans), format_bytes(sum(plan.size_bytes for plan in plans))
-    summary = f"{counted(count, 'segment')}, {size}, to {url} for about ${format_dollars(dollars)}"
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{summary} would be copied; add --yes")
-    click.confirm(f"copy {summary}?", abort=True, err=True)
-
-
-def _run(
-    session: Session,
-    targets: Sequence[str],
-    planned: Planner,
-    storage_class: str | None,
-    *,
-    dry_run: bool,
-    yes: bool,
-    rate: str | None,
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
-    on_spark: OnSpark,
-) -> int:
-    refuse_rate(on_spark, rate)
-    with stop_signals() as stop, open_bucket(session, url, options, rate=rate, writes_segments=True) as bucket:
-        plans = [planned(bucket, name) for name in bucket.partitions(targets, topic_id) if _is_living(bucket, name)]
-        due = [plan for plan in plans if plan.groups]
-        dollars = sum(plan.cost.dollars for plan in due)
-        if dry_run or not due:
-            rows = [to_rewrite(plan) for plan in due]
-            print_result(RewritePlanned(dry_run=dry_run, dollars=dollars, partitions=rows), output)
-            session.say("nothing to rewrite" if not due else f"${format_dollars(dollars)}; nothing changed")
+    with job.opened(rate=job.rate, writes_segments=True) as bucket, ExitStack() as opened:
+        plans = [plan for name in job.names(bucket) if (plan := planned(bucket, name)).groups]
+        dollars = sum(plan.cost.dollars for plan in plans)
+        if job.dry_run or not plans:
+            rows = [
+                PlannedCopy.of(
+                    plan.name,
+                    plan.cost,
+                    segments=sum(len(group.entries) for group in plan.groups),
+                    groups=len(plan.groups),
+                )
+                for plan in plans
+            ]
+            job.print(RewritePlanned(dry_run=job.dry_run, dollars=dollars, partitions=rows))
+            session.say("nothing to rewrite" if not plans else f"${format_dollars(dollars)}; nothing changed")
             return Exit.DONE
-        if not yes:
-            _ask(due, dollars)
+        groups = [group for plan in plans for group in plan.groups]
+        summary = f"{counted(len(groups), 'segment')}, {format_bytes(sum(plan.cost.write_bytes for plan in plans))}"
+        summary += f", for about ${format_dollars(dollars)}"
+        confirm(f"write {summary}?", yes=job.yes, without=f"{summary} would be written; add --yes")
         target = None
         if storage_class is not None:  # the same bucket, with that class for new objects
-            target = _opened(session, bucket.url, bucket.options, storage_class, rate, url)
-        if on_spark.is_wanted:
-            if target is not None:
-                target.close()  # opening it was the check; the tasks open their own
-            done = _done_in_tasks(session, bucket, due, storage_class, stop, on_spark, is_configured=url is None)
-        else:
-            done = _done(session, bucket, due, target, stop)
-    rewritten = [RewrittenPartition.of(plan.name, outcome) for plan, outcome in done]
-    print_result(Rewritten(dry_run=False, partitions=rewritten), output)
-    if stop.is_set:
-        session.say("interrupted; finished segments are committed, run the same command to resume")
-        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
-    return _print_result(session, done)
+            target = opened.enter_context(
+                job.target_of(bucket, bucket.url, bucket.options, storage_class=storage_class, rate=job.rate)
+            )
+        work = RewriteJob(bucket=job.tasks_of(bucket), plans=plans, now_ms=now_ms, target=target)
+        size = sum(group.size_bytes for group in groups)
+        with (
+            job.executor("rewrite", job_id=plans[0].job_id) as executor,
+            byte_progress(session, "rewritten", size) as progress,
+        ):
+            done = list(zip(plans, run_job(work, executor, progress=progress), strict=True))
+    for plan, outcome in done:
+        session.say(f"{_where(plan.name)}: {outcome.groups - outcome.given_up} of {len(plan.groups)} groups")
+    job.print(Rewritten(dry_run=False, partitions=[RewrittenPartition.of(plan.name, each) for plan, each in done]))
+    if job.should_stop():
+        return job.interrupted("finished segments are committed, run the same command to resume")
+    return _report(session, done)
 
 
-def _print_result(session: Session, done: Sequence[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
+def _report(session: Session, done: list[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
     """Warn about work that is still due; return the exit code."""
     code = Exit.DONE
     for plan, outcome in done:
-        where = f"{plan.name.topic}/{plan.name.partition}"
         if outcome.given_up:
             groups = counted(outcome.given_up, "group")
-            session.warn(f"{where}: {groups} not rewritten: another writer or job replaced their segments")
+            session.warn(f"{_where(plan.name)}: {groups} not rewritten: another writer or job replaced their segments")
         if not outcome.is_complete:
             groups = counted(len(plan.groups) - outcome.groups, "group")
-            session.warn(f"{where}: {groups} not rewritten: too many pending deletes")
+            session.warn(f"{_where(plan.name)}: {groups} not rewritten: too many pending deletes")
             code = max(code, Exit.FINDINGS)
         if outcome.given_up:
             code = Exit.CONFLICT
@@ -396,83 +312,58 @@ def _print_result(session: Session, done: Sequence[tuple[RewritePlan, RewriteOut
     return code
 
 
-def _done(
-    session: Session, bucket: Bucket, plans: Sequence[RewritePlan], target: ObjectStore | None, stop: Stop
-) -> list[tuple[RewritePlan, RewriteOutcome]]:
-    from tiered.jobs.rewriting import run_rewrite
-
-    done: list[tuple[RewritePlan, RewriteOutcome]] = []
-    telling = ExitStack()
-    progress = telling.enter_context(byte_progress(session, "rewritten", sum(map(_size_bytes, plans))))
-    try:
-        for plan in plans:
-            if stop.is_set:
-                break
-            outcome = run_rewrite(
-                bucket.store,
-                plan,
-                now_ms=now_ms,
-                keys=bucket.keys,
-                target=target,
-                should_stop=lambda: stop.is_set,
-                progress=progress,
-            )
-            done.append((plan, outcome))
-            groups = outcome.groups - outcome.given_up
-            session.say(f"{plan.name.topic}/{plan.name.partition}: {groups} of {len(plan.groups)} groups")
-    finally:
-        telling.close()
-        if target is not None:
-            target.close()
-    return done
+def _where(name: RemotePartitionName) -> str:
+    return f"{name.topic}/{name.partition}"
 
 
-def _size_bytes(plan: RewritePlan) -> int:
-    return sum(group.size_bytes for group in plan.groups)
+class WrappedKeys(Struct):
+    """`keys` are the keys that wrap the data keys, with counts. `key_id` is the one from now on.
+
+    `sealed` counts manifests and pages.
+    """
+
+    where: Annotated[str, text("PARTITION")]
+    keys: Annotated[str, text("WRAPPED BY")]
+    key_id: Annotated[str, text("CURRENT KEY")]
+    rewrapped: Annotated[int, number("SEGMENTS")]
+    sealed: Annotated[int, number("SEALED")]
 
 
-def _done_in_tasks(
+class KeysRotated(Result):
+    """``tiered rotate-keys``."""
+
+    keys: list[WrappedKeys]
+
+
+@command("rotate-keys", example="rotate-keys orders --dry-run", has_progress=True)
+def rotate_keys(
     session: Session,
-    bucket: Bucket,
-    plans: Sequence[RewritePlan],
-    storage_class: str | None,
-    stop: Stop,
-    on_spark: OnSpark,
-    *,
-    is_configured: bool,
-) -> list[tuple[RewritePlan, RewriteOutcome]]:
-    from tiered.spark.jobs.rewriting import rewrite as rewrite_in_tasks
+    topics: tuple[str, ...] = TOPICS,
+    dry_run: bool = option("--dry-run", "Count the segments by the key that wraps their data keys, change nothing."),
+    output: str = OUTPUT,
+) -> Exit:
+    """Wrap the data keys of each topic's segments by its remote.encryption.key.id, and seal manifests and pages by it.
 
-    ways, target = task_bucket(session, bucket, is_configured=is_configured), None
-    if storage_class is not None:
-        target = target_bucket(
-            session,
-            bucket.url,
-            bucket.options,
-            storage_class=storage_class,
-            is_configured=is_configured,
-            key_ring=ways.key_ring,
+    SEALED counts manifests and pages. Upgrade every reader first: versions before sealed manifests cannot read them.
+    Afterwards the old keys are needed only for former manifests, until those are collected (tiered gc).
+    """
+    from tiered.jobs.key_rotation import rotate_keys as rotate
+
+    progress = session.progress
+    with session.manager(read_only=dry_run) as manager:
+        found = rotate(manager, topics or None, now_ms=now_ms(), dry_run=dry_run, progress=progress.count("partitions"))
+        problems = topic_problems(manager, topics)
+    rows = [
+        WrappedKeys.of(
+            each,
+            where=str(each.partition),
+            keys=",".join(f"{used_id}:{count}" for used_id, count in sorted(each.used.items())) or "-",
+            key_id=each.key_id or "-",
         )
-    size = sum(map(_size_bytes, plans))
-    with spark_job(session, "rewrite", on_spark) as spark, byte_progress(session, "rewritten", size) as progress:
-        job_id, stopped = plans[0].job_id, lambda: stop.is_set
-        outcomes = rewrite_in_tasks(
-            spark, ways, plans, target=target, job_id=job_id, should_stop=stopped, progress=progress
-        )
-    return list(zip(plans, outcomes, strict=True))
-
-
-def _is_living(bucket: Bucket, name: RemotePartitionName) -> bool:
-    """Whether the topic is not deleted. Raises the result of `MetadataLog.missing` if there is no manifest."""
-    from remote.manifest.commit_protocol import MetadataLog
-
-    return MetadataLog(bucket.store, name.prefix).refresh().deleted_ms is None
-
-
-def _ask(plans: Sequence[RewritePlan], dollars: float) -> None:
-    groups = sum(len(plan.groups) for plan in plans)
-    size = format_bytes(sum(plan.cost.write_bytes for plan in plans))
-    summary = f"{counted(groups, 'segment')}, {size}, for about ${format_dollars(dollars)}"
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{summary} would be written; add --yes")
-    click.confirm(f"write {summary}?", abort=True, err=True)
+        for each in found
+    ]
+    print_result(KeysRotated(rows), output)
+    session.report_problems(problems)
+    if dry_run:
+        session.say("nothing changed; next: tiered rotate-keys")
+    return worst(problems.values())

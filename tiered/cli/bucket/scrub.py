@@ -1,29 +1,25 @@
-"""``tiered scrub``: check a bucket for consistency, on request to the last byte. Read-only."""
+"""``tiered scrub``: check a bucket, on request to the last byte; read-only. ``tiered repair``: repair its findings."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from tiered.cli.bucket_options import Bucket, bucket_options, lost_partitions, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import byte_progress, progress_option
-from tiered.cli.render import Result, Struct, number, output_option, print_result, text
-from tiered.cli.session import Session, now_ms
-from tiered.cli.signals import Stop, stop_signals
-from tiered.cli.spark_jobs import OnSpark, refuse_rate, spark_job, spark_options, task_bucket
+from tiered.cli.job_command import BucketCommand, JobCommand, lost_partitions, open_bucket
+from tiered.cli.options import GROUP, PARTITIONS, YES, argument, command, option
+from tiered.cli.progress import byte_progress
+from tiered.cli.render import Result, Struct, Work, number, text
+from tiered.cli.session import Session, confirm, now_ms
 from tiered.config.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from remote.manifest.catalog import RemotePartitionName
-    from tiered.health.scrub import ScrubPlan
+    from tiered.health.repair import PageRepair, RepairPlan, SegmentRepair, Untouched
     from tiered.health.scrub_report import ScrubReport
+
 
 STATE = "scrub-state.jsonl"
 _WRITING = "cannot write the scrub report"
@@ -66,151 +62,84 @@ class Scrubbed(Result):
     findings: list[ScrubFinding]
 
 
-@click.command("scrub")
-@click.argument("targets", nargs=-1, metavar="[TOPIC[/PARTITION] ...]")
-@click.option(
-    "--deep", is_flag=True, help="Read every byte: chunks, batches, facts of segment entries, indexes against data."
-)
-@click.option("--rate", metavar="SIZE/s", help="Limit the read rate, such as 50MB/s.")
-@click.option("--resume", is_flag=True, help="Resume an interrupted deep scrub.")
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Set the number of segments that are read at the same time.",
-)
-@click.option(
-    "--report", metavar="FILE", help="Write the report to this file; default: scrub-<time>.json if there is a finding."
-)
-@bucket_options
-@output_option()
-@progress_option
-@click.pass_obj
-@spark_options
+@command("scrub", example="scrub orders --deep --report report.json", has_progress=True)
 def scrub(
     session: Session,
-    targets: tuple[str, ...],
-    deep: bool,
-    rate: str | None,
-    resume: bool,
-    threads: int,
-    report: str | None,
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
-    on_spark: OnSpark,
+    targets: tuple[str, ...] = PARTITIONS,
+    deep: bool = option("--deep", "Read every byte: chunks, batches, facts of segment entries, indexes against data."),
+    rate: str | None = option("--rate SIZE/s", "Limit the read rate, such as 50MB/s."),
+    resume: bool = option("--resume", "Resume an interrupted deep scrub."),
+    threads: int = option(
+        "--threads",
+        "Set the number of segments that are read at the same time.",
+        type=click.IntRange(1, 64),
+        default=4,
+    ),
+    report: str | None = option(
+        "--report FILE", "Write the report to this file; default: scrub-<time>.json if there is a finding."
+    ),
+    job: JobCommand = GROUP,
 ) -> int:
     """Check a bucket: heads and their chain, pages, tiling, names, sizes; with --deep every byte. Changes nothing."""
     from tiered.config.user_files import check_target
-    from tiered.health.scrub import plan_scrub
 
     if resume and not deep:
         raise click.UsageError("--resume requires --deep; a scrub of metadata always starts from the beginning")
-    if on_spark.is_wanted and not deep:
+    if job.is_on_spark and not deep:
         raise click.UsageError("--spark requires --deep; without it a scrub reads metadata only")
-    refuse_rate(on_spark, rate)
     if report is not None:
         check_target(report, _WRITING)
-    started_ms = now_ms()
-    with stop_signals() as stop, open_bucket(session, url, options, rate=rate, copies=True) as bucket:
-        names = bucket.partitions(targets, topic_id)
-        missing = bucket.missing(targets, names)
-        if on_spark.is_wanted:
-            found = _in_tasks(
-                session, bucket, names, stop, on_spark, missing=missing, resume=resume, is_configured=url is None
-            )
-        else:
-            plan = plan_scrub(bucket.store, names, deep=deep, settings=bucket.settings.of, missing=missing)
-            found = _scrubbed(session, bucket, plan, stop, threads=threads, resume=resume, started_ms=started_ms)
+    found = _scrubbed(job, targets, rate, deep=deep, resume=resume, threads=threads)
     if found is None:
-        session.say("interrupted; resume with: tiered scrub --deep --resume")
-        return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
-    lost = lost_partitions(session, targets) if url is None else {}
-    told = [each for each in found.findings if each.severity != "info"]
-    path = report or (_default_report(session, found) if told else None)
+        return job.interrupted("resume with: tiered scrub --deep --resume")
+    lost = lost_partitions(session, targets) if job.url is None else {}
+    serious = [each for each in found.findings if each.severity != "info"]
+    path = report or (_default_report(session, found) if serious else None)
     if path is not None:
         _write(path, found)
     findings = [ScrubFinding.of(each) for each in found.findings]
-    print_result(Scrubbed.of(found, report=path, lost=[str(name) for name in lost], findings=findings), output)
+    job.print(Scrubbed.of(found, report=path, lost=[str(name) for name in lost], findings=findings))
     _print_summary(session, found, path)
     session.report_problems(lost)
     if found.of("corrupt"):
         return Exit.CORRUPTION
-    return Exit.CONFLICT if lost else Exit.FINDINGS if told else Exit.DONE
+    return Exit.CONFLICT if lost else Exit.FINDINGS if serious else Exit.DONE
 
 
 def _scrubbed(
-    session: Session, bucket: Bucket, plan: ScrubPlan, stop: Stop, *, threads: int, resume: bool, started_ms: int
+    job: JobCommand, targets: tuple[str, ...], rate: str | None, *, deep: bool, resume: bool, threads: int
 ) -> ScrubReport | None:
-    """Return the report; None if asked to stop before the end: then the state file is unchanged."""
+    """Return the report; None after a signal: then the state file stays."""
     from local.storage import DiskStorage
-    from tiered.health.scrub import report_of, run_scrub
+    from tiered.health.scrub import plan_scrub, read_segments, report_of
     from tiered.health.scrub_state import ScrubState
 
-    state = None
-    if plan.is_deep:
-        path = os.path.join(session.directory, STATE)
-        state = ScrubState(DiskStorage(), path, plan.store_url, now_ms=started_ms, resume=resume)
-        started_ms = state.started_ms
-    with byte_progress(session, "scrubbed", plan.size_bytes) as progress:
-        results = run_scrub(
-            bucket.store,
-            plan,
-            keys=bucket.keys,
-            state=state,
-            threads=threads,
-            should_stop=lambda: stop.is_set,
-            progress=progress,
-        )
-    if results is None:
-        return None
-    copies = bucket.copies if bucket.copies is not None else lambda name, row: False
-    found = report_of(bucket.store, plan, results, started_ms=started_ms, now_ms=now_ms(), local_copy=copies)
+    started_ms, state = now_ms(), None
+    with job.opened(rate=rate, copies=True) as bucket:
+        names = bucket.partitions(targets, job.topic_id)
+        missing = bucket.missing(targets, names)
+        plan = plan_scrub(bucket.store, names, deep=deep, settings=bucket.settings.of, missing=missing)
+        if deep:
+            path = os.path.join(job.session.directory, STATE)
+            state = ScrubState(DiskStorage(), path, plan.store_url, now_ms=started_ms, resume=resume)
+            started_ms = state.started_ms
+        with (
+            job.executor("scrub", threads=threads) as executor,
+            byte_progress(job.session, "scrubbed", plan.size_bytes) as progress,
+        ):
+            results = read_segments(executor, job.tasks_of(bucket), plan, state=state, progress=progress)
+        if results is None:
+            return None
+        copies = bucket.copies if bucket.copies is not None else lambda name, row: False
+        found = report_of(bucket.store, plan, results, started_ms=started_ms, now_ms=now_ms(), local_copy=copies)
     if state is not None:
         state.remove()
     return found
 
 
-def _in_tasks(
-    session: Session,
-    bucket: Bucket,
-    names: Sequence[RemotePartitionName],
-    stop: Stop,
-    on_spark: OnSpark,
-    *,
-    missing: Sequence[RemotePartitionName],
-    resume: bool,
-    is_configured: bool,
-) -> ScrubReport | None:
-    """As `_scrubbed`, with the reads in Spark tasks."""
-    from local.storage import DiskStorage
-    from tiered.health.scrub_state import ScrubState
-    from tiered.spark.jobs.scrubbing import scrub_partitions
-
-    path = os.path.join(session.directory, STATE)
-    state = ScrubState(DiskStorage(), path, bucket.store.url, now_ms=now_ms(), resume=resume)
-    with spark_job(session, "scrub", on_spark) as spark:
-        found = scrub_partitions(
-            spark,
-            task_bucket(session, bucket, is_configured=is_configured),
-            names,
-            missing=missing,
-            state=state,
-            should_stop=lambda: stop.is_set,
-            telling=lambda size_bytes: byte_progress(session, "scrubbed", size_bytes),
-            local_copy=bucket.copies if bucket.copies is not None else lambda name, row: False,
-            settings=bucket.settings.of,
-        )
-    if found is not None:
-        state.remove()
-    return found
-
-
 def _default_report(session: Session, found: ScrubReport) -> str:
-    told = time.strftime("%Y%m%d-%H%M%S", time.gmtime(found.finished_ms / 1000))
-    return os.path.join(session.directory, f"scrub-{told}.json")
+    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(found.finished_ms / 1000))
+    return os.path.join(session.directory, f"scrub-{moment}.json")
 
 
 def _write(path: str, found: ScrubReport) -> None:
@@ -243,3 +172,112 @@ def _depth(found: ScrubReport) -> str:
     if found.unread_partitions:
         unread = f"{counted(found.unread_partitions, 'partition')} and {unread}"
     return f"{format_bytes(found.read_bytes)} read, {unread}, see the findings"
+
+
+class RepairRow(Struct):
+    """`state` is to do, repaired, hopeless, needless or failed; `source` and `relative` say where the good copy is."""
+
+    state: Annotated[str, text("STATE")]
+    topic: Annotated[str, text("TOPIC")]
+    partition: Annotated[int, number("PARTITION")]
+    object: Annotated[str, text("OBJECT")]
+    source: Annotated[str | None, text("SOURCE")]
+    relative: Annotated[str | None, text("COPY OF")]
+    base_offset: Annotated[int | None, number("FROM")]
+    next_offset: Annotated[int | None, number("TO")]
+    why: str | None
+    topic_id: str
+
+
+class Repaired(Work):
+    """``tiered repair``."""
+
+    size_bytes: int
+    repairs: list[RepairRow]
+
+
+@command("repair", example="repair report.json --dry-run", has_progress=True)
+def repair(
+    session: Session,
+    report: str = argument("REPORT.json"),
+    dry_run: bool = option("--dry-run", "Show what would be repaired, change nothing."),
+    yes: bool = YES,
+    job: BucketCommand = GROUP,
+) -> int:
+    """Make good what a scrub's report says is damaged, from this machine's disk or the bucket's own bytes."""
+    from tiered.health.repair import plan_repair, run_repair
+
+    if job.topic_id is not None:
+        raise click.UsageError("--topic-id does not apply to repair; the report names topics by their ids")
+    found = _read_report(report)
+    with open_bucket(session, job.url, job.options, copies=True, writes_segments=True) as bucket:
+        for topic in sorted({each.topic for each in found.of("corrupt")}):
+            bucket.settings_of(topic, {})  # unsupported settings are not damage without a good copy
+        plan = plan_repair(bucket.store, found, keys=bucket.keys, copies=bucket.copies)
+        todo: list[PageRepair | SegmentRepair] = [*plan.pages, *plan.segments]
+        rows = [_row(each, "to do") for each in todo] + _unrepaired(plan)
+        failed: tuple[Untouched, ...] = ()
+        if todo and not dry_run:
+            summary = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
+            summary = f"{summary}, {format_bytes(plan.size_bytes)}"
+            confirm(f"rewrite {summary}?", yes=yes, without=f"{summary} would be rewritten; add --yes")
+            with byte_progress(session, "repaired", plan.size_bytes) as advance:
+                done = run_repair(
+                    bucket.store,
+                    plan,
+                    now_ms=now_ms,
+                    keys=bucket.keys,
+                    copies=bucket.copies,
+                    progress=advance,
+                    settings=bucket.settings_of,
+                )
+            rows = [_row(each, "repaired") for each in done.done] + _unrepaired(plan)
+            rows += [_untouched(each, "failed") for each in done.failed]
+            failed = done.failed
+    job.print(Repaired(dry_run=dry_run, size_bytes=plan.size_bytes, repairs=rows))
+    _print_repairs(session, plan, failed, dry_run=dry_run)
+    return Exit.CORRUPTION if plan.hopeless or failed else Exit.FINDINGS if todo and dry_run else Exit.DONE
+
+
+def _read_report(path: str) -> ScrubReport:
+    from tiered.config.user_files import read_given
+    from tiered.health.scrub_report import decode_report
+
+    return decode_report(
+        read_given(path, "cannot read the scrub report", "run 'tiered scrub --deep'", name="path"), path
+    )
+
+
+def _unrepaired(plan: RepairPlan) -> list[RepairRow]:
+    return [_untouched(each, "hopeless") for each in plan.hopeless] + [
+        _untouched(each, "needless") for each in plan.needless
+    ]
+
+
+def _print_repairs(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, dry_run: bool) -> None:
+    if dry_run and (plan.segments or plan.pages):
+        session.say("nothing changed; next: tiered repair without --dry-run")
+    elif plan.segments or plan.pages:
+        session.say("next: tiered scrub --deep, which now checks the segments of the repaired manifest pages")
+    for each in (*plan.hopeless, *failed):
+        lost = f" offsets={each.offsets[0]}-{each.offsets[1] - 1}" if each.offsets is not None else ""
+        click.echo(f"! {each.name.topic}/{each.name.partition} {each.object}: no good copy{lost}: {each.why}", err=True)
+
+
+def _row(each: SegmentRepair | PageRepair, state: str) -> RepairRow:
+    from tiered.health.repair import SegmentRepair
+
+    part = each.entry if isinstance(each, SegmentRepair) else each.page
+    return RepairRow.of(each, each.name, part, state=state, relative=_relative(each), why=None)
+
+
+def _relative(each: SegmentRepair | PageRepair) -> str | None:
+    """Return the fork, or the origin of the fork, that has the good copy."""
+    relative = getattr(each, "relative", None)
+    return str(relative.topic_partition) if relative is not None else None
+
+
+def _untouched(each: Untouched, state: str) -> RepairRow:
+    base_offset, next_offset = each.offsets or (None, None)
+    words = {"state": state, "source": None, "relative": None, "why": " ".join(each.why.split())}
+    return RepairRow.of(each, each.name, base_offset=base_offset, next_offset=next_offset, **words)

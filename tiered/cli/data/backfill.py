@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import click
+from typing import Annotated, Any
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import Position, parse_partition, parse_position
-from tiered.cli.bucket_options import Bucket, bucket_options, open_bucket
 from tiered.cli.errors import Exit
-from tiered.cli.progress import Lines, progress_option
-from tiered.cli.render import PartitionRow, Result, Work, number, output_option, print_result, text
+from tiered.cli.job_command import Bucket, JobCommand, open_bucket
+from tiered.cli.options import GROUP, argument, command, option
+from tiered.cli.progress import Lines
+from tiered.cli.render import PartitionRow, Result, Work, number, text
 from tiered.cli.session import Session, now_ms, store_options
-from tiered.cli.signals import stop_signals
-from tiered.cli.spark_jobs import OnSpark, spark_job, spark_options
 from tiered.config.units import counted, format_bytes
-
-if TYPE_CHECKING:
-    from tiered.spark.jobs.exporting import ExportResult
 
 _LINE_EVERY_S = 5.0
 
@@ -62,93 +55,49 @@ class Backfilled(Result):
     files: list[ParquetFile]
 
 
-@click.command("backfill")
-@click.argument("targets", nargs=-1, required=True, metavar="TOPIC[/PARTITION] ...")
-@click.option(
-    "--to",
-    "target",
-    required=True,
-    metavar="URL",
-    help="Set the target of the files: s3://..., hdfs://..., file:///...",
-)
-@click.option(
-    "--to-option",
-    "to_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=store_options,
-    help="Option of the store of --to.",
-)
-@click.option(
-    "--from",
-    "start",
-    default="start",
-    show_default=True,
-    metavar="POSITION",
-    help="First position: start, OFFSET, @TIME.",
-)
-@click.option(
-    "--until", "end", default="end", show_default=True, metavar="POSITION", help="End position: end, OFFSET, @TIME."
-)
-@click.option("--codec", default="zstd", show_default=True, metavar="NAME", help="Set the compression of the files.")
-@click.option("--read-committed", is_flag=True, help="Omit records of aborted transactions.")
-@click.option(
-    "--parallel",
-    default="auto",
-    show_default=True,
-    metavar="auto|N",
-    help="Set the number of concurrent tasks; auto: chosen by Spark.",
-)
-@click.option("--dry-run", is_flag=True, help="Show which offsets and bytes would be read, write nothing.")
-@click.option("--resume", "job_id", metavar="JOB", help="Resume this job, or start a job with this name.")
-@bucket_options
-@output_option()
-@progress_option
-@click.pass_obj
-@spark_options
+@command("backfill", example="backfill orders --from @-30d --to s3://my-lake/orders", has_progress=True)
 def backfill(
     session: Session,
-    targets: tuple[str, ...],
-    target: str,
-    to_options: dict[str, object],
-    start: str,
-    end: str,
-    codec: str,
-    read_committed: bool,
-    parallel: str,
-    dry_run: bool,
-    job_id: str | None,
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
-    on_spark: OnSpark,
+    targets: tuple[str, ...] = argument("TOPIC[/PARTITION] ...", required=True),
+    target: str = option("--to URL", "Set the target of the files: s3://..., hdfs://..., file:///...", required=True),
+    to_options: dict[str, object] = option(
+        "--to-option NAME=VALUE", "Option of the store of --to.", callback=store_options
+    ),
+    start: str = option("--from POSITION", "First position: start, OFFSET, @TIME.", default="start"),
+    end: str = option("--until POSITION", "End position: end, OFFSET, @TIME.", default="end"),
+    codec: str = option("--codec NAME", "Set the compression of the files.", default="zstd"),
+    read_committed: bool = option("--read-committed", "Omit records of aborted transactions."),
+    parallel: str = option(
+        "--parallel auto|N", "Set the number of concurrent tasks; auto: chosen by Spark.", default="auto"
+    ),
+    dry_run: bool = option("--dry-run", "Show which offsets and bytes would be read, write nothing."),
+    job_id: str | None = option("--resume JOB", "Resume this job, or start a job with this name."),
+    job: JobCommand = GROUP,
 ) -> int:
     """Write records of the bucket as Parquet, by topic and day of their time, with Spark. Changes nothing in it."""
     from remote.store.open_store import open_store
 
     now, tasks = now_ms(), parse_parallel(parallel)
-    with open_bucket(session, url, options) as bucket:
-        bucket.partitions(targets, topic_id)  # report errors before the slow start of Spark
+    with open_bucket(session, job.url, job.options) as bucket:
+        bucket.partitions(targets, job.topic_id)  # report errors before the slow start of Spark
         open_store(target, to_options).close()  # no request: checks the url and the options
-        asked: dict[str, Any] = read_options(bucket, targets, parse_position(start, now), parse_position(end, now))
-    if topic_id is not None:
-        asked["topicId"] = topic_id
+        read: dict[str, Any] = read_options(bucket, targets, parse_position(start, now), parse_position(end, now))
+    if job.topic_id is not None:
+        read["topicId"] = job.topic_id
     if read_committed:
-        asked["kafka.isolation.level"] = "read_committed"
+        read["kafka.isolation.level"] = "read_committed"
     from tiered.spark.jobs.exporting import export, plan_export
 
     if dry_run:
-        ranges = plan_export(bucket.url, **asked)
-        planned = BackfillPlan(dry_run=True, target=target, ranges=[PlannedExport.of(each) for each in ranges])
-        print_result(planned, output)
+        ranges = plan_export(bucket.url, **read)
+        job.print(BackfillPlan(dry_run=True, target=target, ranges=[PlannedExport.of(each) for each in ranges]))
         size = format_bytes(sum(each.size_bytes for each in ranges))
         session.say(f"would read {size} in {sum(each.tasks for each in ranges)} tasks; nothing changed")
         return Exit.DONE
-    config = session.config() if url is None else None
+    config = session.config() if job.url is None else None
     if config is not None and config.key_ring is not None:
-        asked["keyRing"] = os.path.abspath(config.key_ring)
-    with stop_signals() as stop, spark_job(session, f"backfill {' '.join(targets)}", on_spark) as spark:
+        read["keyRing"] = os.path.abspath(config.key_ring)
+    with job.stoppable(), job.spark(f"backfill {' '.join(targets)}") as spark:
         result = export(
             spark,
             bucket.url,
@@ -157,15 +106,16 @@ def backfill(
             job_id=job_id,
             codec=codec,
             wave_tasks=tasks,
-            should_stop=lambda: stop.is_set,
+            should_stop=job.should_stop,
             progress=_export_progress(session),
-            **asked,
+            **read,
         )
-    _print_summary(session, result, output)
+    job.print(Backfilled.of(result, job=result.job_id, files=[ParquetFile.of(each) for each in result.files]))
+    files, size = counted(len(result.files), "file"), format_bytes(result.size_bytes)
+    session.say(f"{counted(result.records, 'record')} in {files}, {size}, job {result.job_id}")
     if result.is_complete:
         return Exit.DONE
-    session.say(f"interrupted; resume with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
-    return Exit.TERMINATED if stop.signal == signal.SIGTERM else Exit.INTERRUPTED
+    return job.interrupted(f"resume with: tiered backfill {' '.join(targets)} --to {target} --resume {result.job_id}")
 
 
 def parse_parallel(text: str) -> int | None:
@@ -179,33 +129,33 @@ def parse_parallel(text: str) -> int | None:
 
 def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: Position) -> dict[str, str]:
     """Convert the command's options to source options. Raises InvalidRequest for a meaningless position."""
-    asked = [parse_partition(each) for each in targets]
+    partitions = [parse_partition(each) for each in targets]
     found: dict[str, str] = {}
     if bucket.options:
         found["storeOptions"] = json.dumps(dict(bucket.options))
-    whole = [topic for topic, partition in asked if partition is None]
-    if len(whole) == len(asked):
-        found["subscribe"] = ",".join(dict.fromkeys(whole))
-    elif whole:
-        raise InvalidRequest("cannot export, name either topics or partitions", topic=whole[0])
+    topics = [topic for topic, partition in partitions if partition is None]
+    if len(topics) == len(partitions):
+        found["subscribe"] = ",".join(dict.fromkeys(topics))
+    elif topics:
+        raise InvalidRequest("cannot export, name either topics or partitions", topic=topics[0])
     else:
-        chosen: dict[str, list[int]] = {}
-        for topic, partition in asked:
-            chosen.setdefault(topic, []).append(partition or 0)
-        found["assign"] = json.dumps(chosen)
-    for side, option, position in (("--from", "starting", start), ("--until", "ending", end)):
+        assigned: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            assigned.setdefault(topic, []).append(partition or 0)
+        found["assign"] = json.dumps(assigned)
+    for flag, side, position in (("--from", "starting", start), ("--until", "ending", end)):
         if position.timestamp_ms is not None:
-            found[f"{option}Timestamp"] = str(position.timestamp_ms)
+            found[f"{side}Timestamp"] = str(position.timestamp_ms)
         elif position.offset is not None:
-            if len(asked) != 1 or asked[0][1] is None:
+            if len(partitions) != 1 or partitions[0][1] is None:
                 raise InvalidRequest(
-                    "invalid position, an offset applies to one partition: TOPIC/PARTITION", option=side
+                    "invalid position, an offset applies to one partition: TOPIC/PARTITION", option=flag
                 )
-            found[f"{option}Offsets"] = json.dumps({asked[0][0]: {str(asked[0][1]): position.offset}})
-        elif (position.is_end and option == "starting") or (position.is_start and option == "ending"):
-            raise InvalidRequest("nothing to export between these positions", option=side)
+            found[f"{side}Offsets"] = json.dumps({partitions[0][0]: {str(partitions[0][1]): position.offset}})
+        elif (position.is_end and side == "starting") or (position.is_start and side == "ending"):
+            raise InvalidRequest("nothing to export between these positions", option=flag)
         elif position.last is not None:
-            raise InvalidRequest("invalid position", option=side, expected="'start end OFFSET @TIME @-2h'")
+            raise InvalidRequest("invalid position", option=flag, expected="'start end OFFSET @TIME @-2h'")
     return found
 
 
@@ -224,12 +174,3 @@ def _export_progress(session: Session) -> Callable[[int, int], None]:
             lines.report(lambda: f"exported {format_bytes(done)} of {format_bytes(everything)}")
 
     return report
-
-
-def _print_summary(session: Session, result: ExportResult, output: str) -> None:
-    files = [ParquetFile.of(each) for each in result.files]
-    print_result(Backfilled.of(result, job=result.job_id, files=files), output)
-    size = format_bytes(result.size_bytes)
-    session.say(
-        f"{counted(result.records, 'record')} in {counted(len(result.files), 'file')}, {size}, job {result.job_id}"
-    )

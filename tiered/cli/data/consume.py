@@ -13,8 +13,8 @@ import click
 
 from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
-from tiered.cli.bucket_options import findings_code, report_findings
 from tiered.cli.errors import Exit
+from tiered.cli.job_command import findings_code, report_findings
 from tiered.cli.options import (
     GROUP,
     LAYOUT_KEYS,

@@ -12,8 +12,8 @@ import click
 
 from local.errors import InvalidRequest
 from tiered.cli.arguments import parse_moment
-from tiered.cli.bucket_options import open_bucket, open_target
 from tiered.cli.errors import Exit, one_line, stopped_code, unread_code, worst
+from tiered.cli.job_command import open_bucket, open_target
 from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, topic_problems
@@ -104,8 +104,7 @@ def plan(
 
     Segments that are not copied, cleaned or dropped yet are listed on stderr with the reason and the time it ends.
     """
-    from tiered.plans.plan_rows import decision_row, total_rows
-    from tiered.plans.planning import priced_plan
+    from tiered.plans.planning import decision_row, priced_plan, total_rows
     from tiered.plans.saved_plan import WRITING, save_plan, write_plan
 
     made_ms = now_ms()
@@ -201,7 +200,7 @@ def _money(priced: PricedPlan) -> str:
 
 
 def _verb(row: PlannedDecision | PlannedTotal) -> tuple[str, str]:
-    from tiered.plans.plan_rows import VERBS
+    from tiered.plans.planning import VERBS
 
     return VERBS[row.decision]
 
@@ -313,7 +312,7 @@ def _apply_decisions(session: Session, saved: SavedPlan, output: str) -> int:
 
 def _summary(saved: SavedPlan) -> str:
     """Summarize in the words of `tiered plan`, or of `tiered cost advise`."""
-    from tiered.plans.plan_rows import VERBS
+    from tiered.plans.planning import VERBS
 
     if saved.steps:
         once = format_dollars(sum(each.once_dollars for each in saved.steps))

@@ -219,7 +219,7 @@ def verify_remote(
     | 5 | the bucket lacks data that this disk dropped |
     | 3 | other findings |
     """
-    from tiered.cli.bucket_options import lost_partitions, open_bucket
+    from tiered.cli.job_command import lost_partitions, open_bucket
     from tiered.cli.progress import byte_progress
     from tiered.cli.signals import stop_signals
     from tiered.health.bucket_verifying import verify_bucket

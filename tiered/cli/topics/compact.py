@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from tiered.cli.bucket_options import bucket_options
-from tiered.cli.errors import worst
-from tiered.cli.progress import progress_option
-from tiered.cli.render import PartitionRow, Work, number, output_option, print_result, text
-from tiered.cli.session import Session, now_ms
-from tiered.cli.signals import stop_signals
-from tiered.cli.spark_jobs import OnSpark, spark_options
-from tiered.config.units import format_bytes, format_count
+from local.errors import InvalidRequest, LogError, NotFound
+from tiered.cli.errors import Exit, worst
+from tiered.cli.job_command import Bucket, JobCommand, check_job_id
+from tiered.cli.options import GROUP, argument, command, option
+from tiered.cli.render import PartitionRow, Work, number, text
+from tiered.cli.session import Session, now_ms, topic_problems
+from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
+    from remote.manifest.catalog import RemotePartitionName
+    from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan
     from tiered.jobs.topic_compaction import Estimate
     from tiered.maintenance.apply import Applied
 
@@ -66,29 +67,62 @@ class CompactEstimated(Work):
     partitions: list[EstimatedPartition]
 
 
-@click.command("compact")
-@click.argument("topic")
-@click.option("--roll", is_flag=True, help="Roll the active segment first, so that its records are cleaned too.")
-@click.option("--dry-run", is_flag=True, help="Estimate the result: reads the dirty keys and a sample, writes nothing.")
-@click.option("--bucket", "in_bucket", is_flag=True, help="Compact the segments in the bucket instead of the disk.")
-@click.option("--resume", "job_id", metavar="JOB", help="With --bucket: resume this job, or name a new one.")
-@bucket_options
-@output_option()
-@progress_option
-@click.pass_obj
-@spark_options
+class BucketCompactedPartition(PartitionRow):
+    """The figures of the commits. `was_done`: by an earlier run of the job.
+
+    `is_cut`: the partition has more than one job compares. `given_up` groups were replaced by another writer; then the
+    job is not `is_done`, and still due.
+    """
+
+    was_done: bool
+    is_cut: bool
+    segments_before: Annotated[int, number("SEGMENTS BEFORE", format_count)]
+    segments_after: Annotated[int, number("SEGMENTS AFTER", format_count)]
+    bytes_before: Annotated[int, number("BYTES BEFORE", format_bytes)]
+    bytes_after: Annotated[int, number("BYTES AFTER", format_bytes)]
+    size_reduction: Annotated[float, number("REDUCTION", _share)]
+    records_before: Annotated[int, number("RECORDS BEFORE", format_count)]
+    records_after: Annotated[int, number("RECORDS AFTER", format_count)]
+    given_up: int
+    is_done: bool
+    cleaner_offset: Annotated[int, number("CLEAN UP TO", format_count)]
+
+
+class BucketCompacted(Work):
+    """``tiered compact --bucket``."""
+
+    job: str
+    partitions: list[BucketCompactedPartition]
+
+
+class BucketCompactionPlan(PartitionRow):
+    """The segments that a job would rewrite."""
+
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    size_bytes: Annotated[int, number("BYTES", format_bytes)]
+    dirty_bytes: Annotated[int, number("DIRTY BYTES", format_bytes)]
+    upto_offset: Annotated[int, number("UP TO", format_count)]
+    is_cut: bool
+    was_done: bool
+    dollars: Annotated[float, number("$ ESTIMATE", format_dollars)]
+
+
+class BucketCompactPlanned(Work):
+    """``tiered compact --bucket --dry-run``."""
+
+    job: str
+    partitions: list[BucketCompactionPlan]
+
+
+@command("compact", example="compact orders --dry-run", has_progress=True)
 def compact(
     session: Session,
-    topic: str,
-    roll: bool,
-    dry_run: bool,
-    in_bucket: bool,
-    job_id: str | None,
-    url: str | None,
-    options: dict[str, object],
-    topic_id: str | None,
-    output: str,
-    on_spark: OnSpark,
+    topic: str = argument(),
+    roll: bool = option("--roll", "Roll the active segment first, so that its records are cleaned too."),
+    dry_run: bool = option("--dry-run", "Estimate the result: reads the dirty keys and a sample, writes nothing."),
+    in_bucket: bool = option("--bucket", "Compact the segments in the bucket instead of the disk."),
+    job_id: str | None = option("--resume JOB", "With --bucket: resume this job, or name a new one."),
+    job: JobCommand = GROUP,
 ) -> int:
     """Clean every dirty closed segment of a topic now, whatever min.cleanable.dirty.ratio says.
 
@@ -97,43 +131,31 @@ def compact(
     """
     if dry_run and roll:
         raise click.UsageError("--dry-run does not roll: remove --roll")
-    if in_bucket or url is not None or on_spark.is_wanted:
+    if in_bucket or job.url is not None or job.is_on_spark:
         if roll:
             raise click.UsageError("--roll applies to the disk; in the bucket all segments are closed")
-        from tiered.cli.bucket.compact_bucket import compact_bucket
-
-        return compact_bucket(
-            session,
-            topic,
-            dry_run=dry_run,
-            job_id=job_id,
-            url=url,
-            options=options,
-            topic_id=topic_id,
-            output=output,
-            on_spark=on_spark,
-        )
-    if job_id is not None or topic_id is not None:
+        return _in_bucket(session, job, topic, job_id, dry_run=dry_run)
+    if job_id is not None or job.topic_id is not None:
         raise click.UsageError("--resume and --topic-id apply to the bucket: add --bucket, --remote or --spark")
-    return _foretell(session, topic, output) if dry_run else _clean(session, topic, roll, output)
+    return _estimate(session, job, topic) if dry_run else _clean(session, job, topic, roll)
 
 
-def _foretell(session: Session, topic: str, output: str) -> int:
+def _estimate(session: Session, job: JobCommand, topic: str) -> int:
     from tiered.jobs.topic_compaction import estimate_topic
 
     with session.manager(read_only=True) as manager:
         found = estimate_topic(manager, topic, now_ms=now_ms())
-        problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
-    print_result(CompactEstimated(dry_run=True, partitions=[_estimated(each) for each in found]), output)
+        problems = topic_problems(manager, [topic])
+    job.print(CompactEstimated(dry_run=True, partitions=[_estimated(each) for each in found]))
     session.report_problems(problems)
     session.say("an estimate; nothing changed")
     return worst(problems.values())
 
 
-def _clean(session: Session, topic: str, roll: bool, output: str) -> int:
+def _clean(session: Session, job: JobCommand, topic: str, roll: bool) -> int:
     from tiered.jobs.topic_compaction import compact_topic
 
-    with stop_signals() as stop, session.manager() as manager:
+    with job.stoppable(), session.manager() as manager:
         names = manager.topic(topic).partitions()
         session.progress.expect(len(names), "partitions")
         done = compact_topic(
@@ -141,14 +163,14 @@ def _clean(session: Session, topic: str, roll: bool, output: str) -> int:
             topic,
             now_ms=now_ms(),
             roll=roll,
-            should_stop=lambda: stop.is_set,
+            should_stop=job.should_stop,
             progress=lambda name, decision: session.progress.advance(),
         )
-        problems = {name: error for name, error in manager.problems.items() if name.topic == topic}
-    if not stop.is_set:
+        problems = topic_problems(manager, [topic])
+    if not job.should_stop():
         session.progress.reach(len(names) - len(problems))  # partitions with nothing to clean report no progress
     rows = [_compacted(name, done.get(name)) for name in names if name not in problems]
-    print_result(Compacted(dry_run=False, partitions=rows), output)
+    job.print(Compacted(dry_run=False, partitions=rows))
     session.report_problems(problems)
     return worst(problems.values())
 
@@ -158,11 +180,121 @@ def _compacted(name: TopicPartition, applied: Applied | None) -> CompactedPartit
     if applied is None or not applied.cleaned:
         return CompactedPartition.of(name, None, is_cleaned=False)
     last = applied.cleaned[-1]
-    gone = 1 - last.bytes_after / last.bytes_before if last.bytes_before else 0.0
-    return CompactedPartition.of(name, last, is_cleaned=True, size_reduction=round(gone, 4))
+    return CompactedPartition.of(
+        name, last, is_cleaned=True, size_reduction=_reduction(last.bytes_before, last.bytes_after)
+    )
 
 
 def _estimated(each: Estimate) -> EstimatedPartition:
     log, share = each.log, round(each.size_reduction, 4)
     facts = {"upto_offset": log.first_uncleanable_offset, "invalid_records": each.keyless_records}
     return EstimatedPartition.of(log.partition, each, log, size_reduction=share, **facts)
+
+
+def _reduction(before: int, after: int) -> float:
+    return round(1 - after / before, 4) if before else 0.0
+
+
+# -- in the bucket -----------------------------------------------------------------------------------------------------
+
+
+def _in_bucket(session: Session, job: JobCommand, target: str, job_id: str | None, *, dry_run: bool) -> int:
+    """`target` is ``TOPIC[/PARTITION]``."""
+    from remote.keys import new_ulid
+    from tiered.jobs.bucket_compaction import compact_partitions, plan_compaction
+
+    check_job_id(job_id)
+    job_id = job_id or f"compact-{new_ulid(now_ms())}"
+    errors: dict[TopicPartition, LogError] = {}
+
+    def on_done(outcome: CompactionOutcome) -> None:
+        session.progress.advance()
+        records = f"{counted(outcome.records_before, 'record')}, {outcome.records_after:,} retained"
+        session.say(f"{outcome.name.topic}/{outcome.name.partition}: {records}")
+
+    with job.opened(writes_segments=True) as bucket:
+        names, settings = _selected(bucket, target, job.topic_id)
+        if dry_run:
+            plans = [
+                plan_compaction(bucket.store, name, now_ms=now_ms(), job_id=job_id, settings=settings, keys=bucket.keys)
+                for name in names
+            ]
+            job.print(BucketCompactPlanned(dry_run=True, job=job_id, partitions=list(map(_plan_row, plans))))
+            session.say("nothing changed")
+            return Exit.DONE
+        session.progress.expect(len(names), "partitions")
+        with job.executor(f"compact {names[0].topic}", job_id=job_id) as executor:
+            done = compact_partitions(
+                executor,
+                job.tasks_of(bucket),
+                names,
+                now_ms=now_ms(),
+                job_id=job_id,
+                errors=errors,
+                should_stop=job.should_stop,
+                on_done=on_done,
+                settings=settings,
+            )
+    job.print(BucketCompacted(dry_run=False, job=job_id, partitions=[_compacted_in_bucket(each) for each in done]))
+    session.report_problems(errors)
+    unfinished = [each for each in done if each.given_up]
+    for each in unfinished:
+        groups = counted(each.given_up, "group")
+        where = f"{each.name.topic}/{each.name.partition}"
+        session.warn(f"{where}: {groups} of segments not compacted: another writer or job replaced them")
+    again = f"tiered compact {target} ... --resume {job_id}"
+    if job.should_stop():
+        return job.interrupted(f"resume with: {again}")
+    if unfinished:
+        session.warn(f"the job is not finished; run: {again}")
+    if any(each.is_cut for each in done):
+        session.say(
+            "some partitions have more segments than one job compares, or too many pending deletes: resume later"
+        )
+    code = worst(errors.values())
+    return Exit.CONFLICT if unfinished and code is not Exit.CORRUPTION else code
+
+
+def _selected(bucket: Bucket, target: str, topic_id: str | None) -> tuple[list[RemotePartitionName], dict[str, str]]:
+    """(the selected partitions that are not deleted, the known settings of the topic)."""
+    from remote.manifest.commit_protocol import MetadataLog
+
+    found = {name: MetadataLog(bucket.store, name.prefix).refresh() for name in bucket.partitions([target], topic_id)}
+    manifests = {name: manifest for name, manifest in found.items() if manifest.deleted_ms is None}
+    ids = sorted({name.topic_id for name in manifests})
+    if not manifests:
+        raise NotFound("cannot compact in the bucket, the topic was deleted or has no segment", name=target)
+    if len(ids) > 1:
+        raise InvalidRequest(
+            "cannot compact, several topics have this name: choose one with --topic-id", topic_ids=",".join(ids)
+        )
+    name, manifest = next(iter(manifests.items()))
+    return list(manifests), bucket.settings_of(name.topic, manifest.properties)
+
+
+def _plan_row(plan: CompactionPlan) -> BucketCompactionPlan:
+    from tiered.jobs.pipeline import dirty_bytes
+    from tiered.jobs.rewriting import cost_of
+    from tiered.stores.object_encoding import EncodingChoice
+
+    rows = [row for group in plan.groups for row in group.entries]
+    return BucketCompactionPlan.of(
+        plan.name,
+        plan,
+        segments=len(rows),
+        dirty_bytes=dirty_bytes(rows),
+        was_done=plan.is_done,
+        dollars=cost_of(rows, EncodingChoice()).dollars if rows else 0.0,
+    )
+
+
+def _compacted_in_bucket(each: CompactionOutcome) -> BucketCompactedPartition:
+    return BucketCompactedPartition.of(
+        each.name,
+        each,
+        segments_before=each.rows_before,
+        segments_after=each.rows_after,
+        size_reduction=_reduction(each.bytes_before, each.bytes_after),
+        is_done=not each.given_up,
+        cleaner_offset=each.upto_offset,
+    )

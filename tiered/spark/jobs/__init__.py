@@ -1,5 +1,5 @@
 """The jobs of `tiered.jobs` in Spark tasks, and exports.
 
-Each module runs one job: compaction, rewriting, copying, garbage collection, scrubbing, exports. `task_batches` runs
-work with effects as tasks.
+`runner` has the executor and a function for each job, `compaction` the two passes as one action, `exporting` the export
+to Parquet.
 """

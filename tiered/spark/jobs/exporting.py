@@ -40,7 +40,7 @@ from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
-from tiered.spark.jobs.task_batches import in_task_batches, tasks_of_a_batch
+from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source.pinning import wall_ms
 from tiered.spark.source.splits import Split
@@ -138,15 +138,15 @@ def export(
         splits = _due(job, asked)
         done, everything = 0, _size(splits)
         progress(done, everything)
-        step = wave_tasks or tasks_of_a_batch(spark)
+        group = f"tiered-export-{job.job_id}"
+        runner = SparkRunner(spark, job_id=group, wave_tasks=wave_tasks, should_stop=should_stop)
+        step = runner.tasks_of_a_wave
         first = len(job.waves)
         tasks = [
             _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
         ]
-        work, description = _writing(target, asked, codec), f"exporting to {store.url}, job {job.job_id}"
-        group = f"tiered-export-{job.job_id}"
-        waves = in_task_batches(spark, description, tasks, work, wave_tasks=step, group=group, should_stop=should_stop)
-        for number, results in enumerate(waves):
+        description = f"exporting to {store.url}, job {job.job_id}"
+        for number, results in enumerate(runner.run_in_batches(description, tasks, _writing(target, asked, codec))):
             through = min(len(splits), (number + 1) * step)
             following = splits[through] if through < len(splits) else None
             job.finish_wave(splits[number * step : through], [file for files in results for file in files], following)

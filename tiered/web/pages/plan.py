@@ -13,8 +13,7 @@ from math import isnan
 from local.errors import InvalidRequest
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, parse_duration
 from tiered.node.problem_groups import shared_places
-from tiered.plans.plan_rows import VERBS, Row, decision_row, kind_of, total_rows
-from tiered.plans.planning import PricedPlan
+from tiered.plans.planning import VERBS, PricedPlan, Row, decision_row, kind_of, total_rows
 from tiered.status.deferral_rows import causes, deferral_rows, ends
 from tiered.status.unknown_figures import unread_rows
 from tiered.web.html import Child, Html, tag

@@ -27,8 +27,7 @@ from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.price_file import price_rows
 from tiered.cost.topic_cost import cost_report
-from tiered.plans.plan_rows import decision_row, total_rows
-from tiered.plans.planning import line_fields, priced_plan
+from tiered.plans.planning import decision_row, line_fields, priced_plan, total_rows
 from tiered.status.status_report import status_report
 from tiered.status.status_rows import status_facts, topic_row
 from tiered.status.storage_cost import all_usage

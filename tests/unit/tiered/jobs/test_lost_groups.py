@@ -17,7 +17,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes
 from remote.segment_entry import SegmentEntry
 from tiered.cli.main import invoke
-from tiered.jobs import bucket_compaction, compaction_passes, rewriting
+from tiered.jobs import bucket_compaction, rewriting
 from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan, GroupResult, commit_compaction
 from tiered.jobs.compaction_passes import GroupWork, newest_by_group
 from tiered.jobs.rewriting import commit_groups, plan_merge, rewrite_group, run_rewrite
@@ -189,7 +189,7 @@ def test_compaction_in_several_passes_stops_at_a_lost_group_and_repeats_the_pass
         commits.append(commit_compaction(*more, **given))  # type: ignore[arg-type]
         return commits[-1]
 
-    monkeypatch.setattr(compaction_passes, "commit_compaction", commit)
+    monkeypatch.setattr(bucket_compaction, "commit_compaction", commit)
     outcome = topic.compact(job_id="j", rows_max=8)
     assert (outcome.given_up > 0, len(commits)) == (True, 1)
     assert topic.compact(job_id="j", rows_max=8).given_up == 0
@@ -276,7 +276,7 @@ def _merge_at_commit(monkeypatch: pytest.MonkeyPatch, module: object, name: str,
 
 def test_compact_of_replaced_segments_exits_5_and_succeeds_when_resumed(node, monkeypatch, capfd) -> None:
     node = [*node, "-X", "cleanup.policy=compact"]
-    _merge_at_commit(monkeypatch, compaction_passes, "commit_compaction", node)
+    _merge_at_commit(monkeypatch, bucket_compaction, "commit_compaction", node)
     assert invoke([*node, "compact", "t", "--bucket", "--resume", "nightly", "-o", "json"]) == 5
     told = capfd.readouterr()
     (entry,) = json.loads(told.out)["partitions"]
@@ -300,7 +300,7 @@ def test_rewrite_of_replaced_segments_warns_and_exits_5(node, monkeypatch, capfd
 
 
 def test_rewrite_without_room_for_pending_deletes_warns_and_exits_3(node, monkeypatch, capfd) -> None:
-    monkeypatch.setattr(rewriting, "has_room", lambda store, name: False)
+    monkeypatch.setattr(rewriting, "UNLINKED_MAX", 0)
     assert invoke([*node, "rewrite", "recode", "t", "--codec", "zstd", "--yes", "-o", "json"]) == 3
     told = capfd.readouterr()
     (entry,) = json.loads(told.out)["partitions"]

@@ -24,8 +24,9 @@ from tiered.jobs.bucket_retention import commit_retention, plan_retention
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.pipeline import Fleet, Stage, State, Unit, dirty_bytes
-from tiered.jobs.pipeline_job import Here, PipelineResult, by_size, plan_pipeline, run_pipeline
-from tiered.jobs.pipeline_state import PipelineState
+from tiered.jobs.pipeline_job import PipelineResult, by_size, plan_pipeline, run_pipeline
+from tiered.jobs.runner import Here
+from tiered.jobs.state_file import PipelineState
 from tiered.node.writer_ids import is_of_node, new_writer_id, node_mark
 from tiered.read.bucket_reader import RemoteLog
 
@@ -149,7 +150,6 @@ def test_cancelled_pipeline_resumes_with_the_units_that_are_not_done(world, tmp_
             job_id="nightly",
             now_ms=lambda: NOW,
             state=state,
-            should_stop=lambda: len(asked) > units * 2,
         )
     assert not first.is_complete
     with PipelineState(DiskStorage(), path, world.url, "nightly", now_ms=NOW) as state:

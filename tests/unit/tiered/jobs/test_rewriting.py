@@ -306,17 +306,21 @@ def test_cancelled_rewrite_commits_finished_groups_and_the_rest_is_planned_again
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-def test_rewrite_of_a_damaged_segment_raises_corrupt_and_commits_nothing() -> None:
-    world = small_segments("raw", 4)
+def test_rewrite_of_a_damaged_segment_raises_corrupt_and_commits_the_other_groups() -> None:
+    world = small_segments("raw", 6)
     first = next(iter(_rows_of(world)))
     key = named("t").prefix + first.data_key
     body = bytearray(world.store.get(key))
     body[100] ^= 1
     world.store.put(key, bytes(body))
-    before = _manifest(world).segments
+    before, plan = _manifest(world).segments, _merge_plan(world)
+    damaged, other = plan.groups
     with pytest.raises(Corrupt):
-        _run(world, _merge_plan(world))
-    assert _manifest(world).segments == before
+        _run(world, plan)
+    after = _manifest(world).segments
+    assert [each.ulid for each in damaged.entries] == [each.ulid for each in after[: len(damaged.entries)]]
+    assert len(after) == len(before) - len(other.entries) + 1
+    assert not {each.ulid for each in other.entries} & {each.ulid for each in after}
 
 
 def test_rewrite_of_an_entry_that_contradicts_its_bytes_raises_corrupt() -> None:

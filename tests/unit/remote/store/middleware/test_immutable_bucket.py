@@ -18,10 +18,9 @@ from remote.store.memory_store import MemoryStore
 from remote.store.middleware.immutable_store import ImmutableStore
 from remote.store.middleware.throttled_store import ThrottledStore
 from remote.store.probe import probe_store
-from tiered.cli.bucket_options import open_bucket
+from tiered.cli.job_command import open_bucket, task_bucket
 from tiered.cli.main import invoke
 from tiered.cli.session import Session
-from tiered.cli.spark_jobs import task_bucket
 from tiered.config.config import Config
 from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.orphan_deletion import list_garbage

@@ -11,7 +11,7 @@ import pytest
 from local.errors import InvalidRequest
 from remote.store import open_store as fsspec_store
 from remote.store.object_settings import ObjectSettings
-from tiered.cli.bucket_options import open_target
+from tiered.cli.job_command import open_target
 from tiered.cli.main import invoke
 from tiered.config.properties import DEFAULTS
 

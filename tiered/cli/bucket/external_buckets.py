@@ -1,0 +1,301 @@
+"""``tiered import``: import an external bucket. ``tiered remote``: inspect any bucket by its address alone."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import click
+
+from local.errors import InvalidRequest, LogError, NotFound, Unavailable
+from tiered.cli.arguments import parse_partition
+from tiered.cli.errors import worst
+from tiered.cli.job_command import DRY_RUN, Bucket, BucketCommand, findings_code, report_findings
+from tiered.cli.options import (
+    GROUP,
+    LAYOUT_KEYS,
+    LAYOUT_PREFIXES,
+    OUTPUT,
+    PARTITIONS,
+    YES,
+    argument,
+    command,
+    layout_option,
+    layout_words,
+    option,
+)
+from tiered.cli.progress import byte_progress
+from tiered.cli.render import PartitionRow, PricedWork, Result, Work, number, print_result, text
+from tiered.cli.session import Session, confirm, now_ms, store_options
+from tiered.config.units import counted, format_bytes, format_count, format_dollars
+
+if TYPE_CHECKING:
+    from local.names import TopicPartition
+    from local.verify.findings import Finding
+    from policies.cost.prices import PriceTable
+    from remote.external.external_layout import ExternalFormat, ExternalName
+    from remote.store import ObjectStore
+    from tiered.migrate.import_bucket import ImportOutcome, ImportPlan
+    from tiered.read.bucket_reader import RemoteLog
+
+
+class PlannedImport(PartitionRow):
+    """Segments to read there and to write here, in requests and dollars."""
+
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    read_bytes: Annotated[int, number("READ", format_bytes)]
+    write_bytes: Annotated[int, number("WRITE", format_bytes)]
+    gets: Annotated[int, number("GET", format_count)]
+    puts: Annotated[int, number("PUT", format_count)]
+    dollars: Annotated[float, number("$", format_dollars)]
+
+
+class ImportPlanned(PricedWork):
+    """``tiered import --dry-run``, and an import without due segments."""
+
+    partitions: list[PlannedImport]
+
+
+class ImportedPartition(PartitionRow):
+    """The imported segments and records."""
+
+    topic_id: Annotated[str, text("TOPIC ID")]
+    segments: Annotated[int, number("SEGMENTS", format_count)]
+    records: Annotated[int, number("RECORDS", format_count)]
+    size_bytes: Annotated[int, number("SIZE", format_bytes)]
+    next_offset: Annotated[int, number("NEXT")]
+    is_complete: bool
+
+
+class Imported(Work):
+    """``tiered import``."""
+
+    partitions: list[ImportedPartition]
+
+
+@command("import", example="import s3://their-bucket orders --dry-run", has_progress=True)
+def import_(
+    session: Session,
+    source_url: str = argument("URL"),
+    targets: tuple[str, ...] = PARTITIONS,
+    source_options: dict[str, object] = option(
+        "--from-option NAME=VALUE", "Option of the store at URL.", callback=store_options
+    ),
+    layout: str = layout_option("Layout at URL:", "auto"),
+    prefixes: tuple[str, ...] = LAYOUT_PREFIXES,
+    private_keys: tuple[str, ...] = LAYOUT_KEYS,
+    codec: str | None = option(
+        "--codec", "Set the object encoding of the copies; default: from the settings.", choices=["none", "zstd"]
+    ),
+    key_id: str | None = option("--key-id ID", "Encrypt with this key of the key ring; default: from the settings."),
+    scratch: str | None = option(
+        "--scratch DIRECTORY", "Directory for temporary files of one segment; default: of the system."
+    ),
+    dry_run: bool = DRY_RUN,
+    yes: bool = YES,
+    job: BucketCommand = GROUP,
+) -> int:
+    """Bring topics of a bucket that others filled into ours (--remote, or the configured one), offsets as they are."""
+    from remote.store.open_store import open_store
+    from tiered.migrate.import_bucket import run_import
+
+    words = layout_words(layout, prefixes, private_keys)
+    with closing(open_store(source_url, source_options)) as source, job.opened(writes_segments=True) as bucket:
+        theirs = _layout(source, words["layout"], words["prefixes"], words["private_keys"])
+        plans = _plans(source, theirs, bucket, targets, job.topic_id, codec, key_id, session.prices())
+        for plan in plans:
+            for start, end in plan.gaps:
+                click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
+            report_findings(plan.source.topic_partition, plan.findings)
+            if plan.blocked_from is not None:
+                text = f"the import ends before offset {plan.blocked_from}: repair the named objects, or move"
+                click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
+        code = findings_code([each for plan in plans for each in plan.findings])
+        due, dollars = [plan for plan in plans if plan.entries], sum(plan.cost.dollars for plan in plans)
+        if dry_run or not due:
+            rows = [PlannedImport.of(plan.name, plan.cost, segments=len(plan.entries)) for plan in due]
+            job.print(ImportPlanned(dry_run=dry_run, dollars=dollars, partitions=rows))
+            session.say("nothing to import" if not due else f"${format_dollars(dollars)}; nothing changed")
+            return code
+        count, size = sum(len(plan.entries) for plan in due), sum(plan.size_bytes for plan in due)
+        summary = f"{counted(count, 'segment')}, {format_bytes(size)}, for about ${format_dollars(dollars)}"
+        confirm(f"import {summary}?", yes=yes, without=f"{summary} would be imported; add --yes")
+        done: list[ImportOutcome] = []
+        with byte_progress(session, "imported", size) as progress:
+            for plan in due:
+                if not job.should_stop():
+                    done.append(
+                        run_import(
+                            source,
+                            theirs,
+                            bucket.store,
+                            plan,
+                            now_ms=now_ms,
+                            keys=bucket.keys,
+                            scratch=scratch,
+                            should_stop=job.should_stop,
+                            progress=progress,
+                        )
+                    )
+    rows_done = [
+        ImportedPartition.of(each.name, each, segments=each.entries, records=each.record_count) for each in done
+    ]
+    job.print(Imported(dry_run=False, partitions=rows_done))
+    if job.should_stop():
+        return job.interrupted("finished segments are committed, run the same command to resume")
+    return code
+
+
+def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: dict[str, str]) -> ExternalFormat:
+    from remote.external.external_layout import LayoutOptions
+    from remote.external.layout_detection import external_format
+
+    found = external_format(store, LayoutOptions(layout=layout, prefixes=prefixes, private_keys=keys))
+    if found is None:
+        raise InvalidRequest(
+            "cannot import the bucket, it has the layout of tiered: use tiered rewrite copy", store=store.url
+        )
+    return found
+
+
+def _plans(
+    source: ObjectStore,
+    theirs: ExternalFormat,
+    bucket: Bucket,
+    targets: tuple[str, ...],
+    topic_id: str | None,
+    codec: str | None,
+    key_id: str | None,
+    prices: PriceTable,
+) -> list[ImportPlan]:
+    from tiered.migrate.import_bucket import plan_import, topic_id_for
+    from tiered.stores.object_encoding import KEY_ID, encoding_of_settings
+
+    names = _named(theirs.partitions(source), targets, source.url)
+    topics = {name.topic: name.topic_id for name in names}
+    ids = {topic: topic_id_for(source, bucket.store, topic, own, asked=topic_id) for topic, own in topics.items()}
+    flags = {KEY_ID: key_id or "", "remote.compression": codec or ""}
+    own = {name: value for name, value in flags.items() if value}
+    settings = {topic: bucket.settings_of(topic, {}, **own) for topic in topics}
+    return [
+        plan_import(
+            source,
+            theirs,
+            name,
+            bucket.store,
+            topic_id=ids[name.topic],
+            now_ms=now_ms(),
+            encoding=encoding_of_settings(settings[name.topic]),
+            properties=own,
+            prices=prices,
+        )
+        for name in names
+    ]
+
+
+def _named(there: list[ExternalName], targets: tuple[str, ...], url: str) -> list[ExternalName]:
+    """Return the partitions that the words name, all without a word.
+
+    Raises NotFound, and InvalidRequest for two topics of one name.
+    """
+    requested = [parse_partition(each) for each in targets]
+    found = [
+        name
+        for name in there
+        if not requested or any(name.topic == topic and number in (None, name.partition) for topic, number in requested)
+    ]
+    for target, (topic, partition) in zip(targets, requested, strict=True):
+        if not any(name.topic == topic and partition in (None, name.partition) for name in found):
+            raise NotFound("cannot import, the partition is not in the bucket", name=target, store=url)
+    for name in found:
+        ids = sorted({each.topic_id for each in found if each.topic == name.topic})
+        if len(ids) > 1:
+            wrong = "cannot import the bucket, several topics have this name: import each one from its own url"
+            raise InvalidRequest(wrong, topic=name.topic, topic_ids=",".join(ids))
+    return found
+
+
+class RemotePartition(PartitionRow):
+    """`missing_offsets` are held by no segment; `topic_id` null: the layout has none.
+
+    If the partition cannot be read, `error` says why, and the figures are null.
+    """
+
+    topic_id: Annotated[str | None, text("TOPIC ID")]
+    log_start_offset: Annotated[int | None, number("START")]
+    next_offset: Annotated[int | None, number("NEXT")]
+    segments: Annotated[int | None, number("SEGMENTS", format_count)]
+    size_bytes: Annotated[int | None, number("SIZE", format_bytes)]
+    missing_offsets: Annotated[int | None, number("MISSING", format_count)]
+    error: str | None
+
+
+class RemoteListed(Result):
+    """``tiered remote ls``."""
+
+    partitions: list[RemotePartition]
+
+
+@click.group("remote")
+def remote() -> None:
+    """Look at a bucket by its address alone, whosever it is. Nothing is written."""
+
+
+@command("ls", remote, example="remote ls s3://my-bucket/logs orders")
+def ls(
+    session: Session,
+    url: str = argument(),
+    topics: tuple[str, ...] = argument("[TOPIC ...]"),
+    options: dict[str, object] = option("--option NAME=VALUE", "Option of the store.", callback=store_options),
+    layout: str = layout_option("Layout of the bucket:", "auto"),
+    prefixes: tuple[str, ...] = LAYOUT_PREFIXES,
+    private_keys: tuple[str, ...] = LAYOUT_KEYS,
+    output: str = OUTPUT,
+) -> int:
+    """List the partitions of a bucket: offsets, segments, bytes, and offsets that no segment holds."""
+    session.set_up_logging(reports_problems=True)
+    from tiered.read.bucket_reader import open_remote
+
+    rows: list[RemotePartition] = []
+    errors: list[LogError] = []
+    found: list[Finding] = []
+    with open_remote(url, options, **layout_words(layout, prefixes, private_keys)) as bucket:
+        each_of = [(topic, view) for topic in topics or bucket.topics() for view in bucket.each_of(topic)]
+        for topic, view in each_of:
+            for name in view.partitions(topic):
+                try:
+                    rows.append(_row(view, name))
+                    found += view.findings(name)
+                except Unavailable:
+                    raise
+                except LogError as error:
+                    errors.append(error)
+                    rows.append(_unread(view, name, error))
+                    click.echo(f"! {name}: {error}", err=True)
+    if errors and len(errors) == len(rows):
+        raise errors[0]
+    print_result(RemoteListed(rows), output)
+    return worst(errors) if errors else findings_code(found)
+
+
+def _row(view: RemoteLog, name: TopicPartition) -> RemotePartition:
+    manifest, lost = view.manifest(name), view.gaps(name)
+    report_findings(name, view.findings(name))
+    for start, end in lost:
+        click.echo(f"! {name}: no segment covers the offsets {start} to {end - 1}", err=True)
+    return RemotePartition.of(
+        name,
+        manifest,
+        topic_id=manifest.topic_id or None,
+        # Readers read nothing of a disabled tier, even if its objects still exist.
+        segments=0 if manifest.tier_disabled else manifest.segment_count,
+        size_bytes=0 if manifest.tier_disabled else manifest.size_bytes,
+        missing_offsets=sum(end - start for start, end in lost),
+        error=None,
+    )
+
+
+def _unread(view: RemoteLog, name: TopicPartition, error: LogError) -> RemotePartition:
+    """A partition of which only the name is known."""
+    ids = view.topic_ids(name.topic)
+    return RemotePartition.of(name, None, topic_id=ids[0] if len(ids) == 1 else None, error=str(error))
