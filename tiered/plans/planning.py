@@ -12,18 +12,7 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.cost.plan_cost import DecisionCost, PlanCost, plan_cost
 from policies.cost.prices import BUILT_IN, PriceTable
-from policies.decisions import (
-    AdvanceLogStart,
-    BuildView,
-    CleanLog,
-    CollectManifests,
-    Decision,
-    DeletePage,
-    DeletePending,
-    DisableTier,
-    Plan,
-    RollActive,
-)
+from policies.decisions import Plan, place_of
 from policies.deferrals import Deferral
 from policies.plan import plan as plan_snapshots
 from policies.remote_retention import page_to_know
@@ -217,7 +206,7 @@ def decision_row(line: DecisionCost) -> Row:
         "sign": sign,
         "verb": verb,
         "where": str(line.partition),
-        "what": _what(line.decision),
+        "what": place_of(line.decision),
         "requests": line.puts + line.gets + line.lists,
         "once": known_amount(line.dollars + line.early_dollars),
     }
@@ -247,22 +236,3 @@ def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
 def kind_of(line: DecisionCost) -> str:
     """Return the name of the decision's class in `policies.decisions`."""
     return type(line.decision).__name__
-
-
-def _what(decision: Decision) -> str:
-    """Return the half-open offsets, or another object of the decision."""
-    match decision:
-        case RollActive():
-            return f"[{decision.base_offset}, ...)"
-        case CleanLog():
-            return f"[{decision.first_dirty_offset}, {decision.upto_offset})"
-        case BuildView():
-            return f"{decision.view} [{decision.from_offset}, {decision.upto_offset})"
-        case AdvanceLogStart() | DisableTier():
-            return f"to {decision.offset}"
-        case DeletePending() | DeletePage():
-            return decision.key
-        case CollectManifests():
-            return f"manifests up to {decision.upto_sequence}"
-        case _:
-            return f"[{decision.base_offset}, {decision.next_offset})"
