@@ -60,21 +60,13 @@ _NAMES = {
     "remote.list.offsets.request.timeout.ms": BrokerOnly(why="a lookup waits for the deadline of the store"),
     "fetch.max.bytes": BrokerOnly(why="readers choose how much they fetch"),
     # Not by prefix: misspelt names of this project's settings begin with these.
-    **{
-        f"remote.log.{name}": _REMOTE_POOLS
-        for name in (
-            *(
-                "manager.thread.pool.size",
-                "manager.follower.thread.pool.size",
-                "manager.task.retry.backoff.ms",
-                "manager.task.retry.jitter",
-            ),
-            *("manager.task.retry.backoff.max.ms", "manager.copy.quota.window.num", "manager.fetch.quota.window.num"),
-            *("manager.copy.quota.window.size.seconds", "manager.fetch.quota.window.size.seconds"),
-            *("reader.threads", "reader.max.pending.tasks"),
-        )
-    },
-}
+    **{f"remote.log.{name}": _REMOTE_POOLS for name in (
+        "manager.thread.pool.size", "manager.follower.thread.pool.size", "manager.task.retry.backoff.ms",
+        "manager.task.retry.backoff.max.ms", "manager.task.retry.jitter", "manager.copy.quota.window.num",
+        "manager.copy.quota.window.size.seconds", "manager.fetch.quota.window.num",
+        "manager.fetch.quota.window.size.seconds", "reader.threads", "reader.max.pending.tasks",
+    )},
+}  # fmt: skip
 _LONE = BrokerOnly(why="there is no replication, and one process writes a directory")
 _SERVER = BrokerOnly(why="it concerns the network requests of the broker")
 _GROUPS = BrokerOnly(why="it concerns the group and transaction coordinators of the broker")

@@ -160,12 +160,8 @@ class Config:
         path = os.path.abspath(os.path.join(os.path.dirname(self.path or ""), path))
         for root in self.data_dirs:
             if os.path.commonpath([os.path.abspath(root), path]) == os.path.abspath(root):
-                raise InvalidRequest(
-                    "invalid setting, the path is inside a log directory",
-                    key="remote.fetch.cache.dir",
-                    value=path,
-                    log_dir=root,
-                )
+                wrong = "invalid setting, the path is inside a log directory"
+                raise InvalidRequest(wrong, key="remote.fetch.cache.dir", value=path, log_dir=root)
         return path
 
     @property

@@ -127,9 +127,8 @@ def _checked(prices: Prices) -> Prices:
     if any(isinstance(each, (int, float)) and each < 0 for each in numbers):
         raise InvalidRequest("invalid prices, a number is negative", storage_class=prices.storage_class)
     if not prices.storage_bands or prices.storage_bands[-1][0] is not None:
-        raise InvalidRequest(
-            "invalid prices, the last entry of storage_bands must be [null, price]", storage_class=prices.storage_class
-        )
+        wrong = "invalid prices, the last entry of storage_bands must be [null, price]"
+        raise InvalidRequest(wrong, storage_class=prices.storage_class)
     return prices
 
 
@@ -138,6 +137,5 @@ def _check_keys(said: Mapping[str, object], known: tuple[str, ...], **where: obj
 
     for key in said:
         if key not in known:
-            raise InvalidRequest(
-                "invalid prices, unknown key", key=key, **where, did_you_mean=nearest(key, known) or ",".join(known)
-            )
+            wrong = "invalid prices, unknown key"
+            raise InvalidRequest(wrong, key=key, **where, did_you_mean=nearest(key, known) or ",".join(known))

@@ -336,8 +336,8 @@ def _parse(row: Property, text: str) -> Value | None:
         case Kind.ENUM:
             return next((choice for choice in row.choices if choice.lower() == text.strip().lower()), None)
         case Kind.SET:
-            chosen = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
-            return chosen if chosen <= set(row.choices) else None
+            words = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
+            return words if words <= set(row.choices) else None
         case Kind.TEXT:
             return text.strip()
 

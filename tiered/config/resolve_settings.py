@@ -34,8 +34,8 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
     check_combination(settings)
     policy = _set(settings, "cleanup.policy")
     retention = {unit: _limit(settings, f"retention.{unit}") for unit in ("ms", "bytes")}
-    kept = retention if "delete" in policy else {"ms": None, "bytes": None}
-    local = {unit: _follow(settings, f"local.retention.{unit}", FOLLOW, kept[unit]) for unit in ("ms", "bytes")}
+    effective = retention if "delete" in policy else {"ms": None, "bytes": None}
+    local = {unit: _follow(settings, f"local.retention.{unit}", FOLLOW, effective[unit]) for unit in ("ms", "bytes")}
     lag = {unit: _follow(settings, f"remote.copy.lag.{unit}", UNLIMITED, local[unit]) for unit in ("ms", "bytes")}
     most_ms = _int(settings, "max.compaction.lag.ms") if "compact" in policy else _INT64_MAX
     return PartitionRules(
@@ -136,10 +136,10 @@ def _check_tier(settings: Mapping[str, str], unit: str) -> None:
         _refuse(f"local.retention.{unit}", local, f"retention.{unit}", whole, "the disk would retain more than the log")
     if _value(settings, "remote.log.copy.disable") and local not in (FOLLOW, whole):
         _refuse(f"local.retention.{unit}", local, "remote.log.copy.disable", "true", "it must follow retention.*")
-    lag, kept = _int(settings, f"remote.copy.lag.{unit}"), whole if local == FOLLOW else local
-    if lag > 0 and kept != UNLIMITED and lag > kept:
+    lag, retained = _int(settings, f"remote.copy.lag.{unit}"), whole if local == FOLLOW else local
+    if lag > 0 and retained != UNLIMITED and lag > retained:
         key = f"local.retention.{unit}"
-        _refuse(f"remote.copy.lag.{unit}", lag, key, kept, "segments would be dropped before they are copied")
+        _refuse(f"remote.copy.lag.{unit}", lag, key, retained, "segments would be dropped before they are copied")
 
 
 def _refuse(key: str, value: object, other: str, other_value: object, why: str) -> None:

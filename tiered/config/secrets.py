@@ -40,12 +40,8 @@ def check_no_secret(url: str | None, options: Mapping[str, object], file: str | 
     if is_loopback(options):
         return
     for name in _secret_names(options):
-        raise InvalidRequest(
-            f"invalid configuration, an option looks like a secret; {_HINT}",
-            option=name,
-            section="remote",
-            file=file,
-        )
+        wrong = f"invalid configuration, an option looks like a secret; {_HINT}"
+        raise InvalidRequest(wrong, option=name, section="remote", file=file)
 
 
 def is_loopback(options: Mapping[str, object]) -> bool:

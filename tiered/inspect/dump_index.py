@@ -53,7 +53,7 @@ def index_of_offset(source: PartitionSource, url: str | None, offset: int | None
         bases = [each.base_offset for each in source.log.segments()]
         base = max((each for each in bases if each <= wanted), default=bases[0])
         return IndexPlace(target=join(source.log.directory, segment_file(base, OFFSET_INDEX)))
-    row, _ = source.row_at(wanted)
+    row, _ = source.entry_at(wanted)
     if row is None or source.remote is None or url is None or not row.indexes_key.endswith(INDEXES_SUFFIX):
         raise InvalidRequest("cannot find an index, the bucket has no separate index file", partition=source.partition)
     prefix = "" if row.indexes_key.startswith("/") else source.remote.prefix

@@ -97,9 +97,8 @@ def plan_fork(
     check_topic(topic)
     names = without_deleted(store, names)
     if len(sources := {topic_directory(name.topic, name.topic_id) for name in names}) != 1:
-        raise InvalidRequest(
-            "cannot fork, the name matches several topics: choose one by its id", topics=",".join(sorted(sources))
-        )
+        wrong = "cannot fork, the name matches several topics: choose one by its id"
+        raise InvalidRequest(wrong, topics=",".join(sorted(sources)))
     manifests = {name: manifest for name in known if (manifest := _manifest(store, name)) is not None}
     dead = {name.topic_id for name, manifest in manifests.items() if manifest.deleted_ms is not None}
     living = {name: manifest for name, manifest in manifests.items() if name.topic_id not in dead}

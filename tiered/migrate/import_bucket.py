@@ -66,7 +66,7 @@ from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
 from tiered.partition.segment_inspection import SegmentInspector
-from tiered.read.external_partition import list_rows
+from tiered.read.external_partition import list_entries
 from tiered.read.external_segments import INTERVAL_BYTES, has_known_transactions, parse_lineage
 from tiered.stores.object_encoding import EncodingChoice
 
@@ -189,7 +189,7 @@ def plan_import(
         raise InvalidRequest("cannot import the bucket, source and target are the same", store=source.url)
     ours = RemotePartitionName(name.topic, topic_id, name.partition)
     found: dict[str, Finding] = {}
-    entries = list_rows(source, layout, name, findings=found)
+    entries = list_entries(source, layout, name, findings=found)
     log = MetadataLog(target, ours.prefix)
     manifest = log.load(exact=True)
     _check_ours(source, target, ours, manifest)

@@ -37,8 +37,9 @@ check therefore compares every file with an entry's size and checksum, before an
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 
@@ -101,12 +102,12 @@ def lay_down(
         if entry.next_offset > planned.next_offset:
             _write_cut(storage, directory, remote, entry, planned.next_offset)
         else:
-            _write_row(storage, directory, remote, entry)
+            _write_entry(storage, directory, remote, entry)
             following = planned.entries[at + 1].base_offset if at + 1 < len(planned.entries) else planned.next_offset
-            _write_producers(storage, directory, bytes(remote.indexes(entry).producers), following)
+            _write_producers(storage, directory, remote, entry, following)
         progress(entry.size_bytes)
-    if not planned.entries:
-        _write_last_producers(storage, directory, remote, planned)
+    if not planned.entries and planned.last_entry is not None:  # the producers at the end of the bucket
+        _write_producers(storage, directory, remote, planned.last_entry, planned.next_offset)
     if not planned.entries or planned.entries[-1].base_offset < planned.next_offset:
         for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
             replace_file(storage, join(directory, segment_file(planned.next_offset, suffix)), b"")
@@ -149,34 +150,30 @@ def _clear(storage: Storage, directory: str, planned: PartitionRestore) -> None:
             storage.unlink(join(directory, name))
 
 
-def _write_row(storage: Storage, directory: str, remote: RemotePartition, entry: SegmentEntry) -> None:
+def _write_entry(storage: Storage, directory: str, remote: RemotePartition, entry: SegmentEntry) -> None:
     if is_whole(storage, directory, entry):
         return
     bundle = remote.indexes(entry)
     for suffix, body in ((OFFSET_INDEX, bundle.offset), (TIME_INDEX, bundle.time), (TXN_INDEX, bundle.txn)):
         if suffix != TXN_INDEX or len(body):
             replace_file(storage, join(directory, segment_file(entry.base_offset, suffix)), bytes(body))
-    path = join(directory, segment_file(entry.base_offset, LOG))
+    _write_log(storage, directory, entry, _checked(remote, entry))
+
+
+def _checked(remote: RemotePartition, entry: SegmentEntry) -> Iterator[memoryview]:
+    """The bytes of a segment. Raises Corrupt at the end if their checksum is not the entry's."""
     found = 0
-    file = storage.create(path + TEMPORARY)
-    try:
-        for position in range(0, entry.size_bytes, READ_BYTES):
-            piece = remote.read(entry, position, READ_BYTES)
-            found = crc32c(piece, found)
-            file.append(piece)
-        if found != entry.content_crc32c:
-            facts = {"expected": f"{entry.content_crc32c:08x}", "found": f"{found:08x}", "object": entry.data_key}
-            raise Corrupt("cannot restore a segment, its checksum differs", base_offset=entry.base_offset, **facts)
-        file.sync()
-    finally:
-        file.close()
-    storage.rename(path + TEMPORARY, path)
-    storage.sync_directory(directory)
+    for position in range(0, entry.size_bytes, READ_BYTES):
+        piece = remote.read(entry, position, READ_BYTES)
+        found = crc32c(piece, found)
+        yield piece
+    if found != entry.content_crc32c:
+        facts = {"expected": f"{entry.content_crc32c:08x}", "found": f"{found:08x}", "object": entry.data_key}
+        raise Corrupt("cannot restore a segment, its checksum differs", base_offset=entry.base_offset, **facts)
 
 
 def _write_cut(storage: Storage, directory: str, remote: RemotePartition, entry: SegmentEntry, end: int) -> None:
     """Write the batches below `end`; a batch that contains `end` keeps only its records below it."""
-    path = join(directory, segment_file(entry.base_offset, LOG))
     at, found = remote.position_of_offset(entry, end), b""
     if at and index_is_wrong(entry, remote.read(entry, at, HEADER_BYTES), end, at):
         at = 0
@@ -185,11 +182,17 @@ def _write_cut(storage: Storage, directory: str, remote: RemotePartition, entry:
         table = kernels.scan_batches(found, verify=False)
         if len(table) and int(table.last_offsets[-1]) >= end:
             break
+    before = (remote.read(entry, each, min(READ_BYTES, at - each)) for each in range(0, at, READ_BYTES))
+    _write_log(storage, directory, entry, chain(before, [cut_batches(found, end)]))
+
+
+def _write_log(storage: Storage, directory: str, entry: SegmentEntry, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a ``.log`` under a temporary name, sync it, and rename it."""
+    path = join(directory, segment_file(entry.base_offset, LOG))
     file = storage.create(path + TEMPORARY)
     try:
-        for position in range(0, at, READ_BYTES):
-            file.append(remote.read(entry, position, min(READ_BYTES, at - position)))
-        file.append(cut_batches(found, end))
+        for piece in pieces:
+            file.append(piece)
         file.sync()
     finally:
         file.close()
@@ -219,15 +222,11 @@ def cut_batches(data: bytes, end: int) -> bytes:
     return data[:whole] + bytes(rest)
 
 
-def _write_producers(storage: Storage, directory: str, snapshot: bytes, offset: int) -> None:
-    if snapshot:
+def _write_producers(
+    storage: Storage, directory: str, remote: RemotePartition, entry: SegmentEntry, offset: int
+) -> None:
+    if snapshot := bytes(remote.indexes(entry).producers):
         replace_file(storage, join(directory, segment_file(offset, PRODUCER_SNAPSHOT)), snapshot)
-
-
-def _write_last_producers(storage: Storage, directory: str, remote: RemotePartition, planned: PartitionRestore) -> None:
-    """For a log without an entry on the disk: write the producers at the end of the bucket's last entry."""
-    if planned.last_entry is not None:
-        _write_producers(storage, directory, bytes(remote.indexes(planned.last_entry).producers), planned.next_offset)
 
 
 def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:
@@ -259,15 +258,14 @@ def topic_id_for(storage: Storage, root: str, partition: TopicPartition, topic_i
     place = join(root, partition.directory)
     if storage.is_directory(place):
         return checkpoints.read_topic_id(storage, place) or topic_id
-    begun = checkpoints.read_topic_id(storage, place + STAGING) if storage.is_directory(place + STAGING) else None
-    return begun if begun in _put_aside(storage, root, partition) else topic_id
+    staged_id = checkpoints.read_topic_id(storage, place + STAGING) if storage.is_directory(place + STAGING) else None
+    return staged_id if staged_id in _put_aside(storage, root, partition) else topic_id
 
 
 def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: TopicRestore) -> None:
     if topic.topic in {each.name for each in registry.all()}:
-        raise InvalidRequest(
-            "cannot restore the topic, the directory already has it", topic=topic.topic, directory=root
-        )
+        wrong = "cannot restore the topic, the directory already has it"
+        raise InvalidRequest(wrong, topic=topic.topic, directory=root)
     ids = set()
     for each in topic.partitions:
         partition = each.name.topic_partition
@@ -279,13 +277,11 @@ def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: Top
         if not any(_logs(storage, place).values()):
             if topic.wish.takes_over and topic_id != topic.topic_id:
                 facts = {"partition": partition, "topic_id": topic_id, "in_the_bucket": topic.topic_id}
-                raise Conflict(
-                    "cannot take over the topic, the directory has an empty partition with another topic id", **facts
-                )
+                wrong = "cannot take over the topic, the directory has an empty partition with another topic id"
+                raise Conflict(wrong, **facts)
         elif not _may_give_way(storage, root, each, topic, topic_id):
-            raise Conflict(
-                "cannot restore the partition, its directory contains other files", partition=partition, directory=place
-            )
+            wrong = "cannot restore the partition, its directory contains other files"
+            raise Conflict(wrong, partition=partition, directory=place)
     if len(ids) > 1:
         raise Conflict("cannot restore the topic, its partitions in the directory have several ids", topic=topic.topic)
 

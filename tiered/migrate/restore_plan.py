@@ -265,9 +265,8 @@ def readable_entries(log: MetadataLog, manifest: Manifest, doing: str) -> list[S
     if manifest.deleted_ms is not None:
         raise NotFound(f"cannot {doing} the topic, it was deleted", deleted_ms=manifest.deleted_ms, **facts)
     if manifest.tier_disabled:
-        raise NotFound(
-            f"cannot {doing} the topic, its remote tier was disabled: only its disk has its records", **facts
-        )
+        wrong = f"cannot {doing} the topic, its remote tier was disabled: only its disk has its records"
+        raise NotFound(wrong, **facts)
     return log.ask(
         manifest, lambda index: [each for each in index.entries() if each.next_offset > manifest.log_start_offset]
     )
@@ -306,16 +305,16 @@ def _on_disk(entries: Sequence[SegmentEntry], wish: RestoreWish, manifest: Manif
 
 def _recent(entries: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> list[SegmentEntry]:
     """The newest entries that local retention would not have dropped."""
-    kept: list[SegmentEntry] = []
+    recent: list[SegmentEntry] = []
     size = 0
     for entry in reversed(entries):
         newest_ms = entry.max_timestamp_ms if entry.max_timestamp_ms is not None else entry.committed_ms
         is_old = limits.ms is not None and now_ms - newest_ms > limits.ms
         if is_old or (limits.bytes is not None and size >= limits.bytes):
             break
-        kept.append(entry)
+        recent.append(entry)
         size += entry.size_bytes
-    return kept[::-1]
+    return recent[::-1]
 
 
 def _properties(manifest: Manifest, wish: RestoreWish) -> dict[str, str]:

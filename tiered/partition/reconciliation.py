@@ -262,7 +262,7 @@ def _compare_at(held: Partition, bucket: PartitionSource, manifest: Manifest, at
         return None
     try:
         ours = read_header(log.read(at, 1))
-        entry, _ = bucket.row_at(at)
+        entry, _ = bucket.entry_at(at)
         if ours is None or ours.base_offset > at or entry is None or entry.cleaned_through is not None:
             return None
         theirs = read_header(next(TieredReader(lambda _: bucket).batches(held.name, at, at + 1), memoryview(b"")))

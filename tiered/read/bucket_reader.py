@@ -12,7 +12,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition, check_topic
@@ -88,8 +87,8 @@ class RemoteLog(Readable):
         for name in self._known():
             firsts.setdefault((name.topic, name.topic_id), name)
         names = list(firsts.values())
-        told = side_by_side(self._is_told_deleted, names, threads=AT_ONCE, name="tiered-topics")
-        return sorted({name.topic for name, is_deleted in zip(names, told, strict=True) if not is_deleted})
+        deleted = side_by_side(self._is_known_deleted, names, threads=AT_ONCE, name="tiered-topics")
+        return sorted({name.topic for name, is_deleted in zip(names, deleted, strict=True) if not is_deleted})
 
     def topic_ids(self, topic: str) -> list[str]:
         """The ids of the topics of that name, sorted. Raises NotFound, naming the topics that exist."""
@@ -98,8 +97,8 @@ class RemoteLog(Readable):
         if not found:
             topics = {name for name, _ in list_topics(self.store)} if self._layout.is_ours else self.topics()
             there_are = ", ".join(sorted(topics)[:10]) or "none"
-            told = {"there_are": there_are, "did_you_mean": nearest(topic, topics)}
-            raise NotFound("topic not found in the bucket", topic=topic, store=self.store.url, **told)
+            facts = {"there_are": there_are, "did_you_mean": nearest(topic, topics)}
+            raise NotFound("topic not found in the bucket", topic=topic, store=self.store.url, **facts)
         return found
 
     def each_of(self, topic: str) -> list[RemoteLog]:
@@ -187,9 +186,7 @@ class RemoteLog(Readable):
     def __enter__(self) -> RemoteLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _known(self) -> list[RemotePartitionName]:
@@ -229,16 +226,15 @@ class RemoteLog(Readable):
     def _meant(self, topic: str) -> str:
         """The id of the one topic that the name means."""
         ids = self.topic_ids(topic) if topic in self._chosen else self._living_ids(topic)
-        chosen = self._chosen.get(topic, ids[0])
+        selected = self._chosen.get(topic, ids[0])
         if topic not in self._chosen and len(ids) > 1:
-            raise InvalidRequest(
-                "several topics in the bucket have this name: choose one with --topic-id or topic_ids",
-                topic=topic,
-                topic_ids=",".join(ids),
+            wrong = "several topics in the bucket have this name: choose one with --topic-id or topic_ids"
+            raise InvalidRequest(wrong, topic=topic, topic_ids=",".join(ids))
+        if selected not in ids:
+            raise NotFound(
+                "no topic in the bucket has this id", topic=topic, topic_id=selected, there_are=",".join(ids)
             )
-        if chosen not in ids:
-            raise NotFound("no topic in the bucket has this id", topic=topic, topic_id=chosen, there_are=",".join(ids))
-        return chosen
+        return selected
 
     def _living_ids(self, topic: str) -> list[str]:
         """The ids of the name without deleted topics, unless all were deleted. Raises as `topic_ids`."""
@@ -248,7 +244,7 @@ class RemoteLog(Readable):
         firsts = {each: next(iter(self._named(topic, each)), None) for each in ids}
         return [each for each, first in firsts.items() if first is None or not self._is_deleted(first)] or ids
 
-    def _is_told_deleted(self, first: RemotePartitionName) -> bool:
+    def _is_known_deleted(self, first: RemotePartitionName) -> bool:
         """As `_is_deleted`; False if that manifest is damaged or refused, which must not hide other topics."""
         try:
             return self._is_deleted(first)
@@ -296,11 +292,8 @@ class RemoteLog(Readable):
         if manifest is None:
             manifest = metadata.refresh()
         if manifest.deleted_ms is not None:
-            raise NotFound(
-                "partition not found in the bucket, its topic was deleted",
-                partition=partition,
-                deleted_ms=manifest.deleted_ms,
-            )
+            wrong = "partition not found in the bucket, its topic was deleted"
+            raise NotFound(wrong, partition=partition, deleted_ms=manifest.deleted_ms)
         check_says_something(manifest)
         remote = RemotePartition(
             self.store,
@@ -344,8 +337,8 @@ def open_remote(
     reading the key ring.
     """
     split_url(url)
-    asked = LayoutOptions(layout=layout, prefixes=tuple(prefixes), private_keys=dict(private_keys or {}))
-    if cache_dir and not asked.is_ours:
+    wanted_layout = LayoutOptions(layout=layout, prefixes=tuple(prefixes), private_keys=dict(private_keys or {}))
+    if cache_dir and not wanted_layout.is_ours:
         raise InvalidRequest("cannot cache an external bucket on a disk, it has no checksums", layout=layout)
     keys = load_key_ring(key_ring, os.environ)
     piece_bytes, index_bytes = shares(cache_dir_bytes)
@@ -353,7 +346,7 @@ def open_remote(
     store = open_store(url, dict(options or {}))
     copies = manifest_disk_cache(cache_dir, index_bytes, is_writer=disk is not None)
     return RemoteLog(
-        store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies, layout=asked
+        store, cache_bytes=cache_bytes, topic_ids=topic_ids, keys=keys, disk=disk, copies=copies, layout=wanted_layout
     )
 
 
@@ -374,8 +367,8 @@ def without_deleted(store: ObjectStore, names: Sequence[RemotePartitionName]) ->
     dead: set[str] = set()
     for of_the_name in firsts.values():
         if len(of_the_name) > 1:
-            gone = {topic_id for topic_id, first in of_the_name.items() if _is_deleted(store, first)}
-            dead |= gone if len(gone) < len(of_the_name) else set()
+            deleted = {topic_id for topic_id, first in of_the_name.items() if _is_deleted(store, first)}
+            dead |= deleted if len(deleted) < len(of_the_name) else set()
     return [name for name in names if name.topic_id not in dead]
 
 

@@ -14,7 +14,6 @@ from collections import OrderedDict, deque
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from types import TracebackType
 
 from local.errors import InvalidRequest
 from local.names import TopicPartition
@@ -79,9 +78,7 @@ class Fetcher:
     def __enter__(self) -> Fetcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _keep(self, place: tuple[TopicPartition, int], read: _Read) -> None:
@@ -138,7 +135,7 @@ class _Read:
                         self._change.wait_for(lambda: self._is_done or self._bytes < self._wanted)
                         if self._is_done:
                             return
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever fetches next
+        except BaseException as error:  # noqa: BLE001 - the next fetch raises it
             self._error = error
         finally:
             with self._change:

@@ -181,14 +181,14 @@ def external_source(
     known = Known()
 
     def look(findings: dict[str, Finding]) -> list[SegmentEntry]:
-        return list_rows(store, layout, name, known, findings)
+        return list_entries(store, layout, name, known, findings)
 
     metadata = MetadataLog(store, name.prefix, source=ExternalManifests(name, layout.layout, look))
     remote = ExternalPartition(store, layout, cache, metadata=metadata)
     return PartitionSource(name.topic_partition, None, remote, metadata)
 
 
-def list_rows(
+def list_entries(
     store: ObjectStore,
     layout: ExternalFormat,
     name: ExternalName,
@@ -225,17 +225,17 @@ def list_rows(
     facts_by_key = {facts.segment.data_key: facts for facts in found}
     known_facts.update((key, facts_by_key.get(key[0])) for key in keys)
     copies = _copies(found)
-    chosen = choose(copies, known_epochs)
+    selected = choose(copies, known_epochs)
     try:
-        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in chosen]
+        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in selected]
     except Corrupt as error:
         if not known_epochs:
             raise
         # No leader begins inside a batch: the checkpoint is wrong, and the batches alone decide.
         note(replace(damaged(error, f"{name.prefix}epochs"), severity=Severity.WARNING))
-        chosen = choose(copies)
-        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in chosen]
-    for start, end in hidden(copies, chosen):
+        selected = choose(copies)
+        entries = [_entry(store, layout, found[each.number], each.next_offset) for each in selected]
+    for start, end in hidden(copies, selected):
         what = "these offsets are not read: by the leader epochs, the log of the last leader does not have them"
         note(Finding(severity=Severity.WARNING, path=f"{name.prefix}{start}-{end}", what=what, offsets=(start, end)))
     if superseded := len(found) - len(entries):

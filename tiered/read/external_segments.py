@@ -128,9 +128,8 @@ def position_of(read: Read, offsets: bytes, base_offset: int, offset: int) -> in
                 return start + at + int(table.positions[batch])
             if int(table.last_offsets[batch]) >= offset:
                 facts = {"offset": offset, "base_offset": base_offset}
-                raise Corrupt(
-                    "cannot cut a segment at the start of another leader epoch, the offset is inside a batch", **facts
-                )
+                wrong = "cannot cut a segment at the start of another leader epoch, the offset is inside a batch"
+                raise Corrupt(wrong, **facts)
     raise Corrupt("cannot cut a segment, it ends before the offset", offset=offset, base_offset=base_offset)
 
 
@@ -282,10 +281,10 @@ def newest_checkpoint(
     return (), is_doubtful
 
 
-def hidden(copies: Sequence[Copy], chosen: Sequence[ReadRangeOfCopy]) -> list[tuple[int, int]]:
+def hidden(copies: Sequence[Copy], selected: Sequence[ReadRangeOfCopy]) -> list[tuple[int, int]]:
     """The offsets that a copy holds and that are not read."""
     bases = {copy.number: copy.base_offset for copy in copies}
-    read = sorted((bases[each.number], each.next_offset) for each in chosen)
+    read = sorted((bases[each.number], each.next_offset) for each in selected)
     found: list[tuple[int, int]] = []
     reached = 0
     for base, end in sorted((copy.base_offset, copy.next_offset) for copy in copies):
@@ -394,14 +393,14 @@ def _range(facts: SegmentFacts) -> tuple[int, int]:
 
 def _without(start: int, end: int, read: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """``[start, end)`` without the ranges of `read`, which ascend and do not overlap."""
-    left = []
+    remaining = []
     for base, following in read:
         if following <= start or base >= end:
             continue
         if base > start:
-            left.append((start, base))
+            remaining.append((start, base))
         start = max(start, following)
-    return [*left, (start, end)] if start < end else left
+    return [*remaining, (start, end)] if start < end else remaining
 
 
 def _text(epochs: Sequence[tuple[int, int]]) -> str:

@@ -285,9 +285,8 @@ class ViewFiles:
 def _below(key: str) -> str:
     """The key below the directory of the parts. Raises InvalidRequest for one outside it."""
     if not key.startswith(VIEWS):
-        raise InvalidRequest(
-            "invalid name of a part of a view, it is not below the directory of the view", key=key, directory=VIEWS
-        )
+        wrong = "invalid name of a part of a view, it is not below the directory of the view"
+        raise InvalidRequest(wrong, key=key, directory=VIEWS)
     return key.removeprefix(VIEWS)
 
 

@@ -116,7 +116,7 @@ class PartitionSource:
         log = self.log
         return log is not None and self.has_local_records() and log.local_log_start_offset <= offset <= log.next_offset
 
-    def row_at(self, offset: int) -> tuple[SegmentEntry | None, int]:
+    def entry_at(self, offset: int) -> tuple[SegmentEntry | None, int]:
         """The segment entry to read for `offset` and the offset in it; (None, next offset) across a gap.
 
         Raises OffsetOutOfRange, Unavailable, and the error of `unknown` if no manifest knows of records dropped from
@@ -127,10 +127,10 @@ class PartitionSource:
         manifest = self.manifest_below(local_start)
         if manifest is None:
             raise self.unseen(offset)
-        return self.ask_of(manifest, lambda index: self.row_in(index, offset, local_start))
+        return self.ask_of(manifest, lambda index: self.entry_in(index, offset, local_start))
 
-    def row_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[SegmentEntry | None, int]:
-        """As `row_at`, with the manifest of this index and this local log start offset."""
+    def entry_in(self, index: MetadataIndex, offset: int, local_start: int | None) -> tuple[SegmentEntry | None, int]:
+        """As `entry_at`, with the manifest of this index and this local log start offset."""
         if offset < index.manifest.log_start_offset:  # of a manifest newer than the one the read began with
             raise out_of_range(self.partition, offset, index.manifest.log_start_offset, self.next_offset())
         entry = index.find_by_offset(offset)
@@ -186,13 +186,13 @@ class PartitionSource:
     def entry_with_aborted(
         self, offset: int, upper_offset: int
     ) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
-        """As `row_at`, with the entry's aborted transactions below `upper_offset`.
+        """As `entry_at`, with the entry's aborted transactions below `upper_offset`.
 
         Entry and transactions come from one manifest: a later manifest may name a cleaned replacement without both.
         """
 
         def look(start: int | None, index: MetadataIndex) -> tuple[SegmentEntry | None, int, list[AbortedTransaction]]:
-            entry, at = self.row_in(index, offset, start)
+            entry, at = self.entry_in(index, offset, start)
             if entry is None:
                 return None, at, []
             return entry, at, self._aborted(index, start, at, min(entry.next_offset, upper_offset))

@@ -34,7 +34,7 @@ from tiered.read.partition_source import PartitionSource, out_of_range
 from tiered.read.segment_runs import decoded, first_at_or_after, segment_runs, within
 
 FETCH_BYTES = 1 << 20
-MISSING_ROUNDS = 3  # reads of an entry with missing objects (404) while the newest manifest names it
+MISSING_TRIES = 3  # reads of an entry with missing objects (404) while the newest manifest names it
 
 
 class TieredReader:
@@ -149,19 +149,16 @@ class TieredReader:
     def _search_remote(self, source: PartitionSource, local_start: int | None, timestamp_ms: int) -> int | None:
         """The offset among the entries that begin below `local_start`."""
         manifest = source.manifest_below(local_start)
-        if (
-            manifest is None
-            and source.log is not None
-            and source.log.log_start_offset < source.log.local_log_start_offset
-        ):
-            raise source.unknown(source.log.log_start_offset)
+        log = source.log
+        if manifest is None and log is not None and log.log_start_offset < log.local_log_start_offset:
+            raise source.unknown(log.log_start_offset)
         start = 0
         while manifest is not None:
-            entry = source.ask_of(manifest, partial(_late_row, timestamp_ms, start, local_start))
+            entry = source.ask_of(manifest, partial(_late_entry, timestamp_ms, start, local_start))
             if entry is None or (local_start is not None and entry.base_offset >= local_start):
                 return None
             try:
-                found = self._search_row(source, entry, timestamp_ms)
+                found = self._search_entry(source, entry, timestamp_ms)
             except NotFound as error:
                 why = _why_missing(source, entry, entry.next_offset)
                 if isinstance(why, Corrupt):
@@ -173,7 +170,7 @@ class TieredReader:
             start = entry.next_offset
         return None
 
-    def _search_row(self, source: PartitionSource, entry: SegmentEntry, timestamp_ms: int) -> int | None:
+    def _search_entry(self, source: PartitionSource, entry: SegmentEntry, timestamp_ms: int) -> int | None:
         assert source.remote is not None
         start = source.start_offset()
         offset, position = source.remote.place_of_timestamp(entry, timestamp_ms)
@@ -183,7 +180,7 @@ class TieredReader:
             return first_at_or_after(steps, timestamp_ms, start)
 
 
-def _late_row(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> SegmentEntry | None:
+def _late_entry(timestamp_ms: int, start: int, end: int | None, index: MetadataIndex) -> SegmentEntry | None:
     return index.find_by_timestamp(timestamp_ms, start, end)
 
 
@@ -232,7 +229,7 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
     while offset < stop:
         log = source.log
         if log is None or offset < log.local_log_start_offset:
-            for found, offset in _committed_row(stream, offset, stop):  # noqa: B007, B020 - the position moves on
+            for found, offset in _committed_entry(stream, offset, stop):  # noqa: B007, B020 - the position moves on
                 if found is not None:
                     yield found
             continue
@@ -250,13 +247,13 @@ def _committed_columns(stream: _Stream, start: int, stop: int) -> Iterator[Colum
                 raise
 
 
-def _committed_row(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
+def _committed_entry(stream: _Stream, offset: int, stop: int) -> Iterator[tuple[Columns | None, int]]:
     """The committed records of one segment entry from `offset` on, with the next offset after each step."""
     entry, at, aborted = stream.source.entry_with_aborted(offset, stop)
     if entry is None:
         yield None, at
         return
-    for data, reached in _read_row(stream, entry, at):
+    for data, reached in _read_entry(stream, entry, at):
         for columns in decoded(data, stream.source.partition):
             yield within(without_aborted(columns, aborted), at, stop), columns.next_offset
         yield None, reached
@@ -270,23 +267,23 @@ def _read_on(stream: _Stream, offset: int, isolation: Isolation) -> Iterator[tup
         if data is not None:
             yield data, _offset_after(data, offset)
             return
-    entry, at = source.row_at(offset)
+    entry, at = source.entry_at(offset)
     if entry is None:
         # The manifest shows that no record is between this offset and the local log start offset.
         yield memoryview(b""), at
         return
-    yield from _read_row(stream, entry, at)
+    yield from _read_entry(stream, entry, at)
 
 
-def _read_row(
-    stream: _Stream, entry: SegmentEntry, offset: int, *, is_again: bool = False, rounds: int = 1
+def _read_entry(
+    stream: _Stream, entry: SegmentEntry, offset: int, *, is_replacement: bool = False, tries: int = 1
 ) -> Iterator[tuple[memoryview, int]]:
     """The entry from the batch that holds `offset` to its end. After a 404 the newest manifest decides.
 
     | the newest manifest | effect |
     |---|---|
-    | still names the entry | read again, at most MISSING_ROUNDS times: a 404 may come from one node of the store |
-    | names a replacement | continue in it, once (`is_again`), up to the end of the old entry |
+    | still names the entry | read again, at most MISSING_TRIES times: a 404 may come from one node of the store |
+    | names a replacement | continue in it, once (`is_replacement`), up to the end of the old entry |
 
     A replacement holds the same offsets, without the records that newer ones superseded.
     """
@@ -299,16 +296,16 @@ def _read_row(
     except NotFound as error:
         why = _why_missing(stream.source, entry, reached)
         is_named = isinstance(why, Corrupt)
-        if not isinstance(why, NotFound | Corrupt) or (rounds >= MISSING_ROUNDS if is_named else is_again):
+        if not isinstance(why, NotFound | Corrupt) or (tries >= MISSING_TRIES if is_named else is_replacement):
             raise why from error
     if is_named:
-        yield from _read_row(stream, entry, reached, is_again=is_again, rounds=rounds + 1)
+        yield from _read_entry(stream, entry, reached, is_replacement=is_replacement, tries=tries + 1)
         return
-    instead, at = stream.source.row_at(reached)
+    instead, at = stream.source.entry_at(reached)
     if instead is None or instead.base_offset >= entry.next_offset:
         yield memoryview(b""), min(at, entry.next_offset)
         return
-    for data, reached in _read_row(stream, instead, at, is_again=True):
+    for data, reached in _read_entry(stream, instead, at, is_replacement=True):
         if reached >= entry.next_offset:
             yield _batches_below(data, entry.next_offset), entry.next_offset
             return

@@ -58,9 +58,8 @@ def segment_runs(
             if table.is_corrupt:
                 raise Corrupt(f"cannot read batches, {table.problem}", object=entry.data_key, position=position)
             if position + len(data) >= entry.size_bytes:
-                raise Corrupt(
-                    "cannot read a remote segment, it ends inside a batch", object=entry.data_key, at=position
-                )
+                wrong = "cannot read a remote segment, it ends inside a batch"
+                raise Corrupt(wrong, object=entry.data_key, at=position)
             header = read_header(data)
             batch_bytes = HEADER_BYTES if header is None else header.size_bytes
             continue

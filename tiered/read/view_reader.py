@@ -176,11 +176,8 @@ def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) ->
         view = find_view(local.catalog(is_newest=is_asked).views, name) if local is not None else None
         if local is not None and view is not None and view.is_built:
             return _Found(view, local.parts)
-    raise NotFound(
-        f"the topic has no compacted view: build it with 'tiered view build {source.partition.topic}'",
-        partition=source.partition,
-        view=name,
-    )
+    wrong = f"the topic has no compacted view: build it with 'tiered view build {source.partition.topic}'"
+    raise NotFound(wrong, partition=source.partition, view=name)
 
 
 def _check_gap(source: PartitionSource, view: CompactedView) -> None:

@@ -240,9 +240,8 @@ class GivenOptions:
     def bucket(self) -> Bucket:
         urls = [self._values[name] for name in ("path", "url") if name in self]
         if len(urls) != 1 or not urls[0]:
-            raise InvalidRequest(
-                f"{self._attempt}, exactly one of the options path and url is required", given=len(urls)
-            )
+            wrong = f"{self._attempt}, exactly one of the options path and url is required"
+            raise InvalidRequest(wrong, given=len(urls))
         return Bucket(
             url=urls[0],
             options=self.json("storeOptions"),

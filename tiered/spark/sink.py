@@ -117,9 +117,8 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
     """
     options = parse_write_options(given)
     if overwrite:
-        raise InvalidRequest(
-            "cannot write with Spark, the save mode must be append", mode="overwrite", fix='mode("append")'
-        )
+        wrong = "cannot write with Spark, the save mode must be append"
+        raise InvalidRequest(wrong, mode="overwrite", fix='mode("append")')
     return BatchWriter(options, _planned(options, schema))
 
 
@@ -130,9 +129,8 @@ def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
     """
     options = parse_write_options(given)
     if options.job_id is None:
-        raise InvalidRequest(
-            "cannot write a stream, the option jobId is required: it identifies the stream across restarts"
-        )
+        wrong = "cannot write a stream, the option jobId is required: it identifies the stream across restarts"
+        raise InvalidRequest(wrong)
     return StreamWriter(options, _planned(options, schema, is_stream=True))
 
 
@@ -162,9 +160,8 @@ def _check_columns(schema: StructType) -> None:
             asked = f"{field.name} {field.dataType.simpleString()}"
             raise InvalidRequest("cannot write with Spark, unknown column", asked=asked, has=has)
     if "value" not in schema.fieldNames():
-        raise InvalidRequest(
-            "cannot write with Spark, the column value is required", has=", ".join(schema.fieldNames())
-        )
+        wrong = "cannot write with Spark, the column value is required"
+        raise InvalidRequest(wrong, has=", ".join(schema.fieldNames()))
 
 
 def _parts(messages: list[WriterCommitMessage | None]) -> list[Ingested]:
@@ -189,9 +186,8 @@ class Router:
         others = set(batch["topic"].unique().to_pylist()) - {None, self._plan.topic} if "topic" in names else set()
         if others:
             other, expected = others.pop(), self._plan.topic
-            raise InvalidRequest(
-                "cannot write with Spark, a row belongs to another topic", topic=other, expected=expected
-            )
+            wrong = "cannot write with Spark, a row belongs to another topic"
+            raise InvalidRequest(wrong, topic=other, expected=expected)
         columns: dict[str, Any] = {name: batch[name] for name in ("key", "value", "headers") if name in names}
         if "timestamp" in names:
             columns["timestamp"] = _in_ms(batch["timestamp"]).fill_null(self._plan.now_ms)

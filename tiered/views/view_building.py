@@ -222,10 +222,10 @@ class _Run:
             self._check_stop()
             table = kernels.scan_batches(data, verify=False)
             records = int(table.record_counts.sum(dtype=np.int64))
-            left = filtered(data, table, stream.flags(first, records))
+            remaining = filtered(data, table, stream.flags(first, records))
             first += records
-            if left:
-                parts.add(left)
+            if remaining:
+                parts.add(remaining)
 
     def _upload(self, part: SegmentToCopy) -> SegmentEntry:
         self._check_stop()
@@ -289,15 +289,15 @@ def filtered(data: memoryview, table: BatchTable, keep: NDArray[np.bool_]) -> by
     """
     ends = np.cumsum(table.record_counts, dtype=np.int64)
     running = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep, dtype=np.int64)))
-    kept = running[ends] - running[ends - table.record_counts]
+    survivors = running[ends] - running[ends - table.record_counts]
     actions = np.full(len(table), REBUILD, np.uint8)
-    actions[kept == table.record_counts] = VERBATIM
-    actions[kept == 0] = DROP
+    actions[survivors == table.record_counts] = VERBATIM
+    actions[survivors == 0] = DROP
     if (actions == DROP).all():
         return b""
-    left = kernels.filter_batches(data, keep, actions=actions)
+    remaining = kernels.filter_batches(data, keep, actions=actions)
     is_transactional = bool((table.attributes[actions != DROP] & TRANSACTIONAL).any())
-    return _without_transactions(left) if is_transactional else left
+    return _without_transactions(remaining) if is_transactional else remaining
 
 
 class ViewParts:

@@ -76,12 +76,12 @@ class Stream:
         window = np.unpackbits(self.bits[lo : (first + count + 7) >> 3], bitorder="little")
         return window[skipped : skipped + count].view(np.bool_)
 
-    def clear(self, first: int, gone: Flags) -> None:
-        if not gone.any():
+    def clear(self, first: int, removed: Flags) -> None:
+        if not removed.any():
             return
-        lo, hi, skipped = first >> 3, (first + len(gone) + 7) >> 3, first & 7
+        lo, hi, skipped = first >> 3, (first + len(removed) + 7) >> 3, first & 7
         window = np.unpackbits(self.bits[lo:hi], bitorder="little")
-        window[skipped : skipped + len(gone)][gone] = 0
+        window[skipped : skipped + len(removed)][removed] = 0
         self.bits[lo:hi] = np.packbits(window, bitorder="little")
 
     def reserve(self, records: int) -> None:
@@ -169,16 +169,16 @@ class _Search:
     ) -> tuple[bool, int]:
         """(whether the keys of these new records fit; number of surviving records without a key)."""
         table, ordinals = columns.table, columns.batch_ordinals
-        gone = (aborted_batches(table, self._source.aborted) | ((table.attributes & CONTROL) != 0))[ordinals]
-        gone |= (columns.offsets < self._source.start) | (columns.offsets >= self._source.upto)
+        removed = (aborted_batches(table, self._source.aborted) | ((table.attributes & CONTROL) != 0))[ordinals]
+        removed |= (columns.offsets < self._source.start) | (columns.offsets >= self._source.upto)
         has_key = columns.key_lengths >= 0
-        skip = gone if modulus == 1 else gone | ~_is_in(columns, modulus, residue)
+        skip = removed if modulus == 1 else removed | ~_is_in(columns, modulus, residue)
         starts, lengths = columns.key_starts, columns.key_lengths
         if keys.add(columns.data, starts, lengths, skip, first, self.new.bits) < len(columns):
             return False, 0
         deleted = has_key & (columns.value_lengths < self._least_bytes)
-        keyless = ~gone & ~has_key
-        self.new.clear(first, gone | deleted | (~has_key & (not self._retain_null_key)))
+        keyless = ~removed & ~has_key
+        self.new.clear(first, removed | deleted | (~has_key & (not self._retain_null_key)))
         return True, int(keyless.sum()) if self._retain_null_key else 0
 
     def _look_up(self, keys: kernels.KeyMap, columns: Columns, first: int) -> int:

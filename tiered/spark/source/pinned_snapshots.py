@@ -40,15 +40,15 @@ def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
     `options` are those of the source: ``subscribe`` and similar, ``storeOptions``, ``topicId``, and ``pin``: the time
     that the pins live after their last renewal. Raises the errors of planning a read.
     """
-    asked = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
-    if asked.pin_ms is None:
+    selection = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
+    if selection.pin_ms is None:
         raise InvalidRequest("cannot pin manifests for Spark, pin=none pins nothing")
-    with asked.bucket.opened() as store:
-        opened = open_partitions(store, asked, wall_ms())
+    with selection.bucket.opened() as store:
+        opened = open_partitions(store, selection, wall_ms())
         pins = {each.name.prefix: each.pin for each in opened if each.pin is not None}
         over = threading.Event()
-        keepers = [PinKeeper(store, prefix, pin, asked.pin_ms) for prefix, pin in pins.items()]
-        renewing = threading.Thread(target=_renew_until, args=(over, keepers, asked.pin_ms), daemon=True)
+        keepers = [PinKeeper(store, prefix, pin, selection.pin_ms) for prefix, pin in pins.items()]
+        renewing = threading.Thread(target=_renew_until, args=(over, keepers, selection.pin_ms), daemon=True)
         renewing.start()
         try:
             yield PinnedSnapshots(pins)

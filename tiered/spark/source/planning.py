@@ -160,9 +160,8 @@ class OpenPartition:
         first, after = edges
         if options.fail_on_data_loss and not first <= offset <= after:
             facts = {"offset": offset, "log_start_offset": first, "next_offset": after}
-            raise OffsetOutOfRange(
-                "cannot read with Spark, the offset is outside the log", partition=self.name.topic_partition, **facts
-            )
+            wrong = "cannot read with Spark, the offset is outside the log"
+            raise OffsetOutOfRange(wrong, partition=self.name.topic_partition, **facts)
         return min(max(offset, first), after)
 
     def _log_range(self, start: int, end: int, options: ReadOptions) -> PartitionRange:
@@ -332,8 +331,8 @@ def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> 
     for topic in sorted(wanted):
         if all(name.topic != topic for name in found):
             raise NotFound("cannot read with Spark, no topic has this id", topic=topic, topic_id=options.topic_id)
-    asked = None if options.partitions is None else set(options.partitions)
-    return [name for name in found if asked is None or name.topic_partition in asked]
+    requested = None if options.partitions is None else set(options.partitions)
+    return [name for name in found if requested is None or name.topic_partition in requested]
 
 
 def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> list[OpenPartition]:
@@ -373,15 +372,13 @@ def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
         return
     for partition in sorted(known):
         if bound.value_of(partition) is None:
-            raise InvalidRequest(
-                f"cannot read with Spark, {side} values must name every partition that is read", missing=partition
-            )
+            wrong = f"cannot read with Spark, {side} values must name every partition that is read"
+            raise InvalidRequest(wrong, missing=partition)
     for topic in sorted(bound.by_topic.keys() - {partition.topic for partition in known}):
         raise InvalidRequest(f"cannot read with Spark, {side} values name a topic that is not read", topic=topic)
     for partition in sorted(bound.by_partition.keys() - known):
-        raise InvalidRequest(
-            f"cannot read with Spark, {side} values name a partition that is not read", partition=partition
-        )
+        wrong = f"cannot read with Spark, {side} values name a partition that is not read"
+        raise InvalidRequest(wrong, partition=partition)
 
 
 def _release(store: ObjectStore, opened: Iterable[OpenPartition], options: ReadOptions) -> None:

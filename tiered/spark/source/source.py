@@ -85,9 +85,8 @@ class TieredSource(DataSource):
         try:
             from tiered.spark.source.stream import BucketStreamReader
         except ImportError as error:
-            raise InvalidRequest(
-                "cannot read a stream with Spark, Spark 4.2 or later is required", cause=error
-            ) from error
+            wrong = "cannot read a stream with Spark, Spark 4.2 or later is required"
+            raise InvalidRequest(wrong, cause=error) from error
         return BucketStreamReader(parse_stream_options(self.options), chosen_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -222,21 +221,21 @@ def read_arrow(
     """
     from tiered.spark.source.planning import plan_read
 
-    asked = parse_options({"path": url, **options})
+    selection = parse_options({"path": url, **options})
     names = tuple(columns if columns is not None else (name for name in COLUMNS if name != "headers"))
     if unknown := [name for name in names if name not in COLUMNS]:
         raise InvalidRequest("cannot read with Spark, unknown column", asked=unknown[0], has=", ".join(COLUMNS))
     if (function is None) != (schema is None):
         raise InvalidRequest("cannot read with Spark, a function and the schema of its result require each other")
-    with asked.bucket.opened() as store:
-        splits = [pickle.dumps(split) for split in plan_read(store, asked)]
+    with selection.bucket.opened() as store:
+        splits = [pickle.dumps(split) for split in plan_read(store, selection)]
 
     def decode(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from tiered.spark.source.task import read_split
 
         for batch in numbers:
             for number in batch.column(0):
-                yield from read_split(pickle.loads(splits[int(number.as_py())]), asked, names)  # noqa: S301 - our own
+                yield from read_split(pickle.loads(splits[int(number.as_py())]), selection, names)  # noqa: S301 - our own
 
     def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return iter(function(decode(numbers))) if function is not None else decode(numbers)

@@ -56,12 +56,11 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRange:
-    """One partition's part of a read: the offsets ``[start_offset, next_offset)``.
+class ReadRange:
+    """A part of a read in one partition: the offsets ``[start_offset, next_offset)`` by the manifest `head_sequence`.
 
-    They are by the manifest `head_sequence`. `prefix` is the prefix of the partition's keys in the store. `segments`
-    are that manifest's entries, ascending. Records of the `aborted` transactions are left out. `pin` protects the
-    manifest, None without a pin. `layout` is the bucket's layout (`remote.external.external_layout`).
+    `prefix` is the prefix of the partition's keys in the store. Records of the `aborted` transactions are left out.
+    `pin` protects the manifest, None without a pin. `layout` is the bucket's (`remote.external.external_layout`).
     """
 
     topic: str
@@ -70,29 +69,26 @@ class PartitionRange:
     head_sequence: int
     start_offset: int
     next_offset: int
-    segments: tuple[SegmentEntry, ...]
     aborted: tuple[AbortedTransaction, ...] = ()
     pin: Pin | None = None
     layout: str = OURS.layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """One task. It drops the records of its batches outside ``[start_offset, next_offset)``.
+class PartitionRange(ReadRange):
+    """One partition's part of a read; `segments` are the manifest's entries, ascending."""
+
+    segments: tuple[SegmentEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(ReadRange):
+    """One task. It drops the records of its batches outside its offsets.
 
     `others` are pins of other partitions of the same read, with their prefixes. This task renews them too.
     """
 
-    topic: str
-    partition: int
-    prefix: str
-    head_sequence: int
-    start_offset: int
-    next_offset: int
     pieces: tuple[Piece, ...]
-    aborted: tuple[AbortedTransaction, ...] = ()
-    pin: Pin | None = None
-    layout: str = OURS.layout
     others: tuple[tuple[str, Pin], ...] = ()
 
     @property

@@ -88,9 +88,8 @@ class StreamPosition:
                 is_initial=given.get(_INITIAL) is True,
             )
         except (TypeError, ValueError, AttributeError) as error:
-            raise InvalidRequest(
-                "cannot read the checkpoint of a stream, it is not an offset of this source", offset=given
-            ) from error
+            wrong = "cannot read the checkpoint of a stream, it is not an offset of this source"
+            raise InvalidRequest(wrong, offset=given) from error
 
 
 def batch_start(start: StreamPosition, end: StreamPosition, partition: TopicPartition) -> int:
