@@ -75,7 +75,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.page_out import lost_object
-from remote.number_bounds import ClockMs, Sequence
+from remote.segment_entry import ClockMs, Sequence
 from remote.store import ObjectStore
 
 TRIES_MAX = 4  # manifests that GC deleted between the read and the pin

@@ -28,7 +28,7 @@ from remote.manifest.manifest_validation import contradictions
 from remote.manifest.sealing import Opened, Sealer, sealed_size
 from remote.manifest.stored_form import StoredForm
 from remote.manifest.view import STORED_VIEW, CompactedView, view_contradiction
-from remote.number_bounds import (
+from remote.segment_entry import (
     INT32_MAX,
     INT64_MAX,
     ByteCount,
@@ -39,6 +39,8 @@ from remote.number_bounds import (
     ObjectBytes,
     Offset,
     PartitionNumber,
+    SegmentEntry,
+    SegmentState,
     Sequence,
     SequenceOrNone,
     StoredSize,
@@ -46,7 +48,6 @@ from remote.number_bounds import (
     Turn,
     WriterEpoch,
 )
-from remote.segment_entry import SegmentEntry, SegmentState
 from remote.store import Body
 
 FORMAT_VERSION = 1

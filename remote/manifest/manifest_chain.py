@@ -54,7 +54,7 @@ from remote.keys import (
 )
 from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.sealing import sealer_of
-from remote.number_bounds import INT64_MAX
+from remote.segment_entry import INT64_MAX
 from remote.store import Body, ObjectStore
 
 PROBES_MAX = 4  # GETs of the next number before a listing is cheaper

@@ -2,7 +2,7 @@
 
 Pure; uses no store.
 
-The decoder checks the bounds of every number (`remote.number_bounds`). This module checks the relations between fields:
+The decoder checks the bounds of every number (`remote.segment_entry`). This module checks the relations between fields:
 
 | part | rule |
 |---|---|

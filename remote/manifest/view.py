@@ -24,8 +24,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from remote.manifest.stored_form import StoredForm
-from remote.number_bounds import ByteCount, ClockMs, Count, Offset, SequenceOrNone, WriterEpoch
-from remote.segment_entry import SegmentEntry, SegmentState
+from remote.segment_entry import (
+    ByteCount,
+    ClockMs,
+    Count,
+    Offset,
+    SegmentEntry,
+    SegmentState,
+    SequenceOrNone,
+    WriterEpoch,
+)
 
 DEFAULT_VIEW = "compacted"
 VIEWS_MAX = 16

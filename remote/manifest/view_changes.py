@@ -34,8 +34,7 @@ from remote.manifest.manifest_changes import objects_of
 from remote.manifest.manifest_validation import entry_contradiction
 from remote.manifest.stored_form import StoredForm
 from remote.manifest.view import STORED_VIEW, CompactedView, ViewFailure, ViewStart, find_view, view_contradiction
-from remote.number_bounds import INT64_MAX, WriterEpoch
-from remote.segment_entry import SegmentEntry
+from remote.segment_entry import INT64_MAX, SegmentEntry, WriterEpoch
 
 Holder = TypeVar("Holder", Manifest, "ViewCatalog")
 CATALOG_BYTES_MAX = 64 << 20

@@ -88,7 +88,7 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCiphe
         assert cipher is not None, "a row with an encrypted object names its key"
         body = cipher.open_chunk(number, stored)
     if table.codec == ZSTD:
-        body = _inflated(memoryview(body), table.lengths[number])
+        body = inflated(memoryview(body), table.lengths[number])
     if len(body) != table.lengths[number] or crc32c(body) != table.crcs[number]:
         facts = {"chunk": number, "expected_bytes": table.lengths[number], "found_bytes": len(body)}
         raise Corrupt("cannot decode a chunk, it differs from the stored chunk", **facts)
@@ -120,7 +120,8 @@ def _compressed(chunk: Body, level: int | None) -> bytes:
     return compress(Codec.ZSTD, chunk, level)
 
 
-def _inflated(frame: memoryview, length: int) -> Body:
+def inflated(frame: memoryview, length: int) -> Body:
+    """Decompress one zstd frame of `length` bytes at most. Raises Corrupt."""
     import numpy as np  # allocates memory without writing zeros
 
     from local.format.compression import Codec, decompress_into

@@ -47,9 +47,7 @@ from local.log.producer_state import ProducerState
 from local.names import new_topic_id
 from local.verify.findings import Finding, Severity
 from policies.cost.prices import BUILT_IN, PriceTable
-from remote.external.external_layout import ExternalFormat, ExternalName, ExternalParts
-from remote.external.external_lineage import gaps
-from remote.external.external_object import ExternalObject
+from remote.external.external_layout import ExternalFormat, ExternalName, ExternalObject, ExternalParts
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.catalog import RemotePartitionName, list_partitions
@@ -57,6 +55,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.manifest_lookup import MetadataIndex
+from remote.manifest.manifest_page import gaps_between
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import combine
@@ -211,7 +210,7 @@ def plan_import(
         log_start_offset=entries[0].base_offset if entries else 0,
         encoding=encoding,
         properties=dict(properties or {}),
-        gaps=tuple(gaps(entries)),
+        gaps=tuple(gaps_between(entries)),
         cost=_cost(due, encoding, prices),
         partly_imported=rest,
         findings=tuple(found.values()),

@@ -19,10 +19,16 @@ from local.index.index_files import slices_of
 from local.log import producer_snapshot
 from local.log.producer_state import ProducerState
 from local.verify.findings import Finding, Severity, damaged
-from remote.external.external_layout import Cipher, ExternalFormat, ExternalName, ExternalParts, ExternalSegment
-from remote.external.external_lineage import Copy, choose
-from remote.external.external_log import ExternalManifests
-from remote.external.external_object import ExternalObject, open_chunk
+from remote.external.external_layout import (
+    Cipher,
+    ExternalFormat,
+    ExternalName,
+    ExternalObject,
+    ExternalParts,
+    ExternalSegment,
+    open_chunk,
+)
+from remote.external.external_log import Copy, ExternalManifests, choose
 from remote.fetch.chunk_cache import ChunkCache, Slice
 from remote.fetch.range_reader import Opener, RemotePartition
 from remote.manifest.commit_protocol import MetadataLog

@@ -32,9 +32,8 @@ from local.log.checkpoints import parse_entries
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Finding, Severity, damaged
 from remote.external.aiven_manifest import EPOCH_MAX
-from remote.external.external_layout import ExternalFormat, ExternalSegment
-from remote.external.external_lineage import Copy, ReadRangeOfCopy
-from remote.external.external_object import ExternalObject
+from remote.external.external_layout import ExternalFormat, ExternalObject, ExternalSegment
+from remote.external.external_log import Copy, ReadRangeOfCopy
 from remote.segment_entry import IndexRange, SegmentEntry
 from remote.store import ObjectStore
 

@@ -1,6 +1,6 @@
 """Counters, histograms and trace spans of disk, store and maintenance since the start of the process.
 
-A manager's storage (`local.storage.observed_storage`), its store (`remote.store.middleware.observed_store`) and its
+A manager's storage (`local.storage.observed_storage`), its store (`remote.store.middleware.store_wrapper`) and its
 worker report to an `Observations`; `tiered.observe.metrics` reads it. `open_observed` connects all of them.
 
 The spans are those of OpenTelemetry; there are none if its package is not installed. Only its API is used. The
@@ -25,7 +25,7 @@ from local.storage import DiskStorage, Storage
 from local.storage.observed_storage import ObservedStorage
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store import ObjectStore
-from remote.store.middleware.observed_store import Around, ObservedStore
+from remote.store.middleware.store_wrapper import Around, ObservedStore
 from tiered.manager.manager import LogManager
 from tiered.partition.log_loading import OnProgress
 from tiered.stores.configured_store import configured_store
@@ -109,7 +109,7 @@ class Observations:
 
     @contextmanager
     def around(self, op: str, key: str) -> Iterator[None]:
-        """Measure one call to the store (`remote.store.middleware.observed_store.Around`)."""
+        """Measure one call to the store (`remote.store.middleware.store_wrapper.Around`)."""
         started = time.perf_counter()
         kind = _request_kind(op, key)
         if kind is not None:
@@ -243,6 +243,6 @@ def tracer(provider: object | None = None) -> Tracer:
 def store_spans(spans: Tracer) -> Around:
     """Return spans around each store call: ``tiered.store.get`` and so on, with the key.
 
-    `remote.store.middleware.observed_store` calls them.
+    `remote.store.middleware.store_wrapper` calls them.
     """
     return lambda op, key: spans.span(f"tiered.store.{op}", key=key)

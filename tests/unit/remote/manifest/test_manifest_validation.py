@@ -30,8 +30,7 @@ from remote.manifest.manifest_changes import add_segments
 from remote.manifest.manifest_page import decode_page, encode_page
 from remote.manifest.manifest_validation import Part
 from remote.manifest.page_out import PageRule
-from remote.number_bounds import OBJECT_BYTES_MAX
-from remote.segment_entry import SegmentState
+from remote.segment_entry import OBJECT_BYTES_MAX, SegmentState
 from remote.store.memory_store import MemoryStore
 
 PREFIX = partition_prefix("orders", "A" * 22, 2)

@@ -26,7 +26,6 @@ from remote.keys import MANIFESTS, PAGES, data_key, indexes_key, manifest_key, p
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache
-from remote.manifest.key_rotation import rewrap_keys
 from remote.manifest.manifest import Manifest, decode_manifest, encode_manifest
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.manifest_memory_cache import FILE, ManifestMemoryCache
@@ -38,6 +37,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.health.repair_sources import entries_of_page
 from tiered.health.scrub import plan_scrub, run_scrub
 from tiered.jobs.bucket_compaction import plan_compaction
+from tiered.jobs.key_rotation import rewrap_keys
 from tiered.migrate.fork import plan_fork, run_fork
 from tiered.migrate.restore_plan import RestoreWish, plan_restore
 from tiered.read.bucket_reader import RemoteLog

@@ -23,12 +23,12 @@ from remote.manifest.manifest import PendingDelete, encode_manifest
 from remote.manifest.manifest_changes import expire_segments
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import parse_key_ring
-from remote.segments.zstd_frames import frames
 from remote.store import ObjectStore
 from remote.store.open_store import open_store
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 from tiered.inspect.dump_sources import Kind, kind_of, split_object_url, url_in_bucket
+from tiered.inspect.stored_segments import frames
 from tiered.maintenance import upload_and_commit
 
 RING = f"k1 {base64.b64encode(bytes(range(32))).decode()}"

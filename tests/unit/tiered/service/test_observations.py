@@ -9,7 +9,7 @@ from manager_world import NOW, TIERED, World, send
 
 from local.errors import NotFound, Unavailable
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.observed_store import ObservedStore
+from remote.store.middleware.store_wrapper import ObservedStore
 from tiered.service.observations import Observations, open_observed, store_spans, tracer
 from tiered.service.worker import Worker
 

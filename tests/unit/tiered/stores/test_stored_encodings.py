@@ -17,7 +17,6 @@ from local.format.record import Record
 from local.names import TopicPartition
 from remote.keys import data_key, partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.key_rotation import rewrap, rewrap_keys
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.page_out import PageRule
 from remote.manifest.sealing import keyed
@@ -33,6 +32,7 @@ from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import object_encoding
 from tiered.config.secrets import load_key_ring
 from tiered.health.doctor import State, examine
+from tiered.jobs.key_rotation import rewrap, rewrap_keys
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog, open_remote
 from tiered.stores.configured_store import configured_store, object_settings, store_options

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_profile import examples
 
-from remote.external.external_lineage import Copy, ReadRangeOfCopy, choose, lineage_of
+from remote.external.external_log import Copy, ReadRangeOfCopy, choose, lineage_of
 
 
 def _copy(number, base, following, epochs=(), stamp=0):
