@@ -123,6 +123,11 @@ class SegmentEntry:
         is_end = last_offset + 1 == self.next_offset
         return is_end or (self.made_by is not None and last_offset < self.next_offset)
 
+    @property
+    def offsets(self) -> tuple[int, int]:
+        """The half-open range of the offsets."""
+        return self.base_offset, self.next_offset
+
     def holds(self, offset: int) -> bool:
         return self.base_offset <= offset < self.next_offset
 

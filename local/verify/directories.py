@@ -26,6 +26,7 @@ a WARNING if the permission is missing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,12 +37,44 @@ from local import names
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.log import checkpoints
 from local.log.leader_epochs import EpochRange, LeaderEpochs
-from local.names import TopicPartition, parse_partition_directory, parse_segment_file
+from local.names import TopicPartition, parse_marked_directory, parse_partition_directory, parse_segment_file
 from local.storage import Storage, join, parent
-from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
+from local.verify.findings import Finding, Severity, corrupt, damaged, info, unreadable, warning, worst
 from local.verify.index_checks import INTERVAL_BYTES
 from local.verify.producer_checks import check_producers
 from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_segment
+
+_BEING_CHANGED = info("log-dir.changing", "the partition directory is being created, moved or deleted")
+_LEFT_CHECKPOINT = info("log-dir.leftover", "leftover file of an interrupted checkpoint write")
+_STRAY_IN_ROOT = warning("log-dir.stray", "unexpected file, no file of a log directory has this name")
+_NO_DATA = warning("log-dir.empty", "the directory holds no log data; check that its disk is mounted")
+ABSENT = warning("log-dir.missing", "the directory does not exist; check that its disk is mounted")
+_TWICE = corrupt("log-dir.twice", "the partition is in two log directories, a manager refuses to start")
+_LEFT_BY_MOVE = warning("log-dir.moved", "a move left this copy and the partition itself is missing")
+_UNKNOWN_PARTITION = info(
+    "checkpoint.unknown-partition", "a checkpoint names a partition that this directory does not hold: {partition}"
+)
+_FLUSHED_LOST = corrupt(
+    "checkpoint.recovery-point", "the recovery point is past the end of the log, so flushed records are missing"
+)
+_START_PAST_END = corrupt(
+    "checkpoint.log-start", "the log start offset is past the end of the log, so the next start deletes every record"
+)
+_CLEANED_PAST_END = warning("checkpoint.cleaner", "the cleaner checkpoint is past the end of the log")
+_DELETED_FILE = info("partition.deleting", "the file waits for its deletion")
+_LEFT_FILE = warning(
+    "partition.leftover",
+    "leftover file of an interrupted swap or checkpoint write; the next start deletes it or finishes the swap",
+)
+_STRAY_FILE = warning("partition.stray", "unexpected file, no file of a partition has this name")
+_INDEX_ALONE = warning("partition.index-alone", "the index has no .log file; the next start deletes the index")
+_OVERLAP = corrupt("log.overlaps-previous", "a batch overlaps the previous segment")
+_EPOCHS_DISORDER = corrupt("epochs.disorder", "the epochs or their offsets do not ascend")
+_EPOCHS_ABOVE_START = info(
+    "epochs.above-log-start", "the first epoch is above the checkpointed log start offset, which may be older"
+)
+_OTHER_EPOCH = warning("epochs.other", "a batch has leader epoch {epoch}, the checkpoint has {known}")
+_NO_TOPIC_ID = info("partition.topic-id", "the topic id is missing")
 
 _TRIES = 3  # reads of a segment that seems damaged while another process may change it
 _ON_THE_WAY = (names.CLEANED, names.SWAP, names.TEMPORARY)
@@ -153,11 +186,9 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
         if each not in partitions.values() and each not in _OF_A_LOG_DIR | options.known_names:
             found.append(_of_root(join(root, each), each))
     if not partitions and names.META_PROPERTIES not in there:
-        found.append(finding(Severity.WARNING, root, "the directory holds no log data; check that its disk is mounted"))
+        found.append(_NO_DATA.found(root))
     for name in sorted(vouched.keys() - partitions.keys()):
-        found.append(
-            finding(Severity.INFO, root, f"a checkpoint names a partition that this directory does not hold: {name}")
-        )
+        found.append(_UNKNOWN_PARTITION.found(root, partition=name))
     for name in sorted(partitions):
         directory = join(root, partitions[name])
         try:
@@ -174,10 +205,42 @@ def _verify_log_dir(storage: Storage, root: str, options: VerifyOptions, on_byte
 
 def _of_root(path: str, name: str) -> Finding:
     if name.endswith(("-delete", "-stray", "-future")):
-        return finding(Severity.INFO, path, "the partition directory is being created, moved or deleted")
+        return _BEING_CHANGED.found(path)
     if name.endswith(names.TEMPORARY):
-        return finding(Severity.INFO, path, "leftover file of an interrupted checkpoint write")
-    return finding(Severity.WARNING, path, "unexpected file, no file of a log directory has this name")
+        return _LEFT_CHECKPOINT.found(path)
+    return _STRAY_IN_ROOT.found(path)
+
+
+def check_log_dirs(storage: Storage, roots: Sequence[str]) -> list[Finding]:
+    """Find partitions in two directories, and partitions that exist only as ``-future`` or ``-delete``.
+
+    | state | severity | at the next start |
+    |---|---|---|
+    | in two directories | CORRUPT | both copies are refused (`local.logdirs.log_dirs`) |
+    | only as a leftover of a move | WARNING | not created again; the operator decides (`local.logdirs.move_recovery`) |
+
+    Only names are read. The directories are listed twice: a partition may move between the listings of two directories.
+    A root that cannot be listed is skipped. A long topic name may be shortened in a ``-delete``.
+    """
+    found = list(_misplaced(storage, roots))
+    return [each for each in _misplaced(storage, roots) if each in found] if found else []
+
+
+def _misplaced(storage: Storage, roots: Sequence[str]) -> Iterator[Finding]:
+    present: dict[TopicPartition, list[str]] = defaultdict(list)
+    leftover: dict[TopicPartition, list[str]] = defaultdict(list)
+    for root in roots:
+        for name in _listed(storage, root):
+            marked = parse_marked_directory(name)
+            partition = marked[0] if marked else parse_partition_directory(name)
+            if partition is not None:
+                (leftover if marked else present)[partition].append(join(root, name))
+    for partition, paths in sorted(present.items()):
+        for path in paths[1:]:
+            yield _TWICE.found(path, partition=partition, other=paths[0])
+    for partition, paths in sorted(leftover.items()):
+        for path in paths if partition not in present else ():
+            yield _LEFT_BY_MOVE.found(path, partition=partition)
 
 
 def _was_clean(storage: Storage, root: str) -> bool:
@@ -247,9 +310,9 @@ def _verify_partition(
         )
         for at, base in enumerate(bases)
     ]
-    look = partial(_look, storage, options, on_bytes, was_clean)
+    check = partial(_check_place, storage, options, on_bytes, was_clean)
     with ThreadPoolExecutor(max(1, options.threads)) as pool:
-        reports = [(place, report) for place, report in zip(places, pool.map(look, places), strict=True) if report]
+        reports = [(place, report) for place, report in zip(places, pool.map(check, places), strict=True) if report]
     for _, report in reports:
         findings += report.findings
     findings += _overlaps(reports)
@@ -267,9 +330,9 @@ def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator
     for (_, before), (place, report) in pairwise(reports):
         first = report.first_offset
         if first is not None and first < min(place.base_offset, before.next_offset):
-            what = f"a batch overlaps the previous segment: first_offset={first} end_before={before.next_offset}"
-            found = (first, before.next_offset)
-            yield Finding(severity=Severity.CORRUPT, path=place.path(names.LOG), what=what, at=0, offsets=found)
+            end = before.next_offset
+            path = place.path(names.LOG)
+            yield _OVERLAP.found(path, at=0, offsets=(first, end), first_offset=first, end_before=end)
 
 
 def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -280,7 +343,7 @@ def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Fin
         yield unreadable(error, directory)
 
 
-def _look(
+def _check_place(
     storage: Storage, options: VerifyOptions, on_bytes: OnBytes, was_clean: bool, place: SegmentPlace
 ) -> SegmentReport | None:
     """A segment's report; None if the segment was deleted during the check.
@@ -314,34 +377,24 @@ def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clea
         if name in _OF_A_PARTITION:
             continue
         if name.endswith(names.DELETED):
-            yield finding(Severity.INFO, path, "the file waits for its deletion")
+            yield _DELETED_FILE.found(path)
         elif name.endswith(_ON_THE_WAY):
-            what = (
-                "leftover file of an interrupted swap or checkpoint write; the next start deletes it or "
-                "finishes the swap"
-            )
-            yield finding(Severity.WARNING if was_clean else Severity.INFO, path, what)
+            yield _LEFT_FILE.found(path, severity=None if was_clean else Severity.INFO)
         elif parsed is None or parsed[1] not in (*names.SEGMENT_SUFFIXES, names.PRODUCER_SNAPSHOT):
-            yield finding(Severity.WARNING, path, "unexpected file, no file of a partition has this name")
+            yield _STRAY_FILE.found(path)
         elif parsed[1] in names.SEGMENT_SUFFIXES and parsed[0] not in bases:
-            what = "the index has no .log file; the next start deletes the index"
-            yield finding(Severity.WARNING if was_clean else Severity.INFO, path, what)
+            yield _INDEX_ALONE.found(path, severity=None if was_clean else Severity.INFO)
 
 
 def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
     """Find checkpoints past the log end."""
-    for what, offset, severity in (
-        ("the recovery point is past the end of the log, so flushed records are missing", vouched.recovery_point, 2),
-        (
-            "the log start offset is past the end of the log, so the next start deletes every record",
-            vouched.log_start_offset,
-            2,
-        ),
-        ("the cleaner checkpoint is past the end of the log", vouched.cleaner_offset, 1),
+    for code, offset in (
+        (_FLUSHED_LOST, vouched.recovery_point),
+        (_START_PAST_END, vouched.log_start_offset),
+        (_CLEANED_PAST_END, vouched.cleaner_offset),
     ):
         if offset is not None and end is not None and offset > end:
-            said = f"{what}: checkpoint={offset} next_offset={end}"
-            yield Finding(severity=Severity(severity), path=directory, what=said, offsets=(end, offset))
+            yield code.found(directory, offsets=(end, offset), checkpoint=offset, next_offset=end)
 
 
 def _check_epochs(
@@ -366,15 +419,11 @@ def _check_epochs(
         yield damaged(error, path)
         return
     if any(later[0] <= before[0] or later[1] <= before[1] for before, later in pairwise(entries)):
-        yield finding(Severity.CORRUPT, path, "the epochs or their offsets do not ascend")
+        yield _EPOCHS_DISORDER.found(path)
         return
     epochs, log_start = LeaderEpochs(tuple(entries)), vouched.log_start_offset
     if not was_clean and entries and entries[0][1] > (log_start or 0):
-        what = (
-            "the first epoch is above the checkpointed log start offset, which may be older: "
-            f"epochs_from={entries[0][1]}"
-        )
-        yield finding(Severity.INFO, path, f"{what} log_start_offset={log_start}")
+        yield _EPOCHS_ABOVE_START.found(path, epochs_from=entries[0][1], log_start_offset=log_start)
         log_start = entries[0][1]
     for place, report in reports:
         for found in report.epochs:
@@ -383,9 +432,8 @@ def _check_epochs(
                 continue
             known = epochs.epoch_at(offset)
             if known != found.epoch:
-                log = place.path(names.LOG)
-                what = f"a batch has leader epoch {found.epoch}, the checkpoint has {known}: path={log}"
-                yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(offset, offset + 1))
+                log, offsets = place.path(names.LOG), (offset, offset + 1)
+                yield _OTHER_EPOCH.found(path, offsets=offsets, epoch=found.epoch, known=known, path=log)
                 break
 
 
@@ -408,7 +456,7 @@ def _check_metadata(storage: Storage, directory: str) -> Iterator[Finding]:
     path = join(directory, names.PARTITION_METADATA)
     try:
         if checkpoints.read_topic_id(storage, directory) is None:
-            yield finding(Severity.INFO, path, "the topic id is missing")
+            yield _NO_TOPIC_ID.found(path)
     except Corrupt as error:
         yield damaged(error, path)
 

@@ -1,39 +1,171 @@
-"""The result of a check: a finding with its place and its severity."""
+"""The result of a check: a finding, with a code that names the broken rule.
+
+Each check declares its codes beside its own code. `CODES` has them all once the checks are imported;
+``docs/reference/findings.md`` is generated from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from string import Formatter
 
 from local.errors import AccessDenied, Corrupt, DiskFailed
 from local.logdirs.offline_detection import PASSING
 
 
 class Severity(IntEnum):
-    """INFO: possible in a sound log. WARNING: an operator should check it. CORRUPT: bytes are wrong."""
+    """How serious a finding is, ascending.
 
-    INFO = 0
-    WARNING = 1
-    CORRUPT = 2
+    | severity | meaning |
+    |---|---|
+    | OK | the check found nothing wrong |
+    | SKIPPED | the check was not possible, or not wanted |
+    | INFO | possible in a sound log |
+    | WARNING | an operator should look at it |
+    | ERROR | an operation fails until it is corrected |
+    | CORRUPT | bytes are wrong |
+    """
+
+    OK = 0
+    SKIPPED = 1
+    INFO = 2
+    WARNING = 3
+    ERROR = 4
+    CORRUPT = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One result of a check.
+    """One result of a check at one moment. A state that lasts is a `tiered.node.problems.Problem`.
 
-    `at` is a byte position in the file, `length` the number of bytes from there, `offsets` the half-open range of
-    affected offsets; each is None if unknown. `is_unread`: the affected bytes were not read, so nothing else is known
-    of them.
+    | field | content |
+    |---|---|
+    | `code` | the broken rule; stable, one of `CODES` |
+    | `where` | the file, object, directory, partition or line of a file; empty for a whole node |
+    | `what` | what is wrong there, in one line |
+    | `next_step` | what an operator does next; empty without one |
+    | `at`, `length` | the first affected byte there, and the number of bytes; None if unknown |
+    | `offsets` | the half-open range of affected offsets; None if unknown |
+    | `is_unread` | the affected bytes were not read, so nothing else is known of them |
+    | `key`, `topics` | the setting, and the topics that have it; empty if the finding is about no setting |
     """
 
+    code: str
     severity: Severity
-    path: str
+    where: str
     what: str
+    next_step: str = ""
     at: int | None = None
-    offsets: tuple[int, int] | None = None
     length: int | None = None
+    offsets: tuple[int, int] | None = None
     is_unread: bool = False
+    key: str = ""
+    topics: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What is wrong and the next step, in one line."""
+        return f"{self.what} ({self.next_step})" if self.next_step else self.what
+
+    @property
+    def state(self) -> str:
+        """The severity as a word, such as ``corrupt``."""
+        return self.severity.name.lower()
+
+    @property
+    def check(self) -> str:
+        """The check that a code belongs to: its first word."""
+        return self.code.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingCode:
+    """The declaration of a code, such as ``log.torn-end``: the check, a dot, the rule.
+
+    `severity` and `next_step` are the usual ones. `text` and `next_step` may have names of facts in braces.
+    """
+
+    code: str
+    severity: Severity
+    text: str
+    next_step: str = ""
+
+    def __post_init__(self) -> None:
+        CODES[self.code] = self
+
+    def found(
+        self,
+        where: str,
+        *,
+        severity: Severity | None = None,
+        what: str | None = None,
+        next_step: str | None = None,
+        at: int | None = None,
+        offsets: tuple[int, int] | None = None,
+        is_unread: bool = False,
+        key: str = "",
+        topics: tuple[str, ...] = (),
+        **facts: object,
+    ) -> Finding:
+        """Return a finding. Facts that no text names follow it as ``name=value``.
+
+        `what` replaces the text, for the message of an error.
+        """
+        return Finding(
+            code=self.code,
+            severity=self.severity if severity is None else severity,
+            where=where,
+            what=self.message(**facts) if what is None else what,
+            next_step=_filled(self.next_step, facts) if next_step is None else next_step,
+            at=at,
+            offsets=offsets,
+            is_unread=is_unread,
+            key=key,
+            topics=topics,
+        )
+
+    def message(self, **facts: object) -> str:
+        """Return the text with these facts."""
+        if not facts:
+            return self.text
+        named = {name for text in (self.text, self.next_step) for _, name, _, _ in Formatter().parse(text)}
+        others = " ".join(f"{name}={value}" for name, value in facts.items() if name not in named)
+        text = _filled(self.text, facts)
+        return f"{text}: {others}" if others else text
+
+
+CODES: dict[str, FindingCode] = {}
+
+
+def info(code: str, text: str, next_step: str = "") -> FindingCode:
+    """Declare a code of severity INFO."""
+    return FindingCode(code, Severity.INFO, text, next_step)
+
+
+def warning(code: str, text: str, next_step: str = "") -> FindingCode:
+    """Declare a code of severity WARNING."""
+    return FindingCode(code, Severity.WARNING, text, next_step)
+
+
+def error(code: str, text: str, next_step: str = "") -> FindingCode:
+    """Declare a code of severity ERROR."""
+    return FindingCode(code, Severity.ERROR, text, next_step)
+
+
+def corrupt(code: str, text: str, next_step: str = "") -> FindingCode:
+    """Declare a code of severity CORRUPT."""
+    return FindingCode(code, Severity.CORRUPT, text, next_step)
+
+
+DAMAGED = corrupt("bytes.damaged", "bytes contradict their format or their checksum")
+UNREADABLE = corrupt("file.unreadable", "the file is unreadable, {attempt}")
+
+
+def passed(check: str, what: str, where: str = "", *, severity: Severity = Severity.OK) -> Finding:
+    """The result of a check that found nothing wrong, or of one that was not possible."""
+    return Finding(code=f"{check}.{severity.name.lower()}", severity=severity, where=where, what=what)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
@@ -50,16 +182,22 @@ def unreadable(error: DiskFailed | AccessDenied, path: str) -> Finding:
     if cause in PASSING:
         raise error
     severity = Severity.CORRUPT if isinstance(error, DiskFailed) else Severity.WARNING
-    what = f"the file is unreadable, {error.attempt}: cause={cause}"
-    return Finding(severity=severity, path=str(error.facts.get("path", path)), what=what)
+    where = str(error.facts.get("path", path))
+    return UNREADABLE.found(where, severity=severity, attempt=error.attempt, cause=cause)
 
 
-def damaged(error: Corrupt, path: str) -> Finding:
+def damaged(error: Corrupt, path: str, *, offsets: tuple[int, int] | None = None, is_unread: bool = False) -> Finding:
+    """The finding for bytes that contradict their format or their checksum."""
     facts = " ".join(f"{name}={value}" for name, value in error.facts.items() if name not in ("path", "at"))
     at = error.facts.get("at")
-    what = f"{error.attempt}: {facts}" if facts else error.attempt
-    return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at if isinstance(at, int) else None)
+    return DAMAGED.found(
+        path,
+        what=f"{error.attempt}: {facts}" if facts else error.attempt,
+        at=at if isinstance(at, int) else None,
+        offsets=offsets,
+        is_unread=is_unread,
+    )
 
 
-def finding(severity: Severity, path: str, what: str) -> Finding:
-    return Finding(severity=severity, path=path, what=what)
+def _filled(text: str, facts: dict[str, object]) -> str:
+    return text.format(**facts) if facts else text

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,24 @@ from local.index import offset_index, time_index
 from local.log import recovery
 from local.names import OFFSET_INDEX, TIME_INDEX, parse_segment_file
 from local.storage import Storage, join, parent
-from local.verify.findings import Finding, Severity
+from local.verify.findings import Finding, FindingCode, Severity, corrupt, info, warning
+
+_DISORDER = corrupt("offset-index.disorder", "index entry out of order")
+_NO_BATCH_START = corrupt("offset-index.position", "the position of an index entry is not the start of a batch")
+_NOT_LAST_OFFSET = corrupt("offset-index.offset", "the offset of an index entry is not the last offset of its batch")
+_WHOLE_APPENDS = info("offset-index.appends", "the index entries cover whole appends, as Kafka up to 4.0 writes them")
+_GAP = warning("offset-index.gap", "the index has no entry for {bytes} bytes of the log")
+_TIME_DISORDER = corrupt("time-index.disorder", "time index entry out of order")
+_TIME_NOT_LAST_OFFSET = corrupt(
+    "time-index.offset", "the offset of a time index entry is not the last offset of a batch"
+)
+_NOT_LARGEST = corrupt("time-index.timestamp", "the timestamp of a time index entry is not the largest so far")
+_TIME_WHOLE_APPENDS = info(
+    "time-index.appends", "the time index entries cover whole appends, as Kafka up to 4.0 writes them"
+)
+_TIME_INCOMPLETE = warning("time-index.incomplete", "the last entry is missing")
+_SIZE = corrupt("index.size", "the size is not a multiple of {entry_bytes} bytes")
+_EMPTY_SLOTS = info("index.empty-slots", "{slots} empty slots at the end")
 
 FINDINGS_MAX = 5  # of one kind and file; further findings are only counted
 INTERVAL_BYTES = offset_index.INTERVAL_BYTES
@@ -73,33 +91,20 @@ def check_offset_index(
     bad = np.zeros(len(entries), np.bool_)
     bad[1:] = (np.diff(offsets) <= 0) | (np.diff(positions) <= 0)
     bad |= entries["offset"] < 0
-    found += _findings_of_entries(bad, "index entry out of order", offset_index.ENTRY_BYTES, offsets, path)
+    report = partial(_findings_of_entries, entry_bytes=offset_index.ENTRY_BYTES, offsets=offsets, path=path)
+    found += report(_DISORDER, bad)
     row = np.searchsorted(places.positions, positions)
     is_start = _at(places.positions, row, -1) == positions
-    found += _findings_of_entries(
-        ~is_start & ~bad,
-        "the position of an index entry is not the start of a batch",
-        offset_index.ENTRY_BYTES,
-        offsets,
-        path,
-    )
+    found += report(_NO_BATCH_START, ~is_start & ~bad)
     own = _at(places.last_offsets, row, -1)
     following = np.append(positions[1:], places.size_bytes)
     append_row = np.searchsorted(places.last_offsets, offsets)
     is_append = (_at(places.last_offsets, append_row, -1) == offsets) & (append_row > row)
     is_append &= _at(places.positions, append_row, places.size_bytes) < following
     checked = is_start & ~bad
-    wrong = checked & (own != offsets) & ~is_append
-    found += _findings_of_entries(
-        wrong,
-        "the offset of an index entry is not the last offset of its batch",
-        offset_index.ENTRY_BYTES,
-        offsets,
-        path,
-        own,
-    )
+    found += report(_NOT_LAST_OFFSET, checked & (own != offsets) & ~is_append, expected=own)
     if (checked & (own != offsets) & is_append).any():
-        found.append(_information(path, "the index entries cover whole appends, as Kafka up to 4.0 writes them"))
+        found.append(_WHOLE_APPENDS.found(path))
     return [*found, *_gaps(positions, places, path, interval_bytes)]
 
 
@@ -113,24 +118,18 @@ def check_time_index(
     bad = np.zeros(len(entries), np.bool_)
     bad[1:] = (np.diff(timestamps) <= 0) | (np.diff(offsets) < 0)
     bad |= entries["offset"] < 0
-    found += _findings_of_entries(bad, "time index entry out of order", time_index.ENTRY_BYTES, offsets, path)
+    report = partial(_findings_of_entries, entry_bytes=time_index.ENTRY_BYTES, offsets=offsets, path=path)
+    found += report(_TIME_DISORDER, bad)
     row = np.searchsorted(places.last_offsets, offsets)
     is_last = _at(places.last_offsets, row, -1) == offsets
-    found += _findings_of_entries(
-        ~is_last & ~bad,
-        "the offset of a time index entry is not the last offset of a batch",
-        time_index.ENTRY_BYTES,
-        offsets,
-        path,
-    )
+    found += report(_TIME_NOT_LAST_OFFSET, ~is_last & ~bad)
     so_far = np.maximum.accumulate(places.max_timestamps) if len(places) else places.max_timestamps
     largest = _at(so_far, row, -1)
     checked = is_last & ~bad
     wrong = checked & (largest != timestamps)
-    what = "the timestamp of a time index entry is not the largest so far"
-    found += _findings_of_entries(wrong, what, time_index.ENTRY_BYTES, offsets, path, largest)
+    found += report(_NOT_LARGEST, wrong, expected=largest)
     if (checked & ~wrong & (_at(places.max_timestamps, row, -1) != timestamps)).any():
-        found.append(_information(path, "the time index entries cover whole appends, as Kafka up to 4.0 writes them"))
+        found.append(_TIME_WHOLE_APPENDS.found(path))
     return [*found, *_missing_time(timestamps, so_far, path, is_active=is_active)]
 
 
@@ -140,27 +139,25 @@ def without_zeros(data: bytes, entry_bytes: int) -> bytes:
     A first entry of zeros counts as an entry if another entry follows or if it is the only one.
     """
     end = len(data.rstrip(b"\0"))
-    kept = -(-end // entry_bytes) * entry_bytes
-    return data[: min(len(data), max(kept, 0))]
+    return data[: -(-end // entry_bytes) * entry_bytes]
 
 
 def _whole(data: bytes, entry_bytes: int, path: str) -> tuple[list[Finding], bytes]:
     found: list[Finding] = []
     if len(data) % entry_bytes:
-        what = f"the size is not a multiple of {entry_bytes} bytes"
         at = len(data) - len(data) % entry_bytes
-        found.append(Finding(severity=Severity.CORRUPT, path=path, what=what, at=at))
+        found.append(_SIZE.found(path, at=at, entry_bytes=entry_bytes))
         data = data[:at]
-    kept = without_zeros(data, entry_bytes)
-    if len(kept) < len(data):
-        slots = (len(data) - len(kept)) // entry_bytes
-        found.append(_information(path, f"{slots} empty slots at the end", at=len(kept)))
-    return found, kept
+    used = without_zeros(data, entry_bytes)
+    if len(used) < len(data):
+        found.append(_EMPTY_SLOTS.found(path, at=len(used), slots=(len(data) - len(used)) // entry_bytes))
+    return found, used
 
 
 def _findings_of_entries(
+    code: FindingCode,
     rows: NDArray[np.bool_],
-    what: str,
+    *,
     entry_bytes: int,
     offsets: NDArray[np.int64],
     path: str,
@@ -170,16 +167,11 @@ def _findings_of_entries(
     marked = np.flatnonzero(rows).tolist()
     for at in marked[:FINDINGS_MAX]:
         offset = int(offsets[at])
-        more = f": expected={int(expected[at])}" if expected is not None else ""
-        yield Finding(
-            severity=Severity.CORRUPT,
-            path=path,
-            what=what + more,
-            at=at * entry_bytes,
-            offsets=(offset, offset + 1) if offset >= 0 else None,
-        )
+        what = None if expected is None else code.message(expected=int(expected[at]))
+        offsets_of = (offset, offset + 1) if offset >= 0 else None
+        yield code.found(path, what=what, at=at * entry_bytes, offsets=offsets_of)
     if len(marked) > FINDINGS_MAX:
-        yield Finding(severity=Severity.CORRUPT, path=path, what=f"{what}: {len(marked) - FINDINGS_MAX} more")
+        yield code.found(path, what=f"{code.text}: {len(marked) - FINDINGS_MAX} more")
 
 
 def _gaps(positions: NDArray[np.int64], places: BatchPlaces, path: str, interval_bytes: int) -> Iterator[Finding]:
@@ -191,8 +183,8 @@ def _gaps(positions: NDArray[np.int64], places: BatchPlaces, path: str, interval
     gap = int(gaps.max()) - 2 * largest_batch
     if gap > _GAP_TOLD * interval_bytes:
         severity = Severity.WARNING if gap > _GAP_ODD * interval_bytes else Severity.INFO
-        what = f"the index has no entry for {int(gaps.max())} bytes of the log: interval={interval_bytes}"
-        yield Finding(severity=severity, path=path, what=what, at=int(gaps.argmax()) * offset_index.ENTRY_BYTES)
+        at = int(gaps.argmax()) * offset_index.ENTRY_BYTES
+        yield _GAP.found(path, severity=severity, at=at, bytes=int(gaps.max()), interval=interval_bytes)
 
 
 def _missing_time(
@@ -201,12 +193,8 @@ def _missing_time(
     if not len(so_far) or so_far[-1] <= 0 or (len(timestamps) and timestamps[-1] >= so_far[-1]):
         return
     if not is_active:
-        what = f"the last entry is missing: largest_timestamp={int(so_far[-1])}"
-        yield Finding(severity=Severity.WARNING, path=path, what=what, at=len(timestamps) * time_index.ENTRY_BYTES)
-
-
-def _information(path: str, what: str, at: int | None = None) -> Finding:
-    return Finding(severity=Severity.INFO, path=path, what=what, at=at)
+        at = len(timestamps) * time_index.ENTRY_BYTES
+        yield _TIME_INCOMPLETE.found(path, at=at, largest_timestamp=int(so_far[-1]))
 
 
 def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:
@@ -245,10 +233,10 @@ def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: C
 
 def _place_of(finding: Finding) -> tuple[str, int] | None:
     """The segment of the index that the finding concerns; None for any other finding."""
-    parsed = parse_segment_file(finding.path.rpartition("/")[2])
+    parsed = parse_segment_file(finding.where.rpartition("/")[2])
     if parsed is None or parsed[1] not in (OFFSET_INDEX, TIME_INDEX) or finding.severity is Severity.INFO:
         return None
-    return parent(finding.path), parsed[0]
+    return parent(finding.where), parsed[0]
 
 
 def _log(directory: str, base: int) -> str:

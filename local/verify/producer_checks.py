@@ -13,8 +13,16 @@ from local.log.producer_snapshot import ProducerEntry
 from local.log.producer_state import ProducerState
 from local.names import parse_segment_file, segment_file
 from local.storage import Storage, join
-from local.verify.findings import Finding, Severity, damaged, finding
+from local.verify.findings import Finding, Severity, corrupt, damaged, warning
 from local.verify.segment_checks import SegmentPlace, SegmentReport
+
+_SNAPSHOT_PAST_END = warning("snapshot.past-end", "the snapshot is past the end of the log")
+_UNKNOWN_PRODUCER = warning("snapshot.unknown-producer", "the snapshot names a producer that is not in the log")
+_STALE = warning("snapshot.stale", "the snapshot is stale")
+_LACKS_OPEN = warning("snapshot.incomplete", "the snapshot lacks producers with an open transaction")
+_WRONG_ABORTED = corrupt("txn-index.cleaned", "an entry exposes an aborted record, or hides another record")
+_LACKS_ABORTED = corrupt("txn-index.missing", "the index lacks an aborted transaction")
+_NOT_ABORTED = warning("txn-index.unknown", "the log has no aborted transaction for this entry")
 
 
 def check_producers(
@@ -58,7 +66,7 @@ def check_producers(
     for offset in sorted(snapshots):
         path = join(directory, segment_file(offset, names.PRODUCER_SNAPSHOT))
         if offset > end:
-            yield finding(Severity.WARNING, path, f"the snapshot is past the end of the log: next_offset={end}")
+            yield _SNAPSHOT_PAST_END.found(path, next_offset=end)
     if end in snapshots and end != reports[-1][0].base_offset:
         yield from _compare(directory, end, snapshots[end], state, is_whole, is_cleaned=is_cleaned)
 
@@ -93,14 +101,15 @@ def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried
     the remaining batches (`local.index.txn_scan`): no entry may expose an aborted record or hide another record.
     """
     path = place.path(names.TXN_INDEX)
-    if report.said is None or any(e.path == path and e.severity is Severity.CORRUPT for e in report.findings):
+    if report.said is None or any(e.where == path and e.severity is Severity.CORRUPT for e in report.findings):
         return
     problem = report.said.problem(report.aborted)
     problem = problem or carried_problem(report.aborted, report.said, carried.open_from, carried.ended)
     if problem is not None:
         # An entry is written after its marker, and read here before it.
         severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
-        yield Finding(severity=severity, path=path, what=problem, offsets=(place.base_offset, report.next_offset))
+        offsets = place.base_offset, report.next_offset
+        yield _WRONG_ABORTED.found(path, what=problem, severity=severity, offsets=offsets)
 
 
 def _is_behind(entry: ProducerEntry, known: ProducerEntry) -> bool:
@@ -127,17 +136,15 @@ def _compare_aborted(
 ) -> Iterator[Finding]:
     path = place.path(names.TXN_INDEX)
     found = {(each.producer_id, each.first_offset, each.last_offset) for each in report.aborted}
-    if any(each.path == path and each.severity is Severity.CORRUPT for each in report.findings):
+    if any(each.where == path and each.severity is Severity.CORRUPT for each in report.findings):
         return
     # An entry is written after its marker, and read here before it.
     severity = Severity.INFO if place.next_base is None and place.may_be_torn else Severity.CORRUPT
     for producer, begin, last in sorted(expected - found):
-        what = f"the index lacks an aborted transaction: producer_id={producer}"
-        yield Finding(severity=severity, path=path, what=what, offsets=(begin, last + 1))
+        yield _LACKS_ABORTED.found(path, severity=severity, offsets=(begin, last + 1), producer_id=producer)
     for producer, begin, last in sorted(found - expected):
         if begin >= first or is_whole:
-            what = f"the log has no aborted transaction for this entry: producer_id={producer}"
-            yield Finding(severity=Severity.WARNING, path=path, what=what, offsets=(begin, last + 1))
+            yield _NOT_ABORTED.found(path, offsets=(begin, last + 1), producer_id=producer)
 
 
 def _compare(
@@ -162,23 +169,17 @@ def _compare(
             continue
         if known is None:
             if is_whole:
-                what = f"the snapshot names a producer that is not in the log: producer_id={entry.producer_id}"
-                yield finding(Severity.WARNING, path, what)
+                yield _UNKNOWN_PRODUCER.found(path, producer_id=entry.producer_id)
             continue
-        for what, snapshot, log in (
-            ("producer_epoch", entry.producer_epoch, known.producer_epoch),
-            ("last_sequence", entry.last_sequence, known.last_sequence),
-            ("last_offset", entry.last_offset, known.last_offset),
-            ("transaction_first_offset", entry.transaction_first_offset, known.transaction_first_offset),
-        ):
+        for field_name in ("producer_epoch", "last_sequence", "last_offset", "transaction_first_offset"):
+            snapshot, log = getattr(entry, field_name), getattr(known, field_name)
             if snapshot != log:
-                stale = f"the snapshot is stale: producer_id={entry.producer_id} {what}={snapshot} in_the_log={log}"
-                yield finding(Severity.WARNING, path, stale)
+                facts = f"producer_id={entry.producer_id} {field_name}={snapshot} in_the_log={log}"
+                yield _STALE.found(path, what=f"{_STALE.text}: {facts}")
                 break
     if is_cleaned:
         return
     missing = replayed.keys() - {entry.producer_id for entry in entries}
     open_ones = [each for each in sorted(missing) if replayed[each].transaction_first_offset >= 0]
     if open_ones:
-        what = f"the snapshot lacks producers with an open transaction: producer_ids={open_ones[:5]}"
-        yield finding(Severity.WARNING, path, what)
+        yield _LACKS_OPEN.found(path, producer_ids=open_ones[:5])

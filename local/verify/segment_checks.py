@@ -28,15 +28,24 @@ from local.records.batch import Marker, read_marker
 from local.records.batch_runs import BatchRuns, Run
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join
-from local.verify.findings import Finding, Severity, unreadable
+from local.verify.findings import DAMAGED, Finding, FindingCode, Severity, corrupt, info, unreadable, warning
 from local.verify.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of
 
-BEGINS_BELOW = "the segment begins below the offset of its file name; the next start renames it"
-BEGINS_BELOW_INSIDE = (
-    "the segment begins below the offset of its file name; readers find its records under "
-    "this name, and a recovery renames it"
+BEGINS_BELOW = warning(
+    "log.begins-below", "the segment begins below the offset of its file name; the next start renames it"
 )
-TOO_WIDE = "the segment spans more than 2^31-1 offsets; the next start splits it"
+BEGINS_BELOW_INSIDE = warning(
+    "log.begins-below-inside",
+    "the segment begins below the offset of its file name; readers find its records under this name, and a recovery "
+    "renames it",
+)
+TOO_WIDE = warning("log.too-wide", "the segment spans more than 2^31-1 offsets; the next start splits it")
+_OVERLAPS_NEXT = corrupt("log.overlaps-next", "a batch overlaps the next segment")
+_TORN_ACTIVE = info("log.torn-active", "the file ends inside a batch, recovery removes the partial batch")
+_TORN = corrupt("log.torn", "the file ends inside a batch")
+_INVALID_END = corrupt("log.invalid-end", "the bytes after the last batch are no batch")
+_NO_INDEX = warning("index.missing", "the index is missing; the next start rebuilds it")
+_TXN_TORN = warning("txn-index.torn", "the file ends inside an entry, the partial entry is ignored")
 OnBytes = Callable[[int], None]
 
 
@@ -103,7 +112,8 @@ def _walk(
         tables.append((run.position, run.table))
         if run.damage is not None:
             is_tail = run.position + len(run.data) >= walk.size_bytes
-            report.findings.append(_of_batch(path, run, 0, run.damage, _severity(place, run, is_tail=is_tail)))
+            severity = _severity(place, run, is_tail=is_tail)
+            report.findings.append(_of_batch(DAMAGED, path, run, 0, what=run.damage, severity=severity))
         if run.is_readable:
             _check_offsets(place, run, report)
             _collect(run, path, report)
@@ -122,15 +132,15 @@ def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None
     table = run.table
     first, last = int(table.base_offsets[0]), int(table.last_offsets.max())
     if first < place.base_offset:
-        what = BEGINS_BELOW if place.next_base is None else BEGINS_BELOW_INSIDE
-        _warn_once(report, _of_batch(place.path(LOG), run, 0, what, Severity.WARNING))
+        code = BEGINS_BELOW if place.next_base is None else BEGINS_BELOW_INSIDE
+        _warn_once(report, _of_batch(code, place.path(LOG), run, 0))
     if last - place.base_offset > RELATIVE_OFFSET_MAX:
         row = int((table.last_offsets - place.base_offset > RELATIVE_OFFSET_MAX).argmax())
-        _warn_once(report, _of_batch(place.path(LOG), run, row, TOO_WIDE, Severity.WARNING))
+        _warn_once(report, _of_batch(TOO_WIDE, place.path(LOG), run, row))
     if place.next_base is not None and last >= place.next_base:
         row = int((table.last_offsets >= place.next_base).argmax())
-        what = f"a batch overlaps the next segment: next_base_offset={place.next_base}"
-        report.findings.append(_of_batch(place.path(LOG), run, row, what))
+        what = _OVERLAPS_NEXT.message(next_base_offset=place.next_base)
+        report.findings.append(_of_batch(_OVERLAPS_NEXT, place.path(LOG), run, row, what=what))
     expected = place.base_offset if report.first_offset is None else report.next_offset
     starts = np.concatenate(([expected], table.last_offsets[:-1] + 1))
     spans = table.last_offsets - table.base_offsets + 1
@@ -142,7 +152,7 @@ def _check_offsets(place: SegmentPlace, run: Run, report: SegmentReport) -> None
 
 
 def _warn_once(report: SegmentReport, finding: Finding) -> None:
-    if all(each.what != finding.what for each in report.findings):
+    if all(each.code != finding.code for each in report.findings):
         report.findings.append(finding)
 
 
@@ -161,7 +171,7 @@ def _collect(run: Run, path: str, report: SegmentReport) -> None:
                 markers[at] = read_marker(run.data, int(table.positions[row]))
             except Corrupt as error:
                 markers[at] = None
-                report.findings.append(_of_batch(path, run, row, error.attempt))
+                report.findings.append(_of_batch(DAMAGED, path, run, row, what=error.attempt))
     report.produced.append((table.select(chosen), markers))
 
 
@@ -191,7 +201,7 @@ def _check_records(run: Run, path: str, report: SegmentReport) -> None:
             try:
                 kernels.decode_columns(run.data, verify=False, include_control=True, table=one)
             except Corrupt as error:
-                report.findings.append(_of_batch(path, run, row, error.attempt))
+                report.findings.append(_of_batch(DAMAGED, path, run, row, what=error.attempt))
 
 
 def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: SegmentReport) -> Finding:
@@ -199,18 +209,14 @@ def _end(file: StorageFile, walk: BatchRuns, place: SegmentPlace, report: Segmen
 
     Zeros and torn bytes are legal only at the end of an active log.
     """
-    path, left = place.path(LOG), walk.size_bytes - walk.position
-    is_last = place.next_base is None
-    is_lawful = is_last and place.may_be_torn and report.next_offset >= place.durable_to
-    if is_lawful:
-        what = f"the file ends inside a batch, recovery removes the partial batch: bytes={left}"
-        severity = Severity.INFO
-    elif walk.is_torn:
-        what = f"the file ends inside a batch: bytes={left}"
-        severity = Severity.WARNING if is_last and report.next_offset >= place.durable_to else Severity.CORRUPT
-    else:
-        what, severity = f"{walk.problem}: bytes={left}", Severity.CORRUPT
-    return Finding(severity=severity, path=path, what=what, at=walk.position)
+    path, at, remaining = place.path(LOG), walk.position, walk.size_bytes - walk.position
+    is_unflushed = place.next_base is None and report.next_offset >= place.durable_to
+    if is_unflushed and place.may_be_torn:
+        return _TORN_ACTIVE.found(path, at=at, bytes=remaining)
+    if walk.is_torn:
+        severity = Severity.WARNING if is_unflushed else Severity.CORRUPT
+        return _TORN.found(path, severity=severity, at=at, bytes=remaining)
+    return _INVALID_END.found(path, at=at, what=f"{walk.problem}: bytes={remaining}")
 
 
 def _check_indexes(
@@ -224,9 +230,8 @@ def _check_indexes(
         path = place.path(suffix)
         if data is None:
             if suffix != TXN_INDEX:
-                what = "the index is missing; the next start rebuilds it"
                 severity = Severity.INFO if place.may_be_torn else Severity.WARNING
-                report.findings.append(Finding(severity=severity, path=path, what=what))
+                report.findings.append(_NO_INDEX.found(path, severity=severity))
         elif suffix == OFFSET_INDEX:
             report.findings += check_offset_index(
                 data, place.base_offset, places, path=path, interval_bytes=interval_bytes
@@ -246,11 +251,9 @@ def _check_aborted(data: bytes, place: SegmentPlace, report: SegmentReport) -> N
         report.aborted = txn_index.entries(data, path=path)
     except Corrupt as error:
         at = error.facts.get("at")
-        where = at if isinstance(at, int) else None
-        report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=error.attempt, at=where))
+        report.findings.append(DAMAGED.found(path, what=error.attempt, at=at if isinstance(at, int) else None))
     if torn := len(data) % txn_index.ENTRY_BYTES:
-        what = f"the file ends inside an entry, the partial entry is ignored: bytes={torn}"
-        report.findings.append(Finding(severity=Severity.WARNING, path=path, what=what, at=len(data) - torn))
+        report.findings.append(_TXN_TORN.found(path, at=len(data) - torn, bytes=torn))
 
 
 def _as_unflushed(place: SegmentPlace, finding: Finding) -> Finding:
@@ -275,15 +278,19 @@ def _severity(place: SegmentPlace, run: Run, *, is_tail: bool) -> Severity:
     return Severity.INFO if is_tail else Severity.WARNING
 
 
-def _of_batch(path: str, run: Run, row: int, what: str, severity: Severity = Severity.CORRUPT) -> Finding:
+def _of_batch(
+    code: FindingCode,
+    path: str,
+    run: Run,
+    row: int,
+    *,
+    what: str | None = None,
+    severity: Severity | None = None,
+) -> Finding:
     header = run.table.row(row)
-    return Finding(
-        severity=severity,
-        path=path,
-        what=what,
-        at=run.position + int(run.table.positions[row]),
-        offsets=(header.base_offset, max(header.next_offset, header.base_offset)),
-    )
+    offsets = header.base_offset, max(header.next_offset, header.base_offset)
+    at = run.position + int(run.table.positions[row])
+    return code.found(path, what=what, severity=severity, at=at, offsets=offsets)
 
 
 def _read_indexes(storage: Storage, place: SegmentPlace, report: SegmentReport) -> dict[str, bytes | None]:

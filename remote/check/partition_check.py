@@ -31,18 +31,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from itertools import islice, pairwise
 from typing import TypeVar
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
-from local.verify.findings import Finding, Severity, damaged, finding
+from local.verify.findings import Finding, FindingCode, Severity, corrupt, damaged, info, warning
 from remote.check.manifest_salvage import salvage_manifest
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.fetch.segment_check import CheckContents, check_segment, only_read, unreadable, wrong
+from remote.fetch.segment_check import CheckContents, check_segment, only_read, unreadable
 from remote.gc.fork_references import named_by_forks
 from remote.keys import (
     DATA_SUFFIX,
@@ -67,6 +67,33 @@ from remote.manifest.sealing import is_sealed, keyed
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectInfo, ObjectStore
+
+_UNREAD = warning("manifest.no-key", "the key ring lacks the key of the manifests")
+_UNSEALED = warning(
+    "manifest.unsealed",
+    "manifests of an encrypted topic are not sealed: they are not authenticated and contain plain checksums",
+)
+_NO_MANIFEST = corrupt("manifest.missing", "the partition has segment objects and no manifest")
+_GAP = corrupt("manifest.gap", "manifests are missing")
+_LOW_BOUNDARY = corrupt("manifest.gc-boundary", "a GC boundary is lower than an earlier one")
+_LISTED_MANIFEST = corrupt("manifest.listed", "a manifest was listed and does not exist")
+_MISNAMED = corrupt("manifest.name", "a manifest has the name of another manifest")
+_REFUSED = corrupt("manifest.refused", "readers refuse this manifest, {contradiction}")
+_SEAL_LOST = corrupt("manifest.seal-lost", "a manifest is not sealed and an older manifest is sealed: forged")
+_NO_PARENT = corrupt("manifest.parent", "a manifest does not follow its parent")
+_EPOCH_SKIPPED = corrupt("manifest.epoch", "the writer epoch skips a number")
+_TWO_WRITERS = corrupt("manifest.two-writers", "two writers in one epoch")
+_LOSES_OBJECTS = corrupt("manifest.loses-objects", "a manifest loses objects or offsets of its parent")
+_NAMED_AGAIN = corrupt("manifest.named-again", "a manifest names an object again after it was unlinked")
+_NO_PAGE = corrupt("page.missing", "a manifest names a manifest page that does not exist")
+_PAGE_SUMMARY = corrupt("page.summary", "a manifest contradicts the entries of a manifest page: {field}")
+_UNKNOWN_OBJECT = warning("object.unknown", "unknown object, it has no name of this layout")
+_UNNAMED_OBJECTS = info("object.unnamed", "{kind}")
+_UNKNOWN_EPOCH = corrupt("object.epoch", "the object has an epoch that no manifest has")
+_DELETE_NAMED = corrupt("object.pending-delete", "the object is a pending delete and a segment entry still names it")
+_NO_OBJECT = corrupt("object.missing", "a segment entry names an object that does not exist")
+_OTHER_SIZE = corrupt("object.size", "an object is damaged, its size differs")
+_HOLE = warning("segment.hole", "no segment entry covers these offsets")
 
 T = TypeVar("T")
 OTHERS_MAX = 3  # objects read to distinguish one refused object from a store that refuses all
@@ -186,27 +213,24 @@ class _Check:
             if "key_id" not in error.facts:
                 raise
             # Without the key nothing is known of this partition, so nothing of it can be wrong.
-            report.findings.append(replace(finding(Severity.WARNING, self._prefix, str(error)), is_unread=True))
+            report.findings.append(_UNREAD.found(self._prefix, what=str(error), is_unread=True))
             report.is_unread = True
             return report
         self._check_chain(manifests)
         report.manifest = manifests[-1] if manifests else None
         if report.manifest is not None and lacks_seal(report.manifest):
-            what = (
-                "manifests of an encrypted topic are not sealed: they are not authenticated and contain plain checksums"
-            )
             step = f"upgrade all readers, then: tiered rotate-keys {report.manifest.topic}"
-            report.findings.append(finding(Severity.WARNING, self._prefix + MANIFESTS, f"{what} ({step})"))
+            report.findings.append(_UNSEALED.found(self._prefix + MANIFESTS, next_step=step))
         self._classify(listed)
         if report.manifest is not None:
             self._check_pending_deletes(report.manifest)
             self._check_pages(report.manifest)
             self._check_rows(report.manifest, listed)
         elif listed:
-            self._wrong("", f"the partition has segment objects and no manifest: objects={len(listed)}")
+            self._wrong("", _NO_MANIFEST, objects=len(listed))
         return report
 
-    # --- heads -------------------------------------------------------------------------------------------------------
+    # --- manifests ---------------------------------------------------------------------------------------------------
 
     def _manifests(self, listed: dict[str, ObjectInfo]) -> Iterator[Manifest]:
         """Yield the manifests that decode, ascending: the listed ones and later commits."""
@@ -215,9 +239,9 @@ class _Check:
         names = [sequence for sequence in names if sequence > gc_boundary]
         for before, after in pairwise(names):
             if after != before + 1:
-                self._wrong(MANIFESTS, f"manifests are missing: from_sequence={before + 1} to_sequence={after}")
+                self._wrong(MANIFESTS, _GAP, from_sequence=before + 1, to_sequence=after)
         if names and names[0] != gc_boundary + 1:
-            self._wrong(MANIFESTS, f"manifests are missing: from_sequence={gc_boundary + 1} to_sequence={names[0]}")
+            self._wrong(MANIFESTS, _GAP, from_sequence=gc_boundary + 1, to_sequence=names[0])
         for sequence in names:
             manifest = self._manifest(sequence)
             if manifest is not None:
@@ -242,7 +266,7 @@ class _Check:
             if upto is None:
                 continue
             if upto < reached:
-                self._wrong(key, f"a GC boundary is lower than an earlier one: upto={upto} before={reached}")
+                self._wrong(key, _LOW_BOUNDARY, upto=upto, before=reached)
             reached = max(reached, upto)
         return reached
 
@@ -252,7 +276,7 @@ class _Check:
             body = self._asked(key, lambda: self._store.get(self._prefix + key))
         except NotFound:
             if is_listed:
-                self._wrong(key, "a manifest was listed and does not exist")
+                self._wrong(key, _LISTED_MANIFEST)
             return None
         if body is None:
             return None
@@ -261,7 +285,7 @@ class _Check:
         except Corrupt as error:
             manifest = self._salvaged(sequence, body, error)
         if manifest is not None and manifest.sequence != sequence:
-            self._wrong(key, f"a manifest has the name of another manifest: sequence={manifest.sequence}")
+            self._wrong(key, _MISNAMED, sequence=manifest.sequence)
         return manifest
 
     def _salvaged(self, sequence: int, body: bytes, error: Corrupt) -> Manifest | None:
@@ -278,7 +302,7 @@ class _Check:
         for each in salvage.found:
             path = self._prefix + key if each.key is None else full_key(self._prefix, each.key)
             what = f"readers refuse this manifest, {each.what}: sequence={sequence} place={each.place}"
-            self._report.findings.append(Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=each.offsets))
+            self._report.findings.append(_REFUSED.found(path, what=what, offsets=each.offsets))
             if each.key is not None and each.part in (Part.SEGMENTS, Part.VIEWS):
                 self._doubtful |= {each.key, each.key.partition(DATA_SUFFIX)[0] + INDEXES_SUFFIX}
         return salvage.manifest
@@ -290,27 +314,25 @@ class _Check:
             key = f"{MANIFESTS}{manifest.sequence:020d}"
             if before is not None and before.sequence + 1 == manifest.sequence:
                 if before.seal_key_id is not None and manifest.seal_key_id is None:
-                    self._wrong(key, "a manifest is not sealed and an older manifest is sealed: forged")
+                    self._wrong(key, _SEAL_LOST)
                 if manifest.parent_id != before.commit_id:
-                    self._wrong(key, f"a manifest does not follow its parent: parent_id={manifest.parent_id}")
+                    self._wrong(key, _NO_PARENT, parent_id=manifest.parent_id)
                 if not before.epoch <= manifest.epoch <= before.epoch + 1:
-                    self._wrong(key, f"the writer epoch skips a number: epoch={manifest.epoch} before={before.epoch}")
+                    self._wrong(key, _EPOCH_SKIPPED, epoch=manifest.epoch, before=before.epoch)
                 if manifest.epoch == before.epoch and manifest.writer_id != before.writer_id:
-                    self._wrong(key, f"two writers in one epoch: writer={manifest.writer_id} before={before.writer_id}")
-                if (lost := self._lost(before, manifest)) is not None:
-                    self._wrong(key, lost)
+                    self._wrong(key, _TWO_WRITERS, writer=manifest.writer_id, before=before.writer_id)
+                if (loss := self._loss(before, manifest)) is not None:
+                    self._report.findings.append(_LOSES_OBJECTS.found(self._prefix + key, what=loss))
             again = tier_disabled & {
                 name for entry in self._named_rows(manifest) for name in (entry.data_key, entry.indexes_key)
             }
             again |= tier_disabled & {page.key for page in manifest.pages}
             for name in sorted(again):
-                self._wrong(
-                    name, f"a manifest names an object again after it was unlinked: sequence={manifest.sequence}"
-                )
+                self._wrong(name, _NAMED_AGAIN, sequence=manifest.sequence)
             tier_disabled |= self._waiting(manifest)
             before = manifest
 
-    def _lost(self, before: Manifest, manifest: Manifest) -> str | None:
+    def _loss(self, before: Manifest, manifest: Manifest) -> str | None:
         """Return how `manifest` loses objects or offsets of its parent, as text.
 
         None without a loss, and also if a page that it unlinked is already deleted. A salvaged manifest lacks entries,
@@ -334,7 +356,7 @@ class _Check:
                 entries += self._page_rows(page, reports_errors=reports_errors)
             except NotFound:
                 if reports_errors:
-                    self._wrong(page.key, "a manifest names a manifest page that does not exist")
+                    self._wrong(page.key, _NO_PAGE)
             except Corrupt as error:
                 if reports_errors:
                     self._report.findings.append(damaged(error, self._prefix + page.key))
@@ -349,8 +371,7 @@ class _Check:
             return found
         entries, refused = found.salvaged()
         for each in refused if reports_errors else ():
-            finding = damaged(each.error, self._prefix + page.key)
-            self._report.findings.append(replace(finding, offsets=each.offsets))
+            self._report.findings.append(damaged(each.error, self._prefix + page.key, offsets=each.offsets))
         return entries
 
     def _waiting(self, manifest: Manifest) -> set[str]:
@@ -381,17 +402,16 @@ class _Check:
             kinds.setdefault(key, ObjectKind.INDEXES if key.endswith(INDEXES_SUFFIX) else ObjectKind.SEGMENT)
         kinds = dict.fromkeys(self._of_forks(listed), ObjectKind.FORKED) | kinds
         unnamed: Counter[ObjectKind] = Counter()
-        for key, info in listed.items():
+        for key, facts in listed.items():
             kind = kinds.get(key) or self._kind_by_name(key, manifest.epoch if manifest is not None else 0)
             report.objects[self._prefix + key] = kind
             if kind in (ObjectKind.FORKED, ObjectKind.ORPHAN, ObjectKind.IN_FLIGHT):
-                unnamed[kind] += info.size_bytes
+                unnamed[kind] += facts.size_bytes
             elif kind is ObjectKind.UNKNOWN:
-                what = f"unknown object, it has no name of this layout: bytes={info.size_bytes}"
-                report.findings.append(finding(Severity.WARNING, self._prefix + key, what))
+                report.findings.append(_UNKNOWN_OBJECT.found(self._prefix + key, bytes=facts.size_bytes))
         for kind, size in sorted(unnamed.items(), key=lambda each: each[0].value):
             count = sum(each is kind for each in report.objects.values())
-            report.findings.append(finding(Severity.INFO, self._prefix, f"{kind.value}: objects={count} bytes={size}"))
+            report.findings.append(_UNNAMED_OBJECTS.found(self._prefix, kind=kind.value, objects=count, bytes=size))
 
     def _of_forks(self, listed: dict[str, ObjectInfo]) -> Collection[str]:
         """Return the objects that forks of this partition name.
@@ -418,7 +438,7 @@ class _Check:
         if made_in is None:
             return ObjectKind.UNKNOWN
         if made_in > epoch:
-            self._wrong(key, f"the object has an epoch that no manifest has: epoch={made_in} newest={epoch}")
+            self._wrong(key, _UNKNOWN_EPOCH, epoch=made_in, newest=epoch)
         return ObjectKind.ORPHAN if made_in < epoch else ObjectKind.IN_FLIGHT
 
     # --- the newest manifest's entries --------------------------------------------------------------------------------
@@ -427,7 +447,7 @@ class _Check:
         named = {key for entry in self._named_rows(manifest) for key in (entry.data_key, entry.indexes_key)}
         named |= {page.key for page in manifest.pages}
         for key in sorted(self._waiting(manifest) & named):
-            self._wrong(key, "the object is a pending delete and a segment entry still names it")
+            self._wrong(key, _DELETE_NAMED)
 
     def _check_pages(self, manifest: Manifest) -> None:
         for page in manifest.pages:
@@ -436,7 +456,7 @@ class _Check:
             except (Corrupt, *UNREADABLE):
                 continue  # reported with the entries
             if wrong_field is not None:
-                self._wrong(page.key, f"a manifest contradicts the entries of a manifest page: {wrong_field}")
+                self._wrong(page.key, _PAGE_SUMMARY, field=wrong_field)
 
     def _check_rows(self, manifest: Manifest, listed: dict[str, ObjectInfo]) -> None:
         reached = None
@@ -447,8 +467,9 @@ class _Check:
                     "cleanup.policy", ""
                 )
                 severity = Severity.INFO if is_cleaned else Severity.WARNING
-                what = f"no segment entry covers these offsets: from_offset={reached} to_offset={entry.base_offset}"
-                self._report.findings.append(finding(severity, self._prefix, what))
+                end = entry.base_offset
+                hole = _HOLE.found(self._prefix, severity=severity, from_offset=reached, to_offset=end)
+                self._report.findings.append(hole)
             reached = entry.next_offset
         for entry in self._named_rows(manifest):
             before = len(self._report.findings)
@@ -459,21 +480,17 @@ class _Check:
                 del self._report.findings[before:]
 
     def _check_size(self, key: str, size_bytes: int, listed: dict[str, ObjectInfo], entry: SegmentEntry) -> bool:
-        info = listed.get(key)
+        facts = listed.get(key)
         try:
-            info = info or self._asked(key, lambda: self._store.head(full_key(self._prefix, key)))
+            facts = facts or self._asked(key, lambda: self._store.head(full_key(self._prefix, key)))
         except NotFound:
-            self._wrong(key, "a segment entry names an object that does not exist", entry)
+            self._wrong(key, _NO_OBJECT, entry)
             return False
-        if info is None:
+        if facts is None:
             return False
-        if info.size_bytes != size_bytes:
-            self._wrong(
-                key,
-                f"an object is damaged, its size differs: expected_bytes={size_bytes} found={info.size_bytes}",
-                entry,
-            )
-        return info.size_bytes == size_bytes
+        if facts.size_bytes != size_bytes:
+            self._wrong(key, _OTHER_SIZE, entry, expected_bytes=size_bytes, found=facts.size_bytes)
+        return facts.size_bytes == size_bytes
 
     def _asked(self, key: str, ask: Callable[[], T], *, reports_errors: bool = True) -> T | None:
         """Return the store's answer for one object.
@@ -502,5 +519,8 @@ class _Check:
                 return True
         return False
 
-    def _wrong(self, key: str, what: str, entry: SegmentEntry | None = None) -> None:
-        self._report.findings.append(wrong(full_key(self._prefix, key), what, entry))
+    def _wrong(self, key: str, code: FindingCode, entry: SegmentEntry | None = None, **facts: object) -> None:
+        offsets = entry.offsets if entry is not None else None
+        self._report.findings.append(
+            code.found(full_key(self._prefix, key), offsets=offsets, what=code.message(**facts))
+        )

@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound
-from local.verify.findings import Severity, damaged, finding
+from local.verify.findings import damaged, warning
 from remote.external.aiven_manifest import MANIFEST_BYTES_MAX, AivenManifest, Sealing, decode_aiven_manifest
 from remote.external.external_layout import (
     INDEXES,
@@ -58,6 +58,7 @@ _SECTIONS = {
     "producerSnapshot": "producers",
     "leaderEpoch": "epochs",
 }
+_NO_EPOCHS = warning("external.epochs", "{problem}: they are read from the batches")
 _log = logging.getLogger(__name__)
 _NONCE_BYTES, _TAG_BYTES, _KEY_BYTES, _HASH_BYTES = 12, 16, 32, 64
 _PEM_BYTES_MAX = 1 << 20
@@ -143,9 +144,7 @@ class AivenFormat:
             key_id=None if manifest.sealing is None else manifest.sealing.key_id,
             index_bytes=_index_bytes(manifest.indexes),
             has_transactions=manifest.indexes is not None,
-            finding=None
-            if problem is None
-            else finding(Severity.WARNING, name, f"{problem}: they are read from the batches"),
+            finding=None if problem is None else _NO_EPOCHS.found(name, problem=problem),
         )
 
 

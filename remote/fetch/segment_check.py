@@ -17,13 +17,17 @@ from itertools import accumulate
 
 from local.errors import AccessDenied, Corrupt, LogError, NotFound, describe
 from local.index import offset_index
-from local.verify.findings import Finding, Severity, damaged
+from local.verify.findings import Finding, Severity, corrupt, damaged, warning
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.keys import full_key
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import SECTIONS, IndexBundle
 from remote.store import ObjectStore
 
+_DELETED_OBJECT = corrupt("object.deleted", "an object was deleted while it was being read")
+_NO_KEY = warning("object.no-key", "the key ring lacks the key of the object")
+_UNREADABLE_OBJECT = corrupt("object.unreadable", "cannot be read, {cause}")
+_INDEX_POSITION = corrupt("segment.index-position", "the segment entry has another position of an index")
 ReadRange = Callable[[int, int], memoryview]  # bytes [start, start + length) of one segment
 CheckContents = Callable[[str, SegmentEntry, IndexBundle, ReadRange], Iterable[Finding]]
 
@@ -50,26 +54,21 @@ def check_segment(
         return found + _of_contents(store, remote, entry, bundle, check_contents)
     except Corrupt as error:
         path = str(error.facts.get("object", where))
-        return [replace(damaged(error, path), offsets=(entry.base_offset, entry.next_offset), is_unread=True)]
+        return [damaged(error, path, offsets=entry.offsets, is_unread=True)]
     except NotFound:
-        return [replace(wrong(where, "an object was deleted while it was being read", entry), is_unread=True)]
+        return [_DELETED_OBJECT.found(where, offsets=entry.offsets, is_unread=True)]
     except AccessDenied as error:
         if "key_id" not in error.facts:
             raise
-        return [replace(wrong(where, str(error), entry), severity=Severity.WARNING, is_unread=True)]
-
-
-def wrong(path: str, what: str, entry: SegmentEntry | None = None) -> Finding:
-    """Return a CORRUPT finding for all offsets of an entry."""
-    offsets = (entry.base_offset, entry.next_offset) if entry is not None else None
-    return Finding(severity=Severity.CORRUPT, path=path, what=what, offsets=offsets)
+        return [_NO_KEY.found(where, what=str(error), offsets=entry.offsets, is_unread=True)]
 
 
 def unreadable(error: LogError, path: str, entry: SegmentEntry | None = None) -> Finding:
     """Return the finding for a refused object: a WARNING if a permission is missing, else CORRUPT."""
     severity = Severity.WARNING if isinstance(error, AccessDenied) else Severity.CORRUPT
     facts = {name: value for name, value in error.facts.items() if name not in ("store", "key")}
-    return replace(wrong(path, f"cannot be read, {describe(error.attempt, facts)}", entry), severity=severity)
+    offsets = entry.offsets if entry is not None else None
+    return _UNREADABLE_OBJECT.found(path, severity=severity, offsets=offsets, cause=describe(error.attempt, facts))
 
 
 def _of_sections(prefix: str, entry: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
@@ -78,11 +77,7 @@ def _of_sections(prefix: str, entry: SegmentEntry, bundle: IndexBundle) -> Itera
     for name, start, length in zip(SECTIONS, accumulate(lengths, initial=0), lengths, strict=False):
         says = entry.indexes.get(name)
         if says is None or (says.start, says.length) != (start, length):
-            yield wrong(
-                full_key(prefix, entry.indexes_key),
-                f"the segment entry has another position of an index: section={name}",
-                entry,
-            )
+            yield _INDEX_POSITION.found(full_key(prefix, entry.indexes_key), offsets=entry.offsets, section=name)
 
 
 def _of_contents(
@@ -99,8 +94,8 @@ def _of_contents(
             seen = check_contents(
                 where, entry, bundle, lambda at, length: memoryview(store.get_range(where, at, length))
             )
-            found += [each for each in seen if each.at is not None and each.path == where]
-    return found or [replace(damaged(first, where), offsets=(entry.base_offset, entry.next_offset))]
+            found += [each for each in seen if each.at is not None and each.where == where]
+    return found or [damaged(first, where, offsets=entry.offsets)]
 
 
 def _damaged_chunks(remote: RemotePartition, entry: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:

@@ -18,7 +18,9 @@ def assert_sound(
     The partitions `half_made`, named by their prefixes, may lack objects: forks before their creation returned.
     """
     reports = check_bucket(store, keys=keys)
-    found = [f"{each.path}: {each.what}" for each in damage([each for each in reports if each.prefix not in half_made])]
+    found = [
+        f"{each.where}: {each.what}" for each in damage([each for each in reports if each.prefix not in half_made])
+    ]
     assert not found, f"{len(found)} damaged: " + "; ".join(found[:4])
     return reports
 

@@ -20,7 +20,7 @@ from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
-from tiered.health.scrub_state import ScrubState
+from tiered.health.scrub_report import ScrubState
 from tiered.jobs.runner import packed
 from tiered.spark import export, scrub
 from tiered.spark.jobs.runner import SparkRunner

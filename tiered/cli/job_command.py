@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from remote.manifest.catalog import RemotePartitionName
     from remote.segments.encryption import KeyRing
     from remote.store import ObjectStore
-    from tiered.health.repair_from_local import LocalCopies
+    from tiered.health.repair_sources import LocalCopies
     from tiered.jobs.job_bucket import Bucket as TaskBucket
     from tiered.jobs.runner import Executor
     from tiered.stores.object_encoding import BucketSettings
@@ -330,7 +330,7 @@ def open_bucket(
         if not copies or config is None:
             yield found
             return
-        from tiered.health.repair_from_local import LocalCopies
+        from tiered.health.repair_sources import LocalCopies
         from tiered.manager.manager import LogManager
 
         opened = partial(LogManager.open, config, now_ms=now_ms(), read_only=True, store=store)
@@ -401,7 +401,7 @@ def report_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
     """Print a line on stderr for each inconsistency in a bucket of an external layout."""
     for each in found:
         where = f" offsets {each.offsets[0]} to {each.offsets[1] - 1}" if each.offsets is not None else ""
-        click.echo(f"! {name}: {each.path}:{where} {' '.join(each.what.split())}", err=True)
+        click.echo(f"! {name}: {each.where}:{where} {' '.join(each.what.split())}", err=True)
 
 
 def findings_code(found: Sequence[Finding]) -> Exit:

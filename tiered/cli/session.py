@@ -186,7 +186,7 @@ class Session:
 
         If the key ring lacks a key, the line gives the next step.
         """
-        from tiered.node.problem_groups import group_problems, lacks_key, next_step, problems_of
+        from tiered.node.problems import group_problems, lacks_key, next_step, problems_of
 
         by_name = {str(name): error for name, error in problems.items()}
         for each in group_problems(problems_of(problems)):
@@ -198,7 +198,7 @@ class Session:
         self, problems: Mapping[TopicPartition, LogError], partitions: Collection[TopicPartition]
     ) -> None:
         """Print a line for each reason why the remote tier of a partition is unknown and only the disk answers."""
-        from tiered.node.problem_groups import group_problems, problems_of, store_problems
+        from tiered.node.problems import group_problems, problems_of, store_problems
 
         store_errors = store_problems({name: error for name, error in problems.items() if name in partitions})
         for each in group_problems(problems_of(store_errors)):

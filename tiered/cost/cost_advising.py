@@ -20,7 +20,7 @@ from tiered.cost.cost_history import Measured, measured_streams
 from tiered.cost.topic_cost import all_rows
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
-from tiered.status.unknown_figures import unread_partitions
+from tiered.status.status_report import unread_partitions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -39,9 +39,9 @@ from tiered.config.price_file import new_class
 from tiered.cost.arrival_rate import Mark, Piece, arrival, by_offsets, first_mark, given_arrival, rates_of, steady
 from tiered.cost.topic_cost import all_rows
 from tiered.manager.manager import LogManager
-from tiered.node.problem_groups import flat
+from tiered.node.problems import flat
 from tiered.partition.partition import Partition
-from tiered.status.unknown_figures import unread_partitions
+from tiered.status.status_report import unread_partitions
 from tiered.stores.persistent_meter import RequestHistory
 
 SAMPLES_MAX = 4  # sampled segments

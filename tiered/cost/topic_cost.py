@@ -23,8 +23,7 @@ from remote.segment_entry import SegmentEntry
 from tiered.config.price_file import configured_prices
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
-from tiered.status.storage_cost import usage_for
-from tiered.status.unknown_figures import unread_partitions
+from tiered.status.status_report import unread_partitions, usage_for
 from tiered.stores.persistent_meter import RequestHistory
 from tiered.topics.deleted_topic_usage import usage_of_deleted
 

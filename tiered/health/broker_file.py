@@ -16,11 +16,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest
+from local.verify.findings import Finding, Severity, error, warning
 from tiered.config.broker_only import broker_only, names_of_logs
 from tiered.config.config import Setting
 from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, Kind, Source, nearest, parse
-from tiered.health.lint import LintFinding, Severity
+from tiered.health.lint import unknown
 from tiered.health.lint_rules import Subject, hints
+from tiered.node.problems import flat
+
+_INVALID = error("settings.broker-value", "{name}={value} is invalid, expected {expected}", "correct it")
+_OF_TOPICS = error("settings.of-topics", "{name} is a setting of topics: a broker ignores it", "set it on the topics")
+_REPEATED = warning(
+    "settings.repeated", "{name} has no effect: {other} in line {line} overrides it", "remove one of them"
+)
+_REFUSED = error("settings.broker-refused", "the settings contradict each other", "change one of the two")
+_NO_PLUGIN = error("settings.no-plugin", "{name}=true without {plugin}: the broker does not start", "set {plugin}")
+_COMPACTED = warning(
+    "settings.broker-compacted",
+    "Kafka brokers refuse remote.storage.enable=true on compacted topics, and this is their default",
+    "tier compacted topics with tiered adopt, which cleans them in a copy",
+)
 
 _UNITS = {"hours": 3_600_000, "minutes": 60_000}
 _ORDER = {
@@ -61,8 +76,8 @@ def read_entries(path: str) -> list[Entry]:
         raise InvalidRequest(f"{_READING}, it is not text", file=path)
     try:
         return list(parse_entries(body.decode("iso-8859-1")))
-    except InvalidRequest as error:
-        raise error.restated(error.attempt, file=path, **error.facts) from None
+    except InvalidRequest as problem:
+        raise problem.restated(problem.attempt, file=path, **problem.facts) from None
 
 
 def parse_entries(text: str) -> Iterator[Entry]:
@@ -105,8 +120,8 @@ def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
     settings = {name: _value(entry, name) for name, entry in meant.items()}
     try:
         check_combination(settings, may_tier=True)
-    except InvalidRequest as error:
-        raise error.restated(error.attempt, **_as_written(error.facts, meant)) from None
+    except InvalidRequest as problem:
+        raise problem.restated(problem.attempt, **_as_written(problem.facts, meant)) from None
     return settings
 
 
@@ -135,12 +150,12 @@ def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
     return found
 
 
-def lint_broker_file(path: str) -> list[LintFinding]:
+def lint_broker_file(path: str) -> list[Finding]:
     """Return all errors and warnings for the file at `path`. Raises as `read_entries`."""
     entries = read_entries(path)
     is_broker = any(each.name in _OF_BROKERS or each.name.startswith("log.") for each in entries)
     found = list(_twice(path, entries))
-    found += [told for each in entries for told in _of_entry(path, each, is_broker=is_broker)]
+    found += [finding for each in entries for finding in _of_entry(path, each, is_broker=is_broker)]
     if any(each.severity is Severity.ERROR for each in found):
         return found
     meant = _meant(entries)
@@ -150,17 +165,17 @@ def lint_broker_file(path: str) -> list[LintFinding]:
     found += _of_kafka(path, {each.name: each for each in entries}, effective)
     try:
         subject = Subject.of("", effective)
-    except InvalidRequest as error:
-        key = next((key for key in error.facts if key in meant), "")
+    except InvalidRequest as problem:
+        key = next((key for key in problem.facts if key in meant), "")
         where = effective[key].origin if key else path
-        told = error.restated(error.attempt, **_as_written(error.facts, meant))
-        name = meant[key].name if key else ""
-        return [*found, _finding(Severity.ERROR, where, name, " ".join(str(told).split()), "change one of the two")]
-    for hint in hints(subject):
-        where = next((effective[key].origin for key in hint.keys if key in meant), path)
-        step = hint.step.removeprefix("-X ")
-        found.append(_finding(Severity.WARNING, where, hint.keys[0], hint.what, step))
-    return found
+        what = flat(problem.restated(problem.attempt, **_as_written(problem.facts, meant)))
+        return [*found, _REFUSED.found(where, key=meant[key].name if key else "", what=what)]
+
+    def place(keys: Sequence[str]) -> str:
+        """Return the line of the first setting that the file has."""
+        return next((effective[key].origin for key in keys if key in meant), path)
+
+    return [*found, *hints(subject, place, set_with="")]
 
 
 def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
@@ -205,37 +220,29 @@ def _value(entry: Entry, name: str) -> str:
     value = str(int(text) * unit) if unit and int(text) > 0 else text
     try:
         parse(name, value)
-    except InvalidRequest as error:
-        raise error.restated(error.attempt, **{**error.facts, "key": entry.name, "value": repr(text)}) from None
+    except InvalidRequest as problem:
+        facts = {**problem.facts, "key": entry.name, "value": repr(text)}
+        raise problem.restated(problem.attempt, **facts) from None
     return value
 
 
-def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[LintFinding]:
+def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[Finding]:
     where, name = f"{path}:{entry.line}", _our_name(entry.name)
     if name is None:
         yield from _unknown(where, entry.name)
         return
     try:
         _value(entry, name)
-    except InvalidRequest as error:
-        expected = str(error.facts.get("expected", "")).strip("'")
-        yield _finding(
-            Severity.ERROR,
-            where,
-            entry.name,
-            f"{entry.name}={entry.value} is invalid, expected {expected}",
-            "correct it",
-        )
+    except InvalidRequest as problem:
+        expected = str(problem.facts.get("expected", "")).strip("'")
+        yield _INVALID.found(where, key=entry.name, name=entry.name, value=entry.value, expected=expected)
     if is_broker and entry.name in PROPERTIES and PROPERTIES[entry.name].is_per_topic and entry.name not in _SAME:
         meant = next((known for known, ours in BROKER_NAMES.items() if ours == name and _rank(known) == 0), None)
-        step = f"write {meant}" if meant else "set it on the topics"
-        what = f"{entry.name} is a setting of topics: a broker ignores it" + (
-            f"; did you mean {meant}?" if meant else ""
-        )
-        yield _finding(Severity.ERROR, where, entry.name, what, step)
+        what = _OF_TOPICS.message(name=entry.name) + (f"; did you mean {meant}?" if meant else "")
+        yield _OF_TOPICS.found(where, key=entry.name, what=what, next_step=f"write {meant}" if meant else None)
 
 
-def _unknown(where: str, name: str) -> Iterator[LintFinding]:
+def _unknown(where: str, name: str) -> Iterator[Finding]:
     """Yield a finding for a misspelled name, or a log setting that Kafka does not have."""
     import difflib
 
@@ -249,38 +256,30 @@ def _unknown(where: str, name: str) -> Iterator[LintFinding]:
         meant = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.9)), None)
         if meant is None:
             return
-    told = f"unknown key: {name}" + (f"; did you mean {meant}?" if meant else "")
-    yield _finding(Severity.ERROR, where, name, told, f"write {meant}" if meant else "remove it")
+    yield unknown(where, name, meant)
 
 
-def _twice(path: str, entries: Sequence[Entry]) -> Iterator[LintFinding]:
+def _twice(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     """Yield a finding for each setting given twice, under one name or two."""
     meant = _meant(entries)
     for each in entries:
         name = _our_name(each.name)
         if name is not None and meant[name] is not each:
-            counts = meant[name]
-            what = f"{each.name} has no effect: {counts.name} in line {counts.line} overrides it"
-            yield _finding(Severity.WARNING, f"{path}:{each.line}", each.name, what, "remove one of them")
+            other = meant[name]
+            where = f"{path}:{each.line}"
+            yield _REPEATED.found(where, key=each.name, name=each.name, other=other.name, line=other.line)
 
 
-def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[LintFinding]:
+def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[Finding]:
     """Yield Kafka's own requirements for a broker with tiered storage."""
     system = entries.get(_SYSTEM)
     if system is None or system.value.lower() != "true":
         return
     where, manager = f"{path}:{system.line}", "remote.log.storage.manager.class.name"
     if manager not in entries:
-        what = f"{_SYSTEM}=true without {manager}: the broker does not start"
-        yield _finding(Severity.ERROR, where, _SYSTEM, what, f"set {manager}")
+        yield _NO_PLUGIN.found(where, key=_SYSTEM, name=_SYSTEM, plugin=manager)
     if "compact" in effective["cleanup.policy"].value:
-        what = "Kafka brokers refuse remote.storage.enable=true on compacted topics, and this is their default"
-        step = "tier compacted topics with tiered adopt, which cleans them in a copy"
-        yield _finding(Severity.WARNING, effective["cleanup.policy"].origin, "cleanup.policy", what, step)
-
-
-def _finding(severity: Severity, where: str, key: str, what: str, step: str) -> LintFinding:
-    return LintFinding(severity=severity, where=where, key=key, what=what, next_step=step)
+        yield _COMPACTED.found(effective["cleanup.policy"].origin, key="cleanup.policy")
 
 
 def _unescaped(text: str, line: int) -> str:

@@ -25,7 +25,7 @@ from local.log import producer_snapshot
 from local.log.checkpoints import parse_entries
 from local.records.batch import read_marker
 from local.records.batch_runs import BatchRuns, Run
-from local.verify.findings import Finding, Severity, damaged, worst
+from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged
 from local.verify.index_checks import check_offset_index, check_time_index, places_of
 from remote.check.partition_check import BucketReport, check_partition
 from remote.fetch.segment_check import ReadRange
@@ -35,6 +35,12 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.index_bundle import IndexBundle
 from remote.store import ObjectStore
 
+_OUTSIDE = corrupt("segment.outside", "a batch is outside the offsets of its segment entry")
+_OTHER_EPOCH = corrupt("segment.epoch", "a batch has another leader epoch than its segment entry")
+_LACKS_ABORTED = corrupt("segment.txn-missing", "the index lacks an aborted transaction")
+_NOT_ABORTED = corrupt("segment.txn-unknown", "the log has no aborted transaction for this entry")
+_OTHER_FACTS = corrupt("segment.facts", "the segment entry contradicts the bytes of the segment")
+
 
 def check_bucket(store: ObjectStore, *, keys: KeyRing = NO_KEYS) -> list[BucketReport]:
     """Check every partition of a store, in order. Raises the store's error if it cannot be reached."""
@@ -43,7 +49,7 @@ def check_bucket(store: ObjectStore, *, keys: KeyRing = NO_KEYS) -> list[BucketR
 
 def damage(reports: list[BucketReport]) -> list[Finding]:
     """Return the findings that are worse than a warning."""
-    return [each for report in reports for each in report.findings if worst([each]) is Severity.CORRUPT]
+    return [each for report in reports for each in report.findings if each.severity is Severity.CORRUPT]
 
 
 @dataclass(slots=True)
@@ -67,13 +73,14 @@ def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: Re
     walk = BatchRuns(read, entry.size_bytes)
     for run in walk:
         if run.damage is not None:
-            yield _wrong(path, entry, run.damage, at=run.position)
+            yield DAMAGED.found(path, what=run.damage, at=run.position, offsets=entry.offsets)
         else:
             seen.tables.append((run.position, run.table))
             yield from _of_run(path, entry, run, seen)
             _take_transactions(run, seen)
     if walk.problem is not None:
-        yield _wrong(path, entry, f"{walk.problem}: bytes={entry.size_bytes - walk.position}", at=walk.position)
+        what = f"{walk.problem}: bytes={entry.size_bytes - walk.position}"
+        yield DAMAGED.found(path, what=what, at=walk.position, offsets=entry.offsets)
     yield from _of_row(path, entry, seen)
     yield from _of_indexes(path, entry, bundle, seen)
 
@@ -82,19 +89,12 @@ def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[F
     table = run.table
     first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
     if first < entry.base_offset or last >= entry.next_offset:
-        yield _wrong(
-            path,
-            entry,
-            f"a batch is outside the offsets of its segment entry: first={first} last={last}",
-            at=run.position,
-        )
+        yield _OUTSIDE.found(path, at=run.position, offsets=entry.offsets, first=first, last=last)
     epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
     for offset, epoch in epochs.items():
-        told = [each for each, start in entry.epochs if start <= offset]
-        if epoch >= 0 and (not told or told[-1] != epoch):  # -1 is Kafka's "unknown"
-            yield _wrong(
-                path, entry, f"a batch has another leader epoch than its segment entry: offset={offset} epoch={epoch}"
-            )
+        expected = [each for each, start in entry.epochs if start <= offset]
+        if epoch >= 0 and (not expected or expected[-1] != epoch):  # -1 is Kafka's "unknown"
+            yield _OTHER_EPOCH.found(path, offsets=entry.offsets, offset=offset, epoch=epoch)
             break
     try:
         for columns in kernels.decode_in_steps(run.data, verify=False, table=table):
@@ -127,11 +127,9 @@ def _of_transactions(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: 
         return  # a cleaner pass removes markers and entries by rules of its own
     known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
     for producer, offset in sorted(seen.aborted - known):
-        yield _wrong(path, entry, f"the index lacks an aborted transaction: producer_id={producer} marker_at={offset}")
+        yield _LACKS_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
     for producer, offset in sorted(known - seen.ends):
-        yield _wrong(
-            path, entry, f"the log has no aborted transaction for this entry: producer_id={producer} marker_at={offset}"
-        )
+        yield _NOT_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
 
 
 def _of_row(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
@@ -143,9 +141,8 @@ def _of_row(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
     }
     for name, (says, found) in facts.items():
         if says != found:
-            yield _wrong(
-                path, entry, f"the segment entry contradicts the bytes of the segment: {name}={says} found={found}"
-            )
+            what = f"{_OTHER_FACTS.text}: {name}={says} found={found}"
+            yield _OTHER_FACTS.found(path, what=what, offsets=entry.offsets)
 
 
 def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
@@ -162,8 +159,3 @@ def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen
             parse_entries(bytes(bundle.epochs), where, 2)
     except Corrupt as error:
         yield damaged(error, where)
-
-
-def _wrong(path: str, entry: SegmentEntry, what: str, at: int | None = None) -> Finding:
-    offsets = (entry.base_offset, entry.next_offset)
-    return Finding(severity=Severity.CORRUPT, path=path, what=what, at=at, offsets=offsets)

@@ -1,24 +1,22 @@
-"""The doctor's checks of the store and its content: permissions, guarantees, clock, manifests, pins.
-
-Unfinished uploads are checked too.
-"""
+"""The doctor's checks of the store and its content: permissions, guarantees, clock, manifests, pins, uploads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from local.errors import LogError, NotFound
+from local.verify.findings import Finding, Severity, error, passed, warning
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.gc.pins import list_pins
 from remote.keys import PROBES, new_ulid
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Manifest
+from remote.manifest.manifest import Manifest, lacks_seal, size_of
 from remote.store import ObjectStore
 from remote.store.probe import probe_store
 from tiered.config.units import counted, format_bytes, format_ms
-from tiered.health.doctor import Check, Finding, Patient, State, failed
+from tiered.health.doctor import Check, Patient, failed, not_checked
 from tiered.manager.manager import LogManager
-from tiered.node.problem_groups import group_problems, problems_of
+from tiered.node.problems import group_problems, next_step, problems_of, shared_places
 from tiered.partition.partition import Partition
 from tiered.read.partition_source import PartitionSource
 
@@ -30,21 +28,64 @@ PIN_MS_LONG = 7 * 86_400_000
 UPLOAD_MS_OLD = 86_400_000
 MANIFEST_BYTES_LARGE = 8 << 20
 
+_OTHER_BYTES = error(
+    "permissions.other-bytes", "the store returned other bytes than were written", "do not use this store"
+)
+_NOT_DELETED = error(
+    "permissions.delete", "a deleted object still exists", "is it versioned, locked, or without s3:DeleteObject?"
+)
+_SKEW = warning(
+    "clock.skew",
+    "the clock of this machine is {skew} {relation} the clock of the store",
+    "set the clock by NTP: retention, grace periods and S3 signatures depend on it",
+)
+_OVERWRITES_ALONE = warning(
+    "guarantees.single-writer",
+    "the store overwrites existing objects; remote.single.writer=true states that no other process writes",
+    "move to a store with create-if-absent",
+)
+_OVERWRITES = error(
+    "guarantees.overwrites",
+    "the store overwrites existing objects: two managers would lose records",
+    "use another store, or set remote.single.writer=true if no other process writes",
+)
+_OLD_UPLOADS = warning(
+    "uploads.old",
+    "{count} uploads were never finished, the oldest began {age} ago",
+    "tiered gc; add a lifecycle rule that aborts incomplete uploads",
+)
+_UNOPENED = error("partitions.unopened", "the partition cannot be opened")
+_UNSEALED = warning(
+    "index.unsealed", "encrypted, and its manifests are not sealed: forgeries and rollbacks are not detected"
+)
+_LARGE_MANIFEST = warning("index.large", "its manifest has {size}, {pending}", "check that a manager runs: tiered run")
+_BEHIND = warning(
+    "index.behind",
+    "the log ends at {local}, the bucket at {remote}",
+    "another machine wrote, or this disk lost the end of the log; the next start continues at the end of the bucket",
+)
+_LONG_PIN = warning("pins.long", "pinned by {holder} for another {remaining}")
+_EXPIRED_PIN = warning(
+    "pins.expired",
+    "the pin of {holder} expired {age} ago",
+    "it has no effect; the next garbage collection of manifests deletes it",
+)
+
 
 def permissions(patient: Patient) -> Iterator[Finding]:
     """Check list, create, read and delete separately, and compare the store's clock with this one."""
     store, clock = _store(patient), patient.around.clock_ms
-    begun = clock()
+    start_ms = clock()
     try:
         store.list_prefixes("")
-    except LogError as error:
-        yield failed("store", error)
+    except LogError as problem:
+        yield failed("store", problem)
         return
-    yield Finding(check="store", state=State.OK, what=f"{store.url} replies to a listing in {clock() - begun} ms")
+    yield passed("store", f"{store.url} replies to a listing in {clock() - start_ms} ms")
     if not patient.may_write:
-        yield Finding(check="permissions", state=State.SKIPPED, what="creating and deleting were not tried")
+        yield not_checked("permissions", "creating and deleting were not tried")
         return
-    key, body = f"{PROBES}{new_ulid(begun)}", b"tiered doctor\n"
+    key, body = f"{PROBES}{new_ulid(start_ms)}", b"tiered doctor\n"
     done: list[str] = []
     before = after = clock()
     try:
@@ -52,16 +93,16 @@ def permissions(patient: Patient) -> Iterator[Finding]:
         after = clock()
         done.append("create")
         if store.get(key) != body:
-            yield _bad("permissions", "the store returned other bytes than were written", "do not use this store")
+            yield _OTHER_BYTES.found("")
         done.append("read")
         modified_ms = store.head(key).modified_ms
         done.append("look")
-    except LogError as error:
-        yield failed("permissions", error)
+    except LogError as problem:
+        yield failed("permissions", problem)
         modified_ms = None
     finally:
         yield from _deleted(store, key, done)
-    yield Finding(check="permissions", state=State.OK, what=f"may list, {', '.join(done)}")
+    yield passed("permissions", f"may list, {', '.join(done)}")
     if modified_ms is not None:
         yield _skew(modified_ms, before, after)
 
@@ -75,11 +116,10 @@ def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]
         store.head(key)
     except NotFound:
         done.append("delete")
-    except LogError as error:
-        yield failed("permissions", error)
+    except LogError as problem:
+        yield failed("permissions", problem)
     else:
-        step = "is it versioned, locked, or without s3:DeleteObject?"
-        yield _bad("permissions", f"a deleted object still exists: key={key}", step)
+        yield _NOT_DELETED.found("", object=key)
 
 
 def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
@@ -87,40 +127,23 @@ def _skew(modified_ms: int, before_ms: int, after_ms: int) -> Finding:
     late, early = modified_ms - after_ms, before_ms - (modified_ms + RESOLUTION_MS)
     skew_ms = max(late, early, 0)
     if skew_ms < SKEW_WARNING_MS:
-        return Finding(
-            check="clock",
-            state=State.OK,
-            what=f"the clocks of the store and this machine differ by {format_ms(skew_ms)} at most",
-        )
-    what = (
-        f"the clock of this machine is {format_ms(skew_ms)} {('behind' if late > early else 'ahead of')} "
-        "the clock of the store"
-    )
-    state = State.ERROR if skew_ms >= SKEW_ERROR_MS else State.WARNING
-    step = "set the clock by NTP: retention, grace periods and S3 signatures depend on it"
-    return Finding(check="clock", state=state, what=what, next_step=step)
+        return passed("clock", f"the clocks of the store and this machine differ by {format_ms(skew_ms)} at most")
+    severity = Severity.ERROR if skew_ms >= SKEW_ERROR_MS else Severity.WARNING
+    relation = "behind" if late > early else "ahead of"
+    return _SKEW.found("", severity=severity, skew=format_ms(skew_ms), relation=relation)
 
 
 def guarantees(patient: Patient) -> Iterator[Finding]:
     """Check that the store creates an object only if absent, also in concurrent calls."""
     if not patient.may_write:
-        yield Finding(check="guarantees", state=State.SKIPPED, what="not tried")
+        yield not_checked("guarantees", "not tried")
         return
     found = probe_store(_store(patient), now_ms=patient.around.clock_ms(), is_racing=True)
     if found.allows_writers:
-        yield Finding(
-            check="guarantees",
-            state=State.OK,
-            what="the store supports create-if-absent; one of several concurrent creates succeeds",
-        )
-    elif patient.config.is_single_writer:
-        what = "the store overwrites existing objects; remote.single.writer=true states that no other process writes"
-        yield Finding(
-            check="guarantees", state=State.WARNING, what=what, next_step="move to a store with create-if-absent"
-        )
+        what = "the store supports create-if-absent; one of several concurrent creates succeeds"
+        yield passed("guarantees", what)
     else:
-        what = "the store overwrites existing objects: two managers would lose records"
-        yield _bad("guarantees", what, "use another store, or set remote.single.writer=true if no other process writes")
+        yield (_OVERWRITES_ALONE if patient.config.is_single_writer else _OVERWRITES).found("")
 
 
 def unfinished(patient: Patient) -> Iterator[Finding]:
@@ -132,19 +155,20 @@ def unfinished(patient: Patient) -> Iterator[Finding]:
     if not url.startswith("s3://"):
         return
     if patient.is_away():  # a separate client with its own timeouts lists them
-        yield Finding(check="uploads", state=State.SKIPPED, what="the store did not reply")
+        yield not_checked("uploads", "the store did not reply")
         return
     options = store_options(patient.config)
     options.pop("client", None)
     found = UnfinishedUploads(url, options).list()
     old = [each for each in found if now_ms - each.begun_ms > UPLOAD_MS_OLD]
     if not old:
-        yield Finding(check="uploads", state=State.OK, what=f"{len(found)} unfinished, none older than a day")
+        yield passed("uploads", f"{len(found)} unfinished, none older than a day")
         return
-    since = format_ms((now_ms - min(each.begun_ms for each in old)) // 3_600_000 * 3_600_000)
-    what = f"{len(old)} uploads were never finished, the oldest began {since} ago"
-    step = "tiered gc; add a lifecycle rule that aborts incomplete uploads"
-    yield Finding(check="uploads", state=State.WARNING, what=what, next_step=step)
+    age = format_ms((now_ms - min(each.begun_ms for each in old)) // 3_600_000 * 3_600_000)
+    yield _OLD_UPLOADS.found("", count=len(old), age=age)
+
+
+# --- both tiers ------------------------------------------------------------------------------------------------------
 
 
 def partitions(patient: Patient) -> Iterator[Finding]:
@@ -154,37 +178,36 @@ def partitions(patient: Patient) -> Iterator[Finding]:
         patient.config, now_ms=now_ms, read_only=True, storage=patient.around.storage, store=patient.store
     ) as manager:
         for group in group_problems(problems_of(manager.problems)):
-            errors = {str(name): error for name, error in manager.problems.items()}
-            yield _bad("partitions", group.line, failed("partitions", errors[group.places[0]]).next_step)
+            name = group.first.partition
+            step = next_step(manager.problems[name]) if name is not None else None
+            yield _UNOPENED.found(shared_places(group.places), what=group.what, next_step=step)
         held = manager.partitions()
         count = sum(topic.partition_count for topic in manager.topics())
-        whole = sum(each.name not in manager.problems for each in held)
-        rest = "" if whole == count else "; the others are listed above"
+        opened = sum(each.name not in manager.problems for each in held)
         # A partition with a problem does not count, although its log opens: a start refuses it.
-        state = State.OK if whole == count else State.SKIPPED
-        yield Finding(check="partitions", state=state, what=f"{whole} of {count} can be opened{rest}")
+        what = f"{opened} of {count} can be opened"
+        yield (
+            passed("partitions", what)
+            if opened == count
+            else not_checked("partitions", f"{what}; the others are listed above")
+        )
         for each in held:
             yield from _of_manifest(each)
         yield from _pins(patient, held, now_ms)
 
 
 def _of_manifest(held: Partition) -> Iterator[Finding]:
-    from remote.manifest.manifest import lacks_seal, size_of
-
-    manifest = held.manifest()
+    manifest, where = held.manifest(), str(held.name)
     if manifest is None:
         return
     if lacks_seal(manifest):
-        what = f"{held.name}: encrypted, and its manifests are not sealed: forgeries and rollbacks are not detected"
-        step = f"upgrade all readers, then: tiered rotate-keys {manifest.topic}"
-        yield Finding(check="index", state=State.WARNING, what=what, next_step=step)
+        yield _UNSEALED.found(where, next_step=f"upgrade all readers, then: tiered rotate-keys {manifest.topic}")
     if held.fatal_error is None and held.log.size_bytes and held.log.next_offset < manifest.allocated_end_offset:
         yield _behind(held, manifest)
     size_bytes = size_of(manifest)
     if size_bytes > MANIFEST_BYTES_LARGE:
-        waits = f"{counted(len(manifest.pending_deletes), 'pending delete')}"
-        what = f"{held.name}: its manifest has {format_bytes(size_bytes)}, {waits}"
-        yield Finding(check="index", state=State.WARNING, what=what, next_step="check that a manager runs: tiered run")
+        pending = counted(len(manifest.pending_deletes), "pending delete")
+        yield _LARGE_MANIFEST.found(where, size=format_bytes(size_bytes), pending=pending)
 
 
 def _behind(held: Partition, manifest: Manifest) -> Finding:
@@ -196,14 +219,9 @@ def _behind(held: Partition, manifest: Manifest) -> Finding:
 
     try:
         check_same_records(held, PartitionSource(held.name, None, held.remote, held.metadata), manifest)
-    except LogError as error:
-        finding = failed("partitions", error)
-        return _bad("partitions", f"{held.name}: {finding.what}", finding.next_step)
-    what = f"{held.name}: the log ends at {held.log.next_offset}, the bucket at {manifest.allocated_end_offset}"
-    step = (
-        "another machine wrote, or this disk lost the end of the log; the next start continues at the end of the bucket"
-    )
-    return Finding(check="index", state=State.WARNING, what=what, next_step=step)
+    except LogError as problem:
+        return failed("partitions", problem, str(held.name))
+    return _BEHIND.found(str(held.name), local=held.log.next_offset, remote=manifest.allocated_end_offset)
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
@@ -213,38 +231,32 @@ def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[
     """
     if patient.store is None:
         return
-    looked_at = [each for each in held if isinstance(each.metadata, MetadataLog)]
-    count = forks = 0
-    for each in looked_at[:PARTITIONS_LOOKED_AT]:
+    with_manifests = [each for each in held if isinstance(each.metadata, MetadataLog)]
+    readers = forks = 0
+    for each in with_manifests[:PARTITIONS_LOOKED_AT]:
         for pin in list_pins(patient.store, each.prefix):
-            left_ms = pin.expires_ms - now_ms
-            if pin.fork is not None and left_ms <= 0:
+            remaining_ms = pin.expires_ms - now_ms
+            if pin.fork is not None and remaining_ms <= 0:
                 forks += 1
                 continue
-            count += 1
-            if left_ms > PIN_MS_LONG:
-                what = f"{each.name}: pinned by {pin.holder} for another {format_ms(left_ms // 1000 * 1000)}"
-                step = (
-                    f"no object that it names is deleted until then; delete {each.prefix}{pin.key} if its "
-                    "reader has ended"
-                )
-                yield Finding(check="pins", state=State.WARNING, what=what, next_step=step)
-            elif left_ms < -PIN_MS_LONG:
-                what = f"{each.name}: the pin of {pin.holder} expired {format_ms(-left_ms // 1000 * 1000)} ago"
-                step = "it has no effect; the next garbage collection of manifests deletes it"
-                yield Finding(check="pins", state=State.WARNING, what=what, next_step=step)
-    more = f", of the first {PARTITIONS_LOOKED_AT} partitions" if len(looked_at) > PARTITIONS_LOOKED_AT else ""
-    forked = f", {counted(forks, 'fork')} of partitions" if forks else ""
-    yield Finding(check="pins", state=State.OK, what=f"{counted(count, 'reader')} with pins on manifests{forked}{more}")
+            readers += 1
+            if remaining_ms > PIN_MS_LONG:
+                key = f"{each.prefix}{pin.key}"
+                step = f"no object that it names is deleted until then; delete {key} if its reader has ended"
+                remaining = format_ms(remaining_ms // 1000 * 1000)
+                yield _LONG_PIN.found(str(each.name), next_step=step, holder=pin.holder, remaining=remaining)
+            elif remaining_ms < -PIN_MS_LONG:
+                age = format_ms(-remaining_ms // 1000 * 1000)
+                yield _EXPIRED_PIN.found(str(each.name), holder=pin.holder, age=age)
+    more = f", {counted(forks, 'fork')} of partitions" if forks else ""
+    if len(with_manifests) > PARTITIONS_LOOKED_AT:
+        more += f", of the first {PARTITIONS_LOOKED_AT} partitions"
+    yield passed("pins", f"{counted(readers, 'reader')} with pins on manifests{more}")
 
 
 def _store(patient: Patient) -> ObjectStore:
     assert patient.store is not None, "these checks need a store"
     return patient.store
-
-
-def _bad(check: str, what: str, step: str) -> Finding:
-    return Finding(check=check, state=State.ERROR, what=what, next_step=step)
 
 
 STORE_CHECKS: Iterable[tuple[str, Check]] = (

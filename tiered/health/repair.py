@@ -6,7 +6,7 @@ The report says where to search. The plan checks the damage and the good copies 
 |---|---|---|
 | a segment, its indexes, or its entry | the good bytes are uploaded under a new name | its entry replaces the old one |
 | a manifest page | the identical page is put back, else its entries go into a new page | same name, or a commit |
-| an object that forks or their source name | the entries of each, `health.repair_relatives` | a commit each |
+| an object that forks or their source name | the entries of each, `health.repair_sources` | a commit each |
 | an older manifest | none: only the newest counts, and it is valid | |
 | a view's part, the newest manifest, other objects without a good copy | none: reported as hopeless, with offsets | |
 
@@ -49,8 +49,7 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.health.bucket_check import check_contents
-from tiered.health.repair_relatives import Relatives
-from tiered.health.repair_sources import entries_of_page, from_bucket
+from tiered.health.repair_sources import Relatives, entries_of_page, from_bucket
 from tiered.health.scrub_report import Found, ScrubReport
 from tiered.partition.segment_inspection import segment_to_copy
 from tiered.stores.object_encoding import SettingsOf, encoding_of_entry, own_settings
@@ -59,7 +58,7 @@ Progress = Callable[[int], None]
 
 
 class Copies(Protocol):
-    """Good copies on this machine's disk (`tiered.health.repair_from_local`)."""
+    """Good copies on this machine's disk (`tiered.health.repair_sources`)."""
 
     def __call__(self, name: RemotePartitionName, entry: SegmentEntry) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""Sources of good copies: the disk, the bucket's own bytes, older manifests, other objects.
+"""Sources of good copies: the disk, the bucket's own bytes, older manifests, other objects, forks.
 
 | damaged | good copy |
 |---|---|
@@ -10,25 +10,51 @@ Facts that only the damaged object had are not invented. Without its indexes a c
 divided into chunks. Aborted transactions and producers cannot be derived from a segment alone. There is no good copy
 then.
 
+A cleaner pass may have removed records from a local segment, which then has less than the entry says. So of the disk
+only identical bytes count, by range, size and CRC32C of the entry.
+
+Partitions that name one object share its damage: its home, and the forks named in the home's pins. A repaired segment
+has a new name, which only one partition's entry gets. So a finding about one partition counts for all of them, and each
+is repaired separately, an entry at a time. If neither the disk nor the bucket has the bytes under the partition's own
+name, its relatives are searched: first their logs on this disk, then their entries with the same offsets, size and
+checksum and another, undamaged object.
+
 The module only reads. Memory: the headers of one segment's batches, its bytes range by range, the entries of a page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from local.errors import AccessDenied, Corrupt, NotFound
+from local.errors import AccessDenied, Corrupt, LogError, NotFound
 from local.format.columns import BatchTable
 from local.format.crc32c import crc32c
 from local.index.index_building import IndexRows
+from local.log import Log
 from local.records.batch_runs import BatchRuns
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
-from remote.keys import DATA, data_key, full_key, indexes_key, own_part, parse_data_key
+from remote.gc.fork_references import forks_of
+from remote.gc.pins import list_pins
+from remote.keys import (
+    DATA,
+    data_key,
+    full_key,
+    home_of,
+    indexes_key,
+    key_in_other_topic,
+    own_part,
+    parse_data_key,
+    parse_partition,
+    parse_topic_directory,
+)
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PageEntry
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import Pages
@@ -42,12 +68,16 @@ from remote.segments.object_encoding import CODECS, open_ring
 from remote.store import Body, ObjectStore
 from remote.upload.segment_upload import SegmentToCopy
 from remote.upload.segment_upload_stream import SegmentFacts
+from tiered.manager.manager import LogManager
 from tiered.partition.segment_inspection import SegmentInspector
 
 INTERVAL_BYTES = 4096
 MANIFESTS_MAX = 512  # older manifests searched for a page's entries
 
 Read = Callable[[int, int], Body]
+_READ_BYTES = 8 << 20
+_log = logging.getLogger(__name__)
+IsWhole = Callable[[RemotePartitionName, SegmentEntry], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,3 +372,136 @@ def _unlike(page: PageEntry, entries: Rows) -> str | None:
         **{name: sum(getattr(entry, name) for entry in entries) for name in names[3:]},
     }
     return next((f"{name}={sums[name]}" for name in names if sums[name] != getattr(page, name)), None)
+
+
+class LocalCopies:
+    """Finds good copies in a manager's logs; a read-only manager is sufficient.
+
+    Reads a whole segment in each call. The manager is opened on the first call, because that reads every log's
+    directory. If it cannot be opened, there are no copies and a warning is logged. A context manager that closes the
+    manager.
+    """
+
+    def __init__(self, open_manager: Callable[[], LogManager]) -> None:
+        self._open_manager = open_manager
+        self._opened: LogManager | None = None
+        self._is_tried = False
+
+    def __enter__(self) -> LocalCopies:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    def __call__(self, name: RemotePartitionName, entry: SegmentEntry) -> bool:
+        log = self.log(name)
+        return log is not None and has_same_bytes(log, entry)
+
+    def log(self, name: RemotePartitionName) -> Log | None:
+        """Return the partition's log; None if this machine has none, or another topic of that name."""
+        manager = self._manager()
+        try:
+            if manager is None or manager.topic(name.topic).topic_id != name.topic_id:
+                return None
+            return manager.partition(name.topic_partition).log
+        except LogError:
+            return None
+
+    def _manager(self) -> LogManager | None:
+        if not self._is_tried:
+            self._is_tried = True
+            try:
+                self._opened = self._open_manager()
+            except LogError as error:
+                _log.warning("the disk is not searched for good copies: error=%s", error)
+        return self._opened
+
+
+def has_same_bytes(log: Log, entry: SegmentEntry) -> bool:
+    """Return whether a closed local segment has the entry's bytes. A missing or unreadable one does not."""
+    try:
+        infos = [info for info in log.segments()[:-1] if info.base_offset == entry.base_offset]
+        if not infos or infos[0].next_offset != entry.next_offset or infos[0].size_bytes != entry.size_bytes:
+            return False
+        segment = log.segment(entry.base_offset)
+        checksum = 0
+        for at in range(0, entry.size_bytes, _READ_BYTES):
+            checksum = crc32c(segment.read(at, min(_READ_BYTES, entry.size_bytes - at)), checksum)
+        return checksum == entry.content_crc32c
+    except (NotFound, LogError):
+        return False
+
+
+class Relatives:
+    """Partitions of a bucket that share objects; each is read once."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._forks: dict[str, tuple[RemotePartitionName, ...]] = {}
+        self._entries: dict[RemotePartitionName, tuple[SegmentEntry, ...]] = {}
+
+    def naming(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterator[tuple[RemotePartitionName, str]]:
+        """Yield other partitions with an entry that names an object of this one, and its ULID.
+
+        Only the newest manifests count.
+        """
+        objects = self._objects(name, entry)
+        for other in self._of(name, entry):
+            for each in self.entries(other):
+                if objects & self._objects(other, each):
+                    yield other, each.ulid
+
+    def same_bytes(
+        self, name: RemotePartitionName, entry: SegmentEntry, is_whole: IsWhole
+    ) -> tuple[RemotePartitionName, SegmentEntry] | None:
+        """Return a relative's entry with the same bytes in undamaged objects of its own."""
+        objects = self._objects(name, entry)
+        for other in self._of(name, entry):
+            for each in self.entries(other):
+                if _is_same(each, entry) and not objects & self._objects(other, each) and is_whole(other, each):
+                    return other, each
+        return None
+
+    def on_disk(self, name: RemotePartitionName, entry: SegmentEntry, copies: IsWhole) -> RemotePartitionName | None:
+        """Return the relative with the entry's bytes in its log on this machine's disk."""
+        return next((other for other in self._of(name, entry) if copies(other, entry)), None)
+
+    def entries(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:
+        """Return the newest manifest's entries; none if the partition is unreadable or deleted."""
+        if name not in self._entries:
+            self._entries[name] = ()
+            log = MetadataLog(self._store, name.prefix)
+            try:
+                manifest = log.load(exact=True)
+                if manifest is not None and manifest.deleted_ms is None:
+                    self._entries[name] = tuple(log.ask(manifest, lambda index: list(index.entries())))
+            except (Corrupt, NotFound):
+                pass  # its own repair reports the error
+        return self._entries[name]
+
+    def _of(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterable[RemotePartitionName]:
+        homes = {home_of(key) for key in self._objects(name, entry)}
+        found = [_named(home) for home in sorted(homes)]
+        found += [fork for home in sorted(homes) for fork in self._forks_of(home)]
+        return [each for each in dict.fromkeys(found) if each is not None and each != name]
+
+    def _forks_of(self, home: str) -> tuple[RemotePartitionName, ...]:
+        if home not in self._forks:
+            prefixes = sorted(forks_of(list_pins(self._store, home)))
+            self._forks[home] = tuple(name for each in prefixes if (name := _named(each)) is not None)
+        return self._forks[home]
+
+    def _objects(self, name: RemotePartitionName, entry: SegmentEntry) -> set[str]:
+        return {key_in_other_topic(name.prefix, key) for key in (entry.data_key, entry.indexes_key)}
+
+
+def _is_same(one: SegmentEntry, other: SegmentEntry) -> bool:
+    facts = [(entry.base_offset, entry.next_offset, entry.size_bytes, entry.content_crc32c) for entry in (one, other)]
+    return facts[0] == facts[1]
+
+
+def _named(prefix: str) -> RemotePartitionName | None:
+    directory, _, number = prefix.rstrip("/").partition("/")
+    topic, partition = parse_topic_directory(directory), parse_partition(number)
+    return RemotePartitionName(*topic, partition) if topic is not None and partition is not None else None

@@ -25,7 +25,7 @@ import msgspec
 
 from local.errors import LogError, Unavailable
 from local.format.crc32c import crc32c
-from local.verify.findings import Finding, Severity
+from local.verify.findings import Finding, Severity, warning
 from remote.check.partition_check import BucketReport, can_list, is_still_named, survey_partition
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
@@ -36,14 +36,17 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.health.bucket_check import check_contents
-from tiered.health.scrub_report import Found, PartitionScrub, ScrubReport, Weight
-from tiered.health.scrub_state import ScrubState, SegmentResult
+from tiered.health.scrub_report import Found, PartitionScrub, ScrubReport, ScrubState, SegmentResult
 from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.runner import TASK_BYTES, Executor, Here, packed
 from tiered.stores.object_encoding import KEY_ID, SettingsOf, own_settings
 
+_NO_MANIFEST = warning(
+    "manifest.absent",
+    "the partition has no manifest and no other object, and its topic has other partitions: its records may be lost",
+)
+_PLAINTEXT = warning("segment.plaintext", "plaintext segments although the topic has {setting}={key_id}")
 THREADS = 4
-_WEIGHTS: dict[Severity, Weight] = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CORRUPT: "corrupt"}
 LocalCopy = Callable[[RemotePartitionName, SegmentEntry], bool]  # whether this machine's disk has the same bytes
 
 
@@ -61,8 +64,8 @@ class SegmentJob:
     @property
     def identity(self) -> str:
         """Key of this partition's entry: a fork and its source share objects, but have their own entries."""
-        told = crc32c(msgspec.json.encode(self.entry))
-        return f"{self.name} of {self.prefix} {self.entry.base_offset} {told:08x}"
+        checksum = crc32c(msgspec.json.encode(self.entry))
+        return f"{self.name} of {self.prefix} {self.entry.base_offset} {checksum:08x}"
 
     @property
     def read_bytes(self) -> int:
@@ -210,17 +213,17 @@ def report_of(
     for name, survey in plan.surveys.items():
         # Damaged entries may name one object twice: the offsets identify the entry.
         by_place = {
-            (full_key(name.prefix, key), (entry.base_offset, entry.next_offset)): entry
+            (full_key(name.prefix, key), entry.offsets): entry
             for entry in (*survey.entries, *survey.suspects)
             for key in (entry.data_key, entry.indexes_key)
         }
         for each in survey.findings:
-            entry = by_place.get((each.path, each.offsets)) if each.offsets is not None else None
-            found.append(_told(name, each, entry, local_copy))
+            entry = by_place.get((each.where, each.offsets)) if each.offsets is not None else None
+            found.append(_found(name, each, entry, local_copy))
     for result in results:
         job = jobs[result.name]
         if result.findings and is_still_named(store, job.prefix, job.entry):
-            found += [_told(by_prefix[job.prefix], each, job.entry, local_copy) for each in result.findings]
+            found += [_found(by_prefix[job.prefix], each, job.entry, local_copy) for each in result.findings]
     found.sort(key=lambda each: (-Severity[each.severity.upper()], each.topic, each.partition, each.object))
     return ScrubReport(
         store=plan.store_url,
@@ -236,31 +239,31 @@ def report_of(
     )
 
 
-def _told(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None, local_copy: LocalCopy) -> Found:
+def _found(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None, local_copy: LocalCopy) -> Found:
     is_bad = found.severity is Severity.CORRUPT and entry is not None
     is_of_log = entry is not None and parse_data_key(entry.data_key) is not None
     has_copy = is_bad and is_of_log and entry is not None and local_copy(name, entry)
+    key = found.where.removeprefix(name.prefix)
+    says = parse_data_key(key) or parse_view_key(key)
     return Found(
-        severity=_WEIGHTS[found.severity],
+        code=found.code,
+        severity=found.state,
         topic=name.topic,
         topic_id=name.topic_id,
         partition=name.partition,
-        object=found.path.removeprefix(name.prefix),
-        what=found.what,
+        object=key,
+        what=found.line,
         at=found.at,
         length=found.length,
         base_offset=found.offsets[0] if found.offsets else None,
         next_offset=found.offsets[1] if found.offsets else None,
-        ulid=entry.ulid if entry is not None else _ulid(found.path.removeprefix(name.prefix)),
+        ulid=entry.ulid if entry is not None else says.ulid if says is not None else None,
         good_copy="local" if has_copy else None,
     )
 
 
 def _without_manifest(name: RemotePartitionName) -> BucketReport:
-    what = (
-        "the partition has no manifest and no other object, and its topic has other partitions: its records may be lost"
-    )
-    found = Finding(severity=Severity.WARNING, path=name.prefix, what=what, is_unread=True)
+    found = _NO_MANIFEST.found(name.prefix, is_unread=True)
     return BucketReport(prefix=name.prefix, findings=[found], is_unread=True)
 
 
@@ -270,16 +273,16 @@ def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: Settin
     entries = sorted((entry for entry in survey.entries if entry.key_id is None), key=lambda entry: entry.base_offset)
     if not key or not entries:
         return []
-    size = sum(entry.stored_bytes for entry in entries)
-    what = f"plaintext segments although the topic has {KEY_ID}={key}: segments={len(entries)} bytes={size}"
-    what += f" (encrypt them: tiered rewrite recode {name.topic} --key-id {key})"
-    between = entries[0].base_offset, max(entry.next_offset for entry in entries)
-    return [Finding(severity=Severity.WARNING, path=name.prefix, what=what, offsets=between)]
-
-
-def _ulid(key: str) -> str | None:
-    says = parse_data_key(key) or parse_view_key(key)
-    return says.ulid if says is not None else None
+    found = _PLAINTEXT.found(
+        name.prefix,
+        offsets=(entries[0].base_offset, max(entry.next_offset for entry in entries)),
+        next_step=f"encrypt them: tiered rewrite recode {name.topic} --key-id {key}",
+        setting=KEY_ID,
+        key_id=key,
+        segments=len(entries),
+        bytes=sum(entry.stored_bytes for entry in entries),
+    )
+    return [found]
 
 
 def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScrub:

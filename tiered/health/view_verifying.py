@@ -19,11 +19,14 @@ from local.format.crc32c import crc32c
 from local.log.view_directory import view_files
 from local.names import VIEW_CATALOG, parse_partition_directory
 from local.storage import Storage, join
-from local.verify.findings import Finding, Severity, damaged, finding, unreadable, worst
+from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, info, unreadable, worst
 from remote.manifest.view_changes import ViewCatalog, decode_catalog
 from remote.segment_entry import SegmentEntry
 from remote.segments.index_bundle import decode_bundle
 
+_DELETED_FILE = info("view.deleting", "the file waits for its deletion")
+_LEFT_FILE = info("view.leftover", "no view names it: leftover of an interrupted run; the next start deletes it")
+_NO_FILE = corrupt("view.missing", "a view names a file that does not exist: drop the view and build it again")
 _TRIES = 3
 
 
@@ -71,10 +74,9 @@ def _findings(storage: Storage, directory: str) -> Iterator[Finding]:
     waiting = {each.key for each in catalog.pending_deletes}
     for key in there:
         if key in waiting:
-            yield finding(Severity.INFO, join(directory, key), "the file waits for its deletion")
+            yield _DELETED_FILE.found(join(directory, key))
         elif key not in catalog.named_keys:
-            what = "no view names it: leftover of an interrupted run; the next start deletes it"
-            yield finding(Severity.INFO, join(directory, key), what)
+            yield _LEFT_FILE.found(join(directory, key))
 
 
 def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[Finding]:
@@ -91,12 +93,10 @@ def _of_part(storage: Storage, directory: str, entry: SegmentEntry) -> Iterator[
         path = join(directory, entry.indexes_key)
         decode_bundle(storage.read(path))
     except NotFound:
-        yield finding(
-            Severity.CORRUPT, path, "a view names a file that does not exist: drop the view and build it again"
-        )
+        yield _NO_FILE.found(path)
     except Corrupt as error:
         yield damaged(error, path)
     except (DiskFailed, AccessDenied) as error:
         yield unreadable(error, path)
     except LogError as error:
-        yield finding(Severity.CORRUPT, path, str(error))
+        yield DAMAGED.found(path, what=str(error))

@@ -2,24 +2,32 @@
 
 In JSON the fields have Kafka's names (``baseOffset``, ``partitionLeaderEpoch``). The rows are msgspec structs and not
 dataclasses, because a segment may have ten million of them.
+
+A decoder of keys, values and headers never loses bytes. Bytes that it cannot read (text that is no UTF-8, a number of
+another width, invalid JSON) become ``{"base64": "..."}``, a form that `tiered append --jsonl` accepts too. The caller
+handles null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import base64
+import binascii
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from local.errors import Corrupt
+from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import CODEC_BITS, BatchHeader
 from local.format.columns import Columns
 from local.format.compression import Codec
 from local.names import TopicPartition
 from local.records.batch_runs import DISORDER, Run
-from tiered.inspect.decoders import Decoder, utf8
 
 SEQUENCE_MAX = 2**31 - 1
 _CONTROL_TYPES = (
@@ -34,6 +42,66 @@ _CONTROL_TYPES = (
 
 # (key, value) of a record in the form to show.
 DecodeRecord = Callable[[bytes | None, bytes | None], tuple[object, object]]
+# Returns a value that msgspec can write as JSON.
+Decoder = Callable[[bytes], object]
+
+
+def utf8(data: bytes) -> object:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return undecoded(data)
+
+
+def undecoded(data: bytes) -> dict[str, str]:
+    """Return the form of bytes that a decoder cannot read."""
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def _json(data: bytes) -> object:
+    try:
+        return msgspec.json.decode(data)  # encoded again, because the original may have line breaks
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return undecoded(data)
+
+
+def _number(form: str) -> Decoder:
+    packed = struct.Struct(form)
+
+    def decode(data: bytes) -> object:
+        number = packed.unpack(data)[0] if len(data) == packed.size else math.inf
+        return number if math.isfinite(number) else undecoded(data)  # JSON has no infinity
+
+    return decode
+
+
+# Kafka's own decoders and serializers by their plain names; numbers are big-endian.
+DECODERS: dict[str, Decoder] = {
+    "utf8": utf8,
+    "base64": lambda data: base64.b64encode(data).decode(),
+    "hex": bytes.hex,
+    "json": _json,
+    "short": _number(">h"),
+    "integer": _number(">i"),
+    "long": _number(">q"),
+    "float": _number(">f"),
+    "double": _number(">d"),
+}
+ENCODINGS = ("utf8", "base64", "hex")
+
+
+def encode(text: str, encoding: str) -> bytes:
+    """Encode `text` by one of ENCODINGS. Raises InvalidRequest."""
+    try:
+        if encoding == "hex":
+            return bytes.fromhex(text)
+        if encoding == "base64":
+            return base64.b64decode(text, validate=True)
+        return text.encode("utf-8", "surrogateescape")
+    except (ValueError, binascii.Error):
+        raise InvalidRequest(
+            "cannot decode the key, it is not in this encoding", text=repr(text), encoding=encoding
+        ) from None
 
 
 class BatchRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -204,3 +272,76 @@ def _control(key: bytes | None, value: bytes | None) -> ControlRow:
 
 
 as_text = decode_with(utf8, utf8)
+
+
+class FlatRecord(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A record and the facts of its batch side by side."""
+
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key_size: int
+    value_size: int
+    sequence: int
+    header_keys: str
+    key: str | int | float | bool | None
+    value: str | int | float | bool | None
+    headers: list[HeaderRow]
+    end_txn_marker: str | None
+    coordinator_epoch: int | None
+    base_offset: int
+    position: int | None
+    partition_leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    is_transactional: bool
+    is_control: bool
+    compresscodec: str
+
+
+def write_jsonl(rows: Iterable[RecordRow]) -> None:
+    """Write a line to stdout for each record as it arrives, with the facts of its batch in ``batch``."""
+    encode = msgspec.json.Encoder().encode
+    sys.stdout.flush()
+    write = sys.stdout.buffer.write
+    for row in rows:
+        write(encode(row) + b"\n")
+
+
+def flat(rows: Iterable[RecordRow]) -> Iterator[FlatRecord]:
+    """Yield records merged with the facts of their batch.
+
+    Keys and values that are no text or number become JSON, undecoded bytes become ``base64:...``.
+    """
+    for row in rows:
+        batch, control = row.batch, row.control
+        yield FlatRecord(
+            row.offset,
+            row.timestamp,
+            row.timestamp_type,
+            row.key_size,
+            row.value_size,
+            row.sequence,
+            ",".join(each.key for each in row.headers),
+            _plain(row.key),
+            _plain(row.value),
+            row.headers,
+            control.type if control is not None else None,
+            control.coordinator_epoch if control is not None else None,
+            batch.base_offset,
+            batch.position,
+            batch.partition_leader_epoch,
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.is_transactional,
+            batch.is_control,
+            batch.compresscodec,
+        )
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, dict) and set(value) == set(undecoded(b"")):
+        return f"base64:{value['base64']}"
+    return msgspec.json.encode(value).decode()

@@ -24,8 +24,17 @@ from local.errors import Corrupt
 from local.format.columns import BatchTable, Columns
 from local.names import TopicPartition
 from local.records.batch_runs import BatchRuns, Run
-from tiered.inspect.decoders import Decoder, utf8
-from tiered.inspect.dump_rows import BatchRow, DecodeRecord, RecordRow, as_text, batch_row, batch_rows, record_rows
+from tiered.inspect.dump_rows import (
+    BatchRow,
+    Decoder,
+    DecodeRecord,
+    RecordRow,
+    as_text,
+    batch_row,
+    batch_rows,
+    record_rows,
+    utf8,
+)
 from tiered.inspect.dump_sources import FileSource
 from tiered.inspect.hex_dump import HexField, batch_fields
 from tiered.inspect.stored_segments import StoredSegment

@@ -45,7 +45,7 @@ from tiered.maintenance.snapshots import Snapshots
 from tiered.manager.deferred_open import DeferredOpen
 from tiered.manager.directories import OverDirectories
 from tiered.manager.reloading import Reloadable
-from tiered.node.problem_groups import is_same_problem
+from tiered.node.problems import is_same_problem
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.node.upload_pause import PausesUploads
 from tiered.partition.acquisition import acquire_all, open_read_only_all

@@ -17,7 +17,7 @@ from local.errors import LogError, NotFound
 from local.names import LOCK, TopicPartition
 from local.storage import Storage, join, replace_file
 from tiered.config.clock_guard import ClockSuspicion
-from tiered.node.problem_groups import next_step
+from tiered.node.problems import next_step
 
 FILE = "work-report.json"
 VERSION = 1

@@ -1,5 +1,5 @@
 """Metrics and alerts.
 
-`metric_table` and `alert_table` list them, `metrics` fills them from a running manager, `exposition` prints them for
-Prometheus, `monitoring_files` generates rules and dashboards.
+`metric_table` lists the metrics and prints them for Prometheus, `metrics` fills them from a running manager,
+`monitoring_files` generates alert rules, the dashboard and the systemd unit.
 """

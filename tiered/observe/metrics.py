@@ -28,14 +28,12 @@ from remote.store.middleware.metered_store import RequestCounts
 from tiered import __version__
 from tiered.config.price_file import configured_prices
 from tiered.manager.manager import LogManager
-from tiered.observe.exposition import Form, Sample, exposition
+from tiered.observe.metric_table import Form, Sample, exposition
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.service.observations import HistogramCounts, Observations
 from tiered.service.worker import Worker
 from tiered.status.compaction_status import cleaner_metrics
-from tiered.status.status_report import snapshots_at_hand
-from tiered.status.storage_cost import storage_costs
-from tiered.status.tier_journal import is_unseen
+from tiered.status.status_report import is_unseen, snapshots_at_hand, storage_costs
 
 _log = logging.getLogger(__name__)
 CACHE_MS = 1000  # a text is reused for so long, for any number of requests

@@ -1,193 +1,183 @@
-"""Generated files for monitoring and operation: alert rules, runbooks, a dashboard, a systemd unit."""
+"""Files that `tiered generate` prints: alert rules, a dashboard, a systemd unit.
+
+Expressions of alerts and panels may name only metrics of `tiered.observe.metric_table`. Each alert has a page in
+``docs/runbooks``, which states its severity, its expression and its time.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 
-from tiered.observe.alert_table import ALERTS, RUNBOOKS_URL, Alert, Limits
-from tiered.observe.metric_table import METRICS, Kind, Metric
-
+RUNBOOKS_URL = "docs/runbooks"
 _RATE = "[$__rate_interval]"
 
 
+class Severity(Enum):
+    """Urgency: immediate action, or a ticket."""
+
+    PAGE = "page"
+    TICKET = "ticket"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert. `expr` is PromQL, with placeholders such as ``{at_risk_bytes}`` for limits.
+
+    `lasts` is how long `expr` must hold.
+    """
+
+    name: str
+    severity: Severity
+    lasts: str
+    expr: str
+    summary: str
+
+    @property
+    def page(self) -> str:
+        """Name of the runbook page: ``TieredCopyLagGrows`` is ``copy-lag-grows``."""
+        words = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in self.name)
+        return words.removeprefix("-tiered-")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits that depend on the deployment."""
+
+    at_risk_bytes: int = 50 << 30
+    copy_lag_s: int = 3600
+    paused_s: int = 86_400
+    free_share: float = 0.1
+    store_failure_share: float = 0.05
+
+
+ALERTS: tuple[Alert, ...] = (
+    Alert("TieredCopyLagGrows", Severity.TICKET, "15m",
+          "max by (topic) (tiered_remote_copy_lag_seconds) > {copy_lag_s} "
+          "unless on (topic) max by (topic) (tiered_remote_copy_paused) == 1",
+          "Closed segments of {{ $labels.topic }} have waited for their upload for {{ $value | humanizeDuration }}"),
+    # Due segments only: a segment that waits for its lag or its cleaner is normal. Counted are started uploads less
+    # failed ones, not bytes: refused bytes are sent again and again.
+    Alert("TieredNoUploadFinishes", Severity.PAGE, "15m",
+          "max(tiered_remote_copy_lag_seconds unless tiered_remote_copy_paused == 1) > 1800 "
+          "and sum(increase(tiered_remote_copy_requests_total[30m])) "
+          "- sum(increase(tiered_remote_copy_errors_total[30m])) < 1",
+          "Segments are due for upload, and for half an hour no upload has finished"),
+    Alert("TieredUploadsPaused", Severity.TICKET, "5m",
+          "max by (topic) (tiered_remote_copy_paused_seconds) > {paused_s}",
+          "Uploads of {{ $labels.topic }} have been paused for {{ $value | humanizeDuration }}"),
+    Alert("TieredAtRiskBytes", Severity.TICKET, "15m",
+          "sum(tiered_unreplicated_bytes) > {at_risk_bytes}",
+          "{{ $value | humanize1024 }}B exist on this disk only"),
+    Alert("TieredStoreFails", Severity.TICKET, "10m",
+          'sum(rate(tiered_objstore_failures_total{{class!="InvalidRequest"}}[10m])) '
+          "/ sum(rate(tiered_objstore_operations_total[10m])) > {store_failure_share}",
+          "{{ $value | humanizePercentage }} of the calls to the store fail"),
+    Alert("TieredCorruption", Severity.PAGE, "0m",
+          'sum(tiered_partition_problems{{class="Corrupt"}}) > 0',
+          "{{ $value }} partitions met bytes that contradict their checksum"),
+    Alert("TieredUnopened", Severity.PAGE, "5m",
+          'tiered_partitions{{state="unopened"}} > 0',
+          "{{ $value }} partitions could not be opened"),
+    Alert("TieredHalted", Severity.PAGE, "0m",
+          "tiered_halted > 0",
+          "{{ $value }} partitions are stopped: another writer took over, or the tiers contradict each other"),
+    Alert("TieredBucketLost", Severity.PAGE, "0m",
+          "tiered_remote_lost > 0",
+          "{{ $value }} partitions have records in a bucket that does not hold them: it is lost or wrong"),
+    Alert("TieredDiskFull", Severity.PAGE, "10m",
+          "tiered_log_dir_free_bytes / tiered_log_dir_total_bytes < {free_share} "
+          "or predict_linear(tiered_log_dir_free_bytes[6h], 4 * 3600) < 0",
+          "{{ $labels.directory }} is nearly full, or will be within four hours"),
+    Alert("TieredDeleteLag", Severity.TICKET, "1h",
+          "max by (topic) (tiered_remote_delete_overdue_seconds) > 86400",
+          "Objects of {{ $labels.topic }} should have been deleted a day ago"),
+    # No time of day: the machine's clock may jump, be held, or differ from Prometheus'.
+    Alert("TieredNoRounds", Severity.PAGE, "5m",
+          "tiered_last_round_age_seconds > 1800 or absent(tiered_last_round_age_seconds)",
+          "No maintenance round has ended for half an hour, or no manager exports its metrics"),
+    Alert("TieredLogDirOffline", Severity.PAGE, "0m",
+          "tiered_log_dir_offline > 0",
+          "The log directory {{ $labels.directory }} has failed"),
+    Alert("TieredCleanerStuck", Severity.TICKET, "30m",
+          "tiered_cleaner_uncleanable_partitions > 0",
+          "{{ $value }} compacted logs cannot be cleaned"),
+    Alert("TieredClockJumped", Severity.PAGE, "0m",
+          "abs(tiered_clock_jump_seconds) > 0",
+          "The machine's clock has jumped by {{ $value | humanizeDuration }}"),
+    Alert("TieredCopiersBusy", Severity.TICKET, "15m",
+          "tiered_copier_oldest_wait_seconds > 900",
+          "A partition has waited {{ $value | humanizeDuration }} for a task thread of the store"),
+    Alert("TieredRoundsFail", Severity.PAGE, "5m",
+          "increase(tiered_round_failures_total[30m]) > 3",
+          "Maintenance rounds fail"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel of the dashboard; `width` of 24. `exprs` are pairs of PromQL and legend."""
+    """One panel of the dashboard; `width` of 24. `exprs` are PromQL expressions with their legends."""
 
     row: str
     title: str
-    exprs: tuple[tuple[str, str], ...]
     unit: str
+    exprs: Mapping[str, str]
     kind: str = "timeseries"
     width: int = 6
 
 
 PANELS: tuple[Panel, ...] = (
-    Panel(
-        row="Overview",
-        title="Upload lag",
-        exprs=(("max(tiered_remote_copy_lag_seconds)", ""),),
-        unit="s",
-        kind="stat",
-    ),
-    Panel(row="Overview", title="At risk", exprs=(("sum(tiered_unreplicated_bytes)", ""),), unit="bytes", kind="stat"),
-    Panel(
-        row="Overview",
-        title="Store failures",
-        exprs=((f"sum(rate(tiered_objstore_failures_total{_RATE}))", ""),),
-        unit="reqps",
-        kind="stat",
-    ),
-    Panel(
-        row="Overview",
-        title="Dollars a month",
-        exprs=(("sum(tiered_cost_dollars_per_month)", ""),),
-        unit="currencyUSD",
-        kind="stat",
-    ),
-    Panel(
-        row="Overview",
-        title="Problems",
-        exprs=(
-            ("sum by (class) (tiered_partition_problems) > 0", "{{class}}"),
-            ("tiered_halted > 0", "halted"),
-            ("tiered_remote_lost > 0", "bucket lost"),
-            ('tiered_partitions{state="unopened"} > 0', "unopened"),
-        ),
-        unit="short",
-        width=12,
-    ),
-    Panel(
-        row="Overview",
-        title="Last round",
-        exprs=(("tiered_last_round_age_seconds", "ago"),),
-        unit="s",
-        width=12,
-    ),
-    Panel(
-        row="Tiers",
-        title="Bytes on the disk",
-        exprs=(("sum by (topic) (tiered_local_log_bytes)", "{{topic}}"),),
-        unit="bytes",
-        width=12,
-    ),
-    Panel(
-        row="Tiers",
-        title="Bytes in the bucket",
-        exprs=(("sum by (topic) (tiered_remote_log_bytes)", "{{topic}}"),),
-        unit="bytes",
-        width=12,
-    ),
-    Panel(
-        row="Tiers",
-        title="Waiting for upload",
-        exprs=(("sum by (topic) (tiered_remote_copy_lag_bytes)", "{{topic}}"),),
-        unit="bytes",
-        width=8,
-    ),
-    Panel(
-        row="Tiers",
-        title="Waiting for deletion",
-        exprs=(("sum by (topic) (tiered_remote_delete_lag_bytes)", "{{topic}}"),),
-        unit="bytes",
-        width=8,
-    ),
-    Panel(
-        row="Tiers",
-        title="Room on the disks",
-        exprs=(("tiered_log_dir_free_bytes / tiered_log_dir_total_bytes", "{{directory}}"),),
-        unit="percentunit",
-        width=8,
-    ),
-    Panel(
-        row="Traffic",
-        title="Appended",
-        exprs=((f"sum by (topic) (rate(tiered_append_bytes_total{_RATE}))", "{{topic}}"),),
-        unit="Bps",
-        width=8,
-    ),
-    Panel(
-        row="Traffic",
-        title="Copied up",
-        exprs=((f"sum by (topic) (rate(tiered_remote_copy_bytes_total{_RATE}))", "{{topic}}"),),
-        unit="Bps",
-        width=8,
-    ),
-    Panel(
-        row="Traffic",
-        title="Fetched",
-        exprs=((f"sum by (topic) (rate(tiered_remote_fetch_bytes_total{_RATE}))", "{{topic}}"),),
-        unit="Bps",
-        width=8,
-    ),
-    Panel(
-        row="Store",
-        title="Calls",
-        exprs=((f"sum by (op) (rate(tiered_objstore_operations_total{_RATE}))", "{{op}}"),),
-        unit="reqps",
-        width=8,
-    ),
-    Panel(
-        row="Store",
-        title="Failures",
-        exprs=((f"sum by (op, class) (rate(tiered_objstore_failures_total{_RATE}))", "{{op}} {{class}}"),),
-        unit="reqps",
-        width=8,
-    ),
-    Panel(
-        row="Store",
-        title="Time of a call, 99 in 100",
-        exprs=(
-            (
-                f"histogram_quantile(0.99, sum by (op, le) (rate(tiered_objstore_duration_seconds_bucket{_RATE})))",
-                "{{op}}",
-            ),
-        ),
-        unit="s",
-        width=8,
-    ),
-    Panel(
-        row="Store",
-        title="Turns at the store",
-        exprs=(
-            ("sum by (state) (tiered_copier_tasks)", "copies {{state}}"),
-            ("sum by (state) (tiered_expirer_tasks)", "expiry {{state}}"),
-            ("tiered_copier_threads", "copiers"),
-            ("tiered_expirer_threads", "expirers"),
-        ),
-        unit="short",
-        width=12,
-    ),
-    Panel(
-        row="Store",
-        title="Longest wait and longest turn",
-        exprs=(
-            ("tiered_copier_oldest_wait_seconds", "copies, wait"),
-            ("tiered_copier_oldest_turn_seconds", "copies, turn"),
-            ("tiered_expirer_oldest_wait_seconds", "expiry, wait"),
-            ("tiered_expirer_oldest_turn_seconds", "expiry, turn"),
-        ),
-        unit="s",
-        width=12,
-    ),
-    Panel(
-        row="Machine",
-        title="fsync, 99 in 100",
-        exprs=((f"histogram_quantile(0.99, sum by (le) (rate(tiered_fsync_duration_seconds_bucket{_RATE})))", ""),),
-        unit="s",
-    ),
-    Panel(row="Machine", title="Memory", exprs=(("process_resident_memory_bytes", ""),), unit="bytes"),
-    Panel(row="Machine", title="CPU", exprs=((f"rate(process_cpu_seconds_total{_RATE})", ""),), unit="percentunit"),
-    Panel(
-        row="Machine",
-        title="Cleaner: dirty share",
-        exprs=(("tiered_cleaner_max_dirty_percent", "largest"),),
-        unit="percent",
-    ),
-)
+    Panel("Overview", "Upload lag", "s", {"max(tiered_remote_copy_lag_seconds)": ""}, kind="stat"),
+    Panel("Overview", "At risk", "bytes", {"sum(tiered_unreplicated_bytes)": ""}, kind="stat"),
+    Panel("Overview", "Store failures", "reqps",
+          {f"sum(rate(tiered_objstore_failures_total{_RATE}))": ""}, kind="stat"),
+    Panel("Overview", "Dollars a month", "currencyUSD", {"sum(tiered_cost_dollars_per_month)": ""}, kind="stat"),
+    Panel("Overview", "Problems", "short",
+          {"sum by (class) (tiered_partition_problems) > 0": "{{class}}",
+           "tiered_halted > 0": "halted",
+           "tiered_remote_lost > 0": "bucket lost",
+           'tiered_partitions{state="unopened"} > 0': "unopened"}, width=12),
+    Panel("Overview", "Last round", "s", {"tiered_last_round_age_seconds": "ago"}, width=12),
+    Panel("Tiers", "Bytes on the disk", "bytes", {"sum by (topic) (tiered_local_log_bytes)": "{{topic}}"}, width=12),
+    Panel("Tiers", "Bytes in the bucket", "bytes", {"sum by (topic) (tiered_remote_log_bytes)": "{{topic}}"}, width=12),
+    Panel("Tiers", "Waiting for upload", "bytes",
+          {"sum by (topic) (tiered_remote_copy_lag_bytes)": "{{topic}}"}, width=8),
+    Panel("Tiers", "Waiting for deletion", "bytes",
+          {"sum by (topic) (tiered_remote_delete_lag_bytes)": "{{topic}}"}, width=8),
+    Panel("Tiers", "Room on the disks", "percentunit",
+          {"tiered_log_dir_free_bytes / tiered_log_dir_total_bytes": "{{directory}}"}, width=8),
+    Panel("Traffic", "Appended", "Bps",
+          {f"sum by (topic) (rate(tiered_append_bytes_total{_RATE}))": "{{topic}}"}, width=8),
+    Panel("Traffic", "Copied up", "Bps",
+          {f"sum by (topic) (rate(tiered_remote_copy_bytes_total{_RATE}))": "{{topic}}"}, width=8),
+    Panel("Traffic", "Fetched", "Bps",
+          {f"sum by (topic) (rate(tiered_remote_fetch_bytes_total{_RATE}))": "{{topic}}"}, width=8),
+    Panel("Store", "Calls", "reqps",
+          {f"sum by (op) (rate(tiered_objstore_operations_total{_RATE}))": "{{op}}"}, width=8),
+    Panel("Store", "Failures", "reqps",
+          {f"sum by (op, class) (rate(tiered_objstore_failures_total{_RATE}))": "{{op}} {{class}}"}, width=8),
+    Panel("Store", "Time of a call, 99 in 100", "s",
+          {f"histogram_quantile(0.99, sum by (op, le) (rate(tiered_objstore_duration_seconds_bucket{_RATE})))":
+           "{{op}}"}, width=8),
+    Panel("Store", "Turns at the store", "short",
+          {"sum by (state) (tiered_copier_tasks)": "copies {{state}}",
+           "sum by (state) (tiered_expirer_tasks)": "expiry {{state}}",
+           "tiered_copier_threads": "copiers",
+           "tiered_expirer_threads": "expirers"}, width=12),
+    Panel("Store", "Longest wait and longest turn", "s",
+          {"tiered_copier_oldest_wait_seconds": "copies, wait",
+           "tiered_copier_oldest_turn_seconds": "copies, turn",
+           "tiered_expirer_oldest_wait_seconds": "expiry, wait",
+           "tiered_expirer_oldest_turn_seconds": "expiry, turn"}, width=12),
+    Panel("Machine", "fsync, 99 in 100", "s",
+          {f"histogram_quantile(0.99, sum by (le) (rate(tiered_fsync_duration_seconds_bucket{_RATE})))": ""}),
+    Panel("Machine", "Memory", "bytes", {"process_resident_memory_bytes": ""}),
+    Panel("Machine", "CPU", "percentunit", {f"rate(process_cpu_seconds_total{_RATE})": ""}),
+    Panel("Machine", "Cleaner: dirty share", "percent", {"tiered_cleaner_max_dirty_percent": "largest"}),
+)  # fmt: skip
 
 
 def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_URL) -> str:
@@ -206,66 +196,6 @@ def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_UR
             f"          runbook_url: {json.dumps(f'{runbooks_url}/{alert.page}.md')}",
         ]
     return "\n".join([*lines, ""])
-
-
-def runbook(alert: Alert) -> str:
-    """Return the runbook page of one alert, as Markdown."""
-    expr = alert.expr.format(**asdict(Limits()))
-    look = "\n".join(alert.look)
-    return (
-        f"# {_title(alert)}\n\n"
-        "Generated from `tiered/observe/alert_table.py` by "
-        "`python tests/unit/tiered/observe/test_monitoring_files.py`; a test fails when the two differ.\n\n"
-        f"Alert `{alert.name}`, severity {alert.severity.value}. It fires when this holds for {alert.lasts}:\n\n"
-        f"```promql\n{expr}\n```\n\n"
-        f"## Condition\n\n{alert.says}\n\n## Why it matters\n\n{alert.means}\n\n"
-        f"## Checks\n\n```sh\n{look}\n```\n\n{_steps(alert.check)}\n\n"
-        f"## Steps\n\n{_steps(alert.mend)}\n\n## When it is over\n\n{alert.over}\n"
-    )
-
-
-def _title(alert: Alert) -> str:
-    return alert.page.replace("-", " ").capitalize()
-
-
-def _steps(steps: tuple[str, ...]) -> str:
-    return "\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1))
-
-
-def runbook_index() -> str:
-    """Return the page that lists the runbooks."""
-    rows = "\n".join(
-        f"| [{_title(each)}]({each.page}.md)<br>`{each.name}` | {each.severity.value} | {each.says} |"
-        for each in ALERTS
-    )
-    return (
-        "# Runbooks\n\nOne page for each alert of `tiered generate alerts`, generated from the same table.\n\n"
-        f"| alert | severity | condition |\n|---|---|---|\n{rows}\n"
-    )
-
-
-def metrics_page() -> str:
-    """Return the reference of the metrics, as Markdown."""
-    rows = "\n".join(_metric_row(each) for each in METRICS)
-    return (
-        "# Metrics\n\n"
-        "Generated from `tiered/observe/metric_table.py` by "
-        "`python tests/unit/tiered/observe/test_monitoring_files.py`; a test fails when the two differ.\n\n"
-        "`tiered run --metrics :9464` serves these metrics under `/metrics`, in Prometheus' text format "
-        "or, if the Accept header asks for it, as OpenMetrics ([how to](../how-to/monitor.md)). "
-        "With `--metrics-partitions` the metrics marked P also have the label `partition`. "
-        "Kafka's rates (`PerSec`) are `rate()` of these counters, its percentiles are those of these histograms.\n\n"
-        f"| metric | type | labels | meaning | Kafka |\n|---|---|---|---|---|\n{rows}\n\n"
-        "`compaction status --metrics` prints the gauges of the cleaner by Kafka's own names. Kafka has more metrics: "
-        "of a network server (requests, purgatories, quotas), which does not exist here, and "
-        "`BuildRemoteLogAuxState*`, because nothing is rebuilt from a leader.\n"
-    )
-
-
-def _metric_row(metric: Metric) -> str:
-    labels = ", ".join(f"`{each}`" for each in metric.labels) + (" P" if metric.by_partition else "")
-    kafka = f"`{metric.kafka}`" if metric.kafka else ""
-    return f"| `{metric.name}` | {metric.kind.value} | {labels.strip()} | {metric.doc} | {kafka} |"
 
 
 def dashboard() -> str:
@@ -306,7 +236,7 @@ def _panels() -> Iterator[dict[str, object]]:
         number += 1
         targets = [
             {"refId": chr(ord("A") + at), "expr": expr, "legendFormat": legend or "__auto", "datasource": source}
-            for at, (expr, legend) in enumerate(panel.exprs)
+            for at, (expr, legend) in enumerate(panel.exprs.items())
         ]
         yield {
             "id": number,
@@ -318,18 +248,6 @@ def _panels() -> Iterator[dict[str, object]]:
             "targets": targets,
         }
         x += panel.width
-
-
-def metric_names(expr: str) -> set[str]:
-    """Return the metrics that a PromQL expression names, a histogram's parts as the histogram."""
-    import re
-
-    found = set()
-    for name in re.findall(r"\b(?:tiered|process)_[a-z0-9_]+", expr):
-        whole = re.sub(r"_(bucket|sum|count)$", "", name)
-        is_part = any(each.name == whole and each.kind is Kind.HISTOGRAM for each in METRICS)
-        found.add(whole if is_part else name)
-    return found
 
 
 def systemd_unit(*, executable: str, directory: str, user: str = "tiered", metrics: str = ":9464") -> str:

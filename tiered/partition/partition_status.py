@@ -23,7 +23,7 @@ class PartitionStatus:
     | `lag_*` | closed and not yet copied; zero while copying is disabled (KIP-950) |
     | `lag_since_ms` | when the oldest segment became due for copying; None if none is due, or only by size |
     | `at_risk_bytes` | segments with retained records of which the bucket lacks some |
-    | `remote_bytes` | log data in the bucket; the billed bytes are in `tiered.status.storage_cost` |
+    | `remote_bytes` | log data in the bucket; the billed bytes are in `tiered.status.status_report` |
     | `overdue_*` | pending deletes older than the grace period that are still in the bucket |
     | `paused` | the uploads are paused; due segments wait for the resume |
 

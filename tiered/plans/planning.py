@@ -25,9 +25,7 @@ from tiered.config.properties import canonical, find_property, parse
 from tiered.config.resolve_settings import resolve_rules
 from tiered.manager.manager import LogManager
 from tiered.plans.plan_basis import plan_basis
-from tiered.status.status_report import snapshots_at_hand
-from tiered.status.storage_cost import all_usage
-from tiered.status.unknown_figures import unread_partitions
+from tiered.status.status_report import all_usage, snapshots_at_hand, unread_partitions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from local.index import offset_index, time_index, txn_index
 from local.index.index_files import slices_of
 from local.log import producer_snapshot
 from local.log.producer_state import ProducerState
-from local.verify.findings import Finding, Severity, damaged
+from local.verify.findings import Finding, Severity, damaged, warning
 from remote.external.external_layout import (
     Cipher,
     ExternalFormat,
@@ -52,6 +52,10 @@ from tiered.read.external_segments import (
 from tiered.read.partition_source import PartitionSource
 
 THREADS = 16
+_HIDDEN = warning(
+    "external.not-read",
+    "these offsets are not read: by the leader epochs, the log of the last leader does not have them",
+)
 _log = logging.getLogger(__name__)
 
 
@@ -211,7 +215,7 @@ def list_entries(
     known_facts, findings = seen.facts, {} if findings is None else findings
 
     def note(found: Finding) -> None:
-        findings[found.path] = seen.findings[found.path] = found
+        findings[found.where] = seen.findings[found.where] = found
 
     segments = []
     for each in layout.segments(store, name):
@@ -242,8 +246,7 @@ def list_entries(
         selected = choose(copies)
         entries = [_entry(store, layout, found[each.number], each.next_offset) for each in selected]
     for start, end in hidden(copies, selected):
-        what = "these offsets are not read: by the leader epochs, the log of the last leader does not have them"
-        note(Finding(severity=Severity.WARNING, path=f"{name.prefix}{start}-{end}", what=what, offsets=(start, end)))
+        note(_HIDDEN.found(f"{name.prefix}{start}-{end}", offsets=(start, end)))
     if superseded := len(found) - len(entries):
         where = name.topic_partition
         _log.info("left out copies that another copy supersedes: partition=%s segments=%d", where, superseded)
@@ -257,7 +260,7 @@ def _segment_facts(
     try:
         return read_segment_facts(store, layout, segment)
     except Corrupt as error:
-        note(replace(damaged(error, segment.data_key), offsets=(segment.base_offset, segment.base_offset + 1)))
+        note(damaged(error, segment.data_key, offsets=(segment.base_offset, segment.base_offset + 1)))
         return None
 
 

@@ -30,7 +30,7 @@ from local.index.index_building import IndexRows
 from local.index.index_files import slices_of
 from local.log.checkpoints import parse_entries
 from local.log.leader_epochs import LeaderEpochs
-from local.verify.findings import Finding, Severity, damaged
+from local.verify.findings import Finding, Severity, damaged, warning
 from remote.external.aiven_manifest import EPOCH_MAX
 from remote.external.external_layout import ExternalFormat, ExternalObject, ExternalSegment
 from remote.external.external_log import Copy, ReadRangeOfCopy
@@ -39,6 +39,8 @@ from remote.store import ObjectStore
 
 INTERVAL_BYTES = 4096  # between two entries of an index made here; Kafka's default
 Read = Callable[[int, int], bytes]  # position, length; fewer bytes at the end
+_WRONG_CHECKPOINT = warning("external.checkpoint", "its leader epoch checkpoint contradicts its batches and is ignored")
+_WRONG_EPOCHS = warning("external.leader-epochs", "its leader epochs contradict its batches")
 THREADS = 16
 Note = Callable[[Finding], None]
 
@@ -273,7 +275,7 @@ def newest_checkpoint(
             continue
         if entries and not _agrees(LeaderEpochs(entries), each):
             if each.is_first_epoch_read or each.is_verified:
-                note(_warning(each, "its leader epoch checkpoint contradicts its batches and is ignored"))
+                note(_WRONG_CHECKPOINT.found(each.segment.data_key, offsets=_range(each)))
             is_doubtful = True
             continue
         return entries, is_doubtful
@@ -344,12 +346,12 @@ def _verified(
             return replace(facts, is_first_epoch_read=True, has_all_epochs=True)
         epochs, end = _epochs_of_batches(read, facts)
     except Corrupt as error:
-        note(replace(damaged(error, facts.segment.data_key), offsets=_range(facts)))
+        note(damaged(error, facts.segment.data_key, offsets=_range(facts)))
         return None
     claimed = facts.epochs
     if epochs and claimed and epochs != claimed:
-        what = f"its leader epochs contradict its batches: claimed={_text(claimed)} batches={_text(epochs)}"
-        note(_warning(facts, what))
+        place, offsets = facts.segment.data_key, _range(facts)
+        note(_WRONG_EPOCHS.found(place, offsets=offsets, claimed=_text(claimed), batches=_text(epochs)))
     # A cleaned segment ends before its last offset. Its end beyond the next segment's base is not trusted.
     limit = min((base for base in bases if base >= end), default=facts.next_offset)
     next_offset = min(facts.next_offset, max(end, limit))
@@ -374,10 +376,6 @@ def _agrees(checkpoint: LeaderEpochs, facts: SegmentFacts) -> bool:
     if checkpoint.entries[0][1] > base:
         return True
     return [epoch for epoch, _ in checkpoint.between(base, end)] == [epoch for epoch, _ in facts.epochs]
-
-
-def _warning(facts: SegmentFacts, what: str) -> Finding:
-    return Finding(severity=Severity.WARNING, path=facts.segment.data_key, what=what, offsets=_range(facts))
 
 
 def _overlap(one: SegmentFacts, two: SegmentFacts) -> bool:

@@ -1,6 +1,6 @@
 """Maintenance runs of a manager, one after another, with their report and notes on the tiers.
 
-`tiered.node.work_report` has the report, `tiered.status.tier_journal` the notes. The loop continues after a run that
+`tiered.node.work_report` has the report, `tiered.status.tier_history` the notes. The loop continues after a run that
 failed as a whole because of the disk or the store. Examples: no room for a checkpoint, no permission to write it, no
 answer. The error is noted and the next run tries again. Other errors of a run (another configuration, another process
 that holds the directory) are raised to the caller. The caller passes the time; a keeper decides whether to trust it
@@ -24,10 +24,10 @@ from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.config.properties import APPEND_FREE_MIN, RELIEF_FREE_MIN
 from tiered.config.units import format_lasted
 from tiered.manager.manager import LogManager
-from tiered.node.problem_groups import Problem, flat, group_problems, problems_of, uncleanable_problem
+from tiered.node.problems import Problem, group_problems, problem_of, problems_of, uncleanable_problem
 from tiered.node.work_report import WorkJournal, WorkReport
 from tiered.service.observations import Observations, tracer
-from tiered.status.tier_journal import TierJournal
+from tiered.status.tier_history import TierJournal
 from tiered.stores.store_clock import WAIT_S, StoreClock
 
 _log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class ProblemWatch:
         errors: dict[TopicPartition | None, LogError] = dict(problems.items())
         if of_node is not None:
             errors[None] = of_node
-        met = {name: _problem(name, error) for name, error in errors.items()}
+        met = {name: problem_of(name, error) for name, error in errors.items()}
         is_same = {name for name, each in self._known.items() if name in met and met[name].kind == each.problem.kind}
         over = [each for name, each in self._known.items() if name not in is_same]
         new = [each for name, each in met.items() if name not in is_same]
@@ -152,10 +152,6 @@ class ProblemWatch:
         for group in group_problems(each.problem for each in over):
             lasted = format_lasted(now_ms - min(since[where] for where in group.places))
             _log.warning("problem ended after %s: %s", lasted, group.line)
-
-
-def _problem(name: TopicPartition | None, error: LogError) -> Problem:
-    return Problem(where="node" if name is None else str(name), kind=type(error).__name__, message=flat(error))
 
 
 class Worker:

@@ -1,5 +1,5 @@
 """Status of a node and its tiers.
 
-`status_report` gathers figures and problems, `status_rows` flattens them for output, `tier_journal` and `tier_history`
-record figures over time, `unknown_figures` names the figures that could not be read.
+`status_report` gathers figures and problems, `status_rows` flattens them for output, `tier_history` records figures
+over time, `sync_status` compares both tiers, `compaction_status` describes the compacted logs.
 """

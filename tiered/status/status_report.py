@@ -14,16 +14,20 @@ from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
 from local.storage import DiskStorage, Storage
 from policies.copy_lag import uncopied
+from policies.cost.storage_cost import StorageDollars, StorageUsage, storage_dollars, usage_of
+from remote.manifest.manifest import size_of
 from tiered.config.units import counted, format_bytes, format_ms
-from tiered.node.problem_groups import next_step, step_of
+from tiered.node.problems import Problem, flat, next_step, problem_of, step_of
 from tiered.node.work_report import ReportedProblem, WorkReport, directory_holder, lock_holder, read_report
 from tiered.partition.partition_status import PartitionStatus, partition_status
 
 if TYPE_CHECKING:
+    from local.names import TopicPartition
     from policies.cost.prices import PriceTable
     from policies.cost.storage_cost import StorageDollars
     from policies.deferrals import Deferral
     from policies.snapshot import PartitionFigures, PartitionSnapshot
+    from remote.segment_entry import SegmentEntry
     from tiered.maintenance.cleaning import Uncleanable
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import Topic
@@ -35,23 +39,6 @@ WORK_OVERDUE_MS = 30 * 60_000
 
 _BEGIN_WORK = "start tiered run: no manager runs on this directory"
 _SET_CLOCK = "set the clock; if the new time is right, restart the manager with -X clock.jump.hold.ms=0"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusProblem:
-    """A state that does not resolve by itself, or has lasted long. `where` is a partition or a directory.
-
-    `partition` is None for a problem of no single partition. `since_ms` is None if the start is unknown. `count` is the
-    number of maintenance runs that met the problem, 0 for a new finding.
-    """
-
-    where: str
-    partition: TopicPartition | None
-    kind: str
-    what: str
-    next_step: str
-    since_ms: int | None = None
-    count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +62,7 @@ class StatusReport:
     topics: tuple[Topic, ...]
     partitions: Mapping[TopicPartition, PartitionStatus]
     errors: Mapping[TopicPartition, LogError]
-    problems: tuple[StatusProblem, ...]
+    problems: tuple[Problem, ...]
     prices: PriceTable | None
     work: WorkReport | None
     seen: frozenset[TopicPartition]
@@ -132,7 +119,6 @@ def status_report(
     Without `may_ask` no request is sent. `holder_of` returns the process that holds a lock file.
     """
     from tiered.config.price_file import prices_or_none
-    from tiered.status.storage_cost import storage_costs
 
     prices = prices_or_none(manager.config)
     names = None if topics is None else sorted(set(topics))
@@ -189,9 +175,8 @@ def _put_off(
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in waiting:
         if not each.head_sequence:
-            why = (
-                _flat(errors[each.partition]) if each.partition in errors else "the state of its remote tier is unknown"
-            )
+            error = errors.get(each.partition)
+            why = flat(error) if error is not None else "the state of its remote tier is unknown"
             found[each.partition] = remote_unknown_deferrals(each, why)
             continue
         try:
@@ -228,6 +213,27 @@ def _at_hand(partitions: Iterable[Partition], take: Callable[[Partition], T]) ->
     return found
 
 
+def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) -> dict[TopicPartition, LogError]:
+    """Return the partitions of some topics (None: all) with an unreadable tier, and the errors.
+
+    A partition that did not open has no figures of either tier. A partition with an unread manifest has none of the
+    remote tier. A problem that leaves both tiers readable is not included.
+    """
+    problems = dict(manager.problems)
+    wanted = None if topics is None else set(topics)
+    opened = {each.name: each for each in manager.partitions()}
+    return {
+        name: error
+        for name, error in sorted(problems.items())
+        if (wanted is None or name.topic in wanted) and (name not in opened or is_unseen(manager, opened[name]))
+    }
+
+
+def is_unseen(manager: LogManager, held: Partition) -> bool:
+    """Return whether the content of a partition's remote tier is unknown here."""
+    return held.is_tiered and held.reconciled_manifest() is None and held.name in manager.problems
+
+
 def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
     """Return a line about a process that holds a log directory without a current report of its own."""
     begin = f"process {holder} runs on this directory"
@@ -240,25 +246,30 @@ def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
     )
 
 
-def _offline(manager: LogManager) -> Iterable[StatusProblem]:
+def _offline(manager: LogManager) -> Iterable[Problem]:
     for root, error in manager.offline_directories().items():
-        what = f"log directory offline: {_flat(error)}"
-        yield StatusProblem(where=root, partition=None, kind="offline", what=what, next_step=next_step(error))
+        what = f"log directory offline: {flat(error)}"
+        yield Problem(where=root, partition=None, kind="offline", what=what, next_step=next_step(error))
 
 
-def _of_node(reported: ReportedProblem | None, root: str) -> Iterable[StatusProblem]:
+def _of_node(reported: ReportedProblem | None, root: str) -> Iterable[Problem]:
     if reported is not None:
-        yield StatusProblem(
-            where=root,
-            partition=None,
-            kind=reported.kind,
-            what=reported.message,
-            next_step=_SET_CLOCK
-            if reported.code == ErrorCode.CLOCK_JUMPED
-            else reported.next_step or step_of(reported.kind, {}),
-            since_ms=reported.since_ms,
-            count=reported.count,
-        )
+        is_clock = reported.code == ErrorCode.CLOCK_JUMPED
+        step = _SET_CLOCK if is_clock else reported.next_step or step_of(reported.kind, {})
+        yield replace(_reported(reported, root), next_step=step)
+
+
+def _reported(reported: ReportedProblem, where: str) -> Problem:
+    """Return a problem that the running manager met."""
+    return Problem(
+        where=where,
+        partition=reported.name,
+        kind=reported.kind,
+        what=reported.message,
+        next_step=reported.next_step,
+        since_ms=reported.since_ms,
+        count=reported.count,
+    )
 
 
 def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
@@ -281,27 +292,23 @@ def _is_back(
 
 def _of_partitions(
     errors: Mapping[TopicPartition, LogError], reported: Mapping[TopicPartition, ReportedProblem]
-) -> Iterable[StatusProblem]:
+) -> Iterable[Problem]:
     """Yield the problems found now, with the start that the running manager knows.
 
     Then yield the problems that only the running manager meets.
     """
     for name in sorted({*errors, *reported}):
-        error, known = errors.get(name), reported.get(name)
-        kind = type(error).__name__ if error is not None else known.kind if known is not None else ""
-        yield StatusProblem(
-            where=str(name),
-            partition=name,
-            kind=kind,
-            what=_flat(error) if error is not None else known.message if known is not None else "",
-            next_step=next_step(error) if error is not None else known.next_step if known is not None else "",
-            since_ms=known.since_ms if known is not None else None,
-            count=known.count if known is not None else 0,
-        )
+        known = _reported(reported[name], str(name)) if name in reported else None
+        if name not in errors:
+            assert known is not None, "each name is from one of the two"
+            yield known
+            continue
+        now = replace(problem_of(name, errors[name]), next_step=next_step(errors[name]))
+        yield now if known is None else replace(now, since_ms=known.since_ms, count=known.count)
 
 
-def _uncleanable(name: TopicPartition, uncleanable: Uncleanable) -> StatusProblem:
-    return StatusProblem(
+def _uncleanable(name: TopicPartition, uncleanable: Uncleanable) -> Problem:
+    return Problem(
         where=str(name),
         partition=name,
         kind="uncleanable",
@@ -311,7 +318,7 @@ def _uncleanable(name: TopicPartition, uncleanable: Uncleanable) -> StatusProble
     )
 
 
-def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[StatusProblem]:
+def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Problem]:
     """Yield uploads and deletions that were due before `before_ms`."""
     go_on = "the running manager is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
@@ -325,10 +332,33 @@ def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool)
             yield _waiting(each, "deletion", what, each.overdue_since_ms, step)
 
 
-def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step: str) -> StatusProblem:
+def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step: str) -> Problem:
     name = status.partition
-    return StatusProblem(where=str(name), partition=name, kind=kind, what=what, next_step=step, since_ms=since_ms)
+    return Problem(where=str(name), partition=name, kind=kind, what=what, next_step=step, since_ms=since_ms)
 
 
-def _flat(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def storage_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageDollars]:
+    """Return dollars a month of every open partition with remote objects, without a request.
+
+    Always for all topics, because they fill the price bands together.
+    """
+    found = all_usage(manager, prices)
+    return dict(zip(found, storage_dollars(list(found.values()), prices), strict=True))
+
+
+def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageUsage]:
+    """Return the remote storage of every open partition with objects there, without a request."""
+    return {each.name: usage_for(each, prices) for each in manager.partitions() if each.manifest() is not None}
+
+
+def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:
+    """Return the remote storage of one partition; empty without a manifest.
+
+    `rows` as in `policies.cost.storage_cost.usage_of`.
+    """
+    manifest = held.manifest()
+    return (
+        StorageUsage()
+        if manifest is None
+        else usage_of(manifest, prices, manifest_bytes=size_of(manifest), entries=rows)
+    )

@@ -1,7 +1,7 @@
 """Documentation compared with the code: settings, options, commands, modules, tests, links.
 
-``settings.md``, ``exit-codes.md``, ``schemas.md``, ``deep-tests.md``, the option tables of ``spark.md`` and the
-schemas of ``docs/reference`` are generated. After a change of their sources:
+``settings.md``, ``exit-codes.md``, ``findings.md``, ``schemas.md``, ``deep-tests.md``, the option tables of
+``spark.md`` and the schemas of ``docs/reference`` are generated. After a change of their sources:
 
     python tests/unit/project/test_docs_generated.py
 """
@@ -9,6 +9,7 @@ schemas of ``docs/reference`` are generated. After a change of their sources:
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from local import errors
+from local.verify.findings import CODES, FindingCode
 from tiered.cli.errors import MEANINGS, Exit, exit_code
 from tiered.cli.main import COMMANDS
 from tiered.cli.schemas import COMMANDS as JSON_COMMANDS
@@ -31,6 +33,7 @@ SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
 DEEP_TESTS = ROOT / "docs" / "reference" / "deep-tests.md"
 SPARK = ROOT / "docs" / "reference" / "spark.md"
+FINDINGS = ROOT / "docs" / "reference" / "findings.md"
 SCHEMA_PAGES = ROOT / "docs" / "reference" / "schemas"
 SCHEMA_LIST = ROOT / "docs" / "reference" / "schemas.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -119,6 +122,74 @@ def render_exit_codes() -> str:
     )
 
 
+# The modules that declare codes of findings, by the commands that print them.
+_CHECKS = {
+    "`tiered verify`": (
+        "local.verify.findings", "local.verify.directories", "local.verify.segment_checks", "local.verify.index_checks",
+        "local.verify.producer_checks", "tiered.health.view_verifying",
+    ),
+    "`tiered scrub`, `tiered verify --remote`": (
+        "remote.check.partition_check", "remote.fetch.segment_check", "tiered.health.bucket_check",
+        "tiered.health.scrub",
+    ),
+    "A bucket in an external layout": (
+        "remote.external.aiven_layout", "tiered.read.external_segments", "tiered.read.external_partition",
+    ),
+    "`tiered doctor`": ("tiered.health.doctor", "tiered.health.doctor_store"),
+    "`tiered config lint`, `tiered doctor`": (
+        "tiered.health.lint", "tiered.health.broker_file", "tiered.health.lint_rules",
+    ),
+}  # fmt: skip
+_FINDINGS = """# Findings
+
+Generated from the declared codes by `python tests/unit/project/test_docs_generated.py`; a test fails when the two
+differ.
+
+A finding is one result of a check ([terms](../explanation/terms-problem-finding-alert.md)). JSON has its code in
+`code`. A code is stable; its text may change. Names in braces are facts of the finding. Other facts follow the text as
+`name=value`. A finding may have another severity than the usual one of its code: bytes of an active segment that were
+never synced may be torn, for example. `{set}` is the command that changes a setting.
+
+| severity | meaning | exit code |
+|---|---|---|
+| info | possible in a sound log or bucket | 0 |
+| warning | an operator should look at it | 3 |
+| error | an operation fails until it is corrected | 10 of `tiered doctor`, 3 of `tiered config lint` |
+| corrupt | bytes are wrong: [runbook](../runbooks/corruption.md) | 4 |
+
+`tiered doctor` also prints the checks that found nothing wrong (`ok`) or were not possible (`skipped`); their codes are
+`CHECK.ok` and `CHECK.skipped`.
+"""
+
+
+def render_findings() -> str:
+    """The page ``docs/reference/findings.md``."""
+    parts = [_FINDINGS]
+    for commands, modules in _CHECKS.items():
+        rows = [_finding_row(code) for name in modules for code in declared_codes(name)]
+        table = "\n".join(rows)
+        parts.append(f"## {commands}\n\n| code | severity | finding | next step |\n|---|---|---|---|\n{table}\n")
+    return "\n".join(parts)
+
+
+def declared_codes(module: str) -> list[FindingCode]:
+    """The codes that a module declares, as constants or in the rows of its table."""
+    found = importlib.import_module(module)
+    codes = [each for each in vars(found).values() if isinstance(each, FindingCode)]
+    codes += {rule.code.code: rule.code for rule in getattr(found, "RULES", ())}.values()
+    return [each for each in codes if f'("{each.code}"' in source_of(module) or module == "tiered.health.lint_rules"]
+
+
+def source_of(module: str) -> str:
+    """The text of a module without line breaks between a call and its first argument."""
+    return re.sub(r"\(\s+", "(", (ROOT / f"{module.replace('.', '/')}.py").read_text())
+
+
+def _finding_row(code: FindingCode) -> str:
+    what, step = (each.replace("|", "\\|").replace("<", "&lt;") for each in (code.text, code.next_step))
+    return f"| `{code.code}` | {code.severity.name.lower()} | {what} | {step} |"
+
+
 def render_schema_list() -> str:
     """The page ``docs/reference/schemas.md``."""
     of_commands = {name for names in JSON_COMMANDS.values() for name in names}
@@ -204,6 +275,29 @@ def test_page_of_deep_tests_equals_the_generated_page() -> None:
 def test_page_of_exit_codes_equals_the_generated_page() -> None:
     assert list(MEANINGS) == list(Exit)
     assert EXIT_CODES.read_text() == render_exit_codes(), "run: python tests/unit/project/test_docs_generated.py"
+
+
+def test_findings_page_equals_the_generated_page() -> None:
+    assert FINDINGS.read_text() == render_findings(), "run: python tests/unit/project/test_docs_generated.py"
+
+
+def test_every_module_with_a_finding_code_is_on_the_findings_page() -> None:
+    listed = {code.code for modules in _CHECKS.values() for name in modules for code in declared_codes(name)}
+    assert listed == set(CODES)
+    declaring = {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+        for package in ("local", "remote", "policies", "tiered")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(
+            r"^from local\.verify\.findings import .*\b(?:info|warning|error|corrupt)\b", path.read_text(), re.M
+        )
+    }
+    assert declaring | {"local.verify.findings"} == {name for modules in _CHECKS.values() for name in modules}
+
+
+def test_every_finding_code_is_declared_once() -> None:
+    words = [code.code for modules in _CHECKS.values() for name in modules for code in declared_codes(name)]
+    assert len(words) == len(set(words))
 
 
 def test_settings_page_equals_the_generated_page() -> None:
@@ -298,3 +392,4 @@ if __name__ == "__main__":
     SPARK.write_text(with_spark_options(SPARK.read_text()))
     EXIT_CODES.write_text(render_exit_codes())
     DEEP_TESTS.write_text(render_deep_tests())
+    FINDINGS.write_text(render_findings())

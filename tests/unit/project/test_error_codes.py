@@ -89,7 +89,7 @@ def test_hint_of_an_error_does_not_depend_on_its_text(error: LogError, hint: str
 
 def test_lint_recognises_a_manager_setting_by_its_code() -> None:
     error = InvalidRequest("reworded", key="k").with_code(ErrorCode.SETTING_OF_MANAGER)
-    assert _mistake("k", "1", error)[1] == "move it to [defaults] of tiered.toml"
+    assert _mistake("", "k", "1", error).next_step == "move it to [defaults] of tiered.toml"
 
 
 def test_next_step_for_a_clock_jump_does_not_depend_on_the_message() -> None:

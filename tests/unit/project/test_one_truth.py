@@ -33,8 +33,8 @@ from tiered.inspect.segment_table import TableOptions, segment_rows
 from tiered.manager.manager import LogManager
 from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
-from tiered.status.storage_cost import all_usage
-from tiered.status.tier_journal import look
+from tiered.status.status_report import all_usage
+from tiered.status.tier_history import look
 from tiered.topics.deleted_topic_usage import usage_of_deleted
 from tiered.web.pages.site import Site
 

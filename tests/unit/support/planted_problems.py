@@ -1,4 +1,4 @@
-"""For each alert of `tiered.observe.alert_table` a planted problem and the fix of its runbook.
+"""For each alert of `tiered.observe.monitoring_files` a planted problem and the fix of its runbook.
 
 A `Scene` has two functions. After `plant` the alert must fire, and no other alert but those in `also`. After `mend`,
 which follows the runbook, no alert may fire. `told` is the expected output of the commands under "Look". A step of
@@ -21,7 +21,7 @@ from local.names import TopicPartition
 from remote.gc.pins import pin_newest
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
-from tiered.observe.alert_table import Limits
+from tiered.observe.monitoring_files import Limits
 
 HOUR = 60
 ORDERS = TopicPartition("orders", 0)

@@ -29,8 +29,8 @@ from tiered.cli.main import invoke
 from tiered.config.clock_guard import ClockGuard
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
-from tiered.observe.alert_table import ALERTS, Alert, Limits
 from tiered.observe.metrics import Metrics
+from tiered.observe.monitoring_files import ALERTS, Alert, Limits
 from tiered.service.observations import Observations, open_observed
 from tiered.service.worker import Worker
 

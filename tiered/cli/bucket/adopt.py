@@ -137,7 +137,7 @@ def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
 
 def _print_problems(done: Sequence[AdoptedPartition]) -> None:
     """Print one line for each cause."""
-    from tiered.node.problem_groups import group_problems, problems_of
+    from tiered.node.problems import group_problems, problems_of
 
     for group in group_problems(problems_of({each.partition: each.problem for each in done if each.problem})):
         click.echo(f"! {group.line}", err=True)

@@ -40,6 +40,7 @@ class ScrubFinding(Struct):
     topic_id: str
     length: int | None
     ulid: str | None
+    code: str
 
 
 class Scrubbed(Result):
@@ -112,7 +113,7 @@ def _scrubbed(
     """Return the report; None after a signal: then the state file stays."""
     from local.storage import DiskStorage
     from tiered.health.scrub import plan_scrub, read_segments, report_of
-    from tiered.health.scrub_state import ScrubState
+    from tiered.health.scrub_report import ScrubState
 
     started_ms, state = now_ms(), None
     with job.opened(rate=rate, copies=True) as bucket:

@@ -100,7 +100,7 @@ def append(
     Everything appended is on the disk when the command ends, with --acks remote in the bucket. A line that cannot be
     read, or a signal, ends it; what came before stays and is counted.
     """
-    from tiered.node.problem_groups import store_problems
+    from tiered.node.problems import store_problems
 
     topic, partition = parse_partition(target)
     read = form.reader(partition)

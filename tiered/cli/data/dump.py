@@ -87,8 +87,7 @@ class _Decoding:
 
     def decoder(self) -> DecodeRecord:
         from local.records import coordinator_records
-        from tiered.inspect.decoders import DECODERS
-        from tiered.inspect.dump_rows import decode_coordinator, decode_with
+        from tiered.inspect.dump_rows import DECODERS, decode_coordinator, decode_with
 
         if self.offsets_decoder and self.transaction_log_decoder:
             raise click.UsageError("--offsets-decoder and --transaction-log-decoder exclude each other")
@@ -115,7 +114,7 @@ class _Selection:
 
     def filter(self, encoding: str) -> Filter:
         """Return the filter; keys are written in `encoding`."""
-        from tiered.inspect.decoders import encode
+        from tiered.inspect.dump_rows import encode
         from tiered.inspect.dumping import Filter
 
         if self.key is not None and self.key_prefix is not None:
@@ -233,7 +232,7 @@ def _index_request(session: Session, request: _Request) -> _Request:
     """The same options for the index of the named segment, or of the segment that holds the offset."""
     from dataclasses import replace
 
-    from tiered.inspect.dump_index import index_of_offset, index_of_segment
+    from tiered.inspect.dump_sources import index_of_offset, index_of_segment
 
     if request.batches or request.is_deep or request.by_byte or request.section:
         raise click.UsageError("--index prints an index: remove the options for batches, records, bytes or a --section")
@@ -381,8 +380,8 @@ def _dump_partition(session: Session, request: _Request) -> int:
 
 def _print_log(request: _Request, log: LogDump, title: list[str], *where: TopicPartition) -> None:
     from tiered.cli.data.dump_results import DumpedBatches, DumpedRecords, lines_of, print_hex
-    from tiered.inspect import dump_output
-    from tiered.inspect.decoders import DECODERS
+    from tiered.inspect import dump_rows
+    from tiered.inspect.dump_rows import DECODERS
 
     form, count = request.form, request.count
     if request.by_byte:
@@ -401,9 +400,9 @@ def _print_log(request: _Request, log: LogDump, title: list[str], *where: TopicP
     else:
         records = log.records(request.decoding.decoder(), headers=headers, with_control=not request.by_record)
         if form == "jsonl":
-            dump_output.write_jsonl(islice(records, count))
+            dump_rows.write_jsonl(islice(records, count))
         else:
-            flat = dump_output.flat(islice(records, count))
+            flat = dump_rows.flat(islice(records, count))
             print_result(DumpedRecords.of(*where, records=[]), form, columns=_named(_RECORD_COLUMNS), rows=flat)
 
 
@@ -506,9 +505,9 @@ def _print_findings(session: Session, findings: Iterable[Finding]) -> int:
     worst = ordered[0] if ordered else None
     is_corrupt = worst is not None and worst.severity is Severity.CORRUPT
     for each in ordered[1:] if is_corrupt else ordered:
-        session.say(f"{each.severity.name.lower()}: {each.what}: path={each.path} at={each.at}")
+        session.say(f"{each.state}: {each.what}: path={each.where} at={each.at}")
     if worst is not None and is_corrupt:
-        raise Corrupt(f"cannot dump the index, {worst.what}", path=worst.path, at=worst.at, offsets=worst.offsets)
+        raise Corrupt(f"cannot dump the index, {worst.what}", path=worst.where, at=worst.at, offsets=worst.offsets)
     return Exit.FINDINGS if worst is not None and worst.severity is Severity.WARNING else Exit.DONE
 
 

@@ -19,13 +19,12 @@ from tiered.inspect.dump_files import (
     ProducerEntry,
     TimeEntry,
 )
-from tiered.inspect.dump_output import FlatRecord
-from tiered.inspect.dump_rows import BatchRow
+from tiered.inspect.dump_rows import BatchRow, FlatRecord
 from tiered.inspect.dump_sources import Kind
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
-    from tiered.inspect.dump_rows import BatchRow, RecordRow
+    from tiered.inspect.dump_rows import RecordRow
     from tiered.inspect.hex_dump import HexField
 
 
@@ -284,8 +283,6 @@ def record_line(row: RecordRow, *, with_data: bool) -> str:
 
 
 def lines_of(rows: Iterable[BatchRow | RecordRow], *, with_data: bool) -> Iterator[str]:
-    from tiered.inspect.dump_rows import BatchRow
-
     for row in rows:
         yield batch_line(row) if isinstance(row, BatchRow) else record_line(row, with_data=with_data)
 

@@ -15,7 +15,7 @@ from tiered.cli.records import rfc3339
 from tiered.cli.render import PartitionRow, Result, Work, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms
 from tiered.config.units import format_count
-from tiered.node.problem_groups import UnreadPartitions
+from tiered.node.problems import UnreadPartitions
 
 if TYPE_CHECKING:
     from local.records.offset_spec import FoundOffset
@@ -73,7 +73,7 @@ def get_offsets(
     """
     requested = parse_spec(spec, now_ms())
     names = [parse_partition(target) for target in targets]
-    from tiered.status.unknown_figures import unread_rows
+    from tiered.node.problems import unread_rows
 
     with session.manager(read_only=True, is_brief=True) as manager:
         partitions = _partitions(manager, names)
@@ -241,8 +241,8 @@ def transactions() -> None:
 def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: str = OUTPUT) -> int:
     """The open transactions of partitions; of all topics without arguments."""
     names = [parse_partition(target) for target in targets]
+    from tiered.node.problems import unread_rows
     from tiered.partition.hanging_transactions import open_transactions
-    from tiered.status.unknown_figures import unread_rows
 
     with session.manager(read_only=True, is_brief=True) as manager:
         # The error of a requested partition that did not open ends the command.

@@ -75,7 +75,7 @@ def alerts(
     runbooks: str | None = option("--runbooks URL", "Set the address of the runbook pages; default: docs/runbooks."),
 ) -> None:
     """Prometheus' alert rules, each with the page that tells what to do."""
-    from tiered.observe.alert_table import RUNBOOKS_URL, Limits
+    from tiered.observe.monitoring_files import RUNBOOKS_URL, Limits
 
     at_risk_bytes = size_bytes("--at-risk", at_risk, "50GiB")
     copy_lag_s = duration_ms("--copy-lag", copy_lag, "1h", least=0) // 1000

@@ -143,6 +143,7 @@ class DoctorFinding(Struct):
     state: Annotated[str, text("STATE")]
     what: Annotated[str, text("WHAT")]
     next: Annotated[str, text("NEXT")]
+    code: str
 
 
 class Doctor(Result):
@@ -162,17 +163,17 @@ def doctor(
 
     Each finding says what to do next. Exit 10 with errors, 3 with warnings.
     """
-    from tiered.health.doctor import State, examine
+    from local.verify.findings import Severity
+    from tiered.health.doctor import examine
 
     session.set_up_logging(reports_problems=True)
     found = list(examine(session.config(), may_write=not no_probe))
-    states = {each.state for each in found}
     rows = [
-        DoctorFinding.of(each, state=each.state.value, next=each.next_step)
+        DoctorFinding.of(each, what=f"{each.where}: {each.what}" if each.where else each.what, next=each.next_step)
         for each in found
-        if not only_problems or each.state in (State.WARNING, State.ERROR)
+        if not only_problems or each.severity >= Severity.WARNING
     ]
     print_result(Doctor(rows), output)
-    if State.ERROR in states:
+    if any(each.severity is Severity.ERROR for each in found):
         return Exit.UNHEALTHY
-    return Exit.FINDINGS if State.WARNING in states else Exit.DONE
+    return Exit.FINDINGS if any(each.severity is Severity.WARNING for each in found) else Exit.DONE

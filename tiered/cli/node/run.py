@@ -31,7 +31,7 @@ from tiered.cli.session import Session, now_ms
 from tiered.cli.signals import Stop, stop_signals
 from tiered.config.properties import JUMP_HOLD
 from tiered.config.units import counted, format_ms
-from tiered.node.problem_groups import group_problems, problems_of
+from tiered.node.problems import group_problems, problems_of
 
 if TYPE_CHECKING:
     from tiered.manager.manager import LogManager

@@ -35,13 +35,12 @@ from tiered.config.units import (
     format_lasted,
     format_ms,
 )
-from tiered.status.deferral_rows import deferral_lines
-from tiered.status.problem_rows import group_status_problems
-from tiered.status.status_rows import StatusFacts, partition_row, status_facts, topic_row
+from tiered.node.problems import group_problems
+from tiered.status.status_rows import StatusFacts, deferral_lines, partition_row, status_facts, topic_row
 from tiered.status.sync_status import SyncState, TierSync
 
 if TYPE_CHECKING:
-    from tiered.status.problem_rows import StatusProblemGroup
+    from tiered.node.problems import ProblemGroup
     from tiered.status.status_report import StatusReport
     from tiered.status.sync_status import TierSync
 
@@ -246,7 +245,7 @@ def _print_sync(sync: list[TierSync], output: str) -> None:
 
 def _print_summary(session: Session, report: StatusReport, *, has_words: bool) -> None:
     """Print a line for each cause of problems, even with -q: stdout does not have them."""
-    for each in group_status_problems(report.problems, report.now_ms):
+    for each in group_problems(report.problems):
         click.echo(f"! {_line(each, report)}", err=True)
     if has_words:
         deferred = deferral_lines(report.deferrals, report.now_ms)
@@ -288,7 +287,7 @@ def deleted_lines(report: StatusReport) -> list[str]:
     return [f"{deleted} ({names}): {words}; next: tiered cost show"]
 
 
-def _line(group: StatusProblemGroup, report: StatusReport) -> str:
+def _line(group: ProblemGroup, report: StatusReport) -> str:
     oldest = group.first
     lasted = "" if oldest.since_ms is None else f", for {format_lasted(report.now_ms - oldest.since_ms)}"
     tries = f", {oldest.count} rounds" if oldest.count > 1 else ""

@@ -37,6 +37,7 @@ class VerifyFinding(Struct):
     what: Annotated[str, text("FINDING")]
     base_offset: Annotated[int | None, number("FROM")]
     next_offset: Annotated[int | None, number("TO")]
+    code: str
 
 
 class VerifiedRemote(Result):
@@ -104,9 +105,8 @@ def _verify_local(
     session: Session, targets: tuple[str, ...], output: str, *, deep: bool, fix_index: bool, threads: int | None
 ) -> int:
     from local.storage import DiskStorage
-    from local.verify.directories import VerifyOptions, size_of
-    from local.verify.findings import Finding, Severity, worst
-    from local.verify.log_dir_checks import check_log_dirs
+    from local.verify.directories import ABSENT, VerifyOptions, check_log_dirs, size_of
+    from local.verify.findings import Severity, worst
 
     storage, paths = DiskStorage(), _paths(session, targets)
     default, of_topics = _index_intervals(session, storage)
@@ -122,22 +122,24 @@ def _verify_local(
     with byte_progress(session, "verified", size_bytes, bar_least_bytes=_BAR_BYTES_MIN) as on_bytes:
         for path in paths:
             if not targets and len(paths) > 1 and not storage.is_directory(path):
-                what = "the directory does not exist; check that its disk is mounted"
-                found.append(Finding(severity=Severity.WARNING, path=path, what=what))
+                found.append(ABSENT.found(path))
                 continue
             found += _verified(session, storage, path, options, on_bytes, fix_index=fix_index)
     rows = [
         VerifyFinding.of(
             each,
-            severity=each.severity.name.lower(),
+            severity=each.state,
+            path=each.where,
+            what=each.line,
             base_offset=each.offsets[0] if each.offsets else None,
             next_offset=each.offsets[1] if each.offsets else None,
         )
-        for each in sorted(found, key=lambda each: (-each.severity, each.path, each.at or 0))
+        for each in sorted(found, key=lambda each: (-each.severity, each.where, each.at or 0))
     ]
     if rows or output != "table":
         print_result(Verified(rows), output)
-    counts = " ".join(f"{kind.name.lower()}={sum(each.severity is kind for each in found)}" for kind in Severity)
+    kinds = (Severity.INFO, Severity.WARNING, Severity.CORRUPT)
+    counts = " ".join(f"{kind.name.lower()}={sum(each.severity is kind for each in found)}" for kind in kinds)
     session.say(f"{len(paths)} verified: {counts}")
     return {Severity.CORRUPT: Exit.CORRUPTION, Severity.WARNING: Exit.FINDINGS}.get(worst(found), Exit.DONE)
 

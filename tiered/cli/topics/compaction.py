@@ -12,7 +12,7 @@ from tiered.cli.render import PartitionRow, Result, Struct, Work, number, print_
 from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.cli.signals import stop_signals
 from tiered.config.units import counted, format_bytes, format_count, format_ms
-from tiered.node.problem_groups import UnreadPartitions
+from tiered.node.problems import UnreadPartitions
 
 if TYPE_CHECKING:
     from policies.decisions import Plan
@@ -136,9 +136,8 @@ def show_compaction(
     from dataclasses import asdict
 
     from local.cleaner.cleaner_history import summary
-    from tiered.node.problem_groups import group_problems, uncleanable_problem
+    from tiered.node.problems import group_problems, uncleanable_problem, unread_rows
     from tiered.status.compaction_status import cleaner_metrics, compaction_status, log_row, unread_logs
-    from tiered.status.unknown_figures import unread_rows
 
     now = now_ms()
     with session.manager(read_only=True, is_brief=True) as manager:
@@ -311,7 +310,8 @@ def show_views(
     compaction.view.threshold, or that are named.
     """
     from tiered.jobs.view_jobs import view_status
-    from tiered.status.unknown_figures import unread_partitions, unread_rows
+    from tiered.node.problems import unread_rows
+    from tiered.status.status_report import unread_partitions
 
     with session.manager(read_only=True, is_brief=True) as manager:
         for topic in topics:

@@ -48,6 +48,7 @@ class LintFinding(Struct):
     what: Annotated[str, text("WHAT")]
     next_step: Annotated[str, text("NEXT")]
     topics: Annotated[list[str], text("TOPICS", " ".join)]
+    code: str
 
 
 class ConfigLinted(Result):
@@ -130,7 +131,7 @@ def lint(
         found = lint_place(
             session.config_path(), overrides=session.overrides, environ=os.environ, topics=topics or None
         )
-    findings = [LintFinding.of(each, severity=str(each.severity), topics=list(each.topics)) for each in found]
+    findings = [LintFinding.of(each, severity=each.state, topics=list(each.topics)) for each in found]
     print_result(ConfigLinted(findings), output)
     session.say(counted(len(found), "finding") if found else "no problems found")
     return Exit.FINDINGS if found else Exit.DONE

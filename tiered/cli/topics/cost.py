@@ -22,7 +22,7 @@ from tiered.cli.session import Session, now_ms, topic_problems
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import format_bytes, format_dollars, parse_duration
 from tiered.config.user_files import check_target, write_given
-from tiered.node.problem_groups import UnreadPartitions
+from tiered.node.problems import UnreadPartitions
 
 if TYPE_CHECKING:
     from tiered.cost.cost_history import Measured
@@ -112,7 +112,7 @@ def show(session: Session, topics: tuple[str, ...] = TOPICS, output: str = OUTPU
     A figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10.
     """
     from tiered.cost.topic_cost import cost_report
-    from tiered.status.unknown_figures import unread_rows
+    from tiered.node.problems import unread_rows
 
     with session.manager(read_only=True, is_brief=True) as manager:
         report = cost_report(manager, now_ms(), topics or None)
@@ -158,8 +158,8 @@ def advise(
     """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
     from tiered.cost.arrival_rate import read_rates
     from tiered.cost.cost_advising import cost_advice
+    from tiered.node.problems import unread_rows
     from tiered.plans.saved_plan import WRITING, write_plan
-    from tiered.status.unknown_figures import unread_rows
 
     rates = read_rates(rate)
     if out is not None:
@@ -323,7 +323,8 @@ def simulate(
     """
     from tiered.cost.arrival_rate import read_rates
     from tiered.cost.cost_simulation import simulate_costs
-    from tiered.status.unknown_figures import unread_partitions, unread_rows
+    from tiered.node.problems import unread_rows
+    from tiered.status.status_report import unread_partitions
     from tiered.web.pages.cost_page import chart_lines, cost_page
 
     values, rates = read_axes(asdict(axes)), read_rates(rate)

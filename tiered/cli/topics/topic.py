@@ -17,7 +17,7 @@ from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, s
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, pairs, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, topic_problems
 from tiered.config.units import format_bytes, format_count, format_lasted, format_ms
-from tiered.node.problem_groups import UnreadPartitions
+from tiered.node.problems import UnreadPartitions
 from tiered.partition.partition_status import partition_status
 
 if TYPE_CHECKING:
@@ -255,7 +255,8 @@ def describe(
         effective = session.config().explain(name, session.topics().get(name).properties)
         print_result(TopicSettings(name, [EffectiveSetting.of(each, property=each.name) for each in effective]), output)
         return Exit.DONE
-    from tiered.status.unknown_figures import unread_partitions, unread_rows
+    from tiered.node.problems import unread_rows
+    from tiered.status.status_report import unread_partitions
 
     with session.manager(read_only=True, is_brief=True) as manager:
         found = manager.topic(name)

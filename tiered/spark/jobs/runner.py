@@ -18,8 +18,7 @@ from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from remote.segments.chunk_table import CHUNK_BYTES
 from tiered.health.scrub import LocalCopy, plan_scrub, read_segments, report_of
-from tiered.health.scrub_report import ScrubReport
-from tiered.health.scrub_state import ScrubState
+from tiered.health.scrub_report import ScrubReport, ScrubState
 from tiered.jobs import orphan_deletion
 from tiered.jobs.bucket_compaction import (
     CompactionOutcome,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
-from tiered.status.problem_rows import StatusProblemGroup, group_of, group_status_problems
+from tiered.node.problems import ProblemGroup, group_problems, same_cause
 from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import Row, status_facts, topic_row
 from tiered.web.html import Child, Html, tag
@@ -114,13 +114,13 @@ def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = 
     """
     here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
     problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
-    problems = group_of(problems, alike) if alike else problems
+    problems = same_cause(problems, alike) if alike else problems
     parts = [("of", topic), ("like that of", alike)]
     filters = " ".join(f"{words} {name}" for words, name in parts if name)
     of_some = tag("p", f"Only those {filters}. ", tag("a", "Show all", href=here)) if filters else None
     if not problems:
         return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
-    groups = [StatusProblemGroup((each,)) for each in problems] if alike else group_status_problems(problems, now)
+    groups = [ProblemGroup((each,)) for each in problems] if alike else group_problems(problems)
     page, some = paged(groups, query)
     asked = {"topic": topic, "alike": alike}
     pages = pager(here, asked, page, len(groups))

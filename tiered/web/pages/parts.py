@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 
 from local.names import TopicPartition
 from tiered.config.units import counted, format_bytes, format_ms
-from tiered.status.problem_rows import StatusProblemGroup, cause_key, group_status_problems
-from tiered.status.status_report import StatusProblem, StatusReport
+from tiered.node.problems import Problem, ProblemGroup, group_problems
+from tiered.status.status_report import StatusReport
 from tiered.status.status_rows import Row
 from tiered.web.html import Child, Html, join, tag
 
@@ -132,25 +132,25 @@ def figures(facts: Mapping[str, Child]) -> Html:
     return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()], class_="figures")
 
 
-def problem_boxes(report: StatusReport, problem: Iterable[StatusProblem]) -> list[Html]:
+def problem_boxes(report: StatusReport, problem: Iterable[Problem]) -> list[Html]:
     """A box for each problem."""
     return [problem_box(report, each) for each in problem]
 
 
-def problem_box(report: StatusReport, problem: StatusProblem) -> Html:
+def problem_box(report: StatusReport, problem: Problem) -> Html:
     """Place, cause, start time and next step of a problem."""
     words = f": {problem.what} ({since(problem, report.now_ms)})"
     return tag("div", tag("strong", place(problem)), words, tag("div", "Next: ", problem.next_step), class_="trouble")
 
 
-def place(problem: StatusProblem) -> Child:
+def place(problem: Problem) -> Child:
     """The place of a problem; a link if the place has a page."""
     return (
         problem.where if problem.partition is None else tag("a", problem.where, href=partition_path(problem.partition))
     )
 
 
-def since(problem: StatusProblem, now_ms: int) -> str:
+def since(problem: Problem, now_ms: int) -> str:
     """``since 2026-01-01 10:00:00 UTC, for 11m, 22 rounds``."""
     if problem.since_ms is None:
         return "seen now, start time unknown"
@@ -256,21 +256,21 @@ def button(words: str) -> Html:
 # -- problems and pauses -----------------------------------------------------------------------------------------------
 
 
-def boxes(report: StatusReport, groups: Iterable[StatusProblemGroup], query: Mapping[str, str]) -> list[Html]:
+def boxes(report: StatusReport, groups: Iterable[ProblemGroup], query: Mapping[str, str]) -> list[Html]:
     """A box for each group; a group of several places shows their number and opens."""
     return [problem_box(report, each.first) if len(each.members) == 1 else _box(report, each, query) for each in groups]
 
 
-def worst_problems(report: StatusReport, problems: Sequence[StatusProblem], topic: str = "") -> list[Html]:
+def worst_problems(report: StatusReport, problems: Sequence[Problem], topic: str = "") -> list[Html]:
     """The oldest problems, and a link to the page of all problems, or of one `topic` if given."""
-    found = group_status_problems(problems, report.now_ms)
+    found = group_problems(problems)
     rest = sum(len(each.members) for each in found[GROUPS_SHOWN:])
     query = {"topic": topic}
     to_all = tag("p", tag("a", counted(rest, "more problem"), href=link("/troubles", query)))
     return [*boxes(report, found[:GROUPS_SHOWN], query), *([to_all] if rest else [])]
 
 
-def _box(report: StatusReport, group: StatusProblemGroup, query: Mapping[str, str]) -> Html:
+def _box(report: StatusReport, group: ProblemGroup, query: Mapping[str, str]) -> Html:
     first, count = group.first, len(group.members)
     things = "partition" if all(each.partition is not None for each in group.members) else "place"
     some = [
@@ -290,7 +290,7 @@ def _box(report: StatusReport, group: StatusProblemGroup, query: Mapping[str, st
             tag("summary", "Partitions and start times"),
             tag("ul", some),
             rest,
-            data_kept=f"{first.kind} {cause_key(first)}",
+            data_kept=f"{first.kind} {first.cause}",
         ),
         class_="trouble",
     )

@@ -25,8 +25,7 @@ import msgspec
 from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from tiered.status.status_report import StatusReport, status_report
-from tiered.status.tier_history import still_there
-from tiered.status.tier_journal import read_series
+from tiered.status.tier_history import read_series, still_there
 from tiered.web.html import Html, tag
 from tiered.web.pages.compaction import Compaction, compaction_data, compaction_facts, compaction_page
 from tiered.web.pages.data_loader import DEADLINE_S, DataLoader, Loaded, PageDeadline

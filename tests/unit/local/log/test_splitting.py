@@ -155,7 +155,7 @@ def test_segments_with_overlapping_offsets_are_refused_and_not_changed() -> None
 def test_verify_warns_of_a_segment_that_the_next_start_will_split_or_rename() -> None:
     for files in ({0: [_batch(at) for at in FAR]}, {3: [_batch(0, 4), _batch(4, 4)]}):
         findings = directories.verify(_disk(files), "./t-0")
-        assert any("the next start" in each.what and each.path.endswith(".log") for each in findings)
+        assert any("the next start" in each.what and each.where.endswith(".log") for each in findings)
         assert worst(findings) is Severity.WARNING
 
 
@@ -167,7 +167,7 @@ def test_after_a_clean_shutdown_a_misnamed_segment_is_served_and_reported_by_ver
         assert [record.offset for record in log.records(at)] == list(range(at, 16)), at
     log.close()
     (told,) = (each for each in directories.verify(disk, "./t-0") if "file name" in each.what)
-    assert (told.severity, told.path) == (Severity.WARNING, f"./t-0/{names.segment_file(6, names.LOG)}")
+    assert (told.severity, told.where) == (Severity.WARNING, f"./t-0/{names.segment_file(6, names.LOG)}")
     assert told.what.startswith(
         "the segment begins below the offset of its file name; readers find its records under this name"
     )

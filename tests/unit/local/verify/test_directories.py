@@ -137,10 +137,10 @@ def test_a_torn_tail_is_information_after_a_crash_and_a_warning_after_a_clean_cl
     del inode.data[-5:]
     found = verify(world.disk, "./data", OPTIONS)
     assert alarms(found) == []
-    assert any("ends inside a batch" in each.what and each.path == path for each in found)
+    assert any("ends inside a batch" in each.what and each.where == path for each in found)
     world.disk.create("./data/.kafka_cleanshutdown").append(b"{}")
     (alarm, *_) = alarms(verify(world.disk, "./data", OPTIONS))
-    assert (alarm.path, "ends inside a batch" in alarm.what) == (path, True)
+    assert (alarm.where, "ends inside a batch" in alarm.what) == (path, True)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -152,7 +152,7 @@ def test_an_unflushed_tail_after_a_power_cut_is_not_reported_as_corrupt(seed: in
     send(manager, 50, topic="mixed")
     manager.abandon()
     found = alarms(verify(world.disk.crash(random.Random(seed)), "./data", OPTIONS))
-    logs = [each for each in found if each.path.endswith(".log")]
+    logs = [each for each in found if each.where.endswith(".log")]
     assert worst(logs) is not Severity.CORRUPT
     assert len(logs) < 10
 
@@ -197,7 +197,7 @@ def test_a_flipped_bit_in_any_field_of_a_batch_is_found(healthy: ModelDisk, fiel
     flip(disk, path, at + FIELDS[field], 0x08)
     found = alarms(verify(disk, "./data", OPTIONS))
     assert worst(found) is Severity.CORRUPT
-    assert path in {each.path for each in found}
+    assert path in {each.where for each in found}
 
 
 def test_a_wrong_leader_epoch_is_found_by_the_checkpoint_not_by_the_checksum(healthy: ModelDisk) -> None:
@@ -240,9 +240,9 @@ def test_random_bit_flips_in_indexes_snapshots_and_checkpoints_are_found(healthy
         at, bit = rng.randrange(len(disk.names[path].data)), 1 << rng.randrange(8)
         flip(disk, path, at, bit)
         told = verify(disk, path.rpartition("/")[0], OPTIONS)
-        found = {each.path for each in alarms(told)}
+        found = {each.where for each in alarms(told)}
         # A bit flip may give an entry that older brokers write: verify reports it as information.
-        found |= {each.path for each in told if "as Kafka up to 4.0 writes them" in each.what}
+        found |= {each.where for each in told if "as Kafka up to 4.0 writes them" in each.what}
         if path not in found and not (path.endswith(".timeindex") and is_still_true(disk, path)):
             missed.append((path, at))
         flip(disk, path, at, bit)
@@ -405,7 +405,7 @@ def test_planted_damage_is_reported_with_its_path(healthy: ModelDisk, plant: Cal
     disk = copy_of(healthy)
     named = plant(disk)
     found = alarms(verify(disk, "./data", OPTIONS))
-    assert named in {each.path for each in found}, found
+    assert named in {each.where for each in found}, found
 
 
 class BadSector:
@@ -443,9 +443,9 @@ def test_an_unreadable_file_is_reported_and_hides_no_other_finding(healthy: Mode
         for error in (DiskFailed, AccessDenied)
     }
     for error, severity in ((DiskFailed, Severity.CORRUPT), (AccessDenied, Severity.WARNING)):
-        assert [each.severity for each in seen[error] if each.path == bad] == [severity], seen
+        assert [each.severity for each in seen[error] if each.where == bad] == [severity], seen
         hidden = {"./data/notes", damaged} if bad == "./data" else {damaged} if bad == DIRECTORY else set()
-        assert {each.path for each in seen[error]} >= {"./data/notes", damaged} - hidden
+        assert {each.where for each in seen[error]} >= {"./data/notes", damaged} - hidden
     with pytest.raises(DiskFailed):
         verify(BadSector(disk, bad, DiskFailed("opening", path=bad, cause="emfile")), "./data", OPTIONS)
 
@@ -454,7 +454,7 @@ def test_an_empty_directory_gets_a_warning() -> None:
     disk = ModelDisk()
     disk.make_directory("./data")
     (found,) = verify(disk, "./data", OPTIONS)
-    assert (found.severity, found.path) == (Severity.WARNING, "./data")
+    assert (found.severity, found.where) == (Severity.WARNING, "./data")
 
 
 def test_leftover_files_of_deletions_are_information(healthy: ModelDisk) -> None:
@@ -464,7 +464,7 @@ def test_leftover_files_of_deletions_are_information(healthy: ModelDisk) -> None
         disk.create(name).append(b"x")
     found = verify(disk, "./data", OPTIONS)
     assert alarms(found) == []
-    assert {each.path for each in found} >= {f"{DIRECTORY}/{7:020d}.log.deleted", "./data/t-0.abc-delete"}
+    assert {each.where for each in found} >= {f"{DIRECTORY}/{7:020d}.log.deleted", "./data/t-0.abc-delete"}
 
 
 def test_verify_writes_nothing(healthy: ModelDisk) -> None:

@@ -8,8 +8,8 @@ from disk_model import ModelDisk
 from local.errors import Corrupt
 from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition, deleted_directory, future_directory
+from local.verify.directories import check_log_dirs
 from local.verify.findings import Severity
-from local.verify.log_dir_checks import check_log_dirs
 
 A, B = "./a", "./b"
 NAME = TopicPartition("t", 0)
@@ -20,7 +20,7 @@ def found(*paths: str) -> list[tuple[Severity, str]]:
     disk = ModelDisk()
     for path in paths:
         disk.make_directory(path)
-    return [(each.severity, each.path) for each in check_log_dirs(disk, (A, B, "./away"))]
+    return [(each.severity, each.where) for each in check_log_dirs(disk, (A, B, "./away"))]
 
 
 def test_each_partition_once_and_a_move_in_progress_give_no_finding() -> None:

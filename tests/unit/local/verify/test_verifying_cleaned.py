@@ -145,7 +145,7 @@ def test_a_missing_entry_in_the_transaction_index_of_a_cleaned_log_is_found() ->
                 path = segment.path(names.TXN_INDEX)
                 whole = bytes(disk.names[path].data)
                 disk.names[path].data[:] = txn_index.encode([*entries[:at], *entries[at + 1 :]])
-                assert any(e.path == path and e.severity is Severity.CORRUPT for e in alarms(disk)), (seed, each)
+                assert any(e.where == path and e.severity is Severity.CORRUPT for e in alarms(disk)), (seed, each)
                 disk.names[path].data[:] = whole
                 found += 1
     assert found > 5

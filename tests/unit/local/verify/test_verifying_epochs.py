@@ -60,7 +60,7 @@ def _warnings(disk: ModelDisk) -> list[Finding]:
 
 def _offsets_of_epoch_warnings(disk: ModelDisk) -> list[tuple[int, int] | None]:
     found = _warnings(disk)
-    assert {(each.path, each.severity) for each in found} <= {(EPOCHS_PATH, Severity.WARNING)}
+    assert {(each.where, each.severity) for each in found} <= {(EPOCHS_PATH, Severity.WARNING)}
     return [each.offsets for each in found]
 
 
@@ -113,7 +113,7 @@ def _at_work(disk: ModelDisk) -> ModelDisk:
 def test_verify_accepts_a_log_start_that_rose_after_its_checkpoint(start: int, before: int | None) -> None:
     disk = _at_work(_disk(EPOCHS.truncate_from_start(start), log_start_offset=before))
     assert _warnings(disk) == []
-    (told,) = (each for each in directories.verify(disk, "./t-0") if each.path == EPOCHS_PATH)
+    (told,) = (each for each in directories.verify(disk, "./t-0") if each.where == EPOCHS_PATH)
     assert f"epochs_from={start}" in told.what
 
 

@@ -53,7 +53,7 @@ def _report(store: MemoryStore) -> BucketReport:
 
 
 def _told(store: MemoryStore) -> str:
-    return "; ".join(f"{each.severity.name} {each.path}: {each.what}" for each in _report(store).findings)
+    return "; ".join(f"{each.severity.name} {each.where}: {each.what}" for each in _report(store).findings)
 
 
 def _newest(store: MemoryStore) -> tuple[str, Manifest]:
@@ -318,7 +318,7 @@ PLANTED: dict[Callable[[MemoryStore], None], str] = {
 @pytest.mark.parametrize("plant", list(PLANTED), ids=lambda plant: plant.__name__.strip("_"))
 def test_planted_damage_is_found_and_named(store: MemoryStore, plant: Callable[[MemoryStore], None]) -> None:
     plant(store)
-    found = [f"{each.path}: {each.what}" for each in damage([_report(store)])]
+    found = [f"{each.where}: {each.what}" for each in damage([_report(store)])]
     assert any(PLANTED[plant].lower() in each.lower() for each in found), found
 
 

@@ -16,7 +16,7 @@ import pytest
 from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.cost import cost_history
-from tiered.status import storage_cost
+from tiered.status import status_report
 
 NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
 DAY = 86_400_000
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch, capfd) -> Path:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     # A manifest holds random names. Their compressed size would change the last digit of the figures.
     monkeypatch.setattr(cost_history, "manifest_costs", lambda manifest: {})
-    monkeypatch.setattr(storage_cost, "size_of", lambda manifest: 2_000)
+    monkeypatch.setattr(status_report, "size_of", lambda manifest: 2_000)
     clock = {"now": NOON}
     monkeypatch.setattr(time, "time_ns", lambda: clock["now"] * 1_000_000)
     assert invoke(["init"]) == 0

@@ -14,6 +14,7 @@ from local.errors import AccessDenied, NotFound, Unavailable
 from local.format.record import Record
 from local.names import CLEAN_SHUTDOWN, TopicPartition
 from local.storage import DiskStorage, Space
+from local.verify.findings import Finding, Severity
 from remote.keys import PROBES
 from remote.manifest.catalog import list_partitions
 from remote.store.memory_store import MemoryStore
@@ -21,11 +22,9 @@ from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.config.config import Config, file_url
-from tiered.health import doctor_node, doctor_store
+from tiered.health import doctor, doctor_store
 from tiered.health.doctor import (
-    Finding,
     Patient,
-    State,
     Surroundings,
     examine,
     failed,
@@ -67,12 +66,12 @@ def now_ms() -> int:
 def ills(config: Config, **around: object) -> list[Finding]:
     """All warnings and errors."""
     found = examine(config, around=replace(surroundings(), **around))
-    return [each for each in found if each.state in (State.WARNING, State.ERROR)]
+    return [each for each in found if each.severity in (Severity.WARNING, Severity.ERROR)]
 
 
-def entry_filter(found: list[Finding], check: str, state: State) -> Finding:
+def entry_filter(found: list[Finding], check: str, severity: Severity) -> Finding:
     (one,) = found
-    assert (one.check, one.state) == (check, state), one
+    assert (one.check, one.severity) == (check, severity), one
     assert one.next_step, "a finding must have a next step"
     return one
 
@@ -80,7 +79,7 @@ def entry_filter(found: list[Finding], check: str, state: State) -> Finding:
 def test_doctor_of_a_healthy_node_has_no_findings_and_changes_no_file(config: Config) -> None:
     before = files(config)
     found = list(examine(config))
-    assert [each for each in found if each.state is not State.OK] == []
+    assert [each for each in found if each.severity is not Severity.OK] == []
     assert {each.check for each in found} >= {
         "versions", "kernels", "settings", "lock", "space", "fsync", "open-files", "work", "store", "permissions",
         "clock", "guarantees", "partitions", "pins",
@@ -101,10 +100,9 @@ def test_doctor_without_probes_writes_nothing(config: Config, monkeypatch) -> No
     for verb in ("create", "unlink", "rename", "lock"):
         monkeypatch.setattr(DiskStorage, verb, refuse)
     store = _Refusing()
-    assert [each.state for each in run_checks(_patient(config, store, may_write=False), doctor_store.STORE_CHECKS)] == [
-        State.OK, State.SKIPPED, State.SKIPPED,
-    ]  # fmt: skip
-    assert {each.state for each in examine(config, may_write=False)} <= {State.OK, State.SKIPPED}
+    found = run_checks(_patient(config, store, may_write=False), doctor_store.STORE_CHECKS)
+    assert [each.severity for each in found] == [Severity.OK, Severity.SKIPPED, Severity.SKIPPED]
+    assert {each.severity for each in examine(config, may_write=False)} <= {Severity.OK, Severity.SKIPPED}
 
 
 class _Refusing(MemoryStore):
@@ -129,7 +127,7 @@ def test_lock_check_names_the_process_that_has_the_lock(config: Config) -> None:
     assert lock_holder(path) is None
     with LogManager.open(config, now_ms=now_ms()):
         assert lock_holder(path) == os.getpid()
-        told = [each for each in run_checks(_patient(config, None), doctor_node.NODE_CHECKS) if each.check == "lock"]
+        told = [each for each in run_checks(_patient(config, None), doctor.NODE_CHECKS) if each.check == "lock"]
         assert f"locked by process {os.getpid()}" in told[0].what
     assert lock_holder(path) is None
     assert lock_holder(f"{config.data_dir}/no-such-file") is None
@@ -137,52 +135,52 @@ def test_lock_check_names_the_process_that_has_the_lock(config: Config) -> None:
 
 def test_missing_clean_shutdown_file_is_a_warning(config: Config) -> None:
     os.remove(f"{config.data_dir}/{CLEAN_SHUTDOWN}")
-    assert "the next start recovers the logs" in entry_filter(ills(config), "lock", State.WARNING).what
+    assert "the next start recovers the logs" in entry_filter(ills(config), "lock", Severity.WARNING).what
 
 
 def test_open_files_limit_below_the_need_of_the_partitions_is_an_error(config: Config) -> None:
-    found = entry_filter(ills(config, files_max=200), "open-files", State.ERROR)
+    found = entry_filter(ills(config, files_max=200), "open-files", Severity.ERROR)
     assert "LimitNOFILE=262" in found.next_step
 
 
 @pytest.mark.parametrize(
     ("free", "total", "state"),
-    [(1 << 20, 1 << 30, State.ERROR), (4 << 30, 200 << 30, State.WARNING), (90 << 30, 100 << 30, None)],
+    [(1 << 20, 1 << 30, Severity.ERROR), (4 << 30, 200 << 30, Severity.WARNING), (90 << 30, 100 << 30, None)],
 )
-def test_low_disk_space_is_a_warning_or_an_error(config: Config, free: int, total: int, state: State | None) -> None:
+def test_low_disk_space_is_a_warning_or_an_error(config: Config, free: int, total: int, state: Severity | None) -> None:
     class Full(DiskStorage):
         def space(self, path: str) -> Space:
             return Space(free, total)
 
     found = ills(config, storage=Full())
-    assert [(each.check, each.state) for each in found] == ([("space", state)] if state else [])
+    assert [(each.check, each.severity) for each in found] == ([("space", state)] if state else [])
 
 
 def test_slow_fsync_is_a_warning(config: Config, monkeypatch) -> None:
     ticks = iter(range(1000))
-    monkeypatch.setattr(doctor_node.time, "perf_counter", lambda: next(ticks) * 0.2)
-    assert "200.0 ms" in entry_filter(ills(config), "fsync", State.WARNING).what
+    monkeypatch.setattr(doctor.time, "perf_counter", lambda: next(ticks) * 0.2)
+    assert "200.0 ms" in entry_filter(ills(config), "fsync", Severity.WARNING).what
 
 
 @pytest.mark.parametrize(
     ("settings", "state", "words"),
     [
-        ({"segment.bytes": "2KiB"}, State.WARNING, "requests will cost more"),
-        ({"local.retention.bytes": "1MiB"}, State.WARNING, "less than one segment"),
-        ({"retention.ms": "1d", "local.retention.ms": "-2"}, State.WARNING, "segment.ms=7d is longer"),
-        ({"remote.storage.class": "GLACIER_IR"}, State.WARNING, "bills 90 days at least"),
-        ({"remote.log.delete.grace.ms": "1m"}, State.WARNING, "reads without a pin"),
-        ({"local.retention.ms": "90d"}, State.ERROR, "the disk would retain more than the log"),
+        ({"segment.bytes": "2KiB"}, Severity.WARNING, "requests will cost more"),
+        ({"local.retention.bytes": "1MiB"}, Severity.WARNING, "less than one segment"),
+        ({"retention.ms": "1d", "local.retention.ms": "-2"}, Severity.WARNING, "segment.ms=7d is longer"),
+        ({"remote.storage.class": "GLACIER_IR"}, Severity.WARNING, "bills 90 days at least"),
+        ({"remote.log.delete.grace.ms": "1m"}, Severity.WARNING, "reads without a pin"),
+        ({"local.retention.ms": "90d"}, Severity.ERROR, "the disk would retain more than the log"),
         (
             {"remote.encryption.key.id": "unreferenced_objects"},
-            State.ERROR,
+            Severity.ERROR,
             "remote.encryption.key.id=unreferenced_objects",
         ),
     ],
     ids=str,
 )
 def test_invalid_or_ineffective_setting_is_a_finding(
-    config: Config, settings: dict[str, str], state: State, words: str
+    config: Config, settings: dict[str, str], state: Severity, words: str
 ) -> None:
     path = Path(config.data_dir) / "topics.json"
     body = msgspec.json.decode(path.read_bytes())
@@ -192,15 +190,15 @@ def test_invalid_or_ineffective_setting_is_a_finding(
     else:
         topic["properties"] = {**topic["properties"], **settings}
     path.write_bytes(msgspec.json.encode(body))
-    found = [each for each in run_checks(_patient(config, None), doctor_node.NODE_CHECKS) if each.state is state]
+    found = [each for each in run_checks(_patient(config, None), doctor.NODE_CHECKS) if each.severity is state]
     assert [each.check for each in found] == ["settings"]
     assert words in found[0].what
-    assert "topic t: " in found[0].what
+    assert found[0].where == "topic t"
 
 
 def test_topic_pattern_without_a_match_is_a_warning(config: Config) -> None:
     found = ills(replace(config, topics={"tt*": {"retention.ms": "1d"}}))
-    assert '[topics."tt*"]' in entry_filter(found, "settings", State.WARNING).what
+    assert '[topics."tt*"]' in entry_filter(found, "settings", Severity.WARNING).what
 
 
 def test_tiered_topic_without_a_store_is_an_error(config: Config) -> None:
@@ -216,13 +214,14 @@ def test_manager_without_clean_end_and_its_last_problem_are_findings(config: Con
     first, second = ills(config)
     assert "process 4711" in first.what
     assert "ago and did not end cleanly" in first.what
-    assert second.what.startswith("t/0: writing: cause=slowdown")
+    assert second.where == "t/0"
+    assert second.what.startswith("writing: cause=slowdown")
 
 
 def test_clock_that_was_set_back_is_an_error(config: Config) -> None:
     journal = WorkJournal(lambda: (DiskStorage(), config.data_dir), pid=1, started_ms=now_ms(), interval_ms=30_000)
     journal.note_round({}, now_ms() + 2 * DAY, is_ended=True)
-    assert "set back" in entry_filter(ills(config), "work", State.ERROR).what
+    assert "set back" in entry_filter(ills(config), "work", Severity.ERROR).what
 
 
 # -- the store
@@ -230,15 +229,22 @@ def test_clock_that_was_set_back_is_an_error(config: Config) -> None:
 
 @pytest.mark.parametrize(
     ("off_ms", "state"),
-    [(0, State.OK), (20_000, State.OK), (-20_000, State.OK), (-2 * MINUTE, State.WARNING), (2 * MINUTE, State.WARNING),
-     (10 * MINUTE, State.ERROR), (-10 * MINUTE, State.ERROR)],
-)  # fmt: skip
-def test_clock_difference_to_the_store_is_a_warning_or_an_error(config: Config, off_ms: int, state: State) -> None:
+    [
+        (0, Severity.OK),
+        (20_000, Severity.OK),
+        (-20_000, Severity.OK),
+        (-2 * MINUTE, Severity.WARNING),
+        (2 * MINUTE, Severity.WARNING),
+        (10 * MINUTE, Severity.ERROR),
+        (-10 * MINUTE, Severity.ERROR),
+    ],
+)
+def test_clock_difference_to_the_store_is_a_warning_or_an_error(config: Config, off_ms: int, state: Severity) -> None:
     store = open_store(config.remote_url, {})
     found = list(run_checks(_patient(config, store, clock=lambda: now_ms() + off_ms), doctor_store.STORE_CHECKS))
     (clock,) = [each for each in found if each.check == "clock"]
-    assert clock.state is state
-    if state is not State.OK:
+    assert clock.severity is state
+    if state is not Severity.OK:
         assert ("ahead of" if off_ms > 0 else "behind") in clock.what
 
 
@@ -279,7 +285,7 @@ def test_store_that_breaks_its_contract_is_an_error(
     config: Config, kind: type[MemoryStore], check: str, words: str
 ) -> None:
     found = list(run_checks(_patient(config, kind("memory://bucket")), doctor_store.STORE_CHECKS))
-    (one,) = [each for each in found if each.check == check and each.state is State.ERROR]
+    (one,) = [each for each in found if each.check == check and each.severity is Severity.ERROR]
     assert words in one.what
     assert one.next_step
 
@@ -287,7 +293,7 @@ def test_store_that_breaks_its_contract_is_an_error(
 def test_store_that_overwrites_is_a_warning_for_a_single_writer(config: Config) -> None:
     alone = replace(config, overrides={"remote.single.writer": "true"})
     found = list(run_checks(_patient(alone, _Overwriting("memory://bucket")), doctor_store.STORE_CHECKS))
-    assert [each.state for each in found if each.check == "guarantees"] == [State.WARNING]
+    assert [each.severity for each in found if each.check == "guarantees"] == [Severity.WARNING]
 
 
 def test_doctor_deletes_its_probe_objects(config: Config) -> None:
@@ -305,7 +311,7 @@ def test_old_unfinished_uploads_are_a_warning(config: Config, monkeypatch) -> No
     monkeypatch.setattr(unfinished_uploads.UnfinishedUploads, "list", lambda self: found)
     on_s3 = replace(config, remote_url="s3://bucket")
     (told,) = doctor_store.unfinished(_patient(on_s3, None))
-    assert told.state is State.WARNING
+    assert told.severity is Severity.WARNING
     assert told.what == "1 uploads were never finished, the oldest began 3d ago"
 
 
@@ -314,14 +320,14 @@ def test_old_unfinished_uploads_are_a_warning(config: Config, monkeypatch) -> No
 
 def test_partition_that_cannot_be_opened_is_an_error(config: Config) -> None:
     (Path(config.data_dir) / "t-1" / "leader-epoch-checkpoint").write_text("rubbish")
-    assert entry_filter(ills(config), "partitions", State.ERROR).what.startswith("t/1: ")
+    assert entry_filter(ills(config), "partitions", Severity.ERROR).where == "t/1"
 
 
 @pytest.mark.parametrize(("days", "words"), [(30, "for another"), (-30, "expired")])
 def test_pin_with_a_distant_or_a_past_expiry_is_a_warning(config: Config, days: int, words: str) -> None:
     bucket = RemoteLog(open_store(config.remote_url, {}))
     bucket.pin(TopicPartition("t", 0), now_ms=now_ms(), expires_ms=now_ms() + days * DAY, holder="a job")
-    found = entry_filter(ills(config), "pins", State.WARNING)
+    found = entry_filter(ills(config), "pins", Severity.WARNING)
     assert words in found.what
     assert "a job" in found.what
 
@@ -332,7 +338,7 @@ def test_announcement_of_a_fork_is_no_finding(config: Config) -> None:
     names = list_partitions(store)
     run_fork(store, plan_fork(store, names, "f", known=[]), now_ms=now_ms)
     found = [each for each in examine(config) if each.check == "pins"]
-    assert [each.state for each in found] == [State.OK]
+    assert [each.severity for each in found] == [Severity.OK]
     assert f"0 readers with pins on manifests, {len(names)} forks of partitions" in found[0].what
 
 
@@ -345,7 +351,7 @@ def test_local_log_end_offset_below_the_bucket_is_a_warning(config: Config) -> N
         manager.roll("t", now_ms=now_ms())
         while manager.tick(now_ms()):
             pass
-    assert "the bucket at 60" in entry_filter(ills(config), "index", State.WARNING).what
+    assert "the bucket at 60" in entry_filter(ills(config), "index", Severity.WARNING).what
 
 
 # -- the command
@@ -378,8 +384,8 @@ def test_failed_check_does_not_stop_the_other_checks(config: Config) -> None:
         raise Unavailable("looking", cause="timeout")
         yield
 
-    found = list(run_checks(_patient(config, None), [("broken", breaks), ("work", doctor_node.work)]))
-    assert [(each.check, each.state) for each in found] == [("broken", State.ERROR), ("work", State.OK)]
+    found = list(run_checks(_patient(config, None), [("broken", breaks), ("work", doctor.work)]))
+    assert [(each.check, each.severity) for each in found] == [("broken", Severity.ERROR), ("work", Severity.OK)]
 
 
 def test_next_step_of_a_doctor_finding_is_not_the_doctor() -> None:

@@ -22,9 +22,7 @@ from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 from tiered.health.bucket_check import check_bucket, damage
 from tiered.health.repair import Copies, RepairPlan, plan_repair, put_in_place, run_repair
-from tiered.health.repair_from_local import LocalCopies
-from tiered.health.repair_relatives import Relatives
-from tiered.health.repair_sources import from_bucket
+from tiered.health.repair_sources import LocalCopies, Relatives, from_bucket
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubReport
 from tiered.manager.manager import LogManager

@@ -20,8 +20,7 @@ from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 from tiered.health.scrub import ScrubPlan, plan_scrub, report_of, run_scrub, scrub_segment
-from tiered.health.scrub_report import ScrubReport, decode_report, encode_report
-from tiered.health.scrub_state import ScrubState
+from tiered.health.scrub_report import ScrubReport, ScrubState, decode_report, encode_report
 from tiered.migrate.fork import plan_fork, run_fork
 
 NOW = 1_800_000_000_000

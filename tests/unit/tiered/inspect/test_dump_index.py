@@ -10,7 +10,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from tiered.cli.main import invoke
-from tiered.inspect.dump_index import IndexPlace, index_of_segment
+from tiered.inspect.dump_sources import IndexPlace, index_of_segment
 
 
 @pytest.fixture

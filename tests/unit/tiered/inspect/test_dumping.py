@@ -33,8 +33,7 @@ from tiered.cli import render
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 from tiered.cli.render import Column, print_table
-from tiered.inspect.decoders import DECODERS, encode
-from tiered.inspect.dump_rows import sequence_of
+from tiered.inspect.dump_rows import DECODERS, encode, sequence_of
 from tiered.inspect.dump_sources import Kind, kind_of, open_file, split_object_url
 from tiered.inspect.dumping import Filter, LogDump
 

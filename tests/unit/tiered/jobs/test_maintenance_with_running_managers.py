@@ -10,7 +10,7 @@ from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 from local.errors import Fenced, NotFound
 from remote.manifest.catalog import RemotePartitionName, chosen_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from tiered.health.repair_from_local import LocalCopies
+from tiered.health.repair_sources import LocalCopies
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.jobs.rewriting import commit_groups, plan_merge, plan_recode, rewrite_group, run_rewrite

@@ -107,7 +107,7 @@ def test_restored_log_has_every_record_of_its_source(kind: str) -> None:
     assert _on_disk(disk, COMMITTED) == _in_bucket(world.store, COMMITTED)
     assert disk.exists(f"{ROOT}/.kafka_cleanshutdown")
     assert outcome.partitions[0].next_offset == _manifest(world).allocated_end_offset
-    assert [each for each in verify(disk, ROOT) if not each.path.endswith("topics.json")] == []
+    assert [each for each in verify(disk, ROOT) if not each.where.endswith("topics.json")] == []
 
 
 def test_restored_files_equal_those_of_the_source() -> None:

@@ -20,8 +20,7 @@ from remote.fetch import read_ahead
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
-from tiered.observe.exposition import Form, Sample, exposition, form_of
-from tiered.observe.metric_table import BY_NAME, METRICS, Kind
+from tiered.observe.metric_table import BY_NAME, METRICS, Form, Kind, Sample, exposition, form_of
 from tiered.observe.metrics import CACHE_MS, Metrics
 from tiered.service.observations import Histogram, Observations, open_observed
 from tiered.service.worker import Worker

@@ -1,9 +1,4 @@
-"""Files generated from the tables of metrics and alerts: documentation pages, alert rules, dashboard, systemd unit.
-
-After a change to the tables, regenerate the pages:
-
-    python tests/unit/tiered/observe/test_monitoring_files.py
-"""
+"""Files generated from the tables of metrics and alerts: documentation pages, alert rules, dashboard, systemd unit."""
 
 from __future__ import annotations
 
@@ -12,34 +7,16 @@ import re
 from pathlib import Path
 
 import pytest
+from monitoring_pages import RUNBOOKS, SECTIONS, metric_names, pages, runbook, runbook_commands
 
 from tiered.cli.main import COMMANDS, invoke
-from tiered.observe.alert_table import ALERTS, Limits
 from tiered.observe.metric_table import BY_NAME, METRICS, Kind
-from tiered.observe.monitoring_files import (
-    PANELS,
-    alert_rules,
-    dashboard,
-    metric_names,
-    metrics_page,
-    runbook,
-    runbook_index,
-    systemd_unit,
-)
-
-ROOT = Path(__file__).parents[4]
-RUNBOOKS = ROOT / "docs" / "runbooks"
-
-
-def pages() -> dict[Path, str]:
-    """Every generated page and its text."""
-    found = {RUNBOOKS / f"{alert.page}.md": runbook(alert) for alert in ALERTS}
-    return {**found, RUNBOOKS / "index.md": runbook_index(), ROOT / "docs" / "reference" / "metrics.md": metrics_page()}
+from tiered.observe.monitoring_files import ALERTS, PANELS, Limits, alert_rules, dashboard, systemd_unit
 
 
 def test_committed_pages_equal_the_generated_pages() -> None:
     for path, text in pages().items():
-        assert path.read_text() == text, f"{path.name}: run python {__file__}"
+        assert path.read_text() == text, f"{path.name}: run python tests/unit/support/monitoring_pages.py"
 
 
 def test_every_alert_has_one_page_and_every_page_one_alert() -> None:
@@ -47,8 +24,13 @@ def test_every_alert_has_one_page_and_every_page_one_alert() -> None:
     assert len({alert.name for alert in ALERTS}) == len(ALERTS)
 
 
+def test_every_runbook_has_the_sections_in_order() -> None:
+    for alert in ALERTS:
+        assert re.findall(r"^## (.*)$", runbook(alert), re.MULTILINE) == SECTIONS, alert.page
+
+
 def test_every_metric_named_by_an_alert_or_panel_exists() -> None:
-    exprs = [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr, _ in panel.exprs]
+    exprs = [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr in panel.exprs]
     for expr in exprs:
         names = metric_names(expr)
         assert names, expr
@@ -58,14 +40,14 @@ def test_every_metric_named_by_an_alert_or_panel_exists() -> None:
 
 def test_expressions_use_rates_of_counters_and_values_of_gauges() -> None:
     for panel in PANELS:
-        for expr, _ in panel.exprs:
+        for expr in panel.exprs:
             for name in metric_names(expr):
                 is_rated = re.search(rf"(rate|increase)\({name}", expr) is not None
                 assert is_rated == (BY_NAME[name].kind is not Kind.GAUGE), expr
 
 
 def test_labels_in_expressions_exist_on_their_metrics() -> None:
-    for expr in [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr, _ in panel.exprs]:
+    for expr in [alert.expr for alert in ALERTS] + [expr for panel in PANELS for expr in panel.exprs]:
         asked = {label.strip() for group in re.findall(r"by \(([^)]*)\)", expr) for label in group.split(",")} - {"le"}
         for name in metric_names(expr):
             assert asked <= set(BY_NAME[name].labels), expr
@@ -93,7 +75,9 @@ def test_runbooks_name_commands_that_exist() -> None:
             assert command in COMMANDS, f"{path.name}: tiered {command}"
 
 
-@pytest.mark.parametrize("command", sorted({look for alert in ALERTS for look in alert.look if look[:6] == "tiered"}))
+@pytest.mark.parametrize(
+    "command", sorted({line for alert in ALERTS for line in runbook_commands(alert) if line[:6] == "tiered"})
+)
 def test_commands_in_runbooks_have_only_known_options(command: str, capfd) -> None:
     words = command.split()[1:]
     options = [word for word in words if word.startswith("--")]
@@ -150,9 +134,3 @@ def test_every_kafka_tiered_storage_metric_has_a_counterpart() -> None:
     )  # fmt: skip
     told = {metric.kafka.rpartition("name=")[2] for metric in METRICS if metric.kafka}
     assert set(wanted) <= told
-
-
-if __name__ == "__main__":
-    RUNBOOKS.mkdir(exist_ok=True)
-    for page, body in pages().items():
-        page.write_text(body)

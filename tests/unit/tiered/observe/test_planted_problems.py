@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from bucket_truth import assert_sound
 from fetched import Missing, promtool
+from monitoring_pages import metric_names, runbook_commands
 from planted_problems import SCENES, Scene
 from promql import evaluate
 from watched_node import DAY, Scrape, WatchedNode, watched_node
 
-from tiered.observe.alert_table import ALERTS, Limits
-from tiered.observe.monitoring_files import alert_rules, metric_names
+from tiered.observe.monitoring_files import ALERTS, Limits, alert_rules
 
 pytestmark = pytest.mark.xdist_group("planted")  # each scene runs once for its two tests
-ALERT = {alert.name: alert for alert in ALERTS}
+ALERTS_BY_NAME = {alert.name: alert for alert in ALERTS}
 OF_THE_SYSTEM = {"journalctl -u tiered", "timedatectl"}
 WINDOW_S = 8 * 3600
 
@@ -55,7 +55,9 @@ def _played(scene: Scene, node: WatchedNode) -> Played:
     at_first = node.firing(scene.limits)
     scene.plant(node)
     planted, before = node.firing(scene.limits), node.since(WINDOW_S)
-    told = {line: node.tiered(line) for line in ALERT[scene.alert].look if line not in OF_THE_SYSTEM}
+    told = {
+        line: node.tiered(line) for line in runbook_commands(ALERTS_BY_NAME[scene.alert]) if line not in OF_THE_SYSTEM
+    }
     scene.mend(node)
     assert node.worker.problem_lines() == []
     assert_sound(node.door.inner)
@@ -76,7 +78,7 @@ def test_alert_fires_on_its_planted_problem_and_stops_after_the_runbook_fix(
 
 
 def test_every_alert_has_a_planted_problem() -> None:
-    assert {scene.alert for scene in SCENES} == set(ALERT)
+    assert {scene.alert for scene in SCENES} == set(ALERTS_BY_NAME)
 
 
 @pytest.mark.prometheus

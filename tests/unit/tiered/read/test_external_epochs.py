@@ -132,7 +132,7 @@ def test_broken_manifest_blocks_only_its_own_segment(sample, what: str, number: 
     lost = sample.segments[number]
     with _opened(store) as bucket:
         (found,) = bucket.findings(NAME)
-        assert (found.severity, found.path) == (Severity.CORRUPT, stems[number] + ".rsm-manifest")
+        assert (found.severity, found.where) == (Severity.CORRUPT, stems[number] + ".rsm-manifest")
         start = bucket.reader().offsets(NAME)[0]
         read = [each.offset for each in bucket.reader().records(NAME, start)]
         assert read == [each.offset for each in sample.records if not lost.base <= each.offset < lost.next]

@@ -331,7 +331,7 @@ def test_orphaned_view_files_are_deleted_by_the_next_start(world: World) -> None
     world.disk.make_directory("./data/t-0/view/~aside")
     for path in left:
         world.disk.create(path).append(b"left")
-    found = {each.path: each.severity for each in verify_views(world.disk, "./data")}
+    found = {each.where: each.severity for each in verify_views(world.disk, "./data")}
     assert found == {left[0]: Severity.INFO, left[1]: Severity.INFO}
     with world.open() as again:
         assert not set(left) & set(world.disk.names)
@@ -345,7 +345,7 @@ def test_verify_finds_damaged_and_missing_view_parts(world: World) -> None:
     assert verify_views(world.disk, "./data") == []
     world.disk.names[data].data[70] ^= 1
     (found,) = verify_views(world.disk, "./data/t-0")
-    assert (found.severity, found.path) == (Severity.CORRUPT, data)
+    assert (found.severity, found.where) == (Severity.CORRUPT, data)
     with pytest.raises(Corrupt):
         compacted(manager)
     del world.disk.names[data]

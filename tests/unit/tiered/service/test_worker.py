@@ -17,7 +17,7 @@ from policies.invariants import violations
 from policies.local_retention import disk_relief
 from policies.snapshot import PartitionSnapshot
 from tiered.manager.manager import LogManager
-from tiered.node.problem_groups import next_step, step_of
+from tiered.node.problems import next_step, step_of
 from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
 from tiered.service.worker import ProblemWatch, Worker

@@ -10,9 +10,8 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
 from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
-from tiered.status.status_report import status_report
+from tiered.status.status_report import status_report, unread_partitions
 from tiered.status.sync_status import SyncState, tier_sync
-from tiered.status.unknown_figures import unread_partitions
 from tiered.web.pages.site import Site
 
 

@@ -24,8 +24,16 @@ from tiered.cli.schemas import SCHEMAS
 from tiered.service.worker import Worker
 from tiered.status.status_report import status_report
 from tiered.status.status_rows import topic_row
-from tiered.status.tier_history import TierHistory, history_of, still_there, tier_history
-from tiered.status.tier_journal import FILE, TierJournal, look, read_series
+from tiered.status.tier_history import (
+    FILE,
+    TierHistory,
+    TierJournal,
+    history_of,
+    look,
+    read_series,
+    still_there,
+    tier_history,
+)
 from tiered.status.tier_series import TierPoint, TierSeries
 
 FIVE = 5 * 60_000
@@ -139,7 +147,7 @@ def test_partitions_that_failed_to_open_are_left_out_and_counted(world: World, m
         send(manager, 100)
         whole, _ = look(manager, NOW)
         one = [each for each in manager.snapshots(NOW) if each.partition == TopicPartition("t", 0)]
-        monkeypatch.setattr("tiered.status.tier_journal.snapshots_at_hand", lambda manager, now_ms: one)
+        monkeypatch.setattr("tiered.status.tier_history.snapshots_at_hand", lambda manager, now_ms: one)
         total, topics = look(manager, NOW)
         assert (total.missing_partitions, topics["t"].missing_partitions) == (2, 2)
         assert total.local_bytes == whole.local_bytes > 0
@@ -188,7 +196,7 @@ def test_disk_that_refuses_a_note_is_logged_once_and_retried(
             raise DiskFailed("cannot write to a file", cause="enospc")
         replace_file(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tiered.status.tier_journal.replace_file", refusing)
+    monkeypatch.setattr("tiered.status.tier_history.replace_file", refusing)
     with world.open() as manager:
         journal = TierJournal(manager)
         for at in (NOW, NOW + 1000, NOW + FIVE):

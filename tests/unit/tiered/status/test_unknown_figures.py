@@ -16,11 +16,11 @@ from local.names import TopicPartition
 from tiered.cli.errors import Exit, unread_code
 from tiered.cli.main import invoke
 from tiered.cost.topic_cost import cost_report
-from tiered.node.problem_groups import group_problems, problems_of
+from tiered.node.problems import group_problems, problems_of
 from tiered.observe.metrics import Metrics
 from tiered.plans.planning import priced_plan
 from tiered.service.observations import Observations
-from tiered.status.unknown_figures import unread_partitions
+from tiered.status.status_report import unread_partitions
 
 OF_REMOTE = ("remote_bytes", "segments", "storage_dollars", "dollars_per_month", "idle_dollars", "double_bytes")
 

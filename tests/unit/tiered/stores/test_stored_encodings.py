@@ -15,6 +15,7 @@ from remote_samples import ulid_of
 from local.errors import AccessDenied, AlreadyExists, InvalidRequest, NotFound, Unavailable
 from local.format.record import Record
 from local.names import TopicPartition
+from local.verify.findings import Severity
 from remote.keys import data_key, partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
@@ -31,7 +32,7 @@ from tiered.config.config import Config
 from tiered.config.properties import DEFAULTS
 from tiered.config.resolve_settings import object_encoding
 from tiered.config.secrets import load_key_ring
-from tiered.health.doctor import State, examine
+from tiered.health.doctor import examine
 from tiered.jobs.key_rotation import rewrap, rewrap_keys
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog, open_remote
@@ -190,10 +191,10 @@ def test_key_ring_accessible_to_other_users_is_refused_at_start_and_by_doctor(wo
     Path(ring_file).chmod(mode)
     found = [each for each in examine(config, may_write=False) if each.check == "key-ring"]
     if mode in (0o600, 0o400, 0o640):
-        assert [each.state for each in found] == [State.OK]
+        assert [each.severity for each in found] == [Severity.OK]
         assert "one" in load_key_ring(ring_file, {})
         return
-    assert [each.state for each in found] == [State.ERROR]
+    assert [each.severity for each in found] == [Severity.ERROR]
     with pytest.raises(InvalidRequest, match=rf"run chmod 600 {ring_file}.* mode=0{mode:o} allowed=0600"):
         load_key_ring(ring_file, {})
     with pytest.raises(InvalidRequest, match="run chmod 600"):

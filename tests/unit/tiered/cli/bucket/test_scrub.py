@@ -16,7 +16,7 @@ from remote.manifest.manifest import decode_manifest, encode_manifest
 from remote.manifest.sealing import Sealer
 from remote.segments.encryption import KeyRing
 from tiered.cli.main import invoke
-from tiered.health.scrub_state import ScrubState, SegmentResult
+from tiered.health.scrub_report import ScrubState, SegmentResult
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_verify_of_encrypted_segments_without_a_key_does_not_count_them(encrypte
 
 
 def test_resumed_scrub_keeps_the_findings_about_unread_segments(encrypted, tmp_path: Path) -> None:
-    finding = Finding(severity=Severity.WARNING, path="p", what="no key", is_unread=True)
+    finding = Finding(code="object.no-key", severity=Severity.WARNING, where="p", what="no key", is_unread=True)
     path = str(tmp_path / "state.jsonl")
     with ScrubState(DiskStorage(), path, "s", now_ms=1, resume=False) as state:
         state.note(SegmentResult(name="n", read_bytes=7, findings=(finding,)))

@@ -11,9 +11,8 @@ from web_pages import Sound, page, site
 
 from local.names import TopicPartition
 from tiered.config.units import counted
-from tiered.status.problem_rows import group_of
-from tiered.status.problem_rows import group_status_problems as grouped
-from tiered.status.status_report import StatusProblem, StatusReport, status_report
+from tiered.node.problems import Problem, group_problems, same_cause
+from tiered.status.status_report import StatusReport, status_report
 from tiered.web.pages.overview import overview, problems_page
 from tiered.web.pages.parts import GROUPS_SHOWN, MEMBERS_SHOWN
 from tiered.web.pages.site import Site
@@ -23,11 +22,9 @@ MINUTE = 60_000
 
 def problem(
     number: int, what: str, kind: str = "Unavailable", since_ms: int | None = None, topic: str = "t"
-) -> StatusProblem:
+) -> Problem:
     name = TopicPartition(topic, number)
-    return StatusProblem(
-        where=str(name), partition=name, kind=kind, what=what, next_step="tiered doctor", since_ms=since_ms
-    )
+    return Problem(where=str(name), partition=name, kind=kind, what=what, next_step="tiered doctor", since_ms=since_ms)
 
 
 @pytest.mark.parametrize(
@@ -43,20 +40,20 @@ def problem(
     ],
 )
 def test_problems_that_differ_only_in_partition_form_one_group(first: str, second: str, is_one: bool) -> None:
-    found = grouped([problem(1, first), problem(2, second)], NOW)
+    found = group_problems([problem(1, first), problem(2, second)])
     assert [len(each.members) for each in found] == ([2] if is_one else [1, 1])
 
 
 def test_waiting_uploads_form_one_group_with_the_oldest_first() -> None:
     waits = [problem(n, f"upload waits: {n} segments, {n} KiB", "upload", NOW - n * MINUTE) for n in range(1, 101)]
     damaged = problem(7, "upload waits: 7 segments, 7 KiB", "Corrupt", NOW - MINUTE, "u")
-    found = grouped([*waits, damaged], NOW)
+    found = group_problems([*waits, damaged])
     assert [len(each.members) for each in found] == [100, 1]
     assert found[0].what == "upload waits"
     assert [each.where for each in found[0].members[:2]] == ["t/100", "t/99"]
-    assert len(group_of([*waits, damaged], "t/3")) == 100
-    assert group_of([*waits, damaged], "u/7") == [damaged]
-    assert group_of(waits, "elsewhere") == []
+    assert len(same_cause([*waits, damaged], "t/3")) == 100
+    assert same_cause([*waits, damaged], "u/7") == [damaged]
+    assert same_cause(waits, "elsewhere") == []
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
-"""Group problems by cause: a failed store is one problem, however many partitions it stops.
+"""Problems: states that do not resolve by themselves, their groups by cause, and the next step of an operator.
 
-Two problems have one cause if they are of one kind and their messages differ only in facts that name the place:
-``key=value`` pairs, and the name of the place. The pairs ``cause=``, ``class=``, ``code=`` and ``status=`` name the
-failure, so they are compared.
+A `local.verify.findings.Finding` is one result of a check. A problem lasts: the manager meets it again in every
+maintenance run, and knows since when. So it has a time and a count, and an error class instead of a code.
 
-`next_step` is the next step for an error: the endpoint, credential, path or runbook that the error names. It is never a
-command that could have printed the error (`status`, `doctor`).
+A failed store is one problem, however many partitions it stops. Two problems have one cause if they are of one kind and
+their texts differ only in facts that name the place: ``key=value`` pairs, and the name of the place. The pairs
+``cause=``, ``class=``, ``code=`` and ``status=`` name the failure, so they are compared.
+
+A next step is the endpoint, credential, path or runbook that an error names. It is never a command that could have
+printed the error (`status`, `doctor`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from local.names import TopicPartition
 from tiered.config.units import counted
 
 NAMES_SHOWN = 3  # places that a line names
-_WHERE = re.compile(r"\b(?!(?:cause|class|code|status)=)\w+=\S+")
+_FACT = re.compile(r"\b(?!(?:cause|class|code|status)=)\w+=\S+")
+# Kinds of late work: their texts differ in figures, so the kind alone is the cause.
+_LATE = {"upload": "upload waits", "deletion": "deletion waits past the grace period"}
 _RUNBOOKS, _HOW_TO = "docs/runbooks", "docs/how-to"
 _KEY_RING = "the file of key_ring in [remote] of tiered.toml, or of TIERED_KEY_RING"
 # By the class of the error, where its facts add nothing.
@@ -49,25 +54,62 @@ class UnreadPartitions(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem of one place. `kind` is the class of the error."""
+    """One problem of one place.
+
+    | field | content |
+    |---|---|
+    | `where` | the partition, the log directory, or ``node`` |
+    | `partition` | None for a problem of no single partition |
+    | `kind` | the class of the error, or the kind of late work |
+    | `next_step` | empty if it is not known |
+    | `since_ms` | None if the start is unknown |
+    | `count` | the maintenance runs that met the problem, 0 for a problem of this moment |
+    """
 
     where: str
+    partition: TopicPartition | None
     kind: str
-    message: str
+    what: str
+    next_step: str = ""
+    since_ms: int | None = None
+    count: int = 0
+
+    @property
+    def cause(self) -> str:
+        """The text without the facts that name the place."""
+        return self.kind if self.kind in _LATE else _without_place(_FACT.sub("", self.what), self.where)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProblemGroup:
-    """Problems with one cause, in the order given. `cause` is their message without differing facts."""
+    """Problems in different places with one cause."""
 
-    places: tuple[str, ...]
-    kind: str
-    cause: str
+    members: tuple[Problem, ...]
+
+    @property
+    def first(self) -> Problem:
+        return self.members[0]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return tuple(each.where for each in self.members)
+
+    @property
+    def what(self) -> str:
+        """The text of the first member, without facts that another member lacks."""
+        if len(self.members) == 1:
+            return self.first.what
+        if self.first.kind in _LATE:
+            return _LATE[self.first.kind]
+        shared = set.intersection(*(set(_FACT.findall(each.what)) for each in self.members))
+        text = _FACT.sub(lambda found: found[0] if found[0] in shared else "", self.first.what)
+        return _without_place(text, self.first.where).strip(" :")
 
     @property
     def line(self) -> str:
-        """One line: the place, or how many partitions and the first names; then the cause."""
-        return group_line(self.places, self.cause)
+        """``orders/0: WHAT``, ``200 partitions (orders/0, orders/1, orders/2, ...): WHAT``."""
+        thing = "partition" if all(each.partition is not None for each in self.members) else "place"
+        return group_line(self.places, self.what, thing)
 
 
 def group_line(places: Sequence[str], cause: str, thing: str = "partition") -> str:
@@ -85,49 +127,47 @@ def shared_places(places: Sequence[str], thing: str = "partition") -> str:
 
 def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
     """The problems of a store that is unavailable, refuses access or does not exist; the disk is sound."""
-    return {name: error for name, error in errors.items() if isinstance(error, Unavailable | AccessDenied | NotFound)}
+    away = (Unavailable, AccessDenied, NotFound)
+    return {name: error for name, error in errors.items() if isinstance(error, away)}
+
+
+def problem_of(name: TopicPartition | None, error: LogError) -> Problem:
+    """The problem of a partition, or of the node for None."""
+    where = "node" if name is None else str(name)
+    return Problem(where=where, partition=name, kind=type(error).__name__, what=flat(error))
 
 
 def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:
     """The problems of partitions, by name."""
-    return [
-        Problem(where=str(name), kind=type(error).__name__, message=flat(error))
-        for name, error in sorted(errors.items())
-    ]
+    return [problem_of(name, error) for name, error in sorted(errors.items())]
 
 
 def uncleanable_problem(name: TopicPartition, reason: str) -> Problem:
     """The problem of a log that cannot be cleaned."""
-    return Problem(where=str(name), kind="uncleanable", message=f"uncleanable: {' '.join(reason.split())}")
+    what = f"uncleanable: {' '.join(reason.split())}"
+    return Problem(where=str(name), partition=name, kind="uncleanable", what=what)
 
 
 def group_problems(problems: Iterable[Problem]) -> list[ProblemGroup]:
-    """The groups of these problems, in the order of each group's first problem."""
-    found: dict[tuple[str, str], list[Problem]] = {}
-    for each in problems:
-        found.setdefault((each.kind, cause_of(each.message, each.where)), []).append(each)
+    """The groups of these problems, the oldest first, else in the order of each group's first problem."""
+    found: dict[tuple[str, str, str], list[Problem]] = {}
+    for each in sorted(problems, key=lambda each: (each.since_ms is None, each.since_ms or 0)):
+        found.setdefault(_cause_key(each), []).append(each)
+    return [ProblemGroup(tuple(each)) for each in found.values()]
+
+
+def same_cause(problems: Sequence[Problem], where: str) -> list[Problem]:
+    """The problems with the same cause as in `where`; none if there is no problem there."""
+    keys = {_cause_key(each) for each in problems if each.where == where}
+    return [each for each in problems if _cause_key(each) in keys]
+
+
+def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[UnreadPartitions]:
+    """An object for each cause, with the partitions that have null figures."""
     return [
-        ProblemGroup(
-            places=tuple(each.where for each in some),
-            kind=some[0].kind,
-            cause=shared_message([(each.message, each.where) for each in some]),
-        )
-        for some in found.values()
+        UnreadPartitions(cause=each.what, kind=each.first.kind, count=len(each.members), partitions=list(each.places))
+        for each in group_problems(problems_of(unread))
     ]
-
-
-def cause_of(message: str, where: str) -> str:
-    """A message without the facts that name the place."""
-    return _without_place(_WHERE.sub("", message), where)
-
-
-def shared_message(messages: Sequence[tuple[str, str]]) -> str:
-    """The first of these messages, each given with its place, without facts that another one lacks."""
-    if len(messages) == 1:
-        return messages[0][0]
-    shared = set.intersection(*(set(_WHERE.findall(message)) for message, _ in messages))
-    first, where = messages[0]
-    return _without_place(_WHERE.sub(lambda found: found[0] if found[0] in shared else "", first), where).strip(" :")
 
 
 def is_same_problem(one: LogError | None, other: LogError) -> bool:
@@ -138,10 +178,6 @@ def is_same_problem(one: LogError | None, other: LogError) -> bool:
 def flat(error: BaseException) -> str:
     """The message in one line."""
     return " ".join(str(error).split())
-
-
-def _without_place(message: str, where: str) -> str:
-    return " ".join(re.sub(rf"\b{re.escape(where)}\b", "", message).split())
 
 
 def next_step(error: LogError) -> str:
@@ -187,3 +223,11 @@ def _key(facts: Mapping[str, object]) -> object:
 
 def _path(facts: Mapping[str, object]) -> str:
     return str(facts.get("path") or facts.get("directory") or facts.get("file") or "the log directories")
+
+
+def _cause_key(problem: Problem) -> tuple[str, str, str]:
+    return problem.kind, problem.next_step, problem.cause
+
+
+def _without_place(text: str, where: str) -> str:
+    return " ".join(re.sub(rf"\b{re.escape(where)}\b", "", text).split())
