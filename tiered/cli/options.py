@@ -28,8 +28,9 @@ import click
 from local.errors import InvalidRequest
 from tiered.cli.progress import MODES
 from tiered.cli.render import FORMATS, note_raw
-from tiered.cli.session import Session, example_epilog, parse_setting, store_options
+from tiered.cli.session import Session, parse_setting, store_options
 
+_CODES = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
 # `remote.external.external_layout.WORDS`; importing it loads more than a command line needs.
 LAYOUTS = ("tiered", "auto", "aiven", "local-tiered-storage", "pinterest", "logs")
 
@@ -105,7 +106,7 @@ def command(
             callback=invoke,
             params=[*_parameters(function), *([PROGRESS.parameter("progress", str)] if has_progress else [])],
             help=function.__doc__,
-            epilog=example_epilog(example) if example is not None else None,
+            epilog=f"\b\nExample: tiered {example}\n{_CODES}" if example is not None else None,
             **attributes,
         )
         if group is not None:
@@ -170,13 +171,6 @@ TOPICS = argument("[TOPIC]...")
 PARTITIONS = argument("[TOPIC[/PARTITION] ...]")
 REMOTE = option("--remote URL", "Read this bucket only; needs no configuration.")
 REMOTE_OPTIONS = option("--option NAME=VALUE", "Option of the store of --remote.", callback=store_options)
-LAYOUT_PREFIXES = option("--layout-prefix TEXT", "Set key.prefix of Aiven; repeatable.")
-LAYOUT_KEYS = option("--layout-key ID=FILE", "Name RSA keys of Aiven; repeatable.")
-
-
-def layout_option(needs: str, default: str = LAYOUTS[0]) -> Any:  # noqa: ANN401 - stands for a value of any type
-    """Declare ``--layout``; `needs` says its purpose."""
-    return option("--layout", f"{needs} whose.", type=click.Choice(LAYOUTS), default=default)
 
 
 class LayoutWords(TypedDict):
@@ -187,12 +181,27 @@ class LayoutWords(TypedDict):
     private_keys: dict[str, str]
 
 
-def layout_words(layout: str, prefixes: tuple[str, ...], private_keys: tuple[str, ...]) -> LayoutWords:
-    """Return the options as typed. Raises InvalidRequest for a key without a file."""
-    files = {}
-    for text in private_keys:
-        key_id, equals, path = text.partition("=")
-        if not key_id or not equals or not path:
-            raise InvalidRequest("invalid --layout-key, it is not of the form id=file", text=repr(text))
-        files[key_id] = path
-    return LayoutWords(layout=layout, prefixes=prefixes or ("",), private_keys=files)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The options for the layout of a bucket that other software may have filled."""
+
+    layout: str = option("--layout", "Option for --remote, whose.", choices=LAYOUTS, default=LAYOUTS[0])
+    prefixes: tuple[str, ...] = option("--layout-prefix TEXT", "Set key.prefix of Aiven; repeatable.")
+    private_keys: tuple[str, ...] = option("--layout-key ID=FILE", "Name RSA keys of Aiven; repeatable.")
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.layout != LAYOUTS[0] or self.prefixes or self.private_keys)
+
+    def words(self) -> LayoutWords:
+        """Return the options as typed. Raises InvalidRequest for a key without a file."""
+        files = {}
+        for text in self.private_keys:
+            key_id, equals, path = text.partition("=")
+            if not key_id or not equals or not path:
+                raise InvalidRequest("invalid --layout-key, it is not of the form id=file", text=repr(text))
+            files[key_id] = path
+        return LayoutWords(layout=self.layout, prefixes=self.prefixes or ("",), private_keys=files)
+
+
+OWN_LAYOUT = Layout(layout=LAYOUTS[0], prefixes=(), private_keys=())

@@ -237,12 +237,6 @@ def topic_problems(manager: LogManager, topics: Collection[str]) -> dict[TopicPa
     return {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
 
 
-def example_epilog(example: str) -> str:
-    """Return the end of a command's help."""
-    codes = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
-    return f"\b\nExample: tiered {example}\n{codes}"
-
-
 def now_ms() -> int:
     """Read the wall clock. Only the command line reads the time."""
     return time.time_ns() // 1_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import click
@@ -11,19 +12,7 @@ from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from tiered.cli.arguments import parse_partition
 from tiered.cli.errors import worst
 from tiered.cli.job_command import DRY_RUN, Bucket, BucketCommand, findings_code, report_findings
-from tiered.cli.options import (
-    GROUP,
-    LAYOUT_KEYS,
-    LAYOUT_PREFIXES,
-    OUTPUT,
-    PARTITIONS,
-    YES,
-    argument,
-    command,
-    layout_option,
-    layout_words,
-    option,
-)
+from tiered.cli.options import GROUP, LAYOUTS, OUTPUT, PARTITIONS, YES, Layout, LayoutWords, argument, command, option
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import PartitionRow, PricedWork, Result, Work, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, store_options
@@ -73,6 +62,11 @@ class Imported(Work):
     partitions: list[ImportedPartition]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SourceLayout(Layout):
+    layout: str = option("--layout", "Layout at URL: whose.", choices=LAYOUTS, default="auto")
+
+
 @command("import", example="import s3://their-bucket orders --dry-run", has_progress=True)
 def import_(
     session: Session,
@@ -81,9 +75,7 @@ def import_(
     source_options: dict[str, object] = option(
         "--from-option NAME=VALUE", "Option of the store at URL.", callback=store_options
     ),
-    layout: str = layout_option("Layout at URL:", "auto"),
-    prefixes: tuple[str, ...] = LAYOUT_PREFIXES,
-    private_keys: tuple[str, ...] = LAYOUT_KEYS,
+    layout: _SourceLayout = GROUP,
     codec: str | None = option(
         "--codec", "Set the object encoding of the copies; default: from the settings.", choices=["none", "zstd"]
     ),
@@ -99,9 +91,9 @@ def import_(
     from remote.store.open_store import open_store
     from tiered.migrate.import_bucket import run_import
 
-    words = layout_words(layout, prefixes, private_keys)
+    words = layout.words()
     with closing(open_store(source_url, source_options)) as source, job.opened(writes_segments=True) as bucket:
-        theirs = _layout(source, words["layout"], words["prefixes"], words["private_keys"])
+        theirs = _layout(source, words)
         plans = _plans(source, theirs, bucket, targets, job.topic_id, codec, key_id, session.prices())
         for plan in plans:
             for start, end in plan.gaps:
@@ -146,11 +138,11 @@ def import_(
     return code
 
 
-def _layout(store: ObjectStore, layout: str, prefixes: tuple[str, ...], keys: dict[str, str]) -> ExternalFormat:
+def _layout(store: ObjectStore, words: LayoutWords) -> ExternalFormat:
     from remote.external.external_layout import LayoutOptions
     from remote.external.layout_detection import external_format
 
-    found = external_format(store, LayoutOptions(layout=layout, prefixes=prefixes, private_keys=keys))
+    found = external_format(store, LayoutOptions(**words))
     if found is None:
         raise InvalidRequest(
             "cannot import the bucket, it has the layout of tiered: use tiered rewrite copy", store=store.url
@@ -241,15 +233,18 @@ def remote() -> None:
     """Look at a bucket by its address alone, whosever it is. Nothing is written."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BucketLayout(Layout):
+    layout: str = option("--layout", "Layout of the bucket: whose.", choices=LAYOUTS, default="auto")
+
+
 @command("ls", remote, example="remote ls s3://my-bucket/logs orders")
 def ls(
     session: Session,
     url: str = argument(),
     topics: tuple[str, ...] = argument("[TOPIC ...]"),
     options: dict[str, object] = option("--option NAME=VALUE", "Option of the store.", callback=store_options),
-    layout: str = layout_option("Layout of the bucket:", "auto"),
-    prefixes: tuple[str, ...] = LAYOUT_PREFIXES,
-    private_keys: tuple[str, ...] = LAYOUT_KEYS,
+    layout: _BucketLayout = GROUP,
     output: str = OUTPUT,
 ) -> int:
     """List the partitions of a bucket: offsets, segments, bytes, and offsets that no segment holds."""
@@ -259,7 +254,7 @@ def ls(
     rows: list[RemotePartition] = []
     errors: list[LogError] = []
     found: list[Finding] = []
-    with open_remote(url, options, **layout_words(layout, prefixes, private_keys)) as bucket:
+    with open_remote(url, options, **layout.words()) as bucket:
         each_of = [(topic, view) for topic in topics or bucket.topics() for view in bucket.each_of(topic)]
         for topic, view in each_of:
             for name in view.partitions(topic):

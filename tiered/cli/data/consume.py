@@ -15,19 +15,7 @@ from local.names import TopicPartition
 from tiered.cli.arguments import Position, count_type, parse_partition, parse_position
 from tiered.cli.errors import Exit
 from tiered.cli.job_command import findings_code, report_findings
-from tiered.cli.options import (
-    GROUP,
-    LAYOUT_KEYS,
-    LAYOUT_PREFIXES,
-    LAYOUTS,
-    REMOTE,
-    REMOTE_OPTIONS,
-    argument,
-    command,
-    layout_option,
-    layout_words,
-    option,
-)
+from tiered.cli.options import GROUP, REMOTE, REMOTE_OPTIONS, Layout, argument, command, option
 from tiered.cli.records import ConsumedRecord, parse_template
 from tiered.cli.render import to_json
 from tiered.cli.session import UNNAMED, Session, now_ms
@@ -50,22 +38,20 @@ class _Place:
     url: str | None = REMOTE
     topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket.")
     options: dict[str, object] = REMOTE_OPTIONS
-    layout: str = layout_option("Option for --remote,")
-    prefixes: tuple[str, ...] = LAYOUT_PREFIXES
-    private_keys: tuple[str, ...] = LAYOUT_KEYS
+    layout: Layout = GROUP
 
     def check(self, *, read_compacted: bool) -> None:
         if self.topic_id is not None and self.url is None:
             raise click.UsageError("--topic-id requires --remote; a directory has one topic of a name")
         if self.url is None and self.options:
             raise click.UsageError(UNNAMED)
-        if self.url is None and (self.layout != LAYOUTS[0] or self.prefixes or self.private_keys):
+        if self.url is None and self.layout.is_given:
             raise click.UsageError("--layout, --layout-prefix and --layout-key require --remote")
         if self.is_local and (self.url is not None or read_compacted):
             raise click.UsageError("--local reads only the log on this disk; remove --remote and --read-compacted")
 
     def open(self, session: Session, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
-        layout = layout_words(self.layout, self.prefixes, self.private_keys)
+        layout = self.layout.words()
         if self.url is None:
             return session.manager(read_only=True, is_alone=self.is_local, is_hasty=not self.is_local)
         session.set_up_logging()

@@ -23,17 +23,7 @@ import msgspec
 from local.errors import Corrupt, InvalidRequest
 from tiered.cli.arguments import count_type, parse_partition_at, parse_time
 from tiered.cli.errors import Exit
-from tiered.cli.options import (
-    GROUP,
-    LAYOUT_KEYS,
-    LAYOUT_PREFIXES,
-    LAYOUTS,
-    argument,
-    command,
-    layout_option,
-    layout_words,
-    option,
-)
+from tiered.cli.options import GROUP, OWN_LAYOUT, Layout, argument, command, option
 from tiered.cli.render import FORMATS, Column, print_fields, print_result, write_lines
 from tiered.cli.session import Session, now_ms, store_options
 
@@ -144,14 +134,12 @@ class _Place:
     )
     url: str | None = option("--remote URL", "Read a partition of this bucket only; needs no configuration.")
     topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket.")
-    layout: str = layout_option("Option for --remote,")
-    prefixes: tuple[str, ...] = LAYOUT_PREFIXES
-    private_keys: tuple[str, ...] = LAYOUT_KEYS
+    layout: Layout = GROUP
 
     @property
     def is_any_bucket(self) -> bool:
         """Whether an option is set that only applies to a partition of a bucket."""
-        return bool(self.topic_id or self.layout != LAYOUTS[0] or self.prefixes or self.private_keys)
+        return bool(self.topic_id) or self.layout.is_given
 
     def open(self, session: Session, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
         """Open both tiers of this node, or any bucket alone."""
@@ -160,7 +148,7 @@ class _Place:
         session.set_up_logging()
         from tiered.read.bucket_reader import open_remote
 
-        layout = layout_words(self.layout, self.prefixes, self.private_keys)
+        layout = self.layout.words()
         topic_ids = {topic: self.topic_id} if self.topic_id is not None else {}
         return open_remote(self.url, self.options, topic_ids=topic_ids, **layout)
 
@@ -243,7 +231,7 @@ def _index_request(session: Session, request: _Request) -> _Request:
         url = request.place.url if request.place.url is not None else session.config().remote_url
         with request.place.open(session, partition.topic) as bucket:
             found = index_of_offset(bucket.reader().source(partition), url, offset)
-    place = replace(request.place, url=None, topic_id=None, layout=LAYOUTS[0], prefixes=(), private_keys=())
+    place = replace(request.place, url=None, topic_id=None, layout=OWN_LAYOUT)
     return replace(request, target=found.target, section=found.section, by_index=False, place=place)
 
 

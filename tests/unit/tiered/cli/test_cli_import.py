@@ -11,7 +11,7 @@ from external_samples import NAME, Sample, new_key, put_aiven, put_log, write_lo
 from local.errors import InvalidRequest
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.cli.options import LAYOUTS, layout_words
+from tiered.cli.options import LAYOUTS, Layout
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_aiven_prefix_and_keys_are_options(sample, ours, tmp_path, capfd) -> Non
     capfd.readouterr()
     assert len(_read(capfd, ours)) == len(sample.records)
     with pytest.raises(InvalidRequest, match="id=file"):
-        layout_words("aiven", (), ("key1",))
+        Layout(layout="aiven", prefixes=(), private_keys=("key1",)).words()
 
 
 def test_layout_options_of_the_cli_equal_those_of_the_library() -> None:
