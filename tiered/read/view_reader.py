@@ -176,22 +176,27 @@ def _found_in(source: PartitionSource, name: str, *, is_newest: bool = False) ->
         view = find_view(local.catalog(is_newest=is_asked).views, name) if local is not None else None
         if local is not None and view is not None and view.is_built:
             return _Found(view, local.parts)
-    wrong = f"the topic has no compacted view: build it with 'tiered view build {source.partition.topic}'"
-    raise NotFound(wrong, partition=source.partition, view=name)
+    raise no_view(source.partition, name)
+
+
+def no_view(partition: TopicPartition, name: str) -> NotFound:
+    """The error for a view that was never built."""
+    wrong = f"the topic has no compacted view: build it with 'tiered view build {partition.topic}'"
+    return NotFound(wrong, partition=partition, view=name)
 
 
 def _check_gap(source: PartitionSource, view: CompactedView) -> None:
     gap = view.gap(source.start_offset())
     if gap is not None:
-        raise OffsetOutOfRange(
-            (
-                "cannot read the compacted view, the log no longer holds the records that follow it: see "
-                "'tiered view build --accept-loss'"
-            ),
-            partition=source.partition,
-            view=view.name,
-            lost=f"[{gap[0]}, {gap[1]})",
-        )
+        raise lost_behind(source.partition, view, gap)
+
+
+def lost_behind(partition: TopicPartition, view: CompactedView, gap: tuple[int, int]) -> OffsetOutOfRange:
+    """The error for a log that no longer holds the records after the view's horizon."""
+    wrong = "cannot read the compacted view, the log no longer holds the records that follow it"
+    lost = f"[{gap[0]}, {gap[1]})"
+    hint = "see 'tiered view build --accept-loss'"
+    return OffsetOutOfRange(f"{wrong}: {hint}", partition=partition, view=view.name, lost=lost)
 
 
 def _replaced(source: PartitionSource, view: CompactedView) -> NotFound:

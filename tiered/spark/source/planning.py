@@ -52,7 +52,7 @@ from remote.store import ObjectStore
 from tiered.read.external_partition import external_source
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
-from tiered.read.view_reader import CompactedReader
+from tiered.read.view_reader import CompactedReader, lost_behind, no_view
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
 from tiered.spark.source.pinning import release_all, seen_manifest, wall_ms
 from tiered.spark.source.splits import Entries, PartitionRange, Split, plan_splits, with_others
@@ -104,8 +104,7 @@ class OpenPartition:
             return None
         view = find_view(self.manifest.views, options.view)
         if view is None or not view.is_built:
-            attempt = f"the topic has no compacted view: build it with 'tiered view build {self.name.topic}'"
-            raise NotFound(attempt, partition=self.name.topic_partition, view=options.view)
+            raise no_view(self.name.topic_partition, options.view)
         return view
 
     def edges(self, options: ReadOptions) -> tuple[int, int]:
@@ -204,10 +203,7 @@ class OpenPartition:
         assert self.manifest is not None, "a view lies in a head"
         gap = view.gap(self.manifest.log_start_offset)
         if gap is not None and start < gap[1] and end > gap[0]:
-            attempt = "cannot read the compacted view, the log no longer holds the records that follow it"
-            raise OffsetOutOfRange(
-                attempt, partition=self.name.topic_partition, view=view.name, lost=f"[{gap[0]}, {gap[1]})"
-            )
+            raise lost_behind(self.name.topic_partition, view, gap)
 
     def _offset_of_timestamp(
         self, timestamp_ms: int, options: ReadOptions, edges: tuple[int, int], *, strict: bool
