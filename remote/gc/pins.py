@@ -63,12 +63,13 @@ hold it. So a repeated deletion seldom lists (`remote.gc.pin_watch`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from local.errors import AlreadyExists, Conflict, Corrupt, NotFound
+from local.errors import AlreadyExists, Conflict, Corrupt, LogError, NotFound
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import PINS, new_ulid, parse_pin_key, parse_prefix, pin_key
 from remote.manifest.commit_protocol import MetadataLog
@@ -77,6 +78,8 @@ from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.page_out import lost_object
 from remote.segment_entry import ClockMs, Sequence
 from remote.store import ObjectStore
+
+_log = logging.getLogger(__name__)
 
 TRIES_MAX = 4  # manifests that GC deleted between the read and the pin
 
@@ -227,6 +230,15 @@ def _latest_in_its_place(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
 def release(store: ObjectStore, prefix: str, pins: Iterable[Pin]) -> None:
     """Delete pins. A pin that does not exist is no error."""
     delete_objects(store, prefix, [pin.key for pin in pins], DeleteReason.PIN)
+
+
+def release_all(store: ObjectStore, pins: Iterable[tuple[str, Pin]]) -> None:
+    """Delete pins, each with its partition's prefix. A pin that cannot be deleted is logged and expires by itself."""
+    for prefix, pin in pins:
+        try:
+            release(store, prefix, [pin])
+        except LogError as error:
+            _log.warning("cannot delete a pin, it expires later: prefix=%s key=%s cause=%s", prefix, pin.key, error)
 
 
 def list_pins(store: ObjectStore, prefix: str) -> list[Pin]:

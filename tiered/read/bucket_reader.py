@@ -7,13 +7,12 @@ request for its partition; `refresh` looks for newer ones (one small GET each).
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
+from local.errors import AccessDenied, Corrupt, InvalidRequest, NotFound
 from local.names import TopicPartition, check_topic
 from local.storage import DiskStorage
 from local.verify.findings import Finding
@@ -22,7 +21,7 @@ from remote.external.external_log import external_manifests
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.disk_cache import DiskCache
 from remote.fetch.range_reader import RangePredictor, RemotePartition
-from remote.gc.pins import Pin, pin_newest, release
+from remote.gc.pins import Pin, pin_newest, release_all
 from remote.keys import partition_prefix
 from remote.manifest.catalog import RemotePartitionName, list_partitions, list_topics, partitions_of
 from remote.manifest.commit_protocol import MetadataLog
@@ -40,7 +39,6 @@ from tiered.stores.parallel import side_by_side
 
 CACHE_BYTES, CACHE_DIR_BYTES = 256 << 20, 10 << 30
 AT_ONCE = 8  # topics checked for deletion in parallel
-_log = logging.getLogger(__name__)
 
 
 class RemoteLog(Readable):
@@ -174,11 +172,7 @@ class RemoteLog(Readable):
         """Release all pins and close the store. A pin that cannot be deleted expires by itself."""
         with self._lock:
             pins, self._pins = self._pins, []
-        for prefix, pin in pins:
-            try:
-                release(self.store, prefix, [pin])
-            except LogError as error:
-                _log.warning("cannot delete a pin, it expires later: prefix=%s key=%s cause=%s", prefix, pin.key, error)
+        release_all(self.store, pins)
         if self._disk is not None:
             self._disk.close()
         self.store.close()

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from local.errors import InvalidRequest
-from remote.gc.pins import Pin
+from remote.gc.pins import Pin, release_all
 from tiered.spark.options import parse_options
-from tiered.spark.source.pinning import PinKeeper, release_all, wall_ms
+from tiered.spark.source.pinning import PinKeeper, wall_ms
 from tiered.spark.source.planning import open_partitions
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
-from remote.gc.pins import Pin, pin_newest, release, renew
+from remote.gc.pins import Pin, pin_newest, renew
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.pinned_log import pinned_log
 from remote.store import ObjectStore
@@ -63,15 +63,6 @@ def seen_manifest(store: ObjectStore, prefix: str, options: ReadOptions, now_ms:
 
 def holder() -> str:
     return f"spark, process {os.getpid()} of {os.uname().nodename}"
-
-
-def release_all(store: ObjectStore, pins: Iterable[tuple[str, Pin]]) -> None:
-    """Release pins, by prefix. A pin that cannot be deleted expires by itself."""
-    for prefix, pin in pins:
-        try:
-            release(store, prefix, [pin])
-        except LogError as error:
-            _log.warning("cannot delete a pin, it expires later: prefix=%s key=%s cause=%s", prefix, pin.key, error)
 
 
 class PinKeeper:

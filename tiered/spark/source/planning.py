@@ -41,7 +41,7 @@ from remote.external.external_log import external_manifests
 from remote.external.layout_detection import external_format
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.gc.pins import Pin
+from remote.gc.pins import Pin, release_all
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
@@ -54,7 +54,7 @@ from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 from tiered.read.view_reader import CompactedReader, lost_behind, no_view
 from tiered.spark.options import EARLIEST, LATEST, Bound, BoundKind, ReadOptions
-from tiered.spark.source.pinning import release_all, seen_manifest, wall_ms
+from tiered.spark.source.pinning import seen_manifest, wall_ms
 from tiered.spark.source.splits import Entries, PartitionRange, Split, plan_splits, with_others
 
 THREADS = 16  # requests in parallel; the driver waits for nothing else, and a store's client has 32 connections
