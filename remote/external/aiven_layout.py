@@ -4,7 +4,7 @@ The segments are found by a listing of each partition and by the manifests, whic
 manifest is an unfinished upload or a finished deletion. It does not count, nor does a manifest without its log.
 ``key.prefix`` may have changed over the years; objects of several prefixes are read as one partition.
 
-Aiven's envelope encryption: the manifest holds each segment's AES key, wrapped by an RSA key.
+**Envelope encryption.** The manifest holds each segment's AES key, wrapped by an RSA key.
 
 | encrypted part | form |
 |---|---|
@@ -82,15 +82,15 @@ class AivenFormat:
         return sorted(ExternalName(*name, places=tuple(places)) for name, places in found.items())
 
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
-        whole = [each for place in name.places for each in _whole(store, place)]
-        fresh = [pair for pair in whole if (pair[0].key, pair[0].size_bytes) not in self._known]
+        complete = [each for place in name.places for each in _whole(store, place)]
+        fresh = [pair for pair in complete if (pair[0].key, pair[0].size_bytes) not in self._known]
         with ThreadPoolExecutor(THREADS, "tiered-manifests") as threads:
             for (data, _), made in zip(
                 fresh, threads.map(lambda pair: self._segment(store, *pair), fresh), strict=True
             ):
                 if made is not None:
                     self._known[data.key, data.size_bytes] = made
-        found = [self._known.get((data.key, data.size_bytes)) for data, _ in whole]
+        found = [self._known.get((data.key, data.size_bytes)) for data, _ in complete]
         self._known = {key: each for key, each in self._known.items() if not each.is_blocked}  # until repaired
         return sorted((each for each in found if each is not None), key=lambda each: each.base_offset)
 
@@ -287,8 +287,8 @@ def _unwrapped(key: RSAPrivateKey, wrapped: bytes) -> bytes | None:
     seed, block = padded[1 : 1 + _HASH_BYTES], padded[1 + _HASH_BYTES :]
     seed = _masked(seed, block)
     block = _masked(block, seed)
-    told, rest = block[:_HASH_BYTES], block[_HASH_BYTES:].lstrip(b"\0")
-    if padded[0] or told != hashlib.sha3_512(b"").digest() or rest[:1] != b"\1":
+    label_hash, rest = block[:_HASH_BYTES], block[_HASH_BYTES:].lstrip(b"\0")
+    if padded[0] or label_hash != hashlib.sha3_512(b"").digest() or rest[:1] != b"\1":
         return None
     return rest[1:]
 

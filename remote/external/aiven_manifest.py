@@ -196,8 +196,10 @@ def _unpacked(text: str, name: str) -> list[int]:
         raise _corrupt(name, "its list of chunk sizes is damaged", cause=type(error).__name__) from error
 
 
-def _ranges(told: dict[str, _Range | None], name: str) -> dict[str, IndexRange]:
-    found = {kind: IndexRange(start=each.position, length=each.size) for kind, each in told.items() if each is not None}
+def _ranges(stored: dict[str, _Range | None], name: str) -> dict[str, IndexRange]:
+    found = {
+        kind: IndexRange(start=each.position, length=each.size) for kind, each in stored.items() if each is not None
+    }
     for kind, each in found.items():
         if each.start < 0 or each.length < 0 or each.start + each.length > INDEXES_BYTES_MAX:
             raise _corrupt(
@@ -206,46 +208,46 @@ def _ranges(told: dict[str, _Range | None], name: str) -> dict[str, IndexRange]:
     return found
 
 
-def _sealing(told: _Encryption | None, name: str) -> Sealing | None:
-    if told is None:
+def _sealing(stored: _Encryption | None, name: str) -> Sealing | None:
+    if stored is None:
         return None
-    key_id, colon, wrapped = told.data_key.partition(":")
+    key_id, colon, wrapped = stored.data_key.partition(":")
     try:
         if not key_id or not colon:
             raise ValueError("it has no key id")
         return Sealing(
             key_id=key_id,
             wrapped_key=base64.b64decode(wrapped, validate=True),
-            aad=base64.b64decode(told.aad, validate=True),
+            aad=base64.b64decode(stored.aad, validate=True),
         )
     except ValueError as error:  # includes binascii.Error
         raise _corrupt(name, "its data key is not valid base64") from error
 
 
-def _facts(told: _Segment, name: str) -> SegmentFacts:
-    start, last = told.start_offset, told.end_offset
+def _facts(stored: _Segment, name: str) -> SegmentFacts:
+    start, last = stored.start_offset, stored.end_offset
     if not 0 <= start <= last <= _OFFSET_MAX:
         raise _corrupt(name, "its offsets contradict each other", start_offset=start, end_offset=last)
-    epochs, problem = _epochs(told)
+    epochs, problem = _epochs(stored)
     return SegmentFacts(
         base_offset=start,
         next_offset=last + 1,
-        max_timestamp_ms=told.max_timestamp_ms if told.max_timestamp_ms >= 0 else None,
-        copied_ms=told.event_timestamp_ms,
+        max_timestamp_ms=stored.max_timestamp_ms if stored.max_timestamp_ms >= 0 else None,
+        copied_ms=stored.event_timestamp_ms,
         epochs=((epochs[0][0], start), *epochs[1:]) if epochs else (),
         epochs_problem=problem,
     )
 
 
-def _epochs(told: _Segment) -> tuple[list[tuple[int, int]], str | None]:
+def _epochs(stored: _Segment) -> tuple[list[tuple[int, int]], str | None]:
     """Return the leader epochs, ascending, or none and the reason: the records stay readable."""
-    if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in told.segment_leader_epochs):
+    if any(not epoch.isdecimal() or len(epoch) > 10 for epoch in stored.segment_leader_epochs):
         return [], "a leader epoch is not a number of 31 bits"
-    epochs = sorted((int(epoch), first) for epoch, first in told.segment_leader_epochs.items())
+    epochs = sorted((int(epoch), first) for epoch, first in stored.segment_leader_epochs.items())
     if epochs and epochs[-1][0] > EPOCH_MAX:
         return [], "a leader epoch is not a number of 31 bits"
     starts = [first for _, first in epochs]
-    is_inside = not starts or (starts[0] >= 0 and starts[-1] <= told.end_offset)
+    is_inside = not starts or (starts[0] >= 0 and starts[-1] <= stored.end_offset)
     if not is_inside or any(one >= other for one, other in pairwise(starts)):
         return [], "its leader epochs contradict the offsets or each other"
     return epochs, None

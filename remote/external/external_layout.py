@@ -11,7 +11,7 @@ Everything here is read-only. Keys of these segments are full keys of the store,
 may have several locations (a changed prefix, another broker's copy). No layout has checksums: only the CRCs of the
 batches verify the bytes.
 
-Every object name of the external layouts and its inverse, in one place.
+Object names:
 
 | layout | key |
 |---|---|

@@ -2,12 +2,10 @@
 
 This manifest is not in the bucket, and nothing is ever written there. A refresh lists the partition again.
 
-Selection among several copies of the same offsets: leader epochs decide, as in Kafka.
-
-A bucket filled by brokers may hold the same offsets more than once: a retried copy, two leaders that each copied their
-own segments, or the records of a leader that lost an unclean election. A topic of the cluster held the metadata that
-selected among them, and is not available. The segments alone are enough: each leader epoch has one leader, and begins
-where that leader's log ended.
+**Copies of the same offsets.** A bucket filled by brokers may hold the same offsets more than once: a retried copy, two
+leaders that each copied their own segments, or the records of a leader that lost an unclean election. The metadata that
+selected among them is not available. Leader epochs decide, as in Kafka: each has one leader, and begins where that
+leader's log ended.
 
 1. The **lineage** has all (epoch, start) pairs, including the checkpoint stored with the newest segment. Each epoch has
    its lowest known start. Pairs are applied in epoch order: a later epoch that begins at or below an earlier epoch's
@@ -16,7 +14,7 @@ where that leader's log ended.
 3. Of the remaining ranges, a segment wholly inside another is not needed. Where two overlap, the later one is read from
    its base on.
 
-Offsets between two segments that no segment holds are gaps, and are reported. Pure functions. Source: kafka
+Offsets between two segments that no segment holds are gaps, and are reported. Source: kafka
 `LeaderEpochFileCache.assign`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
 

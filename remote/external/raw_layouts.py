@@ -79,8 +79,8 @@ class KafkaLocalFormat:
                 if not needed <= files.keys():
                     _log.info("a segment is incomplete and is ignored: place=%s segment=%s", place, stem)
                     continue
-                told = {each: files[suffix] for each, suffix in KAFKA_FILES.items() if suffix in files}
-                found.append(_segment(files[LOG], bases[stem], told, has_transactions=True))
+                indexes = {each: files[suffix] for each, suffix in KAFKA_FILES.items() if suffix in files}
+                found.append(_segment(files[LOG], bases[stem], indexes, has_transactions=True))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:
@@ -108,11 +108,11 @@ class LogDirectoryFormat:
             logs = sorted(base for base, of_base in files.items() if LOG in of_base)
             for base, following in zip(logs, [*logs[1:], None], strict=True):
                 of_base = files[base]
-                told = {each: of_base[suffix] for each, suffix in _FILES.items() if suffix in of_base}
+                indexes = {each: of_base[suffix] for each, suffix in _FILES.items() if suffix in of_base}
                 knows = _next_snapshot(snapshots, base, following)
                 if knows is not None:
-                    told["producers"] = files[knows][PRODUCER_SNAPSHOT]
-                segment = _segment(of_base[LOG], base, told, has_transactions=knows is not None)
+                    indexes["producers"] = files[knows][PRODUCER_SNAPSHOT]
+                segment = _segment(of_base[LOG], base, indexes, has_transactions=knows is not None)
                 if segment is not None:
                     found.append(replace(segment, snapshot_offset=knows, may_be_torn=following is None))
         return sorted(found, key=lambda each: each.base_offset)
@@ -144,8 +144,8 @@ class PinterestFormat:
                 if not {LOG, OFFSET_INDEX, TIME_INDEX} <= files.keys():
                     _log.info("a segment is incomplete and is ignored: place=%s base=%d", place, base)
                     continue
-                told = {each: files[suffix] for each, suffix in _FILES.items() if suffix in files and each != "txn"}
-                found.append(_segment(files[LOG], base, told, has_transactions=False))
+                indexes = {each: files[suffix] for each, suffix in _FILES.items() if suffix in files and each != "txn"}
+                found.append(_segment(files[LOG], base, indexes, has_transactions=False))
         return sorted(filter(None, found), key=lambda each: each.base_offset)
 
     def parts(self, store: ObjectStore, entry: SegmentEntry) -> ExternalParts:

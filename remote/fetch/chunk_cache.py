@@ -95,8 +95,8 @@ class ChunkCache:
             for flight in set(theirs.values()):
                 flight.landed.wait()
             found.update((key, flight.values[key]) for key, flight in theirs.items() if key in flight.values)
-            if left := [key for key in theirs if key not in found]:
-                found.update(self._load_alone(left, load))
+            if missed := [key for key in theirs if key not in found]:
+                found.update(self._load_alone(missed, load))
 
     def keep(self, loaded: Mapping[Key, Value]) -> None:
         """Add values that came with another request; cached values stay."""

@@ -146,13 +146,13 @@ class DiskCache:
         self._make_room()
 
     def _make_room(self) -> None:
-        gone = []
+        evicted = []
         with self._lock:
             while self._bytes > self._bytes_max:
                 piece, size = self._sizes.popitem(last=False)
                 self._bytes -= size
-                gone.append(piece)
-        for piece in gone:
+                evicted.append(piece)
+        for piece in evicted:
             self._remove(piece)
 
     def _strike(self, piece: str) -> None:

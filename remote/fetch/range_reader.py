@@ -18,11 +18,9 @@ Adjacent chunks are fetched by one GET. A long read is split into ranges of RANG
 miss also fetches `read_ahead_chunks` further chunks, at most to the segment's end; the default is 0. Sequential readers
 use `remote.fetch.read_ahead`.
 
-A guess of an offset's position in a segment before its indexes are loaded: saves a round trip.
-
-Offsets and bytes grow together, so the position is roughly proportional. The guessed bytes are requested together with
-the indexes, which show whether the guess was right. A wrong guess costs one useless GET, so a partition with several
-wrong guesses pauses guessing.
+**Guesses.** `RangePredictor` guesses an offset's position before the indexes of its segment are loaded: offsets and
+bytes grow together. The guessed bytes are requested together with the indexes, which saves a round trip. A wrong guess
+costs one useless GET, so a partition with several wrong guesses pauses guessing.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ class SequentialReader:
 
     def _piece(self, missing: int) -> int:
         """Return the size of the next GET: a whole cell once the window has that size."""
-        left = _left_of_cell(self._covered)
-        return left if self._window >= RANGE_BYTES else min(left, missing)
+        in_cell = _left_of_cell(self._covered)
+        return in_cell if self._window >= RANGE_BYTES else min(in_cell, missing)
 
     def _come_to(self, entry: SegmentEntry, reached: int) -> None:
         """Remove the segments that the stream has passed from the path."""

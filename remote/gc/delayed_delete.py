@@ -38,7 +38,7 @@ from remote.gc.pin_watch import PinWatch, Unlinking
 from remote.keys import parse_data_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
-from remote.manifest.manifest_changes import remove_pending_deletes, remove_pending_page_deletes
+from remote.manifest.manifest_changes import remove_pending_deletes
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.page_out import keys_of
 from remote.store import ObjectStore
@@ -131,7 +131,7 @@ def delete_pages(
         keys = [key for key in _objects_of(prefix, log, pending) if key not in named and key not in living]
         delete_unlinked(store, prefix, keys, DeleteReason.PENDING_PAGE, manifest, has_forks=has_forks)
         delete_objects(store, prefix, [pending.page.key], DeleteReason.PENDING_PAGE, Evidence(manifest=manifest))
-    log.commit(remove_pending_page_deletes([pending.page.key for pending in pages]), now_ms)
+    log.commit(remove_pending_deletes([pending.page.key for pending in pages]), now_ms)
 
 
 def _objects_of(prefix: str, log: MetadataLog, pending: PendingPageDelete) -> list[str]:

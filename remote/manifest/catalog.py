@@ -64,8 +64,8 @@ def list_partitions(store: ObjectStore, topics: Collection[str] | None = None) -
 
     One listing, or one for each of `topics`, and one more for each topic found. Raises as `list_topics`.
     """
-    asked = [None] if topics is None else sorted(set(topics))
-    found = [each for topic in asked for each in list_topics(store, topic)]
+    topic_names = [None] if topics is None else sorted(set(topics))
+    found = [each for topic in topic_names for each in list_topics(store, topic)]
     return sorted(name for topic, topic_id in found for name in partitions_of(store, topic, topic_id))
 
 
@@ -77,10 +77,10 @@ def chosen_partitions(
     All partitions if `wanted` is empty.
     `topic_ids` selects one of several topics with the same name.
     """
-    asked, ids = list(wanted), topic_ids or {}
+    pairs, ids = list(wanted), topic_ids or {}
     return [
         name
-        for name in list_partitions(store, {topic for topic, _ in asked} or None)
+        for name in list_partitions(store, {topic for topic, _ in pairs} or None)
         if ids.get(name.topic, name.topic_id) == name.topic_id
-        and (not asked or any(name.topic == topic and number in (None, name.partition) for topic, number in asked))
+        and (not pairs or any(name.topic == topic and number in (None, name.partition) for topic, number in pairs))
     ]

@@ -542,14 +542,14 @@ class MetadataLog:
 
     def _first(self, *, exact: bool) -> Manifest | None:
         """The newest manifest at first use: from the disk cache, if the bucket has the very same manifest."""
-        kept = self._copies.manifest(self._prefix, self._chain.sealer) if self._copies is not None else None
-        if kept is None or not is_same_manifest(self._store, self._prefix, *kept):
+        copy = self._copies.manifest(self._prefix, self._chain.sealer) if self._copies is not None else None
+        if copy is None or not is_same_manifest(self._store, self._prefix, *copy):
             found = self._chain.newest(None, exact=exact)
-            if kept is not None:
-                check_not_rolled_back(kept[0], found, self._prefix)
+            if copy is not None:
+                check_not_rolled_back(copy[0], found, self._prefix)
             return found
-        self._kept_id = kept[0].commit_id
-        return self._chain.newest(kept[0], exact=True)
+        self._kept_id = copy[0].commit_id
+        return self._chain.newest(copy[0], exact=True)
 
     def _check_can_start(self, role: Role) -> None:
         if self.source is not None:

@@ -142,15 +142,15 @@ def replace_tiled(
 def outcome_of_group(entries: Sequence[SegmentEntry], log_start_offset: int, group: Replacement) -> GroupOutcome:
     """The outcome for a group in a manifest with these `entries` (all that overlap the group's offsets)."""
     there = {entry.ulid: entry for entry in entries}
-    left = [there[ulid] for ulid in group.ulids if ulid in there]
-    if not left:
+    remaining = [there[ulid] for ulid in group.ulids if ulid in there]
+    if not remaining:
         if any(entry.ulid in there for entry in group.entries):
             return GroupOutcome.COMMITTED
         return GroupOutcome.EXPIRED if group.entries[-1].next_offset <= log_start_offset else GroupOutcome.LOST
-    if len(left) == len(group.ulids):
+    if len(remaining) == len(group.ulids):
         return GroupOutcome.IN_PLACE
-    is_rest = tuple(entry.ulid for entry in left) == group.ulids[-len(left) :]
-    return GroupOutcome.IN_PLACE if is_rest and left[0].base_offset <= log_start_offset else GroupOutcome.LOST
+    is_rest = tuple(entry.ulid for entry in remaining) == group.ulids[-len(remaining) :]
+    return GroupOutcome.IN_PLACE if is_rest and remaining[0].base_offset <= log_start_offset else GroupOutcome.LOST
 
 
 def lost_entries(
@@ -196,8 +196,8 @@ def _replaced(
         unlink(group.entries[: len(group.entries) - len(entries)])
         put |= dict.fromkeys(places, ()) | {places[0]: _in_place(entries, old, note, keeps_maker=keeps_maker)}
         unlink(old)
-    kept = [entry for number, one in enumerate(manifest.segments) for entry in put.get(number, (one,))]
-    return kept, pending_deletes
+    entries_after = [entry for number, one in enumerate(manifest.segments) for entry in put.get(number, (one,))]
+    return entries_after, pending_deletes
 
 
 def _in_place(

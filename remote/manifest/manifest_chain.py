@@ -21,7 +21,7 @@ Search for the newest manifest:
   included, instead of three.
 * Each manifest records how many boundaries its writer knew, so the search for the next boundary starts there.
 
-Find the reason why a partition's listing shows no manifest, from the other objects of the store.
+**No manifest.** The other objects of the store tell why a partition's listing shows none:
 
 | the store has | error | why |
 |---|---|---|
@@ -29,10 +29,9 @@ Find the reason why a partition's listing shows no manifest, from the other obje
 | other objects with names of this software | Corrupt | a partition's first object is its manifest, and its last stays |
 | nothing, or only other names | NotFound | no writer has opened the partition yet |
 
-A reader that took such a partition for an empty one would hide all of its records.
-
-The other objects are listed before manifest 1 is requested. A writer creates the manifest first. So objects of a
-partition that a writer opens during this check are never taken for objects without a manifest.
+A reader that took such a partition for an empty one would hide all of its records. The other objects are listed before
+manifest 1 is requested. A writer creates the manifest first. So objects of a partition that a writer opens during this
+check are never taken for objects without a manifest.
 """
 
 from __future__ import annotations

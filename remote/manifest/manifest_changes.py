@@ -92,8 +92,8 @@ def replace_segments(entry: SegmentEntry, ulids: Sequence[str]) -> Change:
             )
         fresh = replace(entry, committed_ms=max(each.committed_ms for each in old))
         segments = (*manifest.segments[:first], fresh, *manifest.segments[first + len(old) :])
-        gone = tuple(each for one in old for each in objects_of(one, manifest.committed_ms, manifest.epoch))
-        return replace(manifest, segments=segments, pending_deletes=manifest.pending_deletes + gone)
+        unlinked = tuple(each for one in old for each in objects_of(one, manifest.committed_ms, manifest.epoch))
+        return replace(manifest, segments=segments, pending_deletes=manifest.pending_deletes + unlinked)
 
     return change
 
@@ -127,8 +127,8 @@ def unlink_uploads(entries: Collection[SegmentEntry]) -> Change:
         named = {entry.ulid for entry in manifest.segments} | {each.key for each in manifest.pending_deletes}
         paged = manifest.pages[-1].next_offset if manifest.pages else 0
         lost = [entry for entry in entries if not {entry.ulid, entry.data_key} & named and entry.base_offset >= paged]
-        gone = tuple(each for entry in lost for each in objects_of(entry, manifest.committed_ms, manifest.epoch))
-        return replace(manifest, pending_deletes=manifest.pending_deletes + gone) if gone else manifest
+        unlinked = tuple(each for entry in lost for each in objects_of(entry, manifest.committed_ms, manifest.epoch))
+        return replace(manifest, pending_deletes=manifest.pending_deletes + unlinked) if unlinked else manifest
 
     return change
 
@@ -141,14 +141,17 @@ def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: in
     names = frozenset(ulids)
 
     def change(manifest: Manifest) -> Manifest:
-        gone = [entry for entry in manifest.segments if entry.ulid in names]
-        pending_deletes = tuple(each for entry in gone for each in objects_of(entry, now_ms, manifest.epoch))
+        expired = [entry for entry in manifest.segments if entry.ulid in names]
+        pending_deletes = tuple(each for entry in expired for each in objects_of(entry, now_ms, manifest.epoch))
         start = max(manifest.log_start_offset, log_start_offset or 0)
         if not pending_deletes and start == manifest.log_start_offset:
             return manifest
-        kept = tuple(entry for entry in manifest.segments if entry.ulid not in names)
+        remaining = tuple(entry for entry in manifest.segments if entry.ulid not in names)
         gone_from = replace(
-            manifest, segments=kept, pending_deletes=manifest.pending_deletes + pending_deletes, log_start_offset=start
+            manifest,
+            segments=remaining,
+            pending_deletes=manifest.pending_deletes + pending_deletes,
+            log_start_offset=start,
         )
         return _without_rows(gone_from)
 
@@ -160,15 +163,19 @@ def expire_pages(keys: Collection[str], *, now_ms: int) -> Change:
     names = frozenset(keys)
 
     def change(manifest: Manifest) -> Manifest:
-        gone = [page for page in manifest.pages if page.key in names]
-        if not gone:
+        expired = [page for page in manifest.pages if page.key in names]
+        if not expired:
             return manifest
-        if gone[-1].next_offset > manifest.min_readable_offset:
-            facts = {"next_offset": gone[-1].next_offset, "log_start_offset": manifest.log_start_offset}
-            raise InvalidRequest("cannot remove a manifest page, its segments are retained", key=gone[-1].key, **facts)
-        pages = tuple(PendingPageDelete(page=page, unlinked_ms=now_ms, epoch=manifest.epoch) for page in gone)
-        kept = tuple(page for page in manifest.pages if page.key not in names)
-        return _without_rows(replace(manifest, pages=kept, pending_page_deletes=manifest.pending_page_deletes + pages))
+        if expired[-1].next_offset > manifest.min_readable_offset:
+            facts = {"next_offset": expired[-1].next_offset, "log_start_offset": manifest.log_start_offset}
+            raise InvalidRequest(
+                "cannot remove a manifest page, its segments are retained", key=expired[-1].key, **facts
+            )
+        pages = tuple(PendingPageDelete(page=page, unlinked_ms=now_ms, epoch=manifest.epoch) for page in expired)
+        remaining = tuple(page for page in manifest.pages if page.key not in names)
+        return _without_rows(
+            replace(manifest, pages=remaining, pending_page_deletes=manifest.pending_page_deletes + pages)
+        )
 
     return change
 
@@ -178,12 +185,12 @@ def disable_tier(*, log_start_offset: int, now_ms: int) -> Change:
 
     def change(manifest: Manifest) -> Manifest:
         start = max(manifest.log_start_offset, log_start_offset)
-        gone = tuple(each for entry in manifest.view_entries for each in objects_of(entry, now_ms, manifest.epoch))
+        unlinked = tuple(each for entry in manifest.view_entries for each in objects_of(entry, now_ms, manifest.epoch))
         tier_disabled = replace(
             manifest,
             log_start_offset=start,
             views=(),
-            pending_deletes=manifest.pending_deletes + gone,
+            pending_deletes=manifest.pending_deletes + unlinked,
             tier_disabled=manifest.has_entries,
         )
         return manifest if tier_disabled == manifest else tier_disabled
@@ -203,27 +210,15 @@ def delete_partition(*, now_ms: int) -> Change:
 
 
 def remove_pending_deletes(keys: Collection[str]) -> Change:
-    """Remove pending deletes after the deletion of their objects."""
-    gone = frozenset(keys)
+    """Remove pending deletes, objects and pages, after the deletion of the objects."""
+    deleted = frozenset(keys)
 
     def change(manifest: Manifest) -> Manifest:
-        kept = tuple(each for each in manifest.pending_deletes if each.key not in gone)
-        return manifest if len(kept) == len(manifest.pending_deletes) else replace(manifest, pending_deletes=kept)
-
-    return change
-
-
-def remove_pending_page_deletes(keys: Collection[str]) -> Change:
-    """Remove pages from the pending deletes after the deletion of the pages and of their entries' objects."""
-    gone = frozenset(keys)
-
-    def change(manifest: Manifest) -> Manifest:
-        kept = tuple(each for each in manifest.pending_page_deletes if each.page.key not in gone)
-        return (
-            manifest
-            if len(kept) == len(manifest.pending_page_deletes)
-            else replace(manifest, pending_page_deletes=kept)
-        )
+        objects = tuple(each for each in manifest.pending_deletes if each.key not in deleted)
+        pages = tuple(each for each in manifest.pending_page_deletes if each.page.key not in deleted)
+        if (len(objects), len(pages)) == (len(manifest.pending_deletes), len(manifest.pending_page_deletes)):
+            return manifest
+        return replace(manifest, pending_deletes=objects, pending_page_deletes=pages)
 
     return change
 
@@ -279,12 +274,12 @@ def expired_after(base: Manifest, changed: Manifest) -> tuple[EpochRange, ...]:
     """`expired_epochs` of `changed`, the successor of `base`: with the ranges of every entry that it lost."""
     if base.pages == changed.pages and base.segments == changed.segments[: len(base.segments)]:
         return base.expired_epochs  # no entry left; a commit that only adds entries stays cheap
-    gone = ranges_outside(base.epoch_ranges, changed.epoch_ranges)
-    if not gone:
+    expired = ranges_outside(base.epoch_ranges, changed.epoch_ranges)
+    if not expired:
         return base.expired_epochs
     # A tier that was disabled and enabled again copies the same offsets again: the range that left last counts.
-    before = ranges_outside(base.expired_epochs, gone)
-    merged = joined_ranges(sorted((*before, *gone), key=lambda each: each.base_offset))
+    before = ranges_outside(base.expired_epochs, expired)
+    merged = joined_ranges(sorted((*before, *expired), key=lambda each: each.base_offset))
     return tuple(merged[-EXPIRED_EPOCHS_MAX:])
 
 

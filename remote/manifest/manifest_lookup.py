@@ -135,10 +135,10 @@ class Pages:
         return entries
 
     def _read(self, page: PageEntry) -> Rows:
-        kept = self._copies.page(self._prefix, page.key) if self._copies is not None else None
-        if kept is not None:
+        copy = self._copies.page(self._prefix, page.key) if self._copies is not None else None
+        if copy is not None:
             with suppress(Corrupt):
-                return decode_page(page, kept, self.sealer)
+                return decode_page(page, copy, self.sealer)
         try:
             return self._fetch(page)
         except Corrupt:

@@ -13,13 +13,11 @@ next open starts at the cached manifest instead of with a listing:
 So an open may miss only events of the last SURE_MS, and only after hundreds of commits in that time, or after a restore
 of the bucket. No decision depends on such an open: a manager that writes does not use this cache.
 
-A node's record of sealed manifests over restarts: newest sequence and commit id by partition.
-
-File ``sealed-manifests`` in a log directory: JSON, from the partition's prefix to sequence and commit id. A bucket
-without a manifest of that sequence and commit id, and without a newer sealed one, was rolled back or forged.
-
-The first sealed manifest of a partition is written at once. Later ones are written at most every KEEP_INTERVAL_MS, and
-when the node closes. So the file is a lower bound. A disk error only causes a log line; no commit and no read fails.
+**Sealed manifests.** `SealMemory` records them over restarts, in the file ``sealed-manifests`` in a log directory:
+JSON, from the partition's prefix to the newest sequence and commit id. A bucket without this manifest, and without a
+newer sealed one, was rolled back or forged. The first sealed manifest of a partition is written at once. Later ones are
+written at most every KEEP_INTERVAL_MS, and when the node closes. So the file is a lower bound. A disk error only causes
+a log line; no commit and no read fails.
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ fields. The bytes are checked against the size and the CRC32C in the manifest's 
 
 pyarrow is imported only when a page is written or read, and nowhere else in this package.
 
-The entries of a page, decoded on demand: a lookup needs one of thousands.
-
-A page is columns. Two or three of them determine which entries overlap an offset range, and which have a late enough
-timestamp. Only requested entries are decoded, a block of neighbours at a time, and cached. Decoding all entries of a
-page takes forty times as long as reading its columns.
+`DecodedPage` decodes entries on demand: a lookup needs one of thousands. Two or three columns determine which entries
+overlap an offset range, and which have a late enough timestamp. Only requested entries are decoded, a block of
+neighbours at a time, and cached. Decoding all entries of a page takes forty times as long as reading its columns.
 """
 
 from __future__ import annotations
@@ -114,8 +112,8 @@ def decode_page(page: PageEntry, body: Body, sealer: Sealer | None = None) -> De
         raise Corrupt("the object is not a manifest page", key=page.key, cause=str(error)) from error
     version = (table.schema.metadata or {}).get(_NAME)
     if version != _VERSION:
-        told = {"version": version, "known": _VERSION}
-        raise Corrupt("cannot read a manifest page, it is damaged or of a newer format", key=page.key, **told)
+        versions = {"version": version, "known": _VERSION}
+        raise Corrupt("cannot read a manifest page, it is damaged or of a newer format", key=page.key, **versions)
     entries = DecodedPage(page.key, table)
     found = *entries.bounds, len(entries)
     if found != (page.base_offset, page.next_offset, page.segment_count):

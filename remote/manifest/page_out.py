@@ -74,9 +74,9 @@ def opened(manifest: Manifest, start: int, end: int, entries_of: EntriesOf) -> M
         PendingDelete(key=page.key, size_bytes=page.page_bytes, unlinked_ms=manifest.committed_ms, epoch=manifest.epoch)
         for page in pages
     )
-    kept = tuple(page for page in manifest.pages if page not in pages)
+    remaining = tuple(page for page in manifest.pages if page not in pages)
     return replace(
-        manifest, segments=tuple(entries), pages=kept, pending_deletes=manifest.pending_deletes + pending_deletes
+        manifest, segments=tuple(entries), pages=remaining, pending_deletes=manifest.pending_deletes + pending_deletes
     )
 
 
@@ -136,9 +136,9 @@ def lost_object(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | No
     named.update(keys_of(_own_rows(new)))
     for page in after - before:
         named.update(keys_of(entries_of(page)))
-    gone = before - after
-    held = [*keys_of(_own_rows(old)), *(page.key for page in gone)]
-    for page in gone:
+    removed = before - after
+    held = [*keys_of(_own_rows(old)), *(page.key for page in removed)]
+    for page in removed:
         held += keys_of(entries_of(page))
     return next((key for key in held if key not in named), None)
 

@@ -69,9 +69,9 @@ class Sealer:
         """The object's bytes under `key`; `body` itself if `key_id` is None. Raises AccessDenied without the key."""
         if key_id is None:
             return body
-        told = self._told(key, key_id)
-        nonce = _nonce(self._derived(key_id, _NONCE, key), told, body)
-        sealed = nonce + gcm(self._derived(key_id, _SEAL, key)).encrypt(nonce, body, told)
+        associated = self._told(key, key_id)
+        nonce = _nonce(self._derived(key_id, _NONCE, key), associated, body)
+        sealed = nonce + gcm(self._derived(key_id, _SEAL, key)).encrypt(nonce, body, associated)
         return _line(key_id, key, sealed) + sealed
 
     def open(self, data: Body) -> Opened:
@@ -155,12 +155,12 @@ def sealer_of(store: ObjectStore, prefix: str) -> Sealer:
     return Sealer(prefix, key_ring_of(store))
 
 
-def _nonce(key: bytes, told: bytes, body: bytes) -> bytes:
+def _nonce(key: bytes, associated: bytes, body: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.hmac import HMAC
 
     mac = HMAC(key, SHA256())
-    mac.update(b"%d %s" % (len(told), told))
+    mac.update(b"%d %s" % (len(associated), associated))
     mac.update(body)
     return mac.finalize()[:NONCE_BYTES]
 

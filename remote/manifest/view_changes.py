@@ -1,16 +1,13 @@
 """Changes of compacted views: start, switch, fail, drop.
 
-Pure functions, as in `remote.manifest.manifest_changes`.
-
-Each is a change of a manifest, or of the catalog of a partition without a remote tier (`remote.manifest.view_changes`).
+Pure functions, as in `remote.manifest.manifest_changes`. Each is a change of a manifest, or of the `ViewCatalog` of a
+partition without a remote tier.
 
 Readers see only `switch_view`: horizon, entries and figures change together. Objects of entries that the new view does
 not contain become pending deletes. They stay for the grace period, for readers of an older manifest.
 
-View catalog: a file with the compacted views of a partition without a remote tier.
-
-In a bucket the manifest holds the views. Without a bucket there is no manifest, so the file ``view-catalog`` holds the
-same `CompactedView`, and the pending deletes: parts that no view names any more. Keys are relative to the partition's
+**View catalog.** Without a bucket there is no manifest, so the file ``view-catalog`` of a partition holds the same
+`CompactedView`, and the pending deletes: parts that no view names any more. Keys are relative to the partition's
 directory. The bytes are a line with format, CRC-32C and length, then JSON.
 
 Every process that opens the partition for writing and changes the catalog raises `epoch`. A run of an earlier epoch was
@@ -84,8 +81,8 @@ def switch_view(built: CompactedView, *, replaces: CompactedView | None, now_ms:
             return manifest
         if _ulids(known) != _ulids(replaces):
             raise Conflict("cannot switch to the new view, the view was replaced", view=built.name)
-        gone = [entry for entry in known.entries if entry.ulid not in _ulids(built)] if known is not None else []
-        return _with_pending_deletes(_altered(manifest, built.name, lambda _: built), gone, now_ms)
+        unlinked = [entry for entry in known.entries if entry.ulid not in _ulids(built)] if known is not None else []
+        return _with_pending_deletes(_altered(manifest, built.name, lambda _: built), unlinked, now_ms)
 
     return change
 
@@ -97,8 +94,8 @@ def drop_view(name: str, *, now_ms: int) -> Callable[[Holder], Holder]:
         view = find_view(manifest.views, name)
         if view is None:
             return manifest
-        kept = tuple(each for each in manifest.views if each is not view)
-        return _with_pending_deletes(replace(manifest, views=kept), view.entries, now_ms)
+        remaining = tuple(each for each in manifest.views if each is not view)
+        return _with_pending_deletes(replace(manifest, views=remaining), view.entries, now_ms)
 
     return change
 

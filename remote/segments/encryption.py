@@ -93,11 +93,11 @@ class ObjectCipher:
             raise Corrupt("encrypted indexes do not start with the magic bytes", segment=self._name)
         return self._open(_NONCE.pack(_INDEXES, 0), view[len(INDEXES_MAGIC) :], self._of_indexes(), {})
 
-    def _open(self, nonce: bytes, sealed: Body, told: bytes, facts: dict[str, object]) -> bytes:
+    def _open(self, nonce: bytes, sealed: Body, associated: bytes, facts: dict[str, object]) -> bytes:
         from cryptography.exceptions import InvalidTag
 
         try:
-            return self._gcm.decrypt(nonce, sealed, told)
+            return self._gcm.decrypt(nonce, sealed, associated)
         except (InvalidTag, ValueError) as error:
             raise Corrupt("cannot decrypt, the authentication tag does not match", **facts) from error
 
@@ -175,12 +175,12 @@ class KeyRing:
         try:
             if found := _WRAPPED.fullmatch(wrapped):
                 key, binding = self.derived(key_id, _WRAP, name), int(found[1])
-                told, text = _of_key(key_id, name, binding), found[2]
+                associated, text = _of_key(key_id, name, binding), found[2]
             else:
                 key, binding = of_ring, STEM_BINDING
-                told, text = f"tiered key {stem_of(name)} {key_id}".encode(), wrapped
+                associated, text = f"tiered key {stem_of(name)} {key_id}".encode(), wrapped
             body = base64.b64decode(text, validate=True)
-            return binding, gcm(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], told)
+            return binding, gcm(key).decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], associated)
         except (InvalidTag, ValueError, binascii.Error):
             wrong = "cannot decrypt a segment, the key of this id is not the key that encrypted it"
             raise AccessDenied(wrong, key_id=key_id, object=stem_of(name)) from None

@@ -231,8 +231,8 @@ class HdfsStore:
             reader = self._client.read(self._path(key))
             size_bytes = len(reader)
 
-        def read(asked: tuple[int, int]) -> bytes:
-            start, length = asked
+        def read(wanted: tuple[int, int]) -> bytes:
+            start, length = wanted
             facts = {"store": self.url, "key": key, "start": start, "length": length}
             if length and start + length > size_bytes:  # the client would panic
                 raise Corrupt(f"{attempt}, the object ends before the range", **facts, size_bytes=size_bytes)
@@ -375,8 +375,8 @@ def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) ->
     except LogError:
         raise
     except (TypeError, ValueError) as error:
-        told = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
-        raise InvalidRequest(f"{attempt}, the client rejected its options", **facts, **told) from None
+        client_facts = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
+        raise InvalidRequest(f"{attempt}, the client rejected its options", **facts, **client_facts) from None
     except (OSError, RuntimeError) as error:
         raise translate(error, attempt, facts) from error
     except BaseException as error:

@@ -127,8 +127,8 @@ def _credentials(session: Any, options: Mapping[str, Any]) -> dict[str, Any]:  #
     if options.get("anon"):
         return {"skip_signature": True}
     if options.get("key"):
-        told = {"access_key_id": options["key"], "secret_access_key": options.get("secret")}
-        return {**told, **({"session_token": options["token"]} if options.get("token") else {})}
+        keys = {"access_key_id": options["key"], "secret_access_key": options.get("secret")}
+        return {**keys, **({"session_token": options["token"]} if options.get("token") else {})}
     found = session.get_credentials()
     if found is None:
         raise AccessDenied("cannot open the store, there are no credentials").with_code(ErrorCode.CREDENTIALS_MISSING)

@@ -143,8 +143,8 @@ class ObstoreS3Store(S3Store):
 
     def _resolve_upload(self, key: str, sent: _Counted, error: LogError) -> None:
         """Settle an upload whose answer may be lost: return if it is complete, else raise the error."""
-        whole = sent.is_whole and error is not sent.error
-        if whole and self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) == sent.size_bytes:
+        is_sent = sent.is_whole and error is not sent.error
+        if is_sent and self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) == sent.size_bytes:
             return
         if isinstance(error, Unavailable) and error is not sent.error:
             # The client retried its parts already; the whole upload is too large to start over.
@@ -166,8 +166,8 @@ class ObstoreS3Store(S3Store):
             check_range(key, start, length)
         name = self._name(key)
 
-        def read(asked: tuple[int, int]) -> Body:
-            start, length = asked
+        def read(wanted: tuple[int, int]) -> Body:
+            start, length = wanted
             if not length:
                 return b""
             attempt = "cannot read a range of an object"
@@ -177,7 +177,7 @@ class ObstoreS3Store(S3Store):
             return body
 
         if len(ranges) < 2:
-            return [read(asked) for asked in ranges]
+            return [read(wanted) for wanted in ranges]
         return list(clients.pool.map(read, ranges))
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
@@ -256,7 +256,7 @@ class ObstoreS3Store(S3Store):
     @contextmanager
     def _at(self, attempt: str, key: str | None, sent: _Counted | None = None, **facts: object) -> Iterator[None]:
         """Translate errors of obstore in every call; errors of a source pass through."""
-        told, made = {"store": self.url, "key": key, **facts}, self._clients_made
+        call_facts, made = {"store": self.url, "key": key, **facts}, self._clients_made
         try:
             yield
             self._was_refused = False
@@ -271,7 +271,7 @@ class ObstoreS3Store(S3Store):
             if isinstance(error, LogError) or not _is_obstores(error) or (sent is not None and error is sent.error):
                 raise
             endpoint = self._clients.endpoint if self._clients is not None else None
-            raise self._worth_a_try(_translate(error, attempt, told, endpoint), made) from None
+            raise self._worth_a_try(_translate(error, attempt, call_facts, endpoint), made) from None
 
     def _drop_clients(self) -> None:
         self._clients = None  # its threads end with the last reference
@@ -357,5 +357,5 @@ def _translate(error: BaseException, attempt: str, facts: dict[str, object], end
     if _BODY.search(text):
         return Unavailable(f"{attempt}, {BROKE_OFF}", **facts, endpoint=endpoint)
     kind = _KIND.search(text)
-    told = {"endpoint": endpoint, "cause": kind[1] if kind else type(error).__name__}
-    return Unavailable(f"{attempt}, the store cannot be reached", **facts, **told)
+    client_facts = {"endpoint": endpoint, "cause": kind[1] if kind else type(error).__name__}
+    return Unavailable(f"{attempt}, the store cannot be reached", **facts, **client_facts)

@@ -148,11 +148,11 @@ def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> typ
         return S3Store
     if not is_installed():
         raise ImportError(name="obstore")
-    if left := untranslatable(bucket, options):
+    if unsupported := untranslatable(bucket, options):
         if client == "auto":
             return S3Store
         raise InvalidRequest(
-            "cannot open the store, obstore does not support these options; use s3fs", options=",".join(left)
+            "cannot open the store, obstore does not support these options; use s3fs", options=",".join(unsupported)
         )
     from remote.store.obstore_s3_store import ObstoreS3Store
 

@@ -62,8 +62,8 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
     if isinstance(error, boto.ParamValidationError):
         return InvalidRequest(f"{attempt}, the client rejected the name or a parameter", **facts)
     if is_about_options(error):
-        told = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
-        return InvalidRequest(f"{attempt}, the client rejected its options", **facts, **told)
+        client_facts = {"options": ",".join(sorted(options)) or None, "cause": type(error).__name__}
+        return InvalidRequest(f"{attempt}, the client rejected its options", **facts, **client_facts)
     if isinstance(error, ResponseParserError):
         return Unavailable(f"{attempt}, the reply is not an S3 reply", **facts, cause=type(error).__name__)
     if isinstance(error, FileNotFoundError):
@@ -72,9 +72,9 @@ def translate(error: BaseException, attempt: str, facts: dict[str, object], opti
         return AlreadyExists(f"{attempt}, the name already exists", **facts)
     if isinstance(error, PermissionError):
         return AccessDenied(f"{attempt}, access was denied", **facts)
-    told = {"endpoint": _endpoint(error), "cause": type(error).__name__}
+    client_facts = {"endpoint": _endpoint(error), "cause": type(error).__name__}
     what = BROKE_OFF if isinstance(error, _BROKEN) else "the store cannot be reached"
-    return Unavailable(f"{attempt}, {what}", **facts, **told)
+    return Unavailable(f"{attempt}, {what}", **facts, **client_facts)
 
 
 def is_about_options(error: BaseException) -> bool:

@@ -173,8 +173,8 @@ class S3Store:
         if second is None:
             self._store_once(key, bytes(first), self._large)
             return
-        begun = self._patient("cannot upload an object", "create_multipart_upload", key, **self._large)
-        upload_id = str(begun["UploadId"])
+        created = self._patient("cannot upload an object", "create_multipart_upload", key, **self._large)
+        upload_id = str(created["UploadId"])
         try:
             sent = self._sender.send(chain([first, second], parts), partial(self._send_part, key, upload_id))
             tags = [{"PartNumber": part.number, "ETag": part.tag} for part in sent]
@@ -198,8 +198,8 @@ class S3Store:
         try:
             found = self.get(key)
         except NotFound:
-            told = f"{error.attempt}, because of a condition that was not sent"
-            raise Unavailable(told, **error.facts) from error
+            what = f"{error.attempt}, because of a condition that was not sent"
+            raise Unavailable(what, **error.facts) from error
         if found != body:
             raise error
 
@@ -238,19 +238,19 @@ class S3Store:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         for start, length in ranges:
             check_range(key, start, length)
-        path, asked = self._path(key), [each for each in ranges if each[1] > 0]
-        starts, ends = [start for start, _ in asked], [start + length for start, length in asked]
+        path, wanted = self._path(key), [each for each in ranges if each[1] > 0]
+        starts, ends = [start for start, _ in wanted], [start + length for start, length in wanted]
         attempt = "cannot read a range of an object"
         facts: dict[str, object] = {"store": self.url, "key": key}
         with self._door(attempt, key=key):
-            bodies = self._fs.cat_ranges([path] * len(asked), starts, ends, batch_size=READ_CONCURRENCY)
-        answers = iter(zip(asked, bodies, strict=True))
+            bodies = self._fs.cat_ranges([path] * len(wanted), starts, ends, batch_size=READ_CONCURRENCY)
+        answers = iter(zip(wanted, bodies, strict=True))
         return [self._checked_range(attempt, facts, *next(answers)) if length else b"" for _, length in ranges]
 
     def _checked_range(
-        self, attempt: str, facts: dict[str, object], asked: tuple[int, int], body: bytes | BaseException
+        self, attempt: str, facts: dict[str, object], wanted: tuple[int, int], body: bytes | BaseException
     ) -> bytes:
-        start, length = asked
+        start, length = wanted
         where = {**facts, "start": start, "length": length}
         if isinstance(body, BaseException):
             with self._door(attempt, **{name: fact for name, fact in where.items() if name != "store"}):

@@ -110,7 +110,7 @@ class UnfinishedUploads:
             yield page
             if not page.get("IsTruncated"):
                 return
-            place = {mark: page[told] for mark, told in marks.items() if page.get(told)}
+            place = {mark: page[field] for mark, field in marks.items() if page.get(field)}
 
     def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
         """Send one request, with retries and a deadline for each try."""

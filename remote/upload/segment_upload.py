@@ -229,7 +229,7 @@ class _Copy:
     def _facts(self) -> SegmentFacts:
         """The facts found in the bytes. Raises Corrupt if they contradict the known facts of the segment."""
         segment, facts = self._segment, self._upload_stream.inspector.facts()
-        told = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
+        known = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
         if facts is None:
             assert segment.record_count is not None, "one of both is needed"
             return SegmentFacts(
@@ -240,8 +240,8 @@ class _Copy:
                 min_timestamp_ms=segment.min_timestamp_ms,
             )
         found = (facts.record_count, facts.max_timestamp_ms, facts.min_timestamp_ms)
-        if any(say is not None and say != see for say, see in zip(told, found, strict=True)):
-            raise Corrupt("cannot copy a segment, its bytes contradict its segment entry", entry=told, bytes=found)
+        if any(say is not None and say != see for say, see in zip(known, found, strict=True)):
+            raise Corrupt("cannot copy a segment, its bytes contradict its segment entry", entry=known, bytes=found)
         first, last = facts.first_offset, facts.last_offset
         if (first is not None and first < segment.base_offset) or (last is not None and last >= segment.next_offset):
             where = {"first_offset": first, "last_offset": last, "next_offset": segment.next_offset}

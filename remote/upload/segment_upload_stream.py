@@ -167,11 +167,11 @@ class SegmentUploadStream:
         For a chunk to encrypt, SHA-256 is compared: two contents under one nonce would reveal both.
         """
         length = len(chunk)
-        told = crc if self.seal.cipher is None else hashlib.sha256(chunk).digest()
+        digest = crc if self.seal.cipher is None else hashlib.sha256(chunk).digest()
         with self._lock:
             if number == len(self._known):
-                self._known.append((length, told))
-            if self._known[number] != (length, told):
+                self._known.append((length, digest))
+            if self._known[number] != (length, digest):
                 raise Corrupt("cannot copy a segment, its file changed", start=start, length=length)
             fresh = max(0, start + length - self._told)
             self._told += fresh
@@ -213,9 +213,9 @@ class _Try:
             held.append(body)
             if sum(map(len, held)) >= step:
                 joined = b"".join(held)
-                whole = len(joined) - len(joined) % step
-                yield from (joined[at : at + step] for at in range(0, whole, step))
-                held = [joined[whole:]]
+                parts_end = len(joined) - len(joined) % step
+                yield from (joined[at : at + step] for at in range(0, parts_end, step))
+                held = [joined[parts_end:]]
         rest = b"".join(held)
         if rest:
             yield rest
@@ -249,15 +249,15 @@ class _Try:
         while position < self._segment.size_bytes:
             length = min(want, self._segment.size_bytes - position)
             data = memoryview(self._segment.read(position, length))
-            whole = self._taken(data, position)
-            if whole == 0 and position + length == self._segment.size_bytes:
+            taken = self._taken(data, position)
+            if taken == 0 and position + length == self._segment.size_bytes:
                 self._check_end(data)
-            if whole == 0:
+            if taken == 0:
                 want *= 2  # a batch that is larger than a chunk
                 continue
-            chunk = data[:whole]
+            chunk = data[:taken]
             self._note(position, chunk)
-            position, want = position + whole, self._segment.chunk_bytes
+            position, want = position + taken, self._segment.chunk_bytes
             yield chunk
 
     # --- looking -----------------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class MeteredStore(StoreWrapper):
     def _counted(self, key: str, source: UploadSource) -> Iterator[Body]:
         """Yield the parts; the second part adds the begin and the completion of a multipart upload."""
         for number, part in enumerate(source.parts()):
-            begun = 2 if number == 1 else 0
-            self._count(key, puts=1 + begun, posts=begun, bytes_in=len(part))
+            extra = 2 if number == 1 else 0
+            self._count(key, puts=1 + extra, posts=extra, bytes_in=len(part))
             yield part
 
     def get(self, key: str) -> bytes:

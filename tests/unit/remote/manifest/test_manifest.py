@@ -27,7 +27,6 @@ from remote.manifest.manifest_changes import (
     expire_segments,
     loses_objects,
     remove_pending_deletes,
-    remove_pending_page_deletes,
     replace_segments,
     set_properties,
     unlink_uploads,
@@ -271,7 +270,7 @@ def test_a_page_is_unlinked_whole_only_below_the_log_start_offset():
         page.key,
     }
     assert expire_pages([page.key], now_ms=5)(after) is after
-    assert remove_pending_page_deletes([page.key])(after).pending_page_deletes == ()
+    assert remove_pending_deletes([page.key])(after).pending_page_deletes == ()
 
 
 def test_an_abandoned_remote_tier_accepts_no_entry_until_its_last_one_is_unlinked():
