@@ -98,11 +98,7 @@ class RemotePartition:
         disk: DiskCache | None = None,
         guesses: RangePredictor | None = None,
     ) -> None:
-        """`metadata` is the manifest chain of a caller that already has one (a writer does).
-
-        Any number of partitions may share `cache` and `disk`. With `guesses`, a look-up by offset in a new segment
-        requests the likely records together with the indexes (`remote.fetch.range_reader`).
-        """
+        """`metadata` is the chain of a caller that has one. Partitions may share `cache` and `disk`."""
         self._store = store
         self._prefix = prefix
         self._cache = ChunkCache() if cache is None else cache
@@ -145,11 +141,7 @@ class RemotePartition:
         return self.indexes(segment).producers
 
     def position_of_offset(self, segment: SegmentEntry, offset: int) -> int:
-        """Return the position of a batch at or before the batch that holds `offset`.
-
-        0 where the index has no lower entry. Bytes at the position may be cached afterwards, fetched together with the
-        indexes.
-        """
+        """Return the position of a batch at or before that of `offset`; 0 without a lower index entry."""
         key = full_key(self._prefix, segment.indexes_key), _INDEXES
         is_new = self._guesses is not None and self._cache.peek(key) is None
         guess = self._guesses.guess(segment, offset) if self._guesses is not None and is_new else None

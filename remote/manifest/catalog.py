@@ -45,10 +45,7 @@ def partitions_of(store: ObjectStore, topic: str, topic_id: str) -> list[RemoteP
 
 
 def missing_between(names: Iterable[RemotePartitionName]) -> list[RemotePartitionName]:
-    """For each topic, the partitions below its highest one that `names` lacks, in order.
-
-    Partition numbers of a topic have no gap. So a missing partition was never copied, or its objects were lost.
-    """
+    """For each topic, the partitions below its highest one that `names` lacks: never copied, or lost."""
     numbers: dict[tuple[str, str], set[int]] = {}
     for name in names:
         numbers.setdefault((name.topic, name.topic_id), set()).add(name.partition)
@@ -60,10 +57,7 @@ def missing_between(names: Iterable[RemotePartitionName]) -> list[RemotePartitio
 
 
 def list_partitions(store: ObjectStore, topics: Collection[str] | None = None) -> list[RemotePartitionName]:
-    """All partitions, or the partitions of `topics`, ordered by topic, topic id and number.
-
-    One listing, or one for each of `topics`, and one more for each topic found. Raises as `list_topics`.
-    """
+    """All partitions, or those of `topics`, in order. One listing, and one for each topic. Raises as `list_topics`."""
     topic_names = [None] if topics is None else sorted(set(topics))
     found = [each for topic in topic_names for each in list_topics(store, topic)]
     return sorted(name for topic, topic_id in found for name in partitions_of(store, topic, topic_id))
@@ -72,11 +66,7 @@ def list_partitions(store: ObjectStore, topics: Collection[str] | None = None) -
 def chosen_partitions(
     store: ObjectStore, wanted: Iterable[tuple[str, int | None]] = (), *, topic_ids: Mapping[str, str] | None = None
 ) -> list[RemotePartitionName]:
-    """The partitions of a bucket that match `wanted`: pairs (topic, partition or None for all).
-
-    All partitions if `wanted` is empty.
-    `topic_ids` selects one of several topics with the same name.
-    """
+    """The partitions that match `wanted`: pairs (topic, partition or None for all); all if it is empty."""
     pairs, ids = list(wanted), topic_ids or {}
     return [
         name

@@ -310,11 +310,7 @@ STORED_MANIFEST = StoredForm(
 
 
 def encode_manifest(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
-    """The object's bytes, sealed if `manifest` says so; deterministic.
-
-    Raises InvalidRequest for a manifest that `decode_manifest` would refuse, AccessDenied if the sealing key is
-    missing.
-    """
+    """The object's bytes, deterministic. Raises InvalidRequest if readers would refuse it, AccessDenied."""
     _check_readable(manifest)
     return encode_again(manifest, sealer)
 
@@ -401,10 +397,7 @@ def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | N
 
 
 def size_of(manifest: Manifest) -> int:
-    """Size of the stored object in bytes; sends no request.
-
-    It is known for a manifest that this process has read. Otherwise the manifest is encoded, once.
-    """
+    """Size of the stored object in bytes, known from a read or from encoding it once. No request."""
     known = _SIZES.get(manifest.commit_id)
     if known is None:
         known = sealed_size(manifest_key(manifest.sequence), len(_unsealed(manifest)), manifest.seal_key_id)

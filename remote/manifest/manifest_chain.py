@@ -21,7 +21,7 @@ Search for the newest manifest:
   included, instead of three.
 * Each manifest records how many boundaries its writer knew, so the search for the next boundary starts there.
 
-**No manifest.** The other objects of the store tell why a partition's listing shows none:
+**No manifest.** The other objects of the store show why the listing of a partition shows none:
 
 | the store has | error | why |
 |---|---|---|
@@ -88,10 +88,7 @@ class ManifestChain:
     # --- manifests ---------------------------------------------------------------------------------------------------
 
     def newest(self, known: Manifest | None, *, exact: bool = False) -> Manifest | None:
-        """The newest manifest of the store, never older than `known`; None if there is none.
-
-        It was the newest at some moment of this call; without `exact` possibly only at an earlier moment.
-        """
+        """The newest manifest at some moment of this call, maybe an earlier one without `exact`; None without one."""
         latest, steps, is_sure = known, 0, not exact
         behind: dict[int, Manifest | None] = {}  # manifests that were read together with their predecessors
         while True:

@@ -134,10 +134,7 @@ def unlink_uploads(entries: Collection[SegmentEntry]) -> Change:
 
 
 def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: int | None = None) -> Change:
-    """Unlink entries, and raise the log start offset to at least `log_start_offset`.
-
-    The bytes are not deleted now: readers of an older manifest may still read them.
-    """
+    """Unlink entries, and raise the log start offset to at least `log_start_offset`."""
     names = frozenset(ulids)
 
     def change(manifest: Manifest) -> Manifest:
@@ -284,11 +281,7 @@ def expired_after(base: Manifest, changed: Manifest) -> tuple[EpochRange, ...]:
 
 
 def names_older_objects(draft: Manifest, changed: Manifest) -> str | None:
-    """The first newly named object of `changed` from another epoch than its own; None if there is none.
-
-    The rule for orphans depends on this: any process may delete unnamed objects of an older epoch
-    (`remote.gc.orphan_search`).
-    """
+    """The first newly named object of another epoch: any process may delete it (`remote.gc.orphan_search`)."""
     known = {entry.data_key for entry in (*draft.segments, *draft.view_entries)}
     for entry in (*changed.segments, *changed.view_entries):
         made_in = parse_epoch(entry.data_key) if entry.data_key not in known else None

@@ -71,10 +71,7 @@ def encode_page(
 
 
 def summary_contradiction(page: PageEntry, entries: Rows) -> str | None:
-    """The first field of a page's entry that differs from the page's rows; None if there is none.
-
-    A field that older manifests did not have (`LATER`) may be None.
-    """
+    """The first field of a page's entry that differs from the page's rows; fields of `LATER` may be None."""
     name = parse_page_key(page.key)
     if name is None:
         return f"key={page.key}"
@@ -88,10 +85,7 @@ def summary_contradiction(page: PageEntry, entries: Rows) -> str | None:
 
 
 def decode_page(page: PageEntry, body: Body, sealer: Sealer | None = None) -> DecodedPage:
-    """The entries of a page, ascending.
-
-    Raises Corrupt if it is not the page of `page`, AccessDenied if the key of its seal is missing.
-    """
+    """The entries of a page, ascending. Raises Corrupt for another page, AccessDenied without the key."""
     import pyarrow as pa
     from pyarrow import parquet
 

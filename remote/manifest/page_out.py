@@ -162,10 +162,7 @@ def waiting_keys(manifest: Manifest, entries_of: EntriesOf) -> Iterator[str]:
 
 
 def named_by(manifest: Manifest, entries_of: EntriesOf) -> set[str]:
-    """Every key that a manifest names: of entries, pages, pages' and views' entries, pending deletes.
-
-    Raises the errors of `entries_of` for a page that cannot be read: then no object may be called an orphan.
-    """
+    """Every key that a manifest names. Raises the error of a page that cannot be read: it may name any object."""
     return named_keys(manifest, entries_of) | set(waiting_keys(manifest, entries_of))
 
 

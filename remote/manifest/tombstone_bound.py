@@ -36,10 +36,7 @@ def clean_upto(parts: Iterable[PageEntry | SegmentEntry], min_readable_offset: i
 def tombstone_bound(
     parts: Iterable[PageEntry | SegmentEntry], views: Iterable[CompactedView], min_readable_offset: int
 ) -> int | None:
-    """The offset below which tombstones and markers may be removed (module text).
-
-    None: no bound; 0: no removal. `min_readable_offset` is the log start offset.
-    """
+    """The offset below which tombstones and markers may be removed; None: no bound, 0: no removal."""
     bounds = [view.horizon_offset if view.is_built else 0 for view in views]
     cleaned = clean_upto(parts, min_readable_offset)
     return min(bounds if cleaned is None else [*bounds, cleaned], default=None)

@@ -55,11 +55,7 @@ assert PART_BYTES % CHUNK_BYTES == 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTable:
-    """Lengths and checksums of a segment's chunks, in order, and of their stored forms.
-
-    `stored_lengths` and `stored_crcs` are None if the chunks are stored unchanged (`is_as_it_is`). Then `lengths` and
-    `crcs` hold for both forms.
-    """
+    """A segment's chunks, in order. `stored_lengths`, `stored_crcs`: None if stored unchanged (`is_as_it_is`)."""
 
     lengths: tuple[int, ...]
     crcs: tuple[int, ...]

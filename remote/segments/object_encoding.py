@@ -79,10 +79,7 @@ class Seal:
 
 
 def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCipher | None) -> bytes:
-    """Decode the stored form of a chunk, which has passed its CRC, to the segment's bytes.
-
-    Raises Corrupt if the result differs from the chunk table. A frame never inflates to more than the chunk's length.
-    """
+    """Decode a chunk that has passed its CRC. Raises Corrupt if the result differs from the chunk table."""
     body: Body = stored
     if table.cipher == AES_256_GCM:
         assert cipher is not None, "a row with an encrypted object names its key"

@@ -92,10 +92,7 @@ class ObjectStore(Protocol):
         ...
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        """Return `get_range` of each (start, length), in order, concurrently where the store can.
-
-        The bodies are immutable. Each may be a view of the client's buffer, to avoid a copy.
-        """
+        """Return `get_range` of each (start, length), concurrently where the store can. Immutable."""
         ...
 
     def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:

@@ -31,10 +31,7 @@ _DENIED = {
 
 @contextmanager
 def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) -> Iterator[None]:
-    """Raise this project's error, with `attempt` and `facts`, for any error of the client stack.
-
-    `options` are the names of the client's options, reported if one of them is wrong.
-    """
+    """Raise this project's error for any error of the client. `options` are the names of its options."""
     try:
         yield
     except LogError:

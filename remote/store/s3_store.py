@@ -191,10 +191,7 @@ class S3Store:
             self._resolve_put(key, body, error)
 
     def _resolve_put(self, key: str, body: Body, error: AlreadyExists) -> None:
-        """Settle a 412 for a PUT without a condition: the PUT may have succeeded, so compare the object.
-
-        Raises Unavailable if there is no object, the error if there is another one.
-        """
+        """Settle a 412 for a PUT without a condition: compare the object. Raises Unavailable without one."""
         try:
             found = self.get(key)
         except NotFound:

@@ -207,10 +207,7 @@ class _Copy:
             deletions(self._store).end_outage()
 
     def _send(self, key: str, act: Callable[[str], object]) -> None:
-        """Run `act` and record that an object under `key` may exist.
-
-        After a permanent refusal (AccessDenied) no object exists. After a missing reply one may exist.
-        """
+        """Run `act`, and record that an object may exist under `key`; after AccessDenied none does."""
         key = self._prefix + key
         self._may_be.append(key)
         try:

@@ -67,10 +67,7 @@ _ATTEMPTS = {
 
 
 class ProgressSignal:
-    """The time limit of a call: `limit_s` after its last sign of progress. Thread safe.
-
-    The first beat is the start. During a pause, when the caller's own work runs, no time counts.
-    """
+    """The time limit of a call: `limit_s` after its last beat; no time counts in a pause. Thread safe."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
@@ -154,10 +151,7 @@ class Watchdog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """Time limits in seconds.
-
-    `call_s` is above the client's own timeouts for one request, so that the client's timeouts fire first.
-    """
+    """Time limits in seconds. `call_s` is above the client's own timeouts, so that those fire first."""
 
     call_s: float = 60.0
     upload_stall_s: float = 300.0
@@ -179,10 +173,7 @@ class WatchedStore(StoreWrapper):
         *,
         uploads_max: int | None = None,
     ) -> None:
-        """At most `uploads_max` uploads run at once, None for any number.
-
-        The next upload waits for a slot. This wait has no deadline, because nothing hangs.
-        """
+        """At most `uploads_max` uploads run at once; the next one waits for a slot without a deadline."""
         super().__init__(inner)
         self._watchdog = watchdog or Watchdog()
         self._deadlines = deadlines or Deadlines()

@@ -87,10 +87,7 @@ class RetryPolicy:
     budget: RetryBudget = field(default_factory=RetryBudget, repr=False, compare=False)
 
     def call(self, attempt: Callable[[], T], *, verb: str | None = None, key: str | None = None) -> T:
-        """Return the result of the first successful `attempt`.
-
-        Raises the last Unavailable, with the number of tries. `verb` and `key` describe the call in the log.
-        """
+        """Return the first successful result, or raise the last Unavailable with the number of tries."""
         begun_s = time.monotonic()
         try:
             found = attempt()
@@ -107,10 +104,7 @@ class RetryPolicy:
 
 
 class RetryingStore(StoreWrapper):
-    """See `remote.store.protocol.ObjectStore`; every operation runs under one `RetryPolicy`.
-
-    A page of a listing, and DELETE_PAGE keys of a delete, are one operation with tries and a deadline of its own.
-    """
+    """See `ObjectStore`. A page of a listing, and DELETE_PAGE keys of a delete, are one operation."""
 
     def __init__(self, inner: ObjectStore, policy: RetryPolicy | None = None) -> None:
         super().__init__(inner)
