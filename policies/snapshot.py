@@ -76,6 +76,11 @@ class PartitionFigures:
     paused: Pause | None = None
 
     @property
+    def is_remote_unknown(self) -> bool:
+        """Whether the remote tier was never read: no plan covers the partition."""
+        return self.is_tiered and self.head_sequence == 0
+
+    @property
     def is_copying_on(self) -> bool:
         """Whether segments are copied.
 

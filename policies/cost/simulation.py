@@ -49,7 +49,7 @@ from policies.tiering import completes_commit
 from remote.manifest.page_out import PageRule
 from remote.store import LIST_PAGE
 
-__all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate"]
+__all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate", "simulate_from_empty"]
 
 BOUNDARY_BYTES = 47
 PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pin_watch`)
@@ -62,19 +62,22 @@ def simulate(
     rules: PartitionRules,
     *,
     window_ms: int,
-    is_from_empty: bool = False,
     min_days: Iterable[float] = (),
     rule: PageRule | None = None,
 ) -> Simulated:
-    """Simulate `window_ms` of a partition.
-
-    It begins with the first batch (`is_from_empty`), or after the partition has run for longer than its retention.
-    """
+    """Simulate `window_ms` of a partition that has run for longer than its retention."""
     schedule = Schedule(workload, rules)
     partition = _Partition(schedule, _Bucket(schedule, rule or PageRule(), min_days))
-    if not is_from_empty:
-        partition.fill()
+    partition.fill()
     return partition.run(window_ms)
+
+
+def simulate_from_empty(
+    workload: Workload, rules: PartitionRules, *, window_ms: int, rule: PageRule | None = None
+) -> Simulated:
+    """Simulate `window_ms` of a partition from its first batch on."""
+    schedule = Schedule(workload, rules)
+    return _Partition(schedule, _Bucket(schedule, rule or PageRule(), ())).run(window_ms)
 
 
 class Schedule:

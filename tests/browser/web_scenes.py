@@ -15,8 +15,8 @@ from local.storage import replace_file
 from tiered.manager.manager import LogManager
 from tiered.service.worker import Worker
 from tiered.status.tier_series import FILE, TierPoint, TierSeries
-from tiered.web.http.connections import EXCHANGE_S
 from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.http.serving import EXCHANGE_S
 from tiered.web.pages.site import Site
 
 MINUTE = 60_000

@@ -12,7 +12,7 @@ from test_simulation import (  # noqa: F401 - fixtures
     the_store_is_asked_once_what_it_guarantees,
 )
 
-from policies.cost.simulation import Counts, simulate
+from policies.cost.simulation import Counts, simulate_from_empty
 from remote.store.open_store import open_store
 from tiered.config.config import Config
 from tiered.config.resolve_settings import resolve_rules
@@ -32,6 +32,6 @@ def test_simulation_of_three_weeks_on_a_server_is_accurate_to_one_percent(tmp_pa
         store.close()
     rules = resolve_rules(Config.load(None).topic_properties("t", settings))
     workload = workload_of(done, settings, batch_ms=HOUR, tick_ms=HOUR, reads_ms=3 * DAY)
-    told = simulate(workload, rules, window_ms=WEEKS * 7 * DAY, is_from_empty=True)
+    told = simulate_from_empty(workload, rules, window_ms=WEEKS * 7 * DAY)
     assert far_off(done, told) == []
     assert all(getattr(done.counts, each.name) > 0 for each in fields(Counts) if each.name != "posts")

@@ -114,7 +114,7 @@ def priced_plan(
     if overrides:
         config = _overridden(config, overrides)
         snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
-    known = [each for each in snapshots if each.head_sequence or not each.is_tiered]  # no plan for an unread tier
+    known = [each for each in snapshots if not each.is_remote_unknown]
     prices = prices_or_none(manager.config)
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     plan = plan_snapshots(known, at_ms)

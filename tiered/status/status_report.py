@@ -174,7 +174,7 @@ def _put_off(
 
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in waiting:
-        if not each.head_sequence:
+        if each.is_remote_unknown:
             error = errors.get(each.partition)
             why = flat(error) if error is not None else "the state of its remote tier is unknown"
             found[each.partition] = remote_unknown_deferrals(each, why)

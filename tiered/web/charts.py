@@ -68,6 +68,26 @@ class TimeLine:
     runs: Sequence[Run]
 
 
+def nice_top(value: float) -> float:
+    """Return the smallest value not below, from a few whole steps of a power of ten."""
+    if value <= 0:
+        return 1.0
+    power = 1.0
+    while power > value:
+        power /= 10
+    while power * 10 <= value:
+        power *= 10
+    return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
+
+
+def binary_top(value: float) -> float:
+    """Return a round figure of bytes above the value, in its display unit."""
+    unit = 1.0
+    while value >= 999.5 * unit:
+        unit *= 1024
+    return max(unit * nice_top(value / unit), 4.0)
+
+
 def bar(parts: Sequence[tuple[str, float]], most: float) -> Html:
     """Draw parts of a sum in sequence, each (class, value), as a share of `most`.
 
@@ -135,17 +155,16 @@ def time_chart(
     until_ms: int,
     show: Callable[[float], str],
     *,
-    is_binary: bool = False,
+    top_of: Callable[[float], float] = nice_top,
     rules: Sequence[tuple[int, str]] = (),
 ) -> Html:
     """Draw lines over ``[since_ms, until_ms]``, from zero; `show` formats a value.
 
-    `words` describe the chart; `rules` are labelled vertical lines. `is_binary`: the values are bytes.
+    `words` describe the chart; `rules` are labelled vertical lines. `top_of` is the scale: `nice_top`, or `binary_top`
+    for bytes.
     """
     values = [value for line in lines for run in line.runs for _, value in run]
-    highest = max(values, default=0.0)
-    top = binary_top(highest) if is_binary else nice_top(highest)
-    frame = _Frame(_SMALL, since_ms, max(until_ms, since_ms + 1), top)
+    frame = _Frame(_SMALL, since_ms, max(until_ms, since_ms + 1), top_of(max(values, default=0.0)))
     named = [line for line in lines if line.name and line.runs]
     ends = [frame.y(line.runs[-1][-1][1]) for line in named]
     ends = name_heights(ends, _SMALL.height - _SMALL.bottom - 10, 28)  # a name and a value
@@ -160,26 +179,6 @@ def time_chart(
 
 
 # -- scales ------------------------------------------------------------------------------------------------------------
-
-
-def nice_top(value: float) -> float:
-    """Return the smallest value not below, from a few whole steps of a power of ten."""
-    if value <= 0:
-        return 1.0
-    power = 1.0
-    while power > value:
-        power /= 10
-    while power * 10 <= value:
-        power *= 10
-    return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
-
-
-def binary_top(value: float) -> float:
-    """Return a round figure of bytes above the value, in its display unit."""
-    unit = 1.0
-    while value >= 999.5 * unit:
-        unit *= 1024
-    return max(unit * nice_top(value / unit), 4.0)
 
 
 def bytes_label(value: float) -> str:

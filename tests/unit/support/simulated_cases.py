@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 
 from simulated_run import DAY, HOUR, Run, run
 
-from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate
+from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate_from_empty
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.config.config import Config
@@ -176,7 +176,7 @@ def both(case: dict[str, object], directory: str, store: object, monkeypatch):
         reads_ms=options.get("reads_every_ms"),
         is_managers=options.get("is_managers", False),
     )
-    told = simulate(workload, rules, window_ms=weeks * 7 * DAY, is_from_empty=True, rule=rule)
+    told = simulate_from_empty(workload, rules, window_ms=weeks * 7 * DAY, rule=rule)
     return done, replace(told, counts=told.counts.times(options.get("partitions", 1)))
 
 

@@ -156,8 +156,8 @@ def advise(
     output: str = OUTPUT,
 ) -> int:
     """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
-    from tiered.cost.arrival_rate import read_rates
     from tiered.cost.cost_advising import cost_advice
+    from tiered.cost.cost_history import read_rates
     from tiered.node.problems import unread_rows
     from tiered.plans.saved_plan import WRITING, write_plan
 
@@ -321,7 +321,7 @@ def simulate(
 
     Rates, compaction and compression are measured on the topics' own segments, reads on the metered requests.
     """
-    from tiered.cost.arrival_rate import read_rates
+    from tiered.cost.cost_history import read_rates
     from tiered.cost.cost_simulation import simulate_costs
     from tiered.node.problems import unread_rows
     from tiered.status.status_report import unread_partitions

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from tiered.config.units import counted, format_bytes, format_dollars, format_ms
 from tiered.status.tier_history import TierHistory, history_of
 from tiered.status.tier_series import DAY_MS, TierPoint, TierSeries, stretches
-from tiered.web.charts import Run, TimeLine, bytes_label, dollars_label, thinned, time_chart
+from tiered.web.charts import (
+    Run,
+    TimeLine,
+    binary_top,
+    bytes_label,
+    dollars_label,
+    nice_top,
+    thinned,
+    time_chart,
+)
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.parts import Heading, link, numbers, stamp, table
 
@@ -89,7 +98,7 @@ def _tiers(found: TierHistory, still: Run) -> Html:
     begun = [(found.begun_ms, "first point")] if still and found.begun_ms is not None else []
     bucket = _range(found, "In the bucket", "remote_bytes", format_bytes)
     words = f"{bucket} {_range(found, 'On the disk', 'local_bytes', format_bytes)}"
-    return _figure(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, is_binary=True, rules=begun)
+    return _figure(found, "history-tiers", "Bytes by tier", words, lines, bytes_label, top_of=binary_top, rules=begun)
 
 
 def _waiting(found: TierHistory) -> Html:
@@ -99,7 +108,9 @@ def _waiting(found: TierHistory) -> Html:
     ]
     waits = _range(found, "Waiting for upload", "lag_bytes", format_bytes)
     words = f"{waits} {_range(found, 'On this disk alone', 'at_risk_bytes', format_bytes)}"
-    return _figure(found, "history-risk", "Waiting for upload, and at risk", words, lines, bytes_label, is_binary=True)
+    return _figure(
+        found, "history-risk", "Waiting for upload, and at risk", words, lines, bytes_label, top_of=binary_top
+    )
 
 
 def _dollars(found: TierHistory) -> Html:
@@ -116,11 +127,11 @@ def _figure(
     lines: Sequence[TimeLine],
     show: Callable[[float], str],
     *,
-    is_binary: bool = False,
+    top_of: Callable[[float], float] = nice_top,
     rules: Sequence[tuple[int, str]] = (),
 ) -> Html:
     since, until = found.since_ms, found.until_ms
-    chart = time_chart(id_, title, words, lines, since, until, show, is_binary=is_binary, rules=rules)
+    chart = time_chart(id_, title, words, lines, since, until, show, top_of=top_of, rules=rules)
     return tag("figure", tag("figcaption", title), chart)
 
 

@@ -18,8 +18,7 @@ from policies.cost.scenarios import KINDS, ScenarioCost
 from policies.cost.workload import OUTSIDE
 from tiered.config.price_file import configured_prices
 from tiered.config.units import format_bytes, format_count, format_dollars
-from tiered.cost.arrival_rate import read_rates
-from tiered.cost.cost_history import Measured, measured_streams
+from tiered.cost.cost_history import Measured, measured_streams, read_rates
 from tiered.cost.cost_simulation import (
     ALONG,
     AXES,

@@ -9,7 +9,16 @@ import pytest
 from simulated_cases import CASES, both, far_off
 from simulated_run import DAY, HOUR, Run
 
-from policies.cost.simulation import Counts, Reads, Schedule, Workload, _Bucket, _Partition, simulate
+from policies.cost.simulation import (
+    Counts,
+    Reads,
+    Schedule,
+    Workload,
+    _Bucket,
+    _Partition,
+    simulate,
+    simulate_from_empty,
+)
 from policies.rules import PartitionRules
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
@@ -65,7 +74,7 @@ STEADY = Workload(
     ],
 )
 def test_a_month_of_the_steady_state_equals_a_late_month_of_a_simulation_from_empty(rules):
-    months = [simulate(STEADY, rules, window_ms=each * 30 * DAY, is_from_empty=True) for each in (3, 4)]
+    months = [simulate_from_empty(STEADY, rules, window_ms=each * 30 * DAY) for each in (3, 4)]
     grown, month = months[1].counts + months[0].counts.times(-1), simulate(STEADY, rules, window_ms=30 * DAY)
     for name in ("puts", "gets", "heads", "lists", "data_puts", "data_bytes_in", "data_bytes_out", "bytes_in"):
         assert getattr(month.counts, name) == pytest.approx(getattr(grown, name), rel=0.03, abs=3), name

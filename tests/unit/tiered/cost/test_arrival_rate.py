@@ -4,7 +4,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from policies.cost.storage_cost import DAY_MS
-from tiered.cost.arrival_rate import Mark, Piece, arrival, by_offsets, given_arrival, rates_of, read_rates, steady
+from tiered.cost.cost_history import Mark, Piece, arrival, by_offsets, given_arrival, rates_of, read_rates, steady
 
 GIB = 1 << 30
 

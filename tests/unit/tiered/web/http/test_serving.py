@@ -21,11 +21,10 @@ from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import InvalidRequest
 from tiered.service.log_format import JsonFormatter
-from tiered.web.http.connections import Listener
 from tiered.web.http.gate import Gate
 from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
 from tiered.web.http.server import WebServer
-from tiered.web.http.serving import END_S, Tls
+from tiered.web.http.serving import END_S, Listener, Tls
 
 TOKEN = "a token of some length"
 ROWS = "".join(f"<tr><td>orders/{number}</td></tr>" for number in range(2000))
