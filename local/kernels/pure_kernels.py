@@ -58,7 +58,7 @@ DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # actions of `rebuild_batches
 class PlainRecord(NamedTuple):
     """The positions of one record.
 
-    `rest` is the start of the offset delta; bytes from there on never change.
+    A record that a filter keeps. The bytes from `rest` on, the start of the offset delta, are copied unchanged.
     """
 
     start: int
@@ -467,7 +467,7 @@ def count_bits(bits: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArr
 
 
 class _KeptRecord(NamedTuple):
-    """`rest` is the start of the offset delta; bytes from there on never change."""
+    """A record that a filter keeps. The bytes from `rest` on, the start of the offset delta, are copied unchanged."""
 
     start: int
     rest: int

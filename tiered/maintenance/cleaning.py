@@ -135,9 +135,9 @@ class Cleaning:
         return held.log.cleaning.now.pauses == 0 and (known is None or now_ms >= known.retry_ms)
 
     def take_turns(self, plan: Plan, take_snapshots: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
-        """The plan limited to one maintenance's cleanings; logs left out come sooner next time.
+        """The plan with the cleanings of one round; a log that waits has a higher priority in the next round.
 
-        `take_snapshots` returns the snapshots; it is called only if logs have to wait for each other.
+        `take_snapshots` returns the snapshots; it is called only if a log must wait.
         """
         from policies.compaction import by_priority, log_to_clean
         from policies.decisions import CleanLog

@@ -194,7 +194,7 @@ class Adopter:
         return done
 
     def look(self) -> list[AdoptedPartition]:
-        """The partitions with the segments that the next pass would copy, as `copied`. Writes nothing."""
+        """Each partition with the segments that the next pass would copy. Writes nothing."""
         found = []
         for work in self._works():
             try:

@@ -34,7 +34,7 @@ def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
 
 
 def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
-    """Eight characters for the node named in the first readable directory; None if none names one."""
+    """Eight characters for the node named in the first readable directory; None if no directory names a node."""
     for directory in directories:
         try:
             found = read_meta_properties(storage, directory)

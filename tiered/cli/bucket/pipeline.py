@@ -104,7 +104,7 @@ class PipelineCommand(JobCommand):
 
 @command("plan", pipeline, example="pipeline plan node-1 node-2 --topics orders", has_progress=True)
 def plan(session: Session, job: PipelineCommand = GROUP) -> int:
-    """What a pipeline would find to do now. NODE is a directory with a tiered.toml that all machines reach."""
+    """Show the work that a pipeline would do now. NODE is a directory with a tiered.toml that all machines reach."""
     return _plan(session, job)
 
 
