@@ -21,7 +21,6 @@ from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubState
-from tiered.jobs.runner import packed
 from tiered.spark import export, scrub
 from tiered.spark.jobs.runner import SparkRunner
 
@@ -75,11 +74,6 @@ def expected(rows, topic="t"):
 def target(tmp_path):
     (tmp_path / "out").mkdir()
     return tmp_path / "out"
-
-
-def test_pieces_are_packed_in_order_up_to_the_size_limit():
-    assert packed([5, 5, 1, 20, 1, 1], lambda size: size, 10) == [(5, 5), (1,), (20,), (1, 1)]
-    assert packed([], lambda size: size, 10) == []
 
 
 def test_each_work_item_runs_once_and_results_are_in_order(spark, tmp_path):

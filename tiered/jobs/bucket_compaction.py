@@ -236,8 +236,8 @@ def plan_compaction(
     is_done = known is not None and known.turn >= 0
     end = source.stable_end() if upto_offset is None else min(upto_offset, source.stable_end())
     young_ms = now_ms - rules.min_compaction_lag_ms if rules.min_compaction_lag_ms > 0 else None
-    there = [] if is_done else log.ask(manifest, lambda index: list(index.entries(start_offset, end)))
-    entries = _entries(there, start_offset, end, young_ms)
+    named = [] if is_done else log.ask(manifest, lambda index: list(index.entries(start_offset, end)))
+    entries = _entries(named, start_offset, end, young_ms)
     is_cut = len(entries) > rows_max
     if is_cut:
         reached = known.turn - _ROUNDS if known is not None else 0
@@ -393,7 +393,7 @@ def commit_compaction(
     results = sorted(results, key=lambda each: each.number)
     note = plan.note
     log = MetadataLog(store, plan.name.prefix)
-    log.join(epoch=plan.epoch)
+    joined = log.join(epoch=plan.epoch)
     planned = {entry.ulid: entry for group in plan.groups for entry in group.entries}
     replaced = [each for one in results for each in one.replaced]
     vouched = [planned[ulid] for one in results for ulid in one.vouched]
@@ -408,27 +408,25 @@ def commit_compaction(
     )
     touches = (plan.start_offset, plan.upto_offset)
     made = [entry for each in replaced for entry in each.entries]
-    known = log.cached
-    assert known is not None, "joined"
-    was_done = plan.is_done or is_noted(known, note)
+    was_done = plan.is_done or is_noted(joined, note)
     try:
-        manifest = log.commit(change, now_ms, touches=touches) if replaced or vouched else known
+        manifest = log.commit(change, now_ms, touches=touches) if replaced or vouched else joined
     except (Conflict, InvalidRequest):
         _give_up(log, made, touches, now_ms)
         raise
-    there = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
+    named = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
     done = [
-        each for each in replaced if outcome_of_group(there, manifest.log_start_offset, each) is GroupOutcome.COMMITTED
+        each for each in replaced if outcome_of_group(named, manifest.log_start_offset, each) is GroupOutcome.COMMITTED
     ]
     lost = [each for each in replaced if each not in done]
     _give_up(log, [entry for each in lost for entry in each.entries], touches, now_ms)
     replaced_by_others = [each for each in lost if each.entries[-1].next_offset > manifest.log_start_offset]
-    given_up = missing + len(replaced_by_others) + len(lost_entries(manifest, vouched, there))
+    given_up = missing + len(replaced_by_others) + len(lost_entries(manifest, vouched, named))
     if given_up and is_noted(manifest, note):  # another run of this job committed first
         was_done, given_up = True, 0
     olds = [planned[ulid] for each in done for ulid in each.ulids]
     news = [entry for each in done for entry in each.entries]
-    same = [entry for entry in vouched if entry.ulid in {each.ulid for each in there}]
+    same = [entry for entry in vouched if entry.ulid in {each.ulid for each in named}]
     before, after = [*olds, *same], [*news, *same]
     return CompactionOutcome(
         name=plan.name,

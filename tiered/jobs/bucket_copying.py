@@ -128,12 +128,12 @@ def plan_copy(
     for entry in entries:
         if entry.base_offset < reached:
             continue
-        kept = encoding_of_entry(entry, known)
+        known_encoding = encoding_of_entry(entry, known)
         encoding = EncodingChoice(
-            codec=kept.codec if codec is None else codec,
-            key_id=kept.key_id if key_id is None else key_id,
+            codec=known_encoding.codec if codec is None else codec,
+            key_id=known_encoding.key_id if key_id is None else key_id,
             storage_class=storage_class,
-            level=kept.level,
+            level=known_encoding.level,
         )
         due.append(CopyEntry(entry=entry, encoding=encoding))
     at_once = any(each.entry.cleaned_through is not None for each in due)
@@ -155,7 +155,7 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
     _check_ours(source, target, plan.name, known)
     name = plan.name
     newest = MetadataLog(source, name.prefix).refresh(exact=True)
-    chosen = (each.encoding.key_id for each in plan.entries if each.encoding.key_id is not None)
+    key_ids = (each.encoding.key_id for each in plan.entries if each.encoding.key_id is not None)
     log.become_writer(
         _writer(source),
         plan.now_ms,
@@ -164,7 +164,7 @@ def begin_copy(source: ObjectStore, target: ObjectStore, plan: CopyPlan) -> Meta
         partition=name.partition,
         properties=plan.properties,
         first_epoch=newest.epoch + EPOCHS_APART,
-        seal_key_id=next(chosen, newest.seal_key_id),
+        seal_key_id=next(key_ids, newest.seal_key_id),
     )
     return log
 
@@ -364,14 +364,14 @@ def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName)
     for entry in entries:
         if entry.base_offset >= end:
             continue
-        there = by_base.pop(entry.base_offset, None)
+        copy = by_base.pop(entry.base_offset, None)
         where = f"offsets {entry.base_offset} to {entry.next_offset - 1}"
-        if there is None:
+        if copy is None:
             found.append(f"{where} are missing in the copy")
             continue
-        other = [name for name in _SAME if getattr(entry, name) != getattr(there, name)]
-        found += [f"{where}: {field}={getattr(entry, field)} in the copy {getattr(there, field)}" for field in other]
-        if (there.cleaned_through or 0) > (entry.cleaned_through or 0):
+        other = [name for name in _SAME if getattr(entry, name) != getattr(copy, name)]
+        found += [f"{where}: {field}={getattr(entry, field)} in the copy {getattr(copy, field)}" for field in other]
+        if (copy.cleaned_through or 0) > (entry.cleaned_through or 0):
             found.append(f"{where}: the copy claims a cleaner state than the source")
     alive = [entry for entry in by_base.values() if entry.next_offset > manifest.log_start_offset]
     found += [f"offsets {entry.base_offset} to {entry.next_offset - 1} are only in the copy" for entry in alive]

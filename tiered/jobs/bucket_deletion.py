@@ -152,13 +152,13 @@ def _delete_due(store: ObjectStore, log: MetadataLog, manifest: Manifest, plan: 
         sizes = {each.key: each.size_bytes for each in due}
         pages = {page.page.key: page.page.segment_count for page in manifest.pending_page_deletes}
         objects = [each.key for each in due if isinstance(each, DeletePending)]
-        gone = delete_due_objects(store, prefix, log, pins, objects, now_ms)
-        whole = [each.key for each in due if isinstance(each, DeletePage)]
-        gone |= delete_due_pages(store, prefix, log, pins, whole, now_ms)
-        if not gone:
+        deleted = delete_due_objects(store, prefix, log, pins, objects, now_ms)
+        page_keys = [each.key for each in due if isinstance(each, DeletePage)]
+        deleted |= delete_due_pages(store, prefix, log, pins, page_keys, now_ms)
+        if not deleted:
             return freed
-        count = sum(2 * pages[key] + 1 if key in pages else 1 for key in gone)
-        freed = Freed(objects=freed.objects + count, size_bytes=freed.size_bytes + sum(sizes[key] for key in gone))
+        count = sum(2 * pages[key] + 1 if key in pages else 1 for key in deleted)
+        freed = Freed(objects=freed.objects + count, size_bytes=freed.size_bytes + sum(sizes[key] for key in deleted))
         manifest = log.refresh(exact=True)
 
 
@@ -171,8 +171,8 @@ def at_work(manifest: Manifest, now_ms: int) -> str | None:
         return f"the ingest {job} has begun it and not committed: it may be running"
     silent_ms = now_ms - manifest.committed_ms
     if silent_ms < QUIET_MS:
-        told = f"last commit {format_ms(max(0, silent_ms))} ago, considered inactive after {format_ms(QUIET_MS)}"
-        return f"the ingest {job} may be a running stream: {told}"
+        silence = f"last commit {format_ms(max(0, silent_ms))} ago, considered inactive after {format_ms(QUIET_MS)}"
+        return f"the ingest {job} may be a running stream: {silence}"
     return None
 
 

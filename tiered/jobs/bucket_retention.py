@@ -78,14 +78,14 @@ def plan_retention(
     snapshot = _with_oldest_rows(snapshot_of_bucket(manifest, name, rules_of(known), now_ms), log, manifest)
     expired = held_back(snapshot, expirations(snapshot), [])
     start = max((each.next_offset for each in expired), default=0)
-    gone = leaving(snapshot, expired)
+    expiring = leaving(snapshot, expired)
     counts = {page.key: page.segment_count for page in manifest.pages}
     return replace(
         bare,
-        log_start_offset=max(start, manifest.log_start_offset) if gone or start > manifest.log_start_offset else 0,
-        leaving=tuple(gone),
-        entries=sum(counts[each.key] if isinstance(each, ExpirePage) else 1 for each in gone),
-        size_bytes=sum(each.size_bytes for each in gone),
+        log_start_offset=max(start, manifest.log_start_offset) if expiring or start > manifest.log_start_offset else 0,
+        leaving=tuple(expiring),
+        entries=sum(counts[each.key] if isinstance(each, ExpirePage) else 1 for each in expiring),
+        size_bytes=sum(each.size_bytes for each in expiring),
     )
 
 

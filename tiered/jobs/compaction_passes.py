@@ -405,8 +405,8 @@ def _keyed(columns: Columns) -> Flags:
 
 def _data(columns: Columns, group: RowGroup) -> Flags:
     """Return a mask of records that have a key and belong to no aborted transaction."""
-    gone = aborted_batches(columns.table, group.aborted)[columns.batch_ordinals]
-    found: Flags = _keyed(columns) & ~gone
+    aborted = aborted_batches(columns.table, group.aborted)[columns.batch_ordinals]
+    found: Flags = _keyed(columns) & ~aborted
     return found
 
 

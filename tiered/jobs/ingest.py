@@ -233,21 +233,21 @@ def _partitions(
     store: ObjectStore, topic: str, topic_id: str | None, create_partitions: int | None
 ) -> list[RemotePartitionName]:
     """Return the topic's partitions by number, including the ones to create."""
-    there = [name for name in list_partitions(store, [topic]) if topic_id in (None, name.topic_id)]
-    deleted = {name.topic_id for name in there if (h := MetadataLog(store, name.prefix).load()) and h.deleted_ms}
-    there = [name for name in there if name.topic_id not in deleted]
-    ids = sorted({name.topic_id for name in there})
+    known = [name for name in list_partitions(store, [topic]) if topic_id in (None, name.topic_id)]
+    deleted = {name.topic_id for name in known if (h := MetadataLog(store, name.prefix).load()) and h.deleted_ms}
+    known = [name for name in known if name.topic_id not in deleted]
+    ids = sorted({name.topic_id for name in known})
     if len(ids) > 1:
         raise InvalidRequest(
             "cannot ingest, the bucket has several topics of this name", topic=topic, ids=",".join(ids)
         )
-    if not there and create_partitions is None:
+    if not known and create_partitions is None:
         raise NotFound(
             "cannot ingest, the topic is not in the bucket; the option createPartitions creates it", topic=topic
         )
-    count = create_partitions if create_partitions is not None else 1 + max(name.partition for name in there)
-    if count < 1 or any(name.partition >= count for name in there):
-        found = 1 + max((name.partition for name in there), default=-1)
+    count = create_partitions if create_partitions is not None else 1 + max(name.partition for name in known)
+    if count < 1 or any(name.partition >= count for name in known):
+        found = 1 + max((name.partition for name in known), default=-1)
         raise InvalidRequest(
             "cannot ingest, the topic has another number of partitions", topic=topic, asked=count, there_are=found
         )
@@ -265,9 +265,9 @@ def _check_free(
     if not takes_leadership and not manifest.writer_id.startswith(INGEST):
         facts = {"partition": name.topic_partition, "writer": manifest.writer_id, "epoch": manifest.epoch}
         raise Conflict("cannot ingest, another writer owns the partition (takeLeadership=false)", **facts)
-    begun = _source(store, name, keys).producers_in_bucket().first_unstable_offset
-    if begun is not None:
-        facts = {"partition": name.topic_partition, "offset": begun}
+    open_offset = _source(store, name, keys).producers_in_bucket().first_unstable_offset
+    if open_offset is not None:
+        facts = {"partition": name.topic_partition, "offset": open_offset}
         raise InvalidRequest("cannot ingest, a transaction is open at the end of the partition", **facts)
 
 

@@ -216,8 +216,8 @@ class IngestTask:
     def _epochs(self, known: _Partition) -> tuple[tuple[int, int], ...]:
         """Return the partition's leader epochs up to this job's, which begins at the old end of the bucket."""
         epoch, before = known.target.epoch, known.target.epochs
-        begun = dict(before).get(epoch, known.start_offset)
-        return (*(each for each in before if each[0] < epoch), (epoch, begun))
+        start_offset = dict(before).get(epoch, known.start_offset)
+        return (*(each for each in before if each[0] < epoch), (epoch, start_offset))
 
     def _path(self, known: _Partition) -> str:
         number = known.target.name.partition

@@ -88,11 +88,11 @@ def plan_pipeline(
     found = reported(nodes, (1 for _ in fleet.nodes))
     packs = packs_of(names)
 
-    def look(pack: Sequence[RemotePartitionName]) -> list[Unit]:
+    def plan_pack(pack: Sequence[RemotePartitionName]) -> list[Unit]:
         with fleet.bucket.opened() as store:
             return [unit for name in pack for unit in plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
 
-    return found + reported(runner.run_in_batches("reading partitions", packs, look), map(len, packs))
+    return found + reported(runner.run_in_batches("reading partitions", packs, plan_pack), map(len, packs))
 
 
 def run_pipeline(
@@ -160,8 +160,8 @@ class _Run:
         stage, now_ms = Stage.COMPACTION, self.now_ms()
         packs = self._packs(stage)
         of = {name.prefix: name for pack in packs for name in pack}
-        look = _each(self.fleet, stage, plan_unit_of_compaction)
-        due = self._due([each for found in self._all("finding dirty partitions", packs, look) for each in found])
+        plan_pack = _each(self.fleet, stage, plan_unit_of_compaction)
+        due = self._due([each for found in self._all("finding dirty partitions", packs, plan_pack) for each in found])
         for each in due:
             if each.size_bytes > self.small_bytes and not self.runner.should_stop():
                 with self.fleet.bucket.opened() as store:

@@ -228,16 +228,16 @@ def plan_recode(
     known = settings(name.topic, own)
     groups: list[RewriteGroup] = []
     for entry in filter(entry_filter or EntryFilter(), entries):
-        now, kept = encoding_of_entry(entry), encoding_of_entry(entry, known)
+        now, configured = encoding_of_entry(entry), encoding_of_entry(entry, known)
         wanted = EncodingChoice(
             codec=now.codec if codec is None else codec,
             key_id=None if decrypts else now.key_id if key_id is None else key_id,
             storage_class=now.storage_class if storage_class is None else storage_class,
         )
         if wanted != now:
-            key = wanted.key_id if decrypts or wanted.key_id is not None else kept.key_id
-            there = kept.storage_class if storage_class is None else storage_class
-            encoding = replace(wanted, key_id=key, level=kept.level, storage_class=there)
+            key = wanted.key_id if decrypts or wanted.key_id is not None else configured.key_id
+            target_class = configured.storage_class if storage_class is None else storage_class
+            encoding = replace(wanted, key_id=key, level=configured.level, storage_class=target_class)
             groups.append(RewriteGroup(number=len(groups), entries=(entry,), encoding=encoding))
     return _plan("recode", log, name, groups, now_ms, prices)
 
@@ -309,8 +309,8 @@ def cost_of(
     size = sum(entry.size_bytes for entry in entries)
     puts = upload_requests(size) + 1
     read = sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
-    there = prices.of(encoding.storage_class)
-    dollars = request_cost(puts=puts - 1, gets=1, prices=there) + size / GIB * there.write_per_gb
+    target_prices = prices.of(encoding.storage_class)
+    dollars = request_cost(puts=puts - 1, gets=1, prices=target_prices) + size / GIB * target_prices.write_per_gb
     dollars += request_cost(puts=1, gets=1 + len(entries), prices=prices.of(None))
     for entry in entries:
         here = prices.of(entry.storage_class)
@@ -346,12 +346,12 @@ def rewrite_group(
     except NotFound as error:
         log = MetadataLog(store, plan.name.prefix)
         start = log.refresh().log_start_offset
-        left = replace(group, entries=tuple(entry for entry in group.entries if entry.next_offset > start))
-        if left.entries == group.entries:
+        remaining = replace(group, entries=tuple(entry for entry in group.entries if entry.next_offset > start))
+        if remaining.entries == group.entries:
             raise why_missing(log, group.entries, error) from error
-    if not left.entries:
+    if not remaining.entries:
         return RewrittenGroup(number=group.number, replacement=None, stored_before=0, stored_after=0, is_expired=True)
-    return _rewritten(plan, left, store, keys, target or store, chunk_bytes)
+    return _rewritten(plan, remaining, store, keys, target or store, chunk_bytes)
 
 
 def _rewritten(
@@ -421,8 +421,8 @@ def commit_groups(
     note = AppliedJob(job_id=plan.job_id, turn=turn)
     change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=True)
     manifest = log.commit(change, now_ms, touches=touches)
-    there = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
-    outcomes = [outcome_of_group(there, manifest.log_start_offset, each) for each in replaced]
+    named = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
+    outcomes = [outcome_of_group(named, manifest.log_start_offset, each) for each in replaced]
     put = [each for each, group_outcome in zip(made, outcomes, strict=True) if group_outcome is GroupOutcome.COMMITTED]
     ulids = [ulid for each in put if each.replacement is not None for ulid in each.replacement.ulids]
     return replace(

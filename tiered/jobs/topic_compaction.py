@@ -60,8 +60,8 @@ class Estimate:
     @property
     def bytes_after(self) -> int:
         dirty = self.dirty_bytes * self.distinct_keys / self.dirty_records if self.dirty_records else 0.0
-        gone = self.sampled_superseded / self.sampled_records if self.sampled_records else 0.0
-        return round(dirty + self.clean_bytes * (1 - gone))
+        superseded = self.sampled_superseded / self.sampled_records if self.sampled_records else 0.0
+        return round(dirty + self.clean_bytes * (1 - superseded))
 
     @property
     def size_reduction(self) -> float:
@@ -173,5 +173,7 @@ def _key_hashes(columns: Columns) -> list[int]:
     data = gathered.tobytes()
     has_key = (columns.key_lengths >= 0).tolist()
     return [
-        hash(data[start:end]) for (start, end), kept in zip(pairwise(bounds.tolist()), has_key, strict=True) if kept
+        hash(data[start:end])
+        for (start, end), is_keyed in zip(pairwise(bounds.tolist()), has_key, strict=True)
+        if is_keyed
     ]

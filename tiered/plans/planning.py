@@ -109,8 +109,8 @@ def priced_plan(
     names = None if topics is None else sorted(set(topics))
     for name in names or ():
         manager.topic(name)
-    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
-    snapshots, config = look(at_ms, names), manager.config
+    take_snapshots = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots, config = take_snapshots(at_ms, names), manager.config
     if overrides:
         config = _overridden(config, overrides)
         snapshots = _under(manager, config, snapshots, COPY_DISABLE in overrides)
@@ -151,8 +151,8 @@ def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:
     for name, text in overrides.items():
         find_property(name, where, per_topic=True)
         parse(name, text, where)
-    asked = {name: canonical(name, text) for name, text in overrides.items()}
-    return replace(config, overrides={**config.overrides, **asked})
+    canonical_values = {name: canonical(name, text) for name, text in overrides.items()}
+    return replace(config, overrides={**config.overrides, **canonical_values})
 
 
 def _under(

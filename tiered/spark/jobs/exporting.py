@@ -131,11 +131,11 @@ def export(
         raise InvalidRequest("cannot export with Spark, the codec is unknown", codec=codec, choices=",".join(CODECS))
     if job_id is not None and not _JOB.fullmatch(job_id):
         raise InvalidRequest("cannot export with Spark, invalid job id: use letters, digits and _", job=repr(job_id))
-    asked = parse_options({"path": url, **options, "includeHeaders": "true"})
+    request = parse_options({"path": url, **options, "includeHeaders": "true"})
     target = Bucket(url=to, options=to_options or {}, work_directory=work_directory)
     with target.opened() as store:
         job = _Job(store, job_id or new_ulid(wall_ms()), url)
-        splits = _due(job, asked)
+        splits = _due(job, request)
         done, everything = 0, _size(splits)
         progress(done, everything)
         group = f"tiered-export-{job.job_id}"
@@ -146,7 +146,7 @@ def export(
             _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
         ]
         description = f"exporting to {store.url}, job {job.job_id}"
-        for number, results in enumerate(runner.run_in_batches(description, tasks, _writing(target, asked, codec))):
+        for number, results in enumerate(runner.run_in_batches(description, tasks, _writing(target, request, codec))):
             through = min(len(splits), (number + 1) * step)
             following = splits[through] if through < len(splits) else None
             job.finish_wave(splits[number * step : through], [file for files in results for file in files], following)
@@ -193,30 +193,30 @@ def _size(splits: Iterable[Split]) -> int:
     return sum(split.size_bytes for split in splits)
 
 
-def _due(job: _Job, asked: ReadOptions) -> list[Split]:
+def _due(job: _Job, request: ReadOptions) -> list[Split]:
     """The remaining splits of a new or resumed job, ordered so that waves continue earlier ones."""
     if not job.is_known:
-        splits = _planned(asked)
+        splits = _planned(request)
         job.begin(splits)
         return splits
     job.sweep()
-    left = job.left()
-    if not left:
+    remaining = job.remaining()
+    if not remaining:
         return []
     ends = {
-        side: json.dumps(_by_topic((each.topic, each.partition, getattr(each, name)) for each in left))
+        side: json.dumps(_by_topic((each.topic, each.partition, getattr(each, name)) for each in remaining))
         for side, name in (("startingOffsets", "start_offset"), ("endingOffsets", "next_offset"))
     }
-    fixed = parse_options({"path": asked.bucket.url, "assign": json.dumps(_assigned(left)), **ends})
-    wanted = replace(asked, topics=None, pattern=None, partitions=fixed.partitions, start=fixed.start, end=fixed.end)
+    fixed = parse_options({"path": request.bucket.url, "assign": json.dumps(_assigned(remaining)), **ends})
+    wanted = replace(request, topics=None, pattern=None, partitions=fixed.partitions, start=fixed.start, end=fixed.end)
     return _planned(wanted)
 
 
-def _planned(asked: ReadOptions) -> list[Split]:
+def _planned(request: ReadOptions) -> list[Split]:
     from tiered.spark.source.planning import plan_read
 
-    with asked.bucket.opened() as store:
-        return sorted(plan_read(store, asked), key=lambda split: (split.topic, split.partition, split.start_offset))
+    with request.bucket.opened() as store:
+        return sorted(plan_read(store, request), key=lambda split: (split.topic, split.partition, split.start_offset))
 
 
 def _by_topic(values: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
@@ -270,7 +270,7 @@ class _Job:
                     "cannot export with Spark, another driver runs this job", job=self.job_id
                 ) from error
 
-    def left(self) -> list[_Range]:
+    def remaining(self) -> list[_Range]:
         """The ranges that no wave has reached."""
         rest = [
             replace(each, start_offset=max(each.start_offset, self._reached.get((each.topic, each.partition), 0)))
@@ -299,9 +299,9 @@ class _Job:
         for file in files:
             name = file.topic, file.partition
             reached[name] = max(reached.get(name, 0), file.next_offset)
-        left = (following.topic, following.partition) if following is not None else None
+        unfinished = (following.topic, following.partition) if following is not None else None
         for split in splits:
-            if (split.topic, split.partition) != left:
+            if (split.topic, split.partition) != unfinished:
                 reached[split.topic, split.partition] = split.next_offset
         description = {
             "reached": [(*name, offset) for name, offset in reached.items()],
@@ -333,14 +333,14 @@ class _Job:
             raise Corrupt("cannot read the record of an export, it is not JSON", object=self._key(name)) from error
 
 
-def _writing(target: Bucket, asked: ReadOptions, codec: Codec) -> Callable[[_Task], list[ExportedFile]]:
+def _writing(target: Bucket, request: ReadOptions, codec: Codec) -> Callable[[_Task], list[ExportedFile]]:
     def write(task: _Task) -> list[ExportedFile]:
         from tiered.spark.source.task import read_split
 
         split = task.split
         files = []
         with target.opened() as store, target.scratch() as directory:
-            for written in _files(directory, codec, read_split(split, asked, COLUMNS)):
+            for written in _files(directory, codec, read_split(split, request, COLUMNS)):
                 name = f"{split.partition}-{written.first_offset:020d}-{task.job_id}-{task.wave:06d}.parquet"
                 key = f"topic={split.topic}/date={written.date}/{name}"
                 size_bytes = _upload(store, key, written.path)

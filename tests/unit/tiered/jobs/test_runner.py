@@ -1,0 +1,109 @@
+"""The executor of this process, and a job's units in it: order, batches, errors, stops."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pytest
+
+from local.errors import Corrupt, LogError, Unavailable
+from remote.manifest.catalog import RemotePartitionName
+from tiered.jobs.runner import Failures, Here, or_error, packed, run_job
+
+NAMES = [RemotePartitionName("t", "A" * 22, number) for number in range(2)]
+
+
+def test_pieces_are_packed_in_order_up_to_the_size_limit():
+    assert packed([5, 5, 1, 20, 1, 1], lambda size: size, 10) == [(5, 5), (1,), (20,), (1, 1)]
+    assert packed([], lambda size: size, 10) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_executor_returns_results_in_order_and_in_batches(threads: int) -> None:
+    done: list[int] = []
+    batches = Here(threads=threads).run_in_batches(
+        "doubling", range(7), lambda n: 2 * n, batch_size=3, on_done=lambda piece, result: done.append(piece)
+    )
+    assert list(batches) == [[0, 2, 4], [6, 8, 10], [12]]
+    assert done == list(range(7))
+
+
+def test_executor_runs_as_many_pieces_at_a_time_as_it_has_threads() -> None:
+    together = threading.Barrier(3, timeout=30)
+    batches = Here(threads=3).run_in_batches("waiting", range(3), lambda n: together.wait() >= 0)
+    assert list(batches) == [[True]] * 3
+
+
+def test_stopped_executor_yields_the_finished_pieces() -> None:
+    begun: list[int] = []
+    batches = Here(lambda: len(begun) == 2).run_in_batches("adding", range(9), begun.append, batch_size=5)
+    assert list(batches) == [[None, None]]
+
+
+def test_executor_yields_the_finished_pieces_before_an_error() -> None:
+    def work(number: int) -> int:
+        if number == 2:
+            raise Unavailable("away")
+        return number
+
+    found = []
+    with pytest.raises(Unavailable):
+        found.extend(Here().run_in_batches("failing", range(9), work, batch_size=5))
+    assert found == [[0, 1]]
+
+
+@dataclass(frozen=True)
+class Unit:
+    number: int
+    work: str
+
+
+@dataclass
+class Recorded:
+    """A job of two plans. The unit ``damaged`` fails, and ends its plan."""
+
+    description = "recording"
+    batch_size = 2
+    given: list[Unit]
+    commits: list[list[str]] = field(default_factory=list)
+    failures: Failures = field(default_factory=lambda: Failures(NAMES))
+
+    def begin(self, opened: ExitStack) -> None:
+        opened.callback(self.commits.append, ["closed"])
+
+    def units(self) -> list[Unit]:
+        return self.given
+
+    def size_of(self, unit: Unit) -> int:
+        return len(unit.work)
+
+    def is_wanted(self, unit: Unit) -> bool:
+        return unit.number not in self.failures.first
+
+    def worker(self):
+        def attempt(unit: Unit) -> str:
+            if unit.work == "damaged":
+                raise Corrupt("damaged")
+            return unit.work.upper()
+
+        return lambda units: [or_error(lambda unit=unit: attempt(unit)) for unit in units]
+
+    def commit(self, results) -> None:
+        self.commits.append([str(result) for _, result in results if not isinstance(result, LogError)])
+
+    def outcomes(self) -> list[int]:
+        return [len(self.commits)]
+
+
+def test_job_commits_batches_skips_unwanted_units_and_raises_the_first_error_at_the_end() -> None:
+    works = [(0, "a"), (0, "damaged"), (0, "skipped"), (1, "bb"), (1, "ccc")]
+    errors: dict[int, LogError] = {}
+    sizes: list[int] = []
+    job = Recorded([Unit(*each) for each in works])
+    assert run_job(job, Here(), progress=sizes.append, errors=errors) == [2]
+    assert job.commits == [["A"], ["BB", "CCC"], ["closed"]]
+    assert (list(errors), sizes) == ([0], [1, 2, 3])
+    with pytest.raises(Corrupt):
+        run_job(Recorded([Unit(*each) for each in works]), Here())
