@@ -19,6 +19,8 @@ from fetched import Missing
 from hypothesis import HealthCheck, settings
 from local_servers import KINDS, RunningServer
 
+from local.lock_ranks import check_ranks
+
 # The order of the tests and the examples of Hypothesis are the same on every run. `--hypothesis-profile=random` draws
 # both anew. No example has a deadline: on a busy machine an example takes longer than Hypothesis' limit of 200 ms.
 _BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -37,6 +39,12 @@ LONG_GROUPS = (
     "planted",
 )
 LONG_FOLDERS = ("integration", "crash", "property", "contract")
+# These tests assert the order of locks. In others, one thread may play another process in the middle of a call.
+CHECKS_LOCKS = (
+    *(f"unit/tiered/{folder}" for folder in ("maintenance", "manager", "partition", "topics")),
+    *(f"crash/test_{name}" for name in ("racing_managers", "job_races", "tasks_with_concurrent_work")),
+    "unit/local/test_lock_ranks",
+)
 NO_SKIPS = os.environ.get("TIERED_NO_SKIPS") == "1"
 MAY_SKIP = frozenset(filter(None, os.environ.get("TIERED_MAY_SKIP", "").split(",")))
 
@@ -139,8 +147,15 @@ def pytest_collection_finish(session):
 def log_levels_of_a_fresh_process():
     """Reset the log levels, because a command sets them for the whole process, also inside a fixture."""
     logging.getLogger().setLevel(logging.WARNING)
-    for name in ("local", "remote", "tiered", "tiered.manager.manager"):
+    for name in ("local", "remote", "tiered", "tiered.partition.partition_table"):
         logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def lock_ranks_are_checked(request):
+    """Assert the order of locks in the tests of CHECKS_LOCKS, for the locks that are made during the test."""
+    path = request.path.relative_to(os.path.dirname(__file__)).as_posix()
+    check_ranks(path.startswith(CHECKS_LOCKS))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -7,7 +7,6 @@ log no longer has raise OffsetOutOfRange with the remaining range.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from local.errors import Corrupt, NotFound
 from local.format.record import StoredRecord
 from local.index.txn_index import AbortedTransaction
+from local.lock_ranks import LockRank, ranked_lock
 from local.log.leader_epochs import LeaderEpochs
 from local.log.log_view import LogView
 from local.log.producer_snapshot import ProducerEntry
@@ -49,7 +49,7 @@ class ReadableLog:
         self.cleaner_offset: int | None = None
         self.cleaner_reach = 0  # below it the cleaner may have removed records for newer ones
         self.epochs = LeaderEpochs()
-        self._lock = threading.RLock()
+        self._lock = ranked_lock(LockRank.LOG)
         self._view = LogView((), (), 0, 0)
         self._producers = ProducerState()
         # Both functions know the directory. The first returns the transactions open at the base of the segment that

@@ -64,7 +64,7 @@ def test_new_problem_on_an_open_page_keeps_focus_and_scroll_position(scene: Scen
     tab.resize(PHONE)
     tab.js("document.querySelector('main tbody a').focus()")
     tab.js("document.querySelector('main .wide').scrollLeft = 150")
-    scene.manager.problems = {TopicPartition("t", 0): Corrupt("bad, all of it")}
+    scene.manager.table.problems = {TopicPartition("t", 0): Corrupt("bad, all of it")}
     later(scene, tab)
     tab.wait("document.querySelector('.trouble')")
     assert tab.js("document.activeElement.closest('tbody') !== null"), (
@@ -76,17 +76,17 @@ def test_new_problem_on_an_open_page_keeps_focus_and_scroll_position(scene: Scen
 def test_opened_details_stay_open_and_keep_the_focus_after_an_update(scene: Scene, tab: Tab) -> None:
     scene.manager.create_topic("many", 3, {}, now_ms=NOW)
     names = [TopicPartition("many", number) for number in range(3)]
-    scene.manager.problems = {name: Unavailable("the store is down", partition=name) for name in names[:2]}
+    scene.manager.table.problems = {name: Unavailable("the store is down", partition=name) for name in names[:2]}
     tab.go("/topics/many")
     tab.js("document.querySelector('.trouble summary').focus()")
     tab.press("Enter")
     tab.wait("document.querySelector('.trouble details').open")
-    scene.manager.problems = {name: Unavailable("the store is down", partition=name) for name in names}
+    scene.manager.table.problems = {name: Unavailable("the store is down", partition=name) for name in names}
     later(scene, tab)
     tab.wait("document.querySelector('.trouble strong').textContent === '3 partitions'")
     assert tab.js("document.querySelector('.trouble details').open")
     assert tab.js("document.activeElement.tagName") == "SUMMARY"
-    scene.manager.problems = {}
+    scene.manager.table.problems = {}
     later(scene, tab)
     tab.wait("document.querySelector('.trouble') === null")
 

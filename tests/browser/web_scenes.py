@@ -112,7 +112,7 @@ def busy() -> Scene:
     send(manager, 400, topic="clicks")
     scene.settle()
     send(manager, 60, topic="orders", start=400)
-    manager.problems = {
+    manager.table.problems = {
         TopicPartition("orders", 2): Corrupt("cannot read a batch, checksum differs", segment="00000000000000000000")
     }
     scene.now_ms = NOW + 10_000
@@ -149,7 +149,7 @@ def evil() -> Scene:
     """Messages that are HTML, which no topic name can be."""
     scene = Scene()
     scene.manager.create_topic("t", 1, {}, now_ms=NOW)
-    scene.manager.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
+    scene.manager.table.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
     return scene
 
 
@@ -163,7 +163,7 @@ def huge() -> Scene:
         manager.append("huge", [Record(b"k", b"v" * 940, NOW - DAY + number)], 0, now_ms=NOW)
     for number in range(TOPICS):
         manager.create_topic(f"topic-{number:03}", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
-    manager.problems = {name: Unavailable("the store is down", partition=name) for name in names(manager)}
+    manager.table.problems = {name: Unavailable("the store is down", partition=name) for name in names(manager)}
     return scene
 
 

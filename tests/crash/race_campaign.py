@@ -20,6 +20,10 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from racing import race_once  # noqa: E402
 
+from local.lock_ranks import check_ranks  # noqa: E402
+
+check_ranks()
+
 
 def attempt(seed: int) -> tuple[Counter[str], str | None]:
     """The events of one race, and its failure."""

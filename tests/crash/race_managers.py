@@ -15,11 +15,14 @@ from local.errors import Conflict, LogError, NotFound, OffsetOutOfRange, Unavail
 from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
+from remote.manifest.writer_roles import LogState
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views
 from tiered.manager.manager import LogManager
 from tiered.node.topic_registry import Topic
+from tiered.partition.partition import Partition
+from tiered.partition.tier_state import STOPPED, TRANSITIONS, TierAction, TierState
 
 SETTINGS = {
     "num.recovery.threads.per.data.dir": "1",
@@ -53,6 +56,8 @@ class Machine:
     seen: dict[bytes, int] = field(default_factory=dict)  # the newest offset of each key that this disk ever held
     count: int = 0
     is_paused: bool | None = False  # None: the process died during the change
+    manager: LogManager | None = None  # of the present process, once it is open
+    states: dict[Partition, TierState] = field(default_factory=dict)
 
     @property
     def partition(self) -> TopicPartition:
@@ -83,6 +88,26 @@ class Machine:
             is_kept = self.scene.is_compacted and is_superseded
             assert is_kept, f"{self.name} deleted offset {offset}, and no other tier holds it"
 
+    def may_upload(self) -> bool:
+        """Whether the state of the partition allows an upload."""
+        held = self.manager.partitions() if self.manager is not None else []
+        return all(each.allows(TierAction.UPLOAD) for each in held if each.name == self.partition)
+
+    def check_states(self) -> None:
+        """Check the state of each partition: reached by the table, with the facts that it promises.
+
+        `TierMachine` asserts each single transition.
+        """
+        for held in self.manager.partitions() if self.manager is not None else ():
+            before, after = self.states.get(held, after_open(held)), held.tier_state
+            assert after in reachable(before), f"{self.name} moved from {before.name} to {after.name}"
+            assert (held.fatal_error is not None) is (held.tier.state in STOPPED), "a state contradicts its error"
+            if held.is_writer:
+                assert held.metadata is not None
+                assert held.metadata.state is LogState.WRITER, f"{after.name} without the writer role"
+                assert held.log.fenced_by is None, f"{after.name} with a note of another writer on the disk"
+            self.states[held] = after
+
     def lose_power(self, rng: random.Random) -> None:
         """Crash the disk.
 
@@ -99,6 +124,18 @@ class Machine:
     def _may_be_gone(self, offset: int, record: Record, held: dict[int, Record]) -> bool:
         """Whether the record is a tombstone and this disk holds no older record of its key."""
         return record.value is None and not any(at < offset and each.key == record.key for at, each in held.items())
+
+
+def after_open(held: Partition) -> TierState:
+    return TierState.UNREACHED if held.is_tiered else TierState.LOCAL_ONLY
+
+
+def reachable(state: TierState) -> set[TierState]:
+    """The states that the table reaches from this one."""
+    reached = {state}
+    while more := {after for (before, _), after in TRANSITIONS.items() if before in reached} - reached:
+        reached |= more
+    return reached
 
 
 def new_machines(race: Race, count: int) -> tuple[list[Machine], Topic]:
@@ -125,11 +162,12 @@ def manage(machine: Machine, actor: Actor) -> None:
     """A process that opens the partition repeatedly, works, and ends or is killed as the seed decides."""
     race, rng = actor.race, actor.rng
     while not race.is_ending:
-        life = Life(actor, machine.disk, lambda: machine.is_paused is True)
+        life = Life(actor, machine.disk, lambda: machine.is_paused is True, machine.may_upload)
         machine.disk.watch = life.at_disk
-        manager = None
+        manager, machine.manager, machine.states = None, None, {}
         try:
-            manager = open_manager(machine, life)
+            manager = machine.manager = open_manager(machine, life)
+            machine.check_states()
             _work(machine, actor, manager)
         except LogError as error:
             race.events.append(f"{machine.name} {type(error).__name__}")
@@ -175,6 +213,7 @@ def _work(machine: Machine, actor: Actor, manager: LogManager) -> None:
             return
         _do_one(machine, actor, manager, rng.choice(_deeds(machine, race, manager)))
         machine.check()
+        machine.check_states()
         for held in manager.partitions():
             machine.truth.check_head(held.manifest())
         actor.step("between two calls")

@@ -163,9 +163,13 @@ class Life:
     """One process: whether it still lives, and the disk that it holds."""
 
     def __init__(
-        self, actor: Actor, disk: ModelDisk | None = None, is_paused: Callable[[], bool] = lambda: False
+        self,
+        actor: Actor,
+        disk: ModelDisk | None = None,
+        is_paused: Callable[[], bool] = lambda: False,
+        may_upload: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.actor, self.disk, self.is_paused = actor, disk, is_paused
+        self.actor, self.disk, self.is_paused, self.may_upload = actor, disk, is_paused, may_upload
         self.is_dead = False
         self._number = next(actor.lives)
         self._effects = Counter[str]()
@@ -275,6 +279,7 @@ class GatedStore:
     def upload(self, key: str, source: UploadSource) -> None:
         if "/data/" in key or "/view/" in key:
             assert not self.life.is_paused(), f"an upload was sent while uploads are paused: {key}"
+            assert self.life.may_upload(), f"an upload was sent in a state that forbids it: {key}"
         scratch = MemoryStore()
         scratch.upload("x", source)
         self._do(f"upload {_short(key)}", partial(self._put, key, scratch.get("x"), if_absent=False), writes=True)

@@ -26,9 +26,9 @@ from local.storage import Space
 from remote.keys import manifest_key
 from tiered.config.clock_guard import ClockGuard
 from tiered.maintenance.remote_tasks import RemoteTasks
-from tiered.manager.manager import LogManager
 from tiered.node.work_report import ReportedProblem
 from tiered.observe.metrics import Metrics
+from tiered.partition.partition_table import PartitionTable
 from tiered.read.bucket_reader import RemoteLog
 from tiered.service.observations import Observations, open_observed
 from tiered.service.worker import DiskRelief, Worker
@@ -509,19 +509,19 @@ def _a_roll_ends_an_uploads_trouble(patch: pytest.MonkeyPatch, day: Day) -> None
 
 
 def _each_try_is_a_line_in_the_log(patch: pytest.MonkeyPatch, day: Day) -> None:
-    note = LogManager._note
+    note = PartitionTable.note
 
-    def noted(self: LogManager, name: TopicPartition, error: LogError) -> None:
+    def noted(self: PartitionTable, name: TopicPartition, error: LogError) -> None:
         self.problems = {}
         note(self, name, error)
 
-    patch.setattr(LogManager, "_note", noted)
+    patch.setattr(PartitionTable, "note", noted)
     day.manager.close()
     day.start()
 
 
 def _a_task_gives_up_for_good(patch: pytest.MonkeyPatch, day: Day) -> None:
-    work = day.manager._rounds.tasks.copier_pool._work
+    work = day.manager.maintenance.tasks.copier_pool._work
     failed: set[object] = set()
 
     def once(key: object) -> bool:
@@ -532,13 +532,13 @@ def _a_task_gives_up_for_good(patch: pytest.MonkeyPatch, day: Day) -> None:
             failed.add(key)
         return more
 
-    patch.setattr(day.manager._rounds.tasks.copier_pool, "_work", once)
+    patch.setattr(day.manager.maintenance.tasks.copier_pool, "_work", once)
 
 
 def _the_first_damage_stops_all(patch: pytest.MonkeyPatch, day: Day) -> None:
-    work = day.manager._rounds.tasks.copier_pool._work
+    work = day.manager.maintenance.tasks.copier_pool._work
     patch.setattr(
-        day.manager._rounds.tasks.copier_pool,
+        day.manager.maintenance.tasks.copier_pool,
         "_work",
         lambda key: False if any(isinstance(each, Corrupt) for each in day.manager.problems.values()) else work(key),
     )

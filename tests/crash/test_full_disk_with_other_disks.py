@@ -84,7 +84,7 @@ def work(disk: TwoDisks) -> dict[TopicPartition, int]:
                 if appended(manager, name):
                     acked[name] = manager.partition(name).log.next_offset
                 else:
-                    assert name not in manager._directory.partitions_of(A), (
+                    assert name not in manager.directories.partitions_of(A), (
                         "an append to disk A failed, although it has space"
                     )
             manager.tick(NOW + turn)
@@ -151,17 +151,17 @@ def test_manager_move_and_delete_are_durable_without_checkpoints_on_a_full_disk(
     with open_manager(disk) as manager:
         manager.create_topic("t", 4, now_ms=NOW)
         manager.create_topic("gone", 2, now_ms=NOW)
-        (moved, *_) = [name for name in manager._directory.partitions_of(B) if name.topic == "t"]
+        (moved, *_) = [name for name in manager.directories.partitions_of(B) if name.topic == "t"]
         disk.full_from = 0
         manager.move(moved, A, now_ms=NOW)
-        assert moved in manager._directory.partitions_of(A)
+        assert moved in manager.directories.partitions_of(A)
         manager.delete_topic("gone", now_ms=NOW)
         manager.tick(NOW)
         assert disk.refused >= 2
     with open_manager(disk) as manager:
         assert {each.name for each in manager.topics()} == {"t"}
         assert not manager.problems
-        assert moved in manager._directory.partitions_of(A)
+        assert moved in manager.directories.partitions_of(A)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -123,13 +123,13 @@ class World:
                 break
 
     def move(self) -> str:
-        root = self.manager._directory.root_of(NAME)
+        root = self.manager.directories.root_of(NAME)
         to = B if root == A else A
         turn = threading.Thread(target=lambda: self.manager.move(NAME, to, now_ms=NOW), daemon=True)
         turn.start()
         turn.join(LIMIT_S / 3)
         assert not turn.is_alive(), "the move waits for the store"
-        assert self.manager._directory.root_of(NAME) == to
+        assert self.manager.directories.root_of(NAME) == to
         return to
 
     def check(self, root: str) -> None:

@@ -223,9 +223,9 @@ def _each_copy_has_its_own_commit(patch: pytest.MonkeyPatch) -> None:
 
     def one_by_one(ways: upload_and_commit._CommitContext, change: object, infos: object) -> None:
         del change
-        for upload in list(ways.partition.uploaded.values()):
+        for upload in ways.partition.uploads.items().values():
             entries_of(ways, real([upload.entry]), [])
-        ways.partition.uploaded.clear()
+        ways.partition.uploads._of.clear()
 
     patch.setattr(upload_and_commit, "_commit", one_by_one)
 

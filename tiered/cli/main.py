@@ -173,6 +173,10 @@ def run(arguments: Sequence[str] | None = None) -> None:
 def invoke(words: list[str]) -> int:
     """Run a command and return its exit code. An error is one line on stderr, with a traceback under ``--debug``."""
     is_debug = "--debug" in words  # click consumes the list
+    if is_debug:
+        from local.lock_ranks import check_ranks
+
+        check_ranks()
     code: int
     try:
         # Not click's main(): it would handle a closed pipe, an interrupt and our errors in its own way.

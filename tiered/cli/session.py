@@ -179,7 +179,9 @@ class Session:
         for room in ("tiered", "local", "remote"):
             logging.getLogger(room).setLevel(level)
         is_silent = reports_problems and not (self.is_verbose or self.is_debug)
-        logging.getLogger("tiered.manager.manager").setLevel(logging.CRITICAL if is_silent else logging.NOTSET)
+        logging.getLogger("tiered.partition.partition_table").setLevel(
+            logging.CRITICAL if is_silent else logging.NOTSET
+        )
 
     def report_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
         """Print a line on stderr for each cause of problems, even with -q, with the number of partitions.

@@ -25,7 +25,7 @@ from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 from tiered.status.status_report import unread_partitions, usage_for
 from tiered.stores.persistent_meter import RequestHistory
-from tiered.topics.deleted_topic_usage import usage_of_deleted
+from tiered.topics.topic_admin import usage_of_deleted
 
 if TYPE_CHECKING:
     import pandas as pd

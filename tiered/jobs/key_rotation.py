@@ -102,10 +102,10 @@ def _rewrap_waiting(held: Partition, key_id: str) -> int:
     """
     manifest, changed = held.manifest(), 0
     known = {entry.ulid for entry in manifest.segments} if manifest is not None else set()
-    for segment, upload in list(held.uploaded.items()):
+    for segment, upload in held.uploads.items().items():
         entry = rewrapped_entry(held.object_encoding.keys, key_id, held.prefix, upload.entry)
         if entry is not upload.entry and entry.ulid not in known:
-            held.uploaded[segment] = replace(upload, entry=entry)
+            held.uploads.replace_entry(segment, entry)
             changed += 1
     return changed
 

@@ -68,6 +68,7 @@ from tiered.maintenance.upload_and_commit import (
 )
 from tiered.partition.partition import Partition
 from tiered.partition.tier_disable import disable_tier_of
+from tiered.partition.tier_state import TierAction
 from tiered.views.view_building import ViewWork, build_view
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,31 @@ UPLOADS = (CopySegment, ReplaceRemote, AdvanceCleanedOffset)
 SENDING = (*UPLOADS, BuildView)
 PAUSED = (CopySegment, ReplaceRemote, BuildView)  # not done while uploads are paused
 ENDING = (AdvanceLogStart, DeletePending, DeletePage)  # irreversible, and decided by the settings
+
+
+# What the state of the tier must allow for a decision. Rolls and views need nothing of the tier, and a disabled tier
+# is what disabling it leaves.
+ACTIONS: dict[type[Decision], TierAction] = {
+    CleanLog: TierAction.CLEAN,
+    CopySegment: TierAction.UPLOAD,
+    ReplaceRemote: TierAction.UPLOAD,
+    AdvanceCleanedOffset: TierAction.UPLOAD,
+    DropLocal: TierAction.DROP,
+    AdvanceLogStart: TierAction.EXPIRE,
+    ExpireRemote: TierAction.EXPIRE,
+    ExpirePage: TierAction.EXPIRE,
+    DeletePending: TierAction.DELETE_REMOTE,
+    DeletePage: TierAction.DELETE_REMOTE,
+    CollectManifests: TierAction.DELETE_REMOTE,
+}
+
+
+def _may(partition: Partition, action: TierAction) -> bool:
+    """Whether the state allows the action. Raises the error of a state that forbids all changes."""
+    if partition.allows(action):
+        return True
+    partition.check_not_stopped()
+    return False
 
 
 def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
@@ -153,7 +179,7 @@ def apply_partition(
     """
     with partition.tier_lock, partition.lock:
         state = _Round(partition, rules or partition.rules, lambda: directory, store, now_ms, should_stop, clean)
-        partition.check_may_shrink()
+        partition.check_not_stopped()
         _check(partition.snapshot(now_ms), decisions)
         _apply_all(state, decisions, progress)
         if drops_copied and not should_stop() and any(isinstance(each, CopySegment) for each in state.done):
@@ -180,7 +206,7 @@ def apply_on_disk(
         return None
     try:
         state = _Round(partition, partition.rules, lambda: directory, None, now_ms, should_stop, clean)
-        partition.check_may_shrink()
+        partition.check_not_stopped()
         snapshot = partition.snapshot(now_ms, may_ask=False)
         decisions = decide(snapshot)
         _check(snapshot, decisions)
@@ -206,7 +232,7 @@ def apply_in_task(
     The caller holds `tier_lock`.
 
     Returns None, with nothing done, if maintenance has the partition. Segments being copied are marked
-    (`Partition.copying`) until they are committed: maintenance does not drop or clean them. Raises as
+    (`Uploads.copying`) until they are committed: maintenance does not drop or clean them. Raises as
     `apply_partition`.
     """
     known: dict[str, Rows] = {}
@@ -219,14 +245,14 @@ def apply_in_task(
         snapshot = partition.snapshot(now_ms, may_ask=False, known=known)
         decisions, rules = decide(snapshot), snapshot.rules
         _check(snapshot, decisions)
-        partition.copying = frozenset(each.base_offset for each in decisions if isinstance(each, UPLOADS))
+        partition.uploads.mark_copying([each.base_offset for each in decisions if isinstance(each, UPLOADS)])
     finally:
         partition.lock.release()
     state = _Round(partition, rules, where, store, now_ms, should_stop, clock=clock)
     try:
         _apply_in_turn(state, decisions)
     finally:
-        partition.copying = frozenset()
+        partition.uploads.unmark_copying()
     if not should_stop() and any(isinstance(each, UPLOADS) for each in state.done):
         _drop_copied(state)
     return state.applied()
@@ -281,8 +307,10 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
     Expiries and deletes share their commits; others run singly.
     """
     is_held_up = isinstance(run[0], PAUSED) and state.partition.is_paused_now()
+    action = ACTIONS.get(type(run[0]))
+    is_forbidden = action is not None and not _may(state.partition, action)
     # A task may have waited long for the store since its decision: a retention raised since then must hold.
-    if is_held_up or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
+    if is_held_up or is_forbidden or (isinstance(run[0], ENDING) and state.partition.rules != state.rules):
         _record(state, run, [])
         return
     for decision in run:
@@ -349,7 +377,7 @@ def _roll(state: _Round, decision: RollActive) -> bool:
 
 
 def _clean(state: _Round, decision: CleanLog) -> bool:
-    if state.partition.copying or state.partition.may_hold_more:
+    if state.partition.uploads.copying or not state.partition.allows(TierAction.CLEAN):
         return False  # a segment being copied must not change, and the remote end must be known
     result = state.clean(state.partition, state.directory, decision)
     if result is not None:
@@ -374,15 +402,15 @@ def _copy(state: _Round, run: Sequence[CopySegment]) -> None:
 def _drop(state: _Round, decision: DropLocal) -> bool:
     partition = state.partition
     with partition.lock:
-        partition.check_may_shrink()
+        partition.check_not_stopped()
         info = partition.closed_segment(decision.base_offset, decision.next_offset)
-        if partition.has_commit_in_doubt:
-            return False  # the content of the bucket is unknown: the tier may have been disabled
+        if not partition.allows(TierAction.DROP):
+            return False  # in doubt, the content of the bucket is unknown: the tier may have been disabled
         # Checked once more against the newest committed manifest, not the state that the plan expected (I2). The
         # manifest is read after the check for a commit in doubt: an older one would lack a commit resolved in between.
         snapshot = partition.snapshot(state.now_ms, may_ask=False)
         is_wanted = info is None or any(base < info.next_offset for base in snapshot.copying)
-        if info is None or is_wanted or partition.is_deleted or not snapshot.has_safe_copy(info):
+        if info is None or is_wanted or not snapshot.has_safe_copy(info):
             return False
         dropped = partition.log.drop_before(
             info.next_offset,
@@ -416,7 +444,7 @@ def _advance(state: _Round, decision: AdvanceLogStart) -> bool:
     with state.partition.lock:
         if state.partition.is_deleted:
             return False  # the name may belong to another topic now
-        state.partition.check_may_shrink()
+        state.partition.check_not_stopped()
         is_raised = advance_log_start(state.partition, state.directory, decision.offset, now_ms=state.now_ms)
         return is_raised or is_committed
 
@@ -491,7 +519,7 @@ def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
 
 def _collect(state: _Round, decision: CollectManifests) -> bool:
     metadata, store = state.partition.metadata, state.store
-    if metadata is None or store is None or not state.partition.is_writer:
+    if metadata is None or store is None:
         return False
     collect_manifests(store, state.partition.prefix, metadata, decision.upto_sequence, now_ms=state.now_ms)
     return True

@@ -129,10 +129,9 @@ class Cleaning:
                 if run.error is not None:
                     self._uncleanable[name] = self._left_alone(run.error, run.at_ms)
 
-    def may_clean(self, held: Partition, now_ms: int) -> bool:
-        """Whether the policies may plan a pass over this log now."""
-        known = self._uncleanable.get(held.name)
-        return held.log.cleaning.now.pauses == 0 and (known is None or now_ms >= known.retry_ms)
+    def waiting(self, now_ms: int) -> frozenset[TopicPartition]:
+        """The uncleanable logs whose retry is not due yet."""
+        return frozenset(name for name, each in self.uncleanable.items() if now_ms < each.retry_ms)
 
     def take_turns(self, plan: Plan, take_snapshots: Callable[[], Iterable[PartitionSnapshot]]) -> Plan:
         """The plan with the cleanings of one round; a log that waits has a higher priority in the next round.

@@ -15,7 +15,7 @@ Source: kafka `UnifiedLog.maybeIncrementLogStartOffset`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
@@ -23,9 +23,9 @@ from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from tiered.maintenance.apply import advance_log_start, commit_log_start
 from tiered.partition.partition import Partition
+from tiered.partition.tier_state import TierAction
 
 HIGH_WATERMARK = -1  # in Kafka: up to the high watermark, all records
-NOBODY: AbstractContextManager[object] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ def delete_records(
     directory_of: Callable[[TopicPartition], LogDirectory],
     *,
     now_ms: int,
-    rounds: AbstractContextManager[object] = NOBODY,
+    maintenance_lock: AbstractContextManager[object],
 ) -> dict[TopicPartition, DeletedRecords]:
     """Raise the log start of each partition to its offset; all checks come before any effect.
 
-    The store is waited for first, without a lock. `rounds` is held for the rest, because maintenance writes the
-    checkpoints too. Raises as `plan_deletion`, and if this manager may not write to a partition. Raises errors of the
-    disk or the store with the deletions done so far in their facts.
+    The store is waited for first, without a lock. `maintenance_lock` is held for the rest, because maintenance writes
+    the checkpoints too. Raises as `plan_deletion`, and if this manager may not write to a partition. Raises errors of
+    the disk or the store with the deletions done so far in their facts.
     """
     for held in partitions:
         _check_ours(held)
@@ -81,7 +81,7 @@ def delete_records(
             if each.low_watermark > held.log.recovery_point:
                 held.log.flush()  # a log that loses its tail afterwards would end below the remote log start
             commit_log_start(held, each.low_watermark, now_ms=now_ms)
-            with rounds, held.lock:
+            with maintenance_lock, held.lock:
                 _check_there(held)
                 advance_log_start(held, directory_of(held.name), each.low_watermark, now_ms=now_ms)
         except LogError as error:
@@ -99,10 +99,8 @@ def _check_there(held: Partition) -> None:
 
 
 def _check_ours(held: Partition) -> None:
-    if held.fatal_error is not None:
-        raise held.fatal_error
-    held.check_not_fenced()
-    if held.is_tiered and not held.is_writer:
+    held.check_not_stopped()
+    if not held.allows(TierAction.EXPIRE):
         raise Unavailable(
             "cannot delete records, this process does not own the manifest of the partition yet", partition=held.name
         )

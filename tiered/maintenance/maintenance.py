@@ -24,16 +24,23 @@ from dataclasses import replace
 from functools import partial
 
 from local.errors import DiskFailed, Fenced, LogError, Unavailable
+from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from policies.decisions import CleanLog, Decision, DropLocal, Plan
+from policies.plan import plan as plan_snapshots
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
+from remote.store import ObjectStore
 from tiered.maintenance.apply import Applied, apply_on_disk, apply_partition
-from tiered.maintenance.cleaning import reset_misplaced
-from tiered.maintenance.remote_tasks import Due, ManagerServices, RemoteTasks, due_tasks, on_disk
+from tiered.maintenance.cleaning import Cleaning, reset_misplaced
+from tiered.maintenance.remote_tasks import Due, RemoteTasks, due_tasks, on_disk
+from tiered.node.topic_registry import TopicRegistry
 from tiered.partition.partition import Partition
+from tiered.partition.partition_opening import Opener
+from tiered.partition.partition_table import PartitionTable
 from tiered.read.view_places import maintain_views
+from tiered.topics.topic_deletion import TopicDeletion
 
 CHECKPOINT_INTERVAL_MS = 60_000
 POLL_S = 0.5  # how often a waiting run checks `should_stop`
@@ -41,47 +48,53 @@ POLL_S = 0.5  # how often a waiting run checks `should_stop`
 ApplyOne = Callable[[TopicPartition, Sequence[Decision]], Applied | None]
 ApplyProgress = Callable[[TopicPartition, Decision], None]
 ShouldStop = Callable[[], bool]
-TakeSnapshots = Callable[[int], list[PartitionSnapshot]]
 
 
 class Maintenance:
-    """The maintenance of one manager, one run at a time.
-
-    `take_snapshots` and `plan` take snapshots and plan all of it.
-    """
+    """The maintenance of one manager, one run at a time."""
 
     def __init__(
         self,
-        services: ManagerServices,
         *,
+        lock: threading.RLock,
+        table: PartitionTable,
+        directories: LogDirectories,
+        registry: TopicRegistry,
+        opener: Opener,
+        store: ObjectStore | None,
+        deletion: TopicDeletion,
+        cleaning: Cleaning,
         threads: tuple[int, int],
-        take_snapshots: TakeSnapshots,
-        plan: Callable[[int], Plan],
     ) -> None:
-        """`threads` are the numbers of copiers and expirers (`tiered.maintenance.remote_tasks`)."""
-        self.lock = threading.RLock()
-        self.tasks = RemoteTasks(services, *threads)
-        self._services = services
-        self._take_snapshots, self._plan = take_snapshots, plan
-        self._checkpointed_ms = 0
+        """`lock` lets a single run work. `threads` are the numbers of copiers and expirers (`RemoteTasks`)."""
+        self.lock = lock
+        self.cleaning = cleaning
+        self.tasks = RemoteTasks(table, directories, opener, store, deletion, *threads)
         self.refused: DiskFailed | None = None  # why checkpoints wait; each run tries again
+        self._table = table
+        self._directories = directories
+        self._registry = registry
+        self._opener = opener
+        self._store = store
+        self._deletion = deletion
+        self._checkpointed_ms = 0
 
     def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
         """One maintenance run; True if more work is due (tasks requeue their own)."""
         with self.lock:
-            self._services.opener.pauses.refresh()
+            self._opener.pauses.refresh()
             self._check_disks(now_ms)
             self.tasks.pass_time(now_ms)
             self._note_fenced()
             work = self._work_off if waits else self._hand_out
             more = work(now_ms, should_stop)
-            self._services.opener.keep_counts(now_ms)
+            self._opener.keep_counts(now_ms)
             if not 0 <= now_ms - self._checkpointed_ms < CHECKPOINT_INTERVAL_MS:  # the clock may be set back
-                was_refused, self.refused = self.refused, self._services.directories.try_checkpoints()
+                was_refused, self.refused = self.refused, self._directories.try_checkpoints()
                 if self.refused is None:
                     self._checkpointed_ms = now_ms
                     if was_refused is not None:  # the same disk may have refused its copy of the topics
-                        self._services.heal_topics()
+                        self._registry.heal()
         return more
 
     def apply(
@@ -100,7 +113,7 @@ class Maintenance:
         during the wait.
         """
         done: dict[TopicPartition, Applied] = {}
-        self._services.opener.pauses.refresh()
+        self._opener.pauses.refresh()
         while True:
             busy: list[TopicPartition] = []
             with self.lock:
@@ -129,7 +142,7 @@ class Maintenance:
         rules: Mapping[TopicPartition, PartitionRules],
     ) -> dict[TopicPartition, Applied]:
         """Apply a plan to the partitions without a running task; calls `busy` with each other one."""
-        services, is_store_down = self._services, threading.Event()
+        is_store_down = threading.Event()
 
         def apply_one(name: TopicPartition, decisions: Sequence[Decision]) -> Applied | None:
             must_let_go = self._letting_go(name, should_stop)
@@ -145,26 +158,26 @@ class Maintenance:
                 applied = apply_partition(
                     held,
                     decisions,
-                    directory=services.directories.of(name),
-                    store=services.store,
+                    directory=self._directories.of(name),
+                    store=self._store,
                     now_ms=plan.now_ms,
-                    clean=partial(services.cleaning().clean, now_ms=plan.now_ms, should_stop=must_let_go),
+                    clean=partial(self.cleaning.clean, now_ms=plan.now_ms, should_stop=must_let_go),
                     progress=partial(progress, name),
                     should_stop=should_stop,
                     drops_copied=drops_copied,
                     rules=rules.get(name),
                 )
-                services.forget(name)
+                self._table.forget(name)
             except LogError as error:
                 if isinstance(error, Unavailable):
                     is_store_down.set()
-                services.note(name, error)
+                self._table.note(name, error)
                 return None
             finally:
                 held.tier_lock.release()
             return applied
 
-        return apply_plan(plan, apply_one, threads=services.cleaning().settings.threads)
+        return apply_plan(plan, apply_one, threads=self.cleaning.settings.threads)
 
     def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
         """Apply a plan of drops to the segments still present, in parallel to tasks. Never waits."""
@@ -178,67 +191,64 @@ class Maintenance:
             wanted = [each for each in drops if isinstance(each, DropLocal)]
             return [each for each in wanted if there.get(each.base_offset) == each.next_offset]
 
-        services = self._services
         try:
             return apply_on_disk(
-                services.find(name),
+                self._table.find(name),
                 decide,
-                directory=services.directories.of(name),
+                directory=self._directories.of(name),
                 now_ms=now_ms,
                 clean=lambda partition, directory, decision: None,
                 should_stop=lambda: False,
             )
         except LogError as error:
-            services.note(name, error)
+            self._table.note(name, error)
             return None
 
     def _check_disks(self, now_ms: int) -> None:
-        for held in self._services.held():
+        for held in self._table.all():
             try:
                 held.log.flush_if_due(now_ms)
                 held.log.expire_producers(now_ms)
                 held.log.remove_deleted(now_ms)
                 maintain_views(held, now_ms)
-                reset_misplaced(held, self._services.directories.of(held.name))
+                reset_misplaced(held, self._directories.of(held.name))
             except LogError as error:
-                self._services.note(held.name, error)
-        self._services.directories.remove_deleted(now_ms)
+                self._table.note(held.name, error)
+        self._directories.remove_deleted(now_ms)
 
     def _note_fenced(self) -> None:
         """Stop partitions with a new writer that a reader saw first: this process is no longer their writer."""
-        for held in self._services.held():
+        for held in self._table.all():
             try:
                 held.check_not_fenced()
             except Fenced as error:
-                self._services.note(held.name, error)
+                self._table.note(held.name, error)
 
     def _work_off(self, now_ms: int, should_stop: ShouldStop) -> bool:
-        services = self._services
         while not self.tasks.wait_idle(POLL_S) and not should_stop():
             pass  # a running task would invalidate the plan
-        for held in services.held():
-            if should_stop() or any(isinstance(error, Unavailable) for error in services.acquire([held], now_ms)):
+        for held in self._table.all():
+            if should_stop() or any(isinstance(error, Unavailable) for error in self._table.acquire([held], now_ms)):
                 break
-        services.opener.check_store(now_ms)
-        rules = {held.name: held.rules for held in services.held()}
-        planned = services.cleaning().take_turns(self._plan(now_ms), partial(self._take_snapshots, now_ms))
+        self._opener.check_store(now_ms)
+        rules = {held.name: held.rules for held in self._table.all()}
+        planned = self.cleaning.take_turns(self._plan(now_ms), partial(self._snapshots, now_ms))
         applied = self.apply(
             planned, progress=_ignore_decision, should_stop=should_stop, drops_copied=True, rules=rules
         )
-        more = services.deletion.step(now_ms)
+        more = self._deletion.step(now_ms)
         return more or any(result.done for result in applied.values())
 
     def _hand_out(self, now_ms: int, should_stop: ShouldStop) -> bool:
         """Do the work that concerns the disk alone; tasks do the rest."""
-        services = self._services
         due: list[tuple[TopicPartition, Due]] = []
         decisions: dict[TopicPartition, list[Decision]] = {}
-        for snapshot in self._take_snapshots(now_ms):
+        for snapshot in self._snapshots(now_ms):
             name = snapshot.partition
             held, planned = self._find(name), plan_partition(snapshot)
             if held is None:
                 continue
-            is_waiting = services.opener.is_waiting(held)
+            is_waiting = self._opener.is_waiting(held)
             wanted = due_tasks(snapshot, planned, is_waiting=is_waiting)
             if snapshot.is_tiered and (is_waiting or (held.is_writer and (wanted.copies or wanted.rest))):
                 due.append((name, wanted))
@@ -247,51 +257,58 @@ class Maintenance:
             mine = on_disk(planned) if snapshot.is_tiered else planned
             if mine and (held.is_writer or not snapshot.is_tiered):
                 decisions[name] = list(mine)
-        plan = services.cleaning().take_turns(
-            Plan(now_ms=now_ms, decisions=decisions), partial(self._take_snapshots, now_ms)
-        )
+        plan = self.cleaning.take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._snapshots, now_ms))
         with self.lock:
             apply_one = partial(self._apply_on_disk, now_ms, should_stop)
-            applied = apply_plan(plan, apply_one, threads=services.cleaning().settings.threads)
+            applied = apply_plan(plan, apply_one, threads=self.cleaning.settings.threads)
         if not should_stop():
             for name, wanted in due:
                 self.tasks.submit(name, wanted)
-            if not services.deletion.is_done:
+            if not self._deletion.is_done:
                 self.tasks.submit_deletions()
         return any(result.done for result in applied.values())
+
+    def _snapshots(self, now_ms: int) -> list[PartitionSnapshot]:
+        """Snapshots of all partitions, without a request to the store."""
+        uncleanable = self.cleaning.waiting(now_ms)
+        return self._table.snapshots(now_ms, self._table.all(), may_ask=False, uncleanable=uncleanable)
+
+    def _plan(self, now_ms: int) -> Plan:
+        known = self._table.known()
+        return plan_snapshots(self._table.snapshots(now_ms, known, uncleanable=self.cleaning.waiting(now_ms)), now_ms)
 
     def _find(self, name: TopicPartition) -> Partition | None:
         """The partition; None, with a note, if its disk went offline in between."""
         try:
-            return self._services.find(name)
+            return self._table.find(name)
         except DiskFailed as error:
-            self._services.note(name, error)
+            self._table.note(name, error)
             return None
 
     def _apply_on_disk(
         self, now_ms: int, should_stop: ShouldStop, name: TopicPartition, decisions: Sequence[Decision]
     ) -> Applied | None:
-        services, must_let_go = self._services, self._letting_go(name, should_stop)
+        must_let_go = self._letting_go(name, should_stop)
         if must_let_go():
             return None
         try:
             applied = apply_on_disk(
-                services.find(name),
+                self._table.find(name),
                 partial(_still_due, may_clean=any(isinstance(each, CleanLog) for each in decisions)),
-                directory=services.directories.of(name),
+                directory=self._directories.of(name),
                 now_ms=now_ms,
-                clean=partial(services.cleaning().clean, now_ms=now_ms, should_stop=must_let_go),
+                clean=partial(self.cleaning.clean, now_ms=now_ms, should_stop=must_let_go),
                 should_stop=should_stop,
             )
             if applied is not None and not self.tasks.has_failed(name):
-                services.forget(name)
+                self._table.forget(name)
         except LogError as error:
-            services.note(name, error)
+            self._table.note(name, error)
             return None
         return applied
 
     def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
-        return lambda: should_stop() or not self._services.directories.is_online(name)
+        return lambda: should_stop() or not self._directories.is_online(name)
 
 
 def _ignore_decision(name: TopicPartition, decision: Decision) -> None: ...

@@ -18,7 +18,7 @@ limits the parallel uploads and their rate for all tasks together (`remote.store
 `remote.store.middleware.throttled_store`).
 
 A task holds the partition's `tier_lock` from start to end. It holds `lock` only for its effects on the disk, never
-during an upload. Its segments are marked (`Partition.copying`): they are not dropped. The log is not cleaned during the
+during an upload. Its segments are marked (`Uploads.copying`): they are not dropped. The log is not cleaned during the
 copy, nor while a commit is in doubt.
 
 | concurrent event, or a crash at any moment | effect | remains |
@@ -66,11 +66,11 @@ from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from remote.store import ObjectStore
 from tiered.maintenance.apply import SENDING, apply_in_task
-from tiered.maintenance.cleaning import Cleaning
 from tiered.maintenance.task_pool import Load, State, TaskPool
 from tiered.maintenance.upload_and_commit import Clock
 from tiered.partition.partition import Partition
 from tiered.partition.partition_opening import Opener
+from tiered.partition.partition_table import PartitionTable
 from tiered.topics.topic_deletion import TopicDeletion
 
 _log = logging.getLogger(__name__)
@@ -84,34 +84,26 @@ _ON_UNLINKED = (
 _Key = TopicPartition | None  # None: the remains of deleted topics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManagerServices:
-    """The parts of the manager that maintenance and tasks use.
-
-    `find` raises NotFound, and the reason for a partition that is not open. `acquire` acquires partitions and returns
-    the errors. `note` and `forget` maintain `problems`. `heal_topics` writes missing copies of the list of topics.
-    """
-
-    directories: LogDirectories
-    store: ObjectStore | None
-    opener: Opener
-    cleaning: Callable[[], Cleaning]
-    deletion: TopicDeletion
-    held: Callable[[], list[Partition]]
-    find: Callable[[TopicPartition], Partition]
-    acquire: Callable[[Sequence[Partition], int], list[LogError]]
-    note: Callable[[TopicPartition, LogError], None]
-    forget: Callable[[TopicPartition], None]
-    heal_topics: Callable[[], None]
-
-
 class RemoteTasks:
     """The two task pools of a manager. Thread safe."""
 
     def __init__(
-        self, services: ManagerServices, threads: int, expirer_pool: int = 1, *, clock: Clock = time.monotonic
+        self,
+        table: PartitionTable,
+        directories: LogDirectories,
+        opener: Opener,
+        store: ObjectStore | None,
+        deletion: TopicDeletion,
+        copiers: int,
+        expirers: int,
+        *,
+        clock: Clock = time.monotonic,
     ) -> None:
-        self._services = services
+        self._table = table
+        self._directories = directories
+        self._opener = opener
+        self._store = store
+        self._deletion = deletion
         self._clock = clock
         self._now_ms = 0
         self._failed: set[TopicPartition] = set()
@@ -119,10 +111,8 @@ class RemoteTasks:
         # after the lock was acquired, and checked when the lock is released. So no key is missed.
         self._wants_copier: set[TopicPartition] = set()
         self._wants_expirer: set[TopicPartition] = set()
-        self.copier_pool: TaskPool[TopicPartition] = TaskPool(threads, self._copy, clock=clock)
-        self.expirer_pool: TaskPool[_Key] = TaskPool(
-            expirer_pool, self._expire, name="remote-log-expiration", clock=clock
-        )
+        self.copier_pool: TaskPool[TopicPartition] = TaskPool(copiers, self._copy, clock=clock)
+        self.expirer_pool: TaskPool[_Key] = TaskPool(expirers, self._expire, name="remote-log-expiration", clock=clock)
 
     def submit(self, name: TopicPartition, due: Due) -> None:
         """Queue a partition in the pools that do its due work; a queued key is not queued twice."""
@@ -175,25 +165,25 @@ class RemoteTasks:
 
     def _copy(self, name: TopicPartition) -> bool:
         try:
-            return self._work(name, self._wants_copier, self._run_copier_turn)
+            return self._work(name, self._wants_copier, next_copier_turn)
         finally:
             if name in self._wants_expirer:
                 self.expirer_pool.submit(name)
 
     def _expire(self, key: _Key) -> bool:
         if key is None:
-            return self._services.deletion.step(self._now_ms)
+            return self._deletion.step(self._now_ms)
         try:
-            return self._work(key, self._wants_expirer, self._run_expirer_turn)
+            return self._work(key, self._wants_expirer, next_expirer_turn)
         finally:
             if key in self._wants_copier:
                 self.copier_pool.submit(key)
 
-    def _work(self, key: TopicPartition, wants: set[TopicPartition], work_on: Callable[[Partition], bool]) -> bool:
+    def _work(self, key: TopicPartition, wants: set[TopicPartition], choose: ChooseTurn) -> bool:
         """Run one slice; whether there is more."""
         wants.add(key)
         try:
-            held = self._services.find(key)
+            held = self._table.find(key)
         except LogError:
             self._failed.discard(key)
             wants.discard(key)
@@ -202,7 +192,7 @@ class RemoteTasks:
             return False  # another task or a plan has it; that task, or the next maintenance, queues it again
         wants.discard(key)
         try:
-            return work_on(held)
+            return self._run_turn(held, choose)
         except LogError as error:
             self._note(held, error)
             return False
@@ -215,34 +205,23 @@ class RemoteTasks:
             held.tier_lock.release()
 
     def _note(self, held: Partition, error: LogError) -> None:
-        if not held.is_deleted and self._services.directories.is_online(held.name):
+        if not held.is_deleted and self._directories.is_online(held.name):
             self._failed.add(held.name)
-            self._services.note(held.name, error)
+            self._table.note(held.name, error)
 
     def _forget(self, name: TopicPartition) -> None:
         self._failed.discard(name)
-        self._services.forget(name)
+        self._table.forget(name)
 
-    def _run_copier_turn(self, held: Partition) -> bool:
-        return self._run_turn(held, next_copier_turn)
-
-    def _run_expirer_turn(self, held: Partition) -> bool:
-        return self._run_turn(
-            held,
-            lambda planned: TurnPlan(
-                decisions=tuple(decisions_without_uploads(planned)), leaves_uploads=has_upload(planned)
-            ),
-        )
-
-    def _run_turn(self, held: Partition, choose: Callable[[Sequence[Decision]], TurnPlan]) -> bool:
-        services, now_ms = self._services, self._now_ms
-        if services.opener.is_waiting(held) and services.acquire([held], now_ms):
+    def _run_turn(self, held: Partition, choose: ChooseTurn) -> bool:
+        now_ms = self._now_ms
+        if self._opener.is_waiting(held) and self._table.acquire([held], now_ms):
             self._failed.add(held.name)
             return False
         if not held.is_writer:
             return False
-        services.opener.pauses.refresh()
-        services.opener.check_store(now_ms)
+        self._opener.pauses.refresh()
+        self._opener.check_store(now_ms)
         turns: list[tuple[TurnPlan, Sequence[Decision]]] = []
 
         def decide(snapshot: PartitionSnapshot) -> Sequence[Decision]:
@@ -253,8 +232,8 @@ class RemoteTasks:
         applied = apply_in_task(
             held,
             decide,
-            where=lambda: services.directories.of(held.name),
-            store=services.store,
+            where=lambda: self._directories.of(held.name),
+            store=self._store,
             now_ms=now_ms,
             should_stop=lambda: self._must_stop(held),
             clock=self._clock,
@@ -271,7 +250,7 @@ class RemoteTasks:
         return chosen.has_more and bool(applied.done)
 
     def _must_stop(self, held: Partition) -> bool:
-        is_online = self._services.directories.is_online(held.name)
+        is_online = self._directories.is_online(held.name)
         return self.copier_pool.is_stopping or held.is_deleted or not is_online
 
 
@@ -285,6 +264,9 @@ class TurnPlan:
     decisions: tuple[Decision, ...]
     has_more: bool = False
     leaves_uploads: bool = False
+
+
+ChooseTurn = Callable[[Sequence[Decision]], TurnPlan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +316,11 @@ def decisions_without_uploads(planned: Sequence[Decision]) -> list[Decision]:
     if any(isinstance(each, SENDING) and not isinstance(each, CopySegment) for each in planned):
         return [each for each in planned if isinstance(each, _ON_UNLINKED)]
     return [each for each in planned if not isinstance(each, (*ON_DISK, *SENDING))]
+
+
+def next_expirer_turn(planned: Sequence[Decision]) -> TurnPlan:
+    """The part of a plan for one task that uploads nothing."""
+    return TurnPlan(decisions=tuple(decisions_without_uploads(planned)), leaves_uploads=has_upload(planned))
 
 
 def next_copier_turn(planned: Sequence[Decision]) -> TurnPlan:

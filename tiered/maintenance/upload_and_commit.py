@@ -51,7 +51,7 @@ from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
-from tiered.partition.partition import Partition, Upload
+from tiered.partition.partition import Partition
 from tiered.partition.segment_inspection import count_records, segment_to_copy
 
 COMMIT_S = 1.0  # longest wait of an upload for others to share a commit with
@@ -193,7 +193,7 @@ def advance_entries(
         if count_records(segment) == sum(entries[ulid].record_count for ulid in decision.ulids):
             done.append(decision)
         else:
-            partition.shrunk[decision.base_offset] = segment
+            partition.uploads.shrunk[decision.base_offset] = segment
     if done:
         cut = min(decision.cleaned_through for decision in done)
         ulids = [ulid for decision in done for ulid in decision.ulids]
@@ -241,7 +241,8 @@ def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
 
     A commit in doubt may have happened. Its objects may have readers and pins, and are deleted with the topic.
     """
-    tried = {each.entry.ulid for each in context.partition.uploaded.values() if each.is_tried}
+    uploads = context.partition.uploads.items().values()
+    tried = {each.entry.ulid for each in uploads if each.may_be_committed}
     keys = keys_of(entry for entry in entries if entry.ulid not in tried)
     delete_objects(context.store, context.partition.prefix, keys, DeleteReason.OWN_UPLOAD)
 
@@ -280,8 +281,8 @@ def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None
     """
     partition, manifest = context.partition, context.manifest
     segment = partition.log.segment(info.base_offset)
-    known = partition.uploaded.get(segment)
-    if known is not None and (known.epoch, known.entry.next_offset) == (manifest.epoch, info.next_offset):
+    known = partition.uploads.find(segment, manifest.epoch)
+    if known is not None and known.entry.next_offset == info.next_offset:
         return known.entry
     try:
         entry = copy_segment(
@@ -297,19 +298,14 @@ def _uploaded(context: _CommitContext, info: SegmentInfo) -> SegmentEntry | None
         if segment.is_retired:
             return None
         raise
-    partition.uploaded[segment] = Upload(manifest.epoch, entry)
+    partition.uploads.add(segment, manifest.epoch, entry)
     return entry
 
 
 def _commit(context: _CommitContext, change: Change, infos: Collection[SegmentInfo]) -> None:
     """Commit `change`, and unlink uploads of segments that no longer exist."""
-    partition = context.partition
+    partition, epoch = context.partition, context.manifest.epoch
     used = {partition.log.segment(info.base_offset) for info in infos}
-    lost = {segment: each for segment, each in partition.uploaded.items() if segment.is_retired}
-    # Uploads of an earlier epoch are orphans, which GC finds by their names.
-    unlink = unlink_uploads([each.entry for each in lost.values() if each.epoch == context.manifest.epoch])
-    for segment in used & partition.uploaded.keys():
-        partition.uploaded[segment] = replace(partition.uploaded[segment], is_tried=True)
-    context.metadata.commit(lambda manifest: unlink(change(manifest)), context.snapshot.now_ms)
-    for segment in used | set(lost):
-        partition.uploaded.pop(segment, None)
+    with partition.uploads.committing(used, epoch) as retired:
+        unlink = unlink_uploads(retired)
+        context.metadata.commit(lambda manifest: unlink(change(manifest)), context.snapshot.now_ms)

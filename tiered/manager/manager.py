@@ -23,51 +23,44 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING
 
-from local.errors import Conflict, DiskFailed, Diverged, InvalidRequest, LogError, NotFound, forget_locals
+from local.errors import DiskFailed, InvalidRequest, LogError
 from local.format.record import Record
+from local.lock_ranks import LockRank, ranked_lock
 from local.log import AppendResult, Durability, Log
 from local.logdirs.log_dirs import LogDirectories
 from local.logdirs.log_moves import Progress
-from local.logdirs.offline_detection import offline
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import FoundOffset, OffsetSpec
 from local.storage import DiskStorage, Storage
+from policies.rules import Pause
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache
 from remote.store import ObjectStore
+from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.config import Config
 from tiered.maintenance.cleaning import CleanerSettings, Cleaning
-from tiered.maintenance.snapshots import Snapshots
-from tiered.manager.deferred_open import DeferredOpen
-from tiered.manager.directories import OverDirectories
-from tiered.manager.reloading import Reloadable
-from tiered.node.problems import is_same_problem
 from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.node.upload_pause import PausesUploads
-from tiered.partition.acquisition import acquire_all, open_read_only_all
-from tiered.partition.appending import append_shares, flush_all, raise_first
-from tiered.partition.log_loading import Loaded, OnProgress, load_logs
+from tiered.node.upload_pause import pause_uploads, paused_topics, resume_uploads
+from tiered.partition.appending import Partitioner, append_shares, flush_all, raise_first
+from tiered.partition.log_loading import OnProgress
 from tiered.partition.partition import Partition
 from tiered.partition.partition_opening import Opener, with_key_ring
+from tiered.partition.partition_table import PartitionTable
 from tiered.read.partition_source import PartitionSource, Readable
 from tiered.stores.configured_store import configured_store, release
-from tiered.stores.persistent_meter import Metered, PersistentMeter, persistent_meter
-from tiered.topics.deleted_topic_usage import DeletedTopicUsage
-from tiered.topics.partitioner import Partitioner
-from tiered.topics.topic_creation import CreatesTopics
-from tiered.topics.topic_deletion import TopicDeletion
-from tiered.topics.topic_dry_run import TopicDryRun
+from tiered.stores.persistent_meter import PersistentMeter, RequestHistory, persistent_meter
+from tiered.topics.topic_admin import DeletedPartition, Reloaded, TopicAdmin
+from tiered.topics.topic_creation import AskedTopic
+from tiered.topics.topic_dry_run import AlteredTopic, NewTopic, TopicLoss
 
 if TYPE_CHECKING:
     from policies.decisions import Plan
+    from policies.snapshot import PartitionFigures, PartitionSnapshot
     from tiered.maintenance.apply import Applied
     from tiered.maintenance.delete_records import DeletedRecords
     from tiered.maintenance.maintenance import ApplyProgress, Maintenance, ShouldStop
-    from tiered.maintenance.task_pool import Load
     from tiered.read.reader import TieredReader
 
 _log = logging.getLogger(__name__)
@@ -75,27 +68,23 @@ _log = logging.getLogger(__name__)
 DRAIN_S = 10.0  # for running tasks when a manager closes, as in Kafka's pools
 
 
-class LogManager(
-    Snapshots,
-    Readable,
-    Metered,
-    OverDirectories,
-    Reloadable,
-    PausesUploads,
-    CreatesTopics,
-    DeletedTopicUsage,
-    TopicDryRun,
-    DeferredOpen,
-):
+class LogManager(Readable):
     """A manager of all topics of one directory. Open it with `LogManager.open`. Thread safe.
 
-    A context manager that closes cleanly.
+    A context manager that closes cleanly. Its components, for the other packages of `tiered`:
+
+    | attribute | component |
+    |---|---|
+    | `directories`, `store` | the log directories; the metered store, None without one |
+    | `registry`, `topic_admin` | the list of topics; their creation, change and deletion |
+    | `opener`, `table` | opens partitions; finds and acquires them, and has their problems |
+    | `cleaning`, `maintenance` | the cleaner; the background work, None in a read-only open |
     """
 
     def __init__(
         self,
         config: Config,
-        directory: LogDirectories,
+        directories: LogDirectories,
         store: PersistentMeter | None,
         storage: Storage,
         known: ManifestMemoryCache | None = None,
@@ -103,26 +92,35 @@ class LogManager(
         takes_over: bool = False,
         may_be_refused: bool = False,
     ) -> None:
-        self.config = config
-        # Replaced whole on every change, so an iteration sees one state.
-        self.problems: dict[TopicPartition, LogError] = {}
-        self._directory = directory
-        self._store = store
-        asked = {"takes_over": takes_over, "may_be_refused": may_be_refused}
-        self._opener = Opener(config, directory, store, storage, known, **asked)
-        self._registry = TopicRegistry(directory.places())
-        self._partitions: dict[TopicPartition, Partition] = {}
-        self._unopened: dict[TopicPartition, LogError] = {}
-        self._unseen: set[TopicPartition] = set()
-        self._partitioner = Partitioner()
-        self._deletion = TopicDeletion(self._registry, directory, store, self._opener)
+        lock = ranked_lock(LockRank.MAINTENANCE)
+        self.directories = directories
+        self.store = store
+        self.registry = TopicRegistry(directories.places())
+        self.opener = Opener(
+            config, directories, store, storage, known, takes_over=takes_over, may_be_refused=may_be_refused
+        )
+        self.table = PartitionTable(
+            directories, self.registry, self.opener, store_url=store.url if store is not None else ""
+        )
+        self.topic_admin = TopicAdmin(self.registry, self.opener, directories, store, self.table, lock)
         self.cleaning = Cleaning(CleanerSettings.of(config))
-        # `_topics_lock` guards the topics and their partitions; the lock of `_own_rounds` lets a single maintenance
-        # run. A thread that holds the second one, or a partition's own lock, never takes `_topics_lock`. No thread
-        # waits for the store under `_topics_lock`.
-        self._topics_lock = threading.RLock()
-        self._own_rounds = None if directory.read_only else self._new_rounds()
-        self._problems_lock = threading.Lock()
+        self.maintenance = self._new_maintenance(lock) if not directories.read_only else None
+        self._partitioner = Partitioner()
+
+    def _new_maintenance(self, lock: threading.RLock) -> Maintenance:
+        from tiered.maintenance.maintenance import Maintenance  # a read-only open does not need its modules
+
+        return Maintenance(
+            lock=lock,
+            table=self.table,
+            directories=self.directories,
+            registry=self.registry,
+            opener=self.opener,
+            store=self.store,
+            deletion=self.topic_admin.deletion,
+            cleaning=self.cleaning,
+            threads=self.config.tier_threads,
+        )
 
     @classmethod
     def open(
@@ -157,26 +155,73 @@ class LogManager(
             store = store if store is not None else configured_store(config)
             store = with_key_ring(store, config) if store is not None else None
             meter = persistent_meter(store, directory, now_ms)
-            asked = {"takes_over": takes_over, "may_be_refused": may_be_refused}
-            manager = cls(config, directory, meter, disk, known if read_only else None, **asked)
+            manager = cls(
+                config,
+                directory,
+                meter,
+                disk,
+                known if read_only else None,
+                takes_over=takes_over,
+                may_be_refused=may_be_refused,
+            )
         except BaseException:
             release(directory, store)
             raise
         try:
-            manager._open_all(now_ms, progress)
+            manager._load(now_ms, progress)
         except BaseException:
             manager.abandon()
             raise
         return manager
 
+    def _load(self, now_ms: int, progress: OnProgress) -> None:
+        if not self.directories.read_only:
+            self.registry.heal()
+            self.topic_admin.deletion.resume(now_ms)
+        for directory in self.directories.online:
+            self.cleaning.load(directory)
+        # A read-only open recovers nothing: short reads only, and threads would contend for the interpreter.
+        threads = 1 if self.directories.read_only else self.config.int_of("num.recovery.threads.per.data.dir")
+        self.table.load(now_ms, threads=threads, progress=progress)
+
+    @property
+    def config(self) -> Config:
+        """The present configuration (`reload`)."""
+        return self.opener.config
+
+    @property
+    def problems(self) -> dict[TopicPartition, LogError]:
+        """The errors of partitions. Replaced whole on every change, so an iteration sees one state."""
+        return self.table.problems
+
     # -- topics --------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[Topic]:
-        return self._registry.all()
+        return self.registry.all()
 
     def topic(self, name: str) -> Topic:
         """The topic. Raises NotFound, naming the topics that exist."""
-        return self._registry.get(name)
+        return self.registry.get(name)
+
+    def create_topic(
+        self, name: str, partitions: int = 1, properties: dict[str, str] | None = None, *, now_ms: int
+    ) -> Topic:
+        """Create a topic; its settings and access to the bucket are checked before anything is written.
+
+        Raises InvalidRequest. After any other error later than the registration (the bucket became unavailable) the
+        topic exists, and a later `tick` acquires it.
+        """
+        requested = AskedTopic(name=name, partitions=partitions, properties=properties or {})
+        (made,) = self.create_topics([requested], now_ms=now_ms)
+        return made
+
+    def create_topics(self, asked: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
+        """As `create_topic`, for several topics: all of them, or none if one is refused.
+
+        Two syncs for all and two for each partition; one by one, each topic costs four more.
+        """
+        self._check_writable()
+        return self.topic_admin.creation.create(asked, now_ms=now_ms)
 
     def alter_topic(self, name: str, properties: dict[str, str], *, now_ms: int) -> Topic:
         """Change a topic's own settings (an empty value removes one); effective at once.
@@ -184,20 +229,7 @@ class LogManager(
         Raises InvalidRequest, and Unavailable for a topic that becomes tiered while the bucket is unavailable.
         """
         self._check_writable()
-        altered, is_new = self._opener.altered(self._registry.get(name), properties)
-        if is_new:
-            self._opener.check_reachable(altered)
-        with self._topics_lock:
-            altered, is_new = self._opener.altered(self._registry.get(name), properties)
-            altered = self._registry.alter(name, altered.properties, is_tiered=is_new)
-            held = [self._partitions[each] for each in altered.partitions() if each in self._partitions]
-            for each in held:
-                self._opener.apply_settings(each, altered)
-                self._forget(each.name)  # problems of the old settings do not apply to the next plan
-        new = [each for each in held if self._directory.is_online(each.name) and not each.is_writer]
-        failures = self._acquire(new, now_ms)  # the next maintenance commits the settings of owned partitions
-        raise_first(failures if is_new else [])
-        return altered
+        return self.topic_admin.alter(name, properties, now_ms=now_ms)
 
     def delete_topic(self, name: str, *, now_ms: int) -> None:
         """Delete a topic: invisible on return; files and objects follow (`tiered.topics.topic_deletion`).
@@ -206,13 +238,52 @@ class LogManager(
         in the bucket.
         """
         self._check_writable()
-        with self._topics_lock:
-            raise_first([each.fatal_error for each in self._held([name]) if isinstance(each.fatal_error, Diverged)])
-            gone = self._deletion.delete(name, self._partitions, self._rounds.lock, now_ms=now_ms)
-            for each in gone.partitions():
-                self._unopened.pop(each, None)
-                self._forget(each)
-        self._deletion.step(now_ms)  # if the bucket is available, its grace period counts from now
+        self.topic_admin.delete(name, now_ms=now_ms)
+
+    def plan_new_topic(self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None) -> NewTopic:
+        """The topic that `create_topic` would make, with the same errors."""
+        return self.topic_admin.dry_run.new_topic(name, partitions, properties)
+
+    def plan_altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
+        """The changes that `alter_topic` would make, with the same errors."""
+        return self.topic_admin.dry_run.altered_topic(name, properties, now_ms=now_ms)
+
+    def plan_deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
+        """The loss that `delete_topic` would cause, and the pins and forks that delay it. Raises NotFound.
+
+        If the bucket does not answer, its figures are unknown.
+        """
+        return self.topic_admin.dry_run.deleted_topic(name, now_ms=now_ms)
+
+    def deleted_topics(self) -> list[Topic]:
+        """Deleted topics that may still have objects in the bucket, by deletion time; sends no request."""
+        return self.topic_admin.deleted()
+
+    def deleted_partitions(self) -> Sequence[DeletedPartition]:
+        """The partitions of deleted topics, by deletion time; reads the manifest of each from the store."""
+        return self.topic_admin.deleted_partitions()
+
+    def reload(self, config: Config, *, now_ms: int) -> Reloaded:
+        """Apply another configuration: settings of topics at once, others at the next start.
+
+        Raises InvalidRequest, with nothing changed, for settings that contradict some topic's own.
+        """
+        self._check_writable()
+        return self.topic_admin.reload(config, now_ms=now_ms)
+
+    def pause_uploads(self, topics: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
+        """Pause the uploads of some topics, or of all (`tiered.node.upload_pause`); a running upload is committed."""
+        self._check_writable()
+        return pause_uploads(self.directories.places(), topics, now_ms=now_ms, reason=reason)
+
+    def resume_uploads(self, topics: Iterable[str] | None = None) -> dict[str, Pause]:
+        """Resume them; the next maintenance continues the uploads."""
+        self._check_writable()
+        return resume_uploads(self.directories.places(), topics)
+
+    def paused_topics(self) -> dict[str, Pause]:
+        """The topics with paused uploads, by name."""
+        return paused_topics(self.directories.places())
 
     # -- records -------------------------------------------------------------------------------------------------
 
@@ -239,11 +310,11 @@ class LogManager(
         encoded: dict[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]] = {}
         for name, share in chosen.items():
             # Every check that can refuse comes before the first append.
-            held = self._partition(name)
+            held = self.table.find(name)
             held.check_appendable()
             encoded[name] = (held.log, held.log.encode(share, now_ms=now_ms))
         for name in encoded:
-            self._partition(name).note_append()
+            self.table.find(name).note_append()
         return append_shares(encoded, now_ms, durability)
 
     def append_columns(
@@ -265,20 +336,20 @@ class LogManager(
 
         self._check_writable()
         chunks = record_columns(columns, now_ms=now_ms)
-        count = self._registry.get(topic).partition_count
+        count = self.registry.get(topic).partition_count
         shares = self._partitioner.split_columns(chunks, count) if partition is None else {partition: chunks}
         encoded: dict[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]] = {}
         for number, share in sorted(shares.items()):
-            held = self._partition(TopicPartition(topic, number))
+            held = self.table.find(TopicPartition(topic, number))
             held.check_appendable()
             encoded[held.name] = (held.log, held.log.encode_columns(share, now_ms=now_ms))
         for name in encoded:
-            self._partition(name).note_append()
+            self.table.find(name).note_append()
         return append_shares(encoded, now_ms, durability)
 
     def split(self, topic: str, records: Sequence[Record]) -> dict[TopicPartition, list[Record]]:
         """The split of records by key, as Kafka's default partitioner does it; nothing is appended."""
-        shares = self._partitioner.split(records, self._registry.get(topic).partition_count)
+        shares = self._partitioner.split(records, self.registry.get(topic).partition_count)
         return {TopicPartition(topic, number): share for number, share in sorted(shares.items())}
 
     def flush(self) -> None:
@@ -286,13 +357,13 @@ class LogManager(
 
         Raises the first error, after trying all.
         """
-        found = flush_all([held.log for held in list(self._partitions.values())])
+        found = flush_all([each.log for each in self.table.opened(self.table.names())])
         raise_first([error for error in found if error is not None])
 
     def roll(self, topic: str, *, now_ms: int) -> int:
         """Close the active segment of every partition of a topic; returns how many (empty ones never are)."""
         self._check_writable()
-        return sum(self._partition(p).log.roll(now_ms=now_ms) for p in self._registry.get(topic).partitions())
+        return sum(self.table.find(p).log.roll(now_ms=now_ms) for p in self.registry.get(topic).partitions())
 
     def delete_records(
         self, offsets: Mapping[TopicPartition, int], *, now_ms: int
@@ -306,14 +377,14 @@ class LogManager(
         from tiered.maintenance.delete_records import delete_records
 
         self._check_writable()
-        held = {self._partition(name): offset for name, offset in offsets.items()}
-        return delete_records(held, self._directory.of, now_ms=now_ms, rounds=self._rounds.lock)
+        held = {self.table.find(name): offset for name, offset in offsets.items()}
+        return delete_records(held, self.directories.of, now_ms=now_ms, maintenance_lock=self._writer.lock)
 
     def plan_deletion(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, DeletedRecords]:
         """The result that `delete_records` would have, with the same refusals; changes nothing."""
         from tiered.maintenance.delete_records import plan_deletion
 
-        return {name: plan_deletion(self._partition(name), offset) for name, offset in offsets.items()}
+        return {name: plan_deletion(self.table.find(name), offset) for name, offset in offsets.items()}
 
     def list_offsets(
         self,
@@ -328,7 +399,7 @@ class LogManager(
         from tiered.read.offset_listing import find_offset
 
         reader = self.reader()
-        return {name: find_offset(self._source(name), reader, spec, isolation) for name, spec in specs.items()}
+        return {name: find_offset(self.table.source(name), reader, spec, isolation) for name, spec in specs.items()}
 
     def move(
         self, partition: TopicPartition, directory: str, *, now_ms: int, progress: Progress = lambda done, all_: None
@@ -340,22 +411,47 @@ class LogManager(
         """
         self._check_writable()
         # A pass over this log is cancelled first, because the maintenance run around it is waited for next.
-        with self._partition(partition).log.cleaning.paused(), self._rounds.lock:
-            held = self._partition(partition)
+        with self.table.find(partition).log.cleaning.paused(), self._writer.lock:
+            held = self.table.find(partition)
             with held.lock:
                 unconfirmed_from = held.log.unconfirmed_from
-                self._directory.move(
+                self.directories.move(
                     partition, directory, now_ms=now_ms, delay_ms=held.rules.file_delete_delay_ms, progress=progress
                 )
                 if unconfirmed_from is not None:
                     held.log.mark_unconfirmed(unconfirmed_from)
-            self._directory.remove_deleted(now_ms)
+            self.directories.remove_deleted(now_ms)
+
+    def local_reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
+        """A reader of this disk alone, even if the tiers diverged: for records that only this disk holds."""
+        from tiered.read.reader import TieredReader
+
+        def source(name: TopicPartition) -> PartitionSource:
+            return PartitionSource(name, self.table.find(name).log, is_disk_alone=True)
+
+        return TieredReader(source, isolation)
 
     # -- background work -----------------------------------------------------------------------------------------
 
     def partition(self, name: TopicPartition) -> Partition:
         """The partition. Raises NotFound, or the reason if it could not be opened or its disk is offline."""
-        return self._partition(name)
+        return self.table.find(name)
+
+    def partitions(self, topics: Iterable[str] | None = None) -> list[Partition]:
+        """The open partitions with an online disk, by name."""
+        return self.table.all(topics)
+
+    def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
+        """Both tiers of every partition (or of some topics') at this moment.
+
+        Partitions that could not be opened or read (an index that the disk does not return) are left out and in
+        `problems`.
+        """
+        return self._snapshots(self.table.all(topics), now_ms)
+
+    def figures(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionFigures]:
+        """The same without reading the logs, for figures alone (`Partition.figures`)."""
+        return self.table.figures(now_ms, self.table.all(topics))
 
     def plan(self, now_ms: int, topics: Iterable[str] | None = None) -> Plan:
         """The decisions of the policies now.
@@ -364,8 +460,7 @@ class LogManager(
         """
         from policies.plan import plan as plan_snapshots
 
-        known = [held for held in self._held(topics) if held.reconciled_manifest() is not None or not held.is_tiered]
-        return plan_snapshots(self._looked_at(known, now_ms), now_ms)
+        return plan_snapshots(self._snapshots(self.table.known(topics), now_ms), now_ms)
 
     def apply(
         self,
@@ -380,8 +475,7 @@ class LogManager(
         store did not answer for one partition, the other tiered ones are left for the next maintenance: each would wait
         as long. With several cleaner threads, both callables are called from all of them.
         """
-        self._check_writable()
-        return self._rounds.apply(plan, progress=progress, should_stop=should_stop)
+        return self._writer.apply(plan, progress=progress, should_stop=should_stop)
 
     def tick(self, now_ms: int, *, should_stop: ShouldStop = lambda: False, waits: bool = True) -> bool:
         """One maintenance run: flush and forget due work, plan, apply, checkpoint. True if more is due.
@@ -390,17 +484,13 @@ class LogManager(
         `waits` all work is done on return, in order, by the caller's thread. Without it, threads do the store requests
         in parallel to the caller (`tiered.maintenance.maintenance`).
         """
-        self._check_writable()
-        self._open_late(now_ms)
-        return self._rounds.round(now_ms, should_stop=should_stop, waits=waits)
+        maintenance = self._writer
+        self.table.open_late(now_ms)
+        return maintenance.round(now_ms, should_stop=should_stop, waits=waits)
 
     def wait_for_tasks(self, timeout_s: float | None = None) -> bool:
         """Wait until no task of non-waiting maintenance is running; False if the timeout ends first."""
-        return self._own_rounds is None or self._own_rounds.tasks.wait_idle(timeout_s)
-
-    def task_loads(self) -> dict[str, Load]:
-        """The load of the task pools, by kind; empty for a read-only open."""
-        return self._own_rounds.tasks.loads if self._own_rounds is not None else {}
+        return self.maintenance is None or self.maintenance.tasks.wait_idle(timeout_s)
 
     def close(self, *, drain_s: float = DRAIN_S) -> None:
         """Close and checkpoint the logs, mark the directory clean, close the store.
@@ -409,27 +499,39 @@ class LogManager(
         opened was not recovered either, so its directory is not marked clean.
         """
         try:
-            tasks = self._own_rounds.tasks if self._own_rounds is not None else None
+            tasks = self.maintenance.tasks if self.maintenance is not None else None
             if tasks is not None and not tasks.stop(drain_s):
                 _log.warning("closing before the store replied: tasks=%d", len(tasks.states))
         finally:
-            self._opener.keep_counts()
+            self.opener.keep_counts()
             try:
-                self._directory.close(unrecovered=list(self._unopened))
+                self.directories.close(unrecovered=self.table.unopened())
             finally:
-                self._opener.close()
+                self.opener.close()
 
     @property
     def refused_checkpoints(self) -> DiskFailed | None:
         """Why the checkpoints of a directory wait for room; None if none do."""
-        return self._own_rounds.refused if self._own_rounds is not None else None
+        return self.maintenance.refused if self.maintenance is not None else None
+
+    def offline_directories(self) -> Mapping[str, LogError]:
+        """The log directories that are offline until the next start, and why. The others stay in use."""
+        return self.directories.offline
+
+    def request_counts(self) -> RequestCounts | None:
+        """Requests sent to the store since it was opened; None without a store."""
+        return self.store.counts() if self.store is not None else None
+
+    def request_history(self) -> RequestHistory | None:
+        """Requests of this and earlier managers of the directory, by month and topic; None without a store."""
+        return self.store.history() if self.store is not None else None
 
     def abandon(self) -> None:
         """Release everything without writing, as after a crash."""
-        if self._own_rounds is not None:
-            self._own_rounds.tasks.stop(0.0)
-        self._opener.close()
-        release(self._directory, self._store)
+        if self.maintenance is not None:
+            self.maintenance.tasks.stop(0.0)
+        self.opener.close()
+        release(self.directories, self.store)
 
     def __enter__(self) -> LogManager:
         return self
@@ -440,159 +542,21 @@ class LogManager(
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _new_rounds(self) -> Maintenance:
-        from tiered.maintenance.maintenance import Maintenance
-        from tiered.maintenance.remote_tasks import ManagerServices
-
-        services = ManagerServices(
-            directories=self._directory,
-            store=self._store,
-            opener=self._opener,
-            cleaning=lambda: self.cleaning,
-            deletion=self._deletion,
-            held=self._held,
-            find=self._partition,
-            acquire=self._acquire,
-            note=self._note,
-            forget=self._forget,
-            heal_topics=self._registry.heal,
-        )
-        snapshots_of = partial(self._looked_at, may_ask=False)
-        return Maintenance(
-            services,
-            threads=self.config.tier_threads,
-            take_snapshots=lambda at: snapshots_of(self._held(), at),
-            plan=self.plan,
-        )
-
-    def _open_all(self, now_ms: int, progress: OnProgress) -> None:
-        """Open every log, then load their manifests in parallel (they wait for the network)."""
-        self._directory.on_offline = self._lose
-        if not self._directory.read_only:
-            self._registry.heal()
-            self._deletion.resume(now_ms)
-        for directory in self._directory.online:
-            self.cleaning.load(directory)
-        topics = {topic.name: topic for topic in map(self._as_tiered, self._registry.all()) if topic is not None}
-        jobs: dict[str, list[TopicPartition]] = {}
-        homeless = []
-        for name in (name for topic in topics.values() for name in topic.partitions()):
-            try:
-                root = self._directory.root_of(name)
-            except LogError as error:
-                self._leave_unopened([name], error)
-                continue
-            if root is None:
-                # Each placement depends on the one before, so these are opened one after the other.
-                homeless.append(name)
-            else:
-                jobs.setdefault(root, []).append(name)
-
-        def open_log(name: TopicPartition) -> Partition:
-            return self._opener.open_log(name, topics[name.topic], now_ms)
-
-        # A read-only open recovers nothing: short reads only, and threads would contend for the interpreter.
-        threads = 1 if self._directory.read_only else self.config.int_of("num.recovery.threads.per.data.dir")
-        loaded = load_logs(jobs, open_log, threads_per_directory=threads, progress=progress)
-        held = self._keep(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
-        held.sort(key=lambda each: each.name)
-        if self._directory.read_only:
-            self._acquire(held, now_ms)
-            return
-        for _, of_topic in groupby(held, key=lambda each: each.name.topic):
-            self._acquire(list(of_topic), now_ms)
-
-    def _as_tiered(self, topic: Topic) -> Topic | None:
-        """The topic, registered as tiered if it becomes so now; None for one with invalid settings."""
-        try:
-            begins = not self._directory.read_only and self._opener.begins_tiering(topic)
-        except InvalidRequest as error:
-            self._leave_unopened(topic.partitions(), error)
-            return None
-        return self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
-
-    def _keep(self, loaded: Loaded) -> list[Partition]:
-        """The logs that could be opened; errors of the others are noted."""
-        held = []
-        for name, found in loaded.items():
-            if isinstance(found, LogError):
-                self._leave_unopened([name], found)
-            else:
-                held.append(found)
-        self._partitions.update({each.name: each for each in held})
-        return held
-
-    def _acquire(self, held: Sequence[Partition], now_ms: int) -> list[LogError]:
-        """Acquire tiered partitions not yet owned, commit altered settings; notes and returns the errors."""
-        waiting = [each for each in held if self._opener.is_waiting(each)]
-        acquire = partial(self._opener.acquire, now_ms=now_ms)
-        is_look, url = self._directory.read_only, self._store.url if self._store is not None else ""
-        found = open_read_only_all(acquire, waiting, url) if is_look else acquire_all(acquire, waiting)
-        for each, error in zip(waiting, found, strict=True):
-            if error is not None:
-                self._note(each.name, error)
-            else:
-                self._forget(each.name)
-        return [error for error in found if error is not None]
-
-    def own_again(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
-        """Retry the acquisition of partitions without the writer role. Raises the first error."""
-        raise_first(self._acquire([self._partition(name) for name in names], now_ms))
-
-    def _leave_unopened(self, names: Iterable[TopicPartition], error: LogError) -> None:
-        for name in names:
-            self._unopened[name] = error
-            self._note(name, error)
-
-    def _partition(self, name: TopicPartition) -> Partition:
-        """The partition. Raises NotFound, or the reason if it could not be opened or its disk is offline."""
-        self._directory.check_online(name)
-        held = self._partitions.get(name)
-        if held is None:
-            if name in self._unopened:
-                raise self._unopened[name]
-            count = self._registry.get(name.topic).partition_count
-            raise NotFound("partition not found", partition=name, partition_count=count)
-        return held
-
-    def _lose(self, root: str, error: LogError) -> None:
-        """Note that a log directory went offline. Called at any failure of its disk, so it only takes notes."""
-        for name in [name for name in self._directory.partitions_of(root) if name in self._partitions]:
-            self._note(name, offline(root, error, partition=name))
-
-    def local_reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
-        """A reader of this disk alone, even if the tiers diverged: for records that only this disk holds."""
-        from tiered.read.reader import TieredReader
-
-        def source(name: TopicPartition) -> PartitionSource:
-            return PartitionSource(name, self._partition(name).log, is_disk_alone=True)
-
-        return TieredReader(source, isolation)
-
     def _source(self, name: TopicPartition) -> PartitionSource:
-        return self._partition(name).source()
+        return self.table.source(name)
 
-    def _note(self, name: TopicPartition, error: LogError) -> None:
-        if isinstance(error, Conflict) and (held := self._partitions.get(name)) is not None:
-            held.fatal_error, held.is_writer = error, False
-            self._opener.remember_fencing(held, error)
-        with self._problems_lock:
-            if name not in self._partitions and name not in self._unopened:
-                return  # its topic was deleted
-            known, others = self.problems.get(name), self.problems
-            self.problems = {**others, name: forget_locals(error)}
-            if not is_same_problem(known, error):  # facts change every time
-                # One line for one cause, however many partitions have it (`tiered.service.worker` counts them).
-                level = (
-                    logging.DEBUG if any(is_same_problem(each, error) for each in others.values()) else logging.ERROR
-                )
-                _log.log(level, "a partition has a problem: partition=%s error=%s", name, error)
+    def _snapshots(self, partitions: Iterable[Partition], now_ms: int) -> list[PartitionSnapshot]:
+        return self.table.snapshots(now_ms, partitions, uncleanable=self.cleaning.waiting(now_ms))
 
-    def _forget(self, name: TopicPartition) -> None:
-        with self._problems_lock:
-            if name in self.problems and self._directory.is_online(name):
-                self.problems = {each: error for each, error in self.problems.items() if each != name}
+    @property
+    def _writer(self) -> Maintenance:
+        """The background work. Raises InvalidRequest in a read-only open."""
+        self._check_writable()
+        assert self.maintenance is not None, "an open for writing has it"
+        return self.maintenance
 
     def _check_writable(self) -> None:
-        if self._directory.read_only:
-            raise InvalidRequest("cannot change a directory that is open read-only", directory=self._directory.roots[0])
+        if self.directories.read_only:
+            raise InvalidRequest(
+                "cannot change a directory that is open read-only", directory=self.directories.roots[0]
+            )

@@ -22,7 +22,7 @@ from policies.cost.storage_cost import GIB
 from policies.plan import plan
 from policies.snapshot import PartitionSnapshot
 from remote.fetch.read_ahead import reader_load
-from remote.gc.object_deletion import DeleteReason
+from remote.gc.object_deletion import DeleteReason, deletions
 from remote.keys import parse_topic_directory
 from remote.store.middleware.metered_store import RequestCounts
 from tiered import __version__
@@ -176,26 +176,28 @@ class Metrics:
             yield Sample("tiered_objstore_failures_total", count, (("op", op), ("class", kind)))
 
     def _store(self) -> Iterator[Sample]:
-        counts = self._manager.request_counts()
-        if counts is None:
+        store = self._manager.store
+        if store is None:
             return
+        counts = store.counts()
         for kind in ("puts", "gets", "lists", "deletes"):
             yield Sample("tiered_objstore_billed_requests_total", getattr(counts, kind), (("class", kind),))
         yield Sample("tiered_objstore_bytes_total", counts.bytes_in, (("direction", "in"),))
         yield Sample("tiered_objstore_bytes_total", counts.bytes_out, (("direction", "out"),))
         by_topic: dict[str, RequestCounts] = {}
-        for directory, each in self._manager.request_counts_by_topic().items():
+        for directory, each in store.counts_by_topic().items():
             parsed = parse_topic_directory(directory)
             if parsed is not None:
                 by_topic[parsed[0]] = by_topic.get(parsed[0], RequestCounts()) + each
         for topic, each in sorted(by_topic.items()):
             yield Sample("tiered_remote_copy_bytes_total", each.data_bytes_in, (("topic", topic),))
             yield Sample("tiered_remote_fetch_bytes_total", each.data_bytes_out, (("topic", topic),))
-        yield Sample("tiered_remote_left_objects_total", self._manager.left_objects())
-        deleted = self._manager.deleted_objects()
+        deleted = deletions(store)
+        yield Sample("tiered_remote_left_objects_total", deleted.left_objects)
         for reason in DeleteReason:
-            yield Sample("tiered_remote_deleted_objects_total", deleted.get(reason, 0), (("reason", reason.value),))
-        cache = self._manager.fetch_cache()
+            count = deleted.by_reason.get(reason, 0)
+            yield Sample("tiered_remote_deleted_objects_total", count, (("reason", reason.value),))
+        cache = self._manager.opener.cache
         yield Sample("tiered_cache_hits_total", cache.hits)
         yield Sample("tiered_cache_misses_total", cache.misses)
         yield Sample("tiered_cache_bytes", cache.size_bytes)
@@ -218,7 +220,7 @@ class Metrics:
         lost = sum(isinstance(error, RemoteLost) for error in problems.values())
         yield Sample("tiered_halted", sum(isinstance(error, Conflict) for error in problems.values()) - lost)
         yield Sample("tiered_remote_lost", lost)
-        for facts in self._manager.directory_facts():
+        for facts in self._manager.directories.facts():
             labels = (("directory", facts.path),)
             yield Sample("tiered_log_dir_offline", int(facts.is_offline), labels)
             if facts.free_bytes is not None and facts.total_bytes is not None:
@@ -241,7 +243,9 @@ class Metrics:
         yield from self._pools()
 
     def _pools(self) -> Iterator[Sample]:
-        for kind, load in self._manager.task_loads().items():
+        maintenance = self._manager.maintenance
+        loads = maintenance.tasks.loads if maintenance is not None else {}
+        for kind, load in loads.items():
             yield Sample(f"tiered_{kind}_tasks", load.queued, (("state", "queued"),))
             yield Sample(f"tiered_{kind}_tasks", load.running, (("state", "running"),))
             yield Sample(f"tiered_{kind}_threads", load.threads)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from local.errors import Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
+from local.lock_ranks import LockRank, ranked_lock
 from local.log import Log
 from local.names import TopicPartition
-from local.segment.segment import Segment
 from local.segment.segment_info import SegmentInfo
 from policies.coverage import Coverage
 from policies.rules import PartitionRules, Pause
@@ -25,11 +25,21 @@ from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
 from remote.manifest.manifest_page import Rows
-from remote.segment_entry import SegmentEntry
+from remote.manifest.writer_roles import LogState
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from tiered.config.clock_guard import JUMP_MS, counted_ms
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import Pauses
+from tiered.partition.tier_state import (
+    PERMISSIONS,
+    WRITING,
+    Permission,
+    TierAction,
+    TierMachine,
+    TierState,
+    seen_by,
+)
+from tiered.partition.uploads import Uploads
 from tiered.read.local_views import LocalViews
 from tiered.read.partition_source import PartitionSource
 
@@ -44,18 +54,6 @@ def _has_room() -> None:
 
 def _ignore_progress(base_offset: int, done_bytes: int, size_bytes: int) -> None:
     """The default of `on_copied`: no progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """A copied segment that no known manifest names yet, uploaded by the writer of this epoch.
-
-    `is_tried`: its commit was sent. While that commit is in doubt, the newest manifest may name the segment.
-    """
-
-    epoch: int
-    entry: SegmentEntry
-    is_tried: bool = False
 
 
 class SkewedDeleteTimer:
@@ -120,56 +118,105 @@ class SkewedDeleteTimer:
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """The state of one partition. `metadata`, `remote` and `pins` are None for a topic that is not tiered.
+    """One partition: its log, its remote tier, its rules. `metadata`, `remote` and `pins` are None without a contact.
 
     | field | meaning |
     |---|---|
-    | `is_tiered` | the bucket may hold objects of this partition |
-    | `is_writer` | this manager is the partition's writer, and the two tiers agree |
-    | `was_reconciled` | the two tiers agreed at least once |
-    | `fatal_error` | the error that forbids all changes (such as Fenced, Diverged, RemoteLost); else None |
+    | `tier` | the state of the remote tier (`tiered.partition.tier_state`) |
+    | `uploads` | uploads without a commit, and segments that a copy uses (`tiered.partition.uploads`) |
     | `object_encoding` | the object encoding of its segments |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
     | `ahead` | pending deletes with a grace period that starts in the future |
-    | `uploaded`, `shrunk` | the notes of `tiered.maintenance.upload_and_commit` |
-    | `copying` | base offsets of the segments being copied, which must stay unchanged |
-    | `is_deleted` | its topic was deleted; a copied segment that no manifest names is useless |
     | `end_offset_at_open` | log end offset when the log was opened; None for an empty log |
-    | `cleared_in_doubt` | an upload in doubt was removed from `uploaded`; a manifest may name it |
-    | `is_noted` | the disk records that appends came before this manager was the writer |
     | `local_views` | the compacted views on the disk (`tiered.read.local_views`) |
 
     `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread
     (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`.
-    While `fatal_error` is set and the tiers never agreed, reads are refused too.
     """
 
     name: TopicPartition
     topic: Topic
     rules: PartitionRules
     log: Log
-    is_tiered: bool = False
+    tier: TierMachine
     metadata: MetadataLog | None = None
     remote: RemotePartition | None = None
     pins: PinWatch | None = None
-    is_writer: bool = False
-    was_reconciled: bool = False
-    fatal_error: LogError | None = None
     object_encoding: ObjectEncoding = PLAIN_ENCODING
     on_copied: Callable[[int, int, int], None] = _ignore_progress
     check_room: Callable[[], None] = _has_room
     pauses: Pauses | None = None
     ahead: SkewedDeleteTimer = field(default_factory=SkewedDeleteTimer)
-    uploaded: dict[Segment, Upload] = field(default_factory=dict)
-    shrunk: dict[int, Segment] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    tier_lock: threading.RLock = field(default_factory=threading.RLock)
-    copying: frozenset[int] = frozenset()
-    is_deleted: bool = False
+    uploads: Uploads = field(default_factory=Uploads)
+    lock: threading.RLock = field(default_factory=partial(ranked_lock, LockRank.PARTITION))
+    tier_lock: threading.RLock = field(default_factory=partial(ranked_lock, LockRank.TIER))
     end_offset_at_open: int | None = None
-    cleared_in_doubt: bool = False
-    is_noted: bool = False
     local_views: LocalViews | None = None
+
+    # -- the state of the remote tier ----------------------------------------------------------------------------
+
+    @property
+    def tier_state(self) -> TierState:
+        """The state of the remote tier at this moment, with the facts of the commit protocol."""
+        metadata, manifest = self.metadata, self.manifest()
+        return seen_by(
+            self.tier.state,
+            is_fenced=metadata is not None and metadata.state is LogState.FENCED,
+            has_commit_in_doubt=self.has_commit_in_doubt,
+            is_disabled=manifest is not None
+            and (manifest.tier_disabled or (self.rules.gives_up_remote and not manifest.has_entries)),
+        )
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether the bucket may hold objects of this partition."""
+        return self.tier.is_tiered
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process is the partition's writer, and the two tiers agree."""
+        return self.tier_state in WRITING
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its topic was deleted. Ask under `lock`, and again after each wait."""
+        return self.tier.state is TierState.DELETED
+
+    @property
+    def fatal_error(self) -> LogError | None:
+        """The error that forbids all changes (such as Fenced, Diverged, RemoteLost); else None."""
+        return self.tier.error
+
+    def allows(self, action: TierAction) -> bool:
+        """Whether the state of the tier allows `action` now (`tier_state.PERMISSIONS`)."""
+        state = self.tier_state
+        permission = PERMISSIONS[state][action]
+        if permission is not Permission.CHECKED:
+            return permission is Permission.ALLOWED
+        match action:
+            case TierAction.APPEND:
+                return self._append_problem() is None
+            case TierAction.CLEAN:
+                return not self.may_hold_more
+            case TierAction.READ_REMOTE:
+                return self.tier.has_agreed
+        raise AssertionError(f"no check of a partition: state={state.name} action={action.name}")
+
+    def check_not_stopped(self) -> None:
+        """Check that no state of the tier forbids all changes: a diverged or fenced log loses nothing.
+
+        Raises the error of the state, or Fenced if the newest manifest seen is another writer's; a reader may have seen
+        it first. The entries and the log start of such a manifest say nothing about this disk. The caller holds `lock`
+        and calls this before it deletes anything from the disk.
+        """
+        if (error := self.tier.error) is not None:
+            raise error
+        self.check_not_fenced()
+
+    def check_not_fenced(self) -> None:
+        """Raise Fenced if the newest manifest seen is another writer's."""
+        if self.metadata is not None:
+            self.metadata.check_not_fenced()
 
     @property
     def keeps_views_on_disk(self) -> bool:
@@ -218,9 +265,9 @@ class Partition:
            could never be copied.
         2. Tombstones could be removed before the records that they hide.
         """
-        tried = self.cleared_in_doubt or any(each.is_tried for each in list(self.uploaded.values()))
         manifest = self.manifest()
-        return self.has_commit_in_doubt and (tried or (manifest is not None and bool(manifest.views)))
+        has_views = manifest is not None and bool(manifest.views)
+        return self.has_commit_in_doubt and (self.uploads.may_be_committed or has_views)
 
     @property
     def pause(self) -> Pause | None:
@@ -233,26 +280,6 @@ class Partition:
             self.pauses.refresh()
         return self.pause is not None
 
-    def check_may_shrink(self) -> None:
-        """Check that local segments may be dropped, truncated or cleaned.
-
-        Raises `fatal_error` or Fenced: a diverged or fenced log loses nothing. The caller holds `lock` and calls this
-        before it deletes anything from the disk.
-        """
-        if self.fatal_error is not None:
-            raise self.fatal_error
-        self.check_not_fenced()
-
-    def check_not_fenced(self) -> None:
-        """Check that the newest manifest seen is not another writer's.
-
-        Raises Fenced if it is. A reader may have seen that manifest first. The entries and the log start of such a
-        manifest say nothing about this disk. The caller holds `lock` and calls this before it deletes anything from the
-        disk.
-        """
-        if self.metadata is not None:
-            self.metadata.check_not_fenced()
-
     def closed_segment(self, base_offset: int, next_offset: int) -> SegmentInfo | None:
         """The local segment of exactly these offsets; None if there is none or it is the active segment."""
         for info in self.log.segments():
@@ -261,13 +288,13 @@ class Partition:
         return None
 
     def source(self) -> PartitionSource:
-        """The source of a reader. Raises `fatal_error` if the tiers never agreed: it would mix two histories.
+        """The source of a reader. Raises the error of a stopped tier that never agreed: it would mix two histories.
 
         In a read-only open, a disk that ends before the bucket is left out, and the bucket alone is read. Such a disk
         is empty, restored from an old copy, or was scanned a moment ago; the bucket has all of its records.
         """
-        if self.fatal_error is not None and not self.was_reconciled:
-            raise self.fatal_error
+        if (error := self.tier.error) is not None and not self.allows(TierAction.READ_REMOTE):
+            raise error
         manifest = self.manifest()
         is_behind = self.log.is_read_only and manifest is not None and self.log.next_offset < manifest.next_offset
         log = None if is_behind else self.log
@@ -287,8 +314,8 @@ class Partition:
     def check_appendable(self) -> None:
         """Check that records may be appended.
 
-        Raises `fatal_error`, Fenced, DiskFailed from `check_room`, or Unavailable if offsets could collide. The offsets
-        of an append could collide with offsets in the bucket in two cases:
+        Raises as `check_not_stopped`, DiskFailed from `check_room`, NotFound for a deleted topic, or Unavailable if
+        offsets could collide. The offsets of an append could collide with offsets in the bucket in two cases:
 
         - The log holds no record (a fresh disk, or a log that starts over at the bucket's end) and is not reconciled.
         - The log ends below the manifest with which it has not been reconciled.
@@ -296,29 +323,33 @@ class Partition:
         A log with records knows its end, and its last records carry its own leader epoch. Records of an empty log would
         get an epoch that records of another machine may have too. The two histories could then not be distinguished.
         """
-        if self.fatal_error is not None:
-            raise self.fatal_error
-        self.check_not_fenced()
+        self.check_not_stopped()
         self.check_room()
-        if not self.is_tiered or self.is_writer:
-            return
-        manifest = self.manifest()
-        if manifest is not None and self.log.next_offset < manifest.allocated_end_offset:
-            raise Unavailable("cannot append, the log ends before the end of the bucket", partition=self.name)
-        if self.log.size_bytes == 0:
-            raise Unavailable(
-                "cannot append, the log has no records and this process is not the writer in the bucket",
-                partition=self.name,
-            )
+        if (problem := self._append_problem()) is not None:
+            raise problem
+
+    def _append_problem(self) -> LogError | None:
+        match self.tier_state:
+            case TierState.DELETED:
+                return NotFound("cannot append, the topic was deleted", partition=self.name)
+            case TierState.UNREACHED:
+                manifest = self.manifest()
+                if manifest is not None and self.log.next_offset < manifest.allocated_end_offset:
+                    return Unavailable("cannot append, the log ends before the end of the bucket", partition=self.name)
+                if self.log.size_bytes == 0:
+                    return Unavailable(
+                        "cannot append, the log has no records and this process is not the writer in the bucket",
+                        partition=self.name,
+                    )
+        return None
 
     def note_append(self) -> None:
         """Mark the log as unconfirmed on the disk before records are appended without the writer role.
 
         Raises DiskFailed.
         """
-        if self.is_tiered and not self.is_writer and not self.is_noted:
+        if self.is_tiered and not self.is_writer:
             self.log.mark_unconfirmed()
-            self.is_noted = True
 
     def snapshot(
         self,
@@ -373,8 +404,8 @@ class Partition:
             keeps_views_on_disk=self.keeps_views_on_disk,
             cleaner_offset=self.log.cleaner_offset,
             cleaner_reach=self.log.cleaner_reach,
-            shrunk=frozenset(base for base, segment in list(self.shrunk.items()) if not segment.is_retired),
-            copying=self.copying,
+            shrunk=self.uploads.shrunk_bases,
+            copying=self.uploads.copying,
             paused=self.pause,
             head_sequence=manifest.sequence if manifest else 0,
             manifests_gc_boundary=self.metadata.gc_boundary if self.metadata else 0,

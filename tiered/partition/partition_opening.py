@@ -24,7 +24,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
-from local.errors import AccessDenied, Conflict, Diverged, Fenced, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import (
+    AccessDenied,
+    Conflict,
+    DiskFailed,
+    Diverged,
+    Fenced,
+    InvalidRequest,
+    LogError,
+    NotFound,
+    Unavailable,
+)
 from local.log.producer_state import ProducerState
 from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
@@ -53,10 +63,10 @@ from tiered.config.secrets import load_key_ring
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import Pauses
 from tiered.node.writer_ids import DELETION, new_writer_id, node_mark
-from tiered.partition.disk_room import check_room
 from tiered.partition.partition import Partition
 from tiered.partition.reconciliation import check_agreement, check_same_records, emptied, fenced_before, reconcile
 from tiered.partition.tier_disable import ENABLE, is_tier_disabled
+from tiered.partition.tier_state import TierMachine
 from tiered.read.local_views import LocalViews
 from tiered.read.partition_source import PartitionSource
 from tiered.read.view_places import unannounced
@@ -94,7 +104,7 @@ class Opener:
         `takes_over`: an operator asked for the writer role of partitions that another writer fenced.
         `may_be_refused`: see `LogManager.open`.
         """
-        self._config, self._known = config, known
+        self.config, self._known = config, known
         self._directory = directory
         self._store = store
         self.cache = ChunkCache(config.int_of("remote.fetch.cache.bytes"))
@@ -162,12 +172,12 @@ class Opener:
 
         Raises InvalidRequest, with nothing changed, if the settings of a topic are invalid.
         """
-        before, self._config = self._config, config
+        before, self.config = self.config, config
         try:
             for topic in topics:
                 self.check_settings(topic)
         except BaseException:
-            self._config = before
+            self.config = before
             raise
 
     def altered(self, before: Topic, properties: Mapping[str, str]) -> tuple[Topic, bool]:
@@ -215,13 +225,13 @@ class Opener:
         with held.log.cleaning.paused() if is_other_policy else nullcontext(), held.lock:
             held.topic, held.rules, held.log.settings = topic, rules, settings
             held.object_encoding = encoding_of(values, self._keys)
-            held.is_tiered = topic.was_tiered or wants_tier(values)
+            held.tier.set_tiered(topic.was_tiered or wants_tier(values))
 
     def rules(self, topic: Topic) -> PartitionRules:
         return _rules(topic, self._values(topic))
 
     def _values(self, topic: Topic) -> dict[str, str]:
-        return self._config.topic_properties(topic.name, topic.properties)
+        return self.config.topic_properties(topic.name, topic.properties)
 
     # -- logs ----------------------------------------------------------------------------------------------------
 
@@ -248,9 +258,14 @@ class Opener:
             raise InvalidRequest("cannot open the partition, its topic id differs", partition=name, topic_id=known)
         is_tiered = topic.was_tiered or wants_tier(values)
         log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
-        kept = encoding_of(values, self._keys)
         held = Partition(
-            name=name, topic=topic, rules=rules, log=log, is_tiered=is_tiered, object_encoding=kept, pauses=self.pauses
+            name=name,
+            topic=topic,
+            rules=rules,
+            log=log,
+            tier=TierMachine(is_tiered=is_tiered),
+            object_encoding=encoding_of(values, self._keys),
+            pauses=self.pauses,
         )
         held.local_views = LocalViews(log, self.cache)
         held.local_views.open(now_ms)
@@ -258,9 +273,9 @@ class Opener:
             log.before_cut = held.local_views.cut
         held.end_offset_at_open = log.next_offset if log.size_bytes else None
         if is_tiered and (fenced_by := log.fenced_by) is not None:
-            held.fatal_error = fenced_before(log, fenced_by)  # until the bucket has been asked
+            held.tier.stop(fenced_before(log, fenced_by))  # until the bucket has been asked
         if not self._directory.read_only:
-            held.check_room = partial(check_room, self._directory, name, self._config.int_of(APPEND_FREE_MIN))
+            held.check_room = partial(check_room, self._directory, name, self.config.int_of(APPEND_FREE_MIN))
         return held
 
     # -- the bucket ----------------------------------------------------------------------------------------------
@@ -280,10 +295,10 @@ class Opener:
     def acquire(self, held: Partition, now_ms: int) -> LogError | None:
         """Take the writer role of a tiered partition if not held, and commit the topic's settings.
 
-        Returns the error that prevents it; None on success. Sets `fatal_error` for every error except an unavailable
-        bucket. Raises AccessDenied and NotFound, which mean that the bucket as a whole refuses access or does not
-        exist. A read-only open does not raise them. Waits for the store and for a task under `tier_lock` alone, so the
-        topic may be deleted concurrently.
+        Returns the error that prevents it; None on success. Every error except an unavailable bucket stops the
+        tier (`TierMachine.stop`). Raises AccessDenied and NotFound, which mean that the bucket as a whole refuses
+        access or does not exist. A read-only open does not raise them. Waits for the store and for a task under
+        `tier_lock` alone, so the topic may be deleted concurrently.
         """
         with held.tier_lock:
             if held.is_writer:
@@ -300,17 +315,17 @@ class Opener:
         is_writer = held.metadata is not None and held.metadata.state is LogState.WRITER
         match error:
             case AccessDenied(facts={"key_id": _}):
-                held.fatal_error = error  # the key ring lacks a key of this topic; the bucket refuses nothing
+                held.tier.stop(error)  # the key ring lacks a key of this topic; the bucket refuses nothing
             case AccessDenied() | NotFound() if self._directory.read_only or self._may_be_refused:
                 pass  # a read-only open, and an open that needs the disk alone, continue with the disk
             case AccessDenied() | NotFound() if not is_writer:
                 raise error
             case AccessDenied() | NotFound():
-                held.fatal_error = error  # the bucket accepts this writer's commits: a problem of this partition
+                held.tier.stop(error)  # the bucket accepts this writer's commits: a problem of this partition
             case Unavailable():
                 pass
             case _ if self._store is not None:
-                held.fatal_error = error
+                held.tier.stop(error)
             case _:
                 pass  # no store is configured: the disk serves on, unless it notes that another writer fenced this log
         return error
@@ -318,8 +333,8 @@ class Opener:
     def remember_fencing(self, held: Partition, error: LogError) -> None:
         """Record on the disk that another writer took over, for a restart while the bucket is unavailable.
 
-        A disk that refuses the record causes only a log line: `fatal_error` still protects the partition while this
-        process lives.
+        A disk that refuses the record causes only a log line: the state of the tier still protects the partition while
+        this process lives.
         """
         if self._directory.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
             return
@@ -373,16 +388,16 @@ class Opener:
             raise emptied(held.log, known)
         if self._directory.read_only:
             self._look(held, known)
-            held.fatal_error = None
+            held.tier.agree()
             return
         with held.lock:
-            if _is_gone(held):
+            if _is_deleted(held):
                 return
             # Before the epoch is raised: a refused log changes nothing in the bucket.
             check_agreement(held.log, known, self._mark, takes_over=self._takes_over)
         self._check.ensure(self._store, now_ms)
         with held.lock:
-            if _is_gone(held):
+            if _is_deleted(held):
                 return
             if known is not None:
                 _warn_of_older_bucket(held, known)
@@ -400,13 +415,12 @@ class Opener:
         is_behind = held.log.next_offset < manifest.allocated_end_offset
         producers = bucket.producers_in_bucket() if is_behind else ProducerState()
         with held.lock:
-            if not _is_gone(held):
+            if not _is_deleted(held):
                 # The newest manifest is this writer's now. Its predecessor was checked above.
                 reconcile(held.log, manifest, now_ms=now_ms, producers=lambda: producers)
                 held.log.confirm_appends()  # before a copy is allowed: see there
                 held.log.clear_fenced()  # before an append is allowed: after a crash the note only refuses too much
-                held.is_writer, held.was_reconciled, held.fatal_error = True, True, None
-                held.is_noted = False
+                held.tier.acquire()
                 return
         # The deletion of the topic may have ended without finding this manifest. No other process would mark it
         # deleted.
@@ -493,9 +507,27 @@ def _warn_of_older_bucket(held: Partition, manifest: Manifest) -> None:
         )
 
 
-def _is_gone(held: Partition) -> bool:
-    """Whether its topic was deleted. Ask under `lock`, and again after each wait."""
+def _is_deleted(held: Partition) -> bool:
+    """As `Partition.is_deleted`, asked again after each wait: mypy takes a property for a constant."""
     return held.is_deleted
+
+
+def check_room(directories: LogDirectories, partition: TopicPartition, least_bytes: int) -> None:
+    """Check the free room of the partition's log directory.
+
+    Raises DiskFailed (enospc) if it has less than `least_bytes` free.
+    """
+    directory = directories.of(partition)
+    space = directory.storage.space(directory.root)
+    if space is not None and space.free_bytes < least_bytes:
+        raise DiskFailed(
+            "cannot append, the disk is nearly full; a retry may succeed",
+            partition=partition,
+            directory=directory.root,
+            free_bytes=space.free_bytes,
+            least_bytes=least_bytes,
+            cause="enospc",
+        )
 
 
 def wants_tier(values: Mapping[str, str]) -> bool:

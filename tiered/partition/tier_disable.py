@@ -45,8 +45,8 @@ def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], off
     """Steps 2 and 3; False if the request no longer applies. The caller holds `tier_lock`.
 
     The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit
-    `copying` holds `offset`, so no local segment that ends above it is dropped. `where` is called under the lock,
-    because the partition may move.
+    `Uploads.copying` holds `offset`, so no local segment that ends above it is dropped. `where` is called under the
+    lock, because the partition may move.
     """
     metadata, log = partition.metadata, partition.log
     with partition.lock:
@@ -54,13 +54,11 @@ def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], off
             return False
         if log.segments()[0].base_offset > offset or offset > log.next_offset:
             return False
-        partition.copying = frozenset({offset})
+        partition.uploads.mark_copying({offset})
         # An upload whose commit is in doubt may be an entry. It is unlinked with the other entries, and its objects are
         # deleted: a tier that is enabled again must not treat it as complete. If it is no entry, it is an orphan of
         # this epoch.
-        kept = {segment: each for segment, each in partition.uploaded.items() if not each.is_tried}
-        partition.cleared_in_doubt |= len(kept) < len(partition.uploaded)  # first: one may be an entry
-        partition.uploaded = kept
+        partition.uploads.remove_doubtful()
     try:
         tier_disabled = disable_tier(log_start_offset=offset, now_ms=now_ms)
         # Checked again when the commit runs: another commit may have waited long, and the request may have been undone.
@@ -72,5 +70,5 @@ def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], off
                 where().write_log_starts({partition.name: manifest.log_start_offset})
                 log.raise_log_start(manifest.log_start_offset)
     finally:
-        partition.copying = frozenset()
+        partition.uploads.unmark_copying()
     return manifest.tier_disabled or not manifest.has_entries

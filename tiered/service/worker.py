@@ -38,7 +38,7 @@ class DiskRelief:
 
     Not thread safe: maintenance runs are sequential.
 
-    `tiered.partition.disk_room` refuses appends before this helps. The relief waits for no copy in progress: the store
+    `Partition.check_appendable` refuses appends before this helps. The relief waits for no copy in progress: the store
     may not answer, and the disk would fill in that time.
 
     A segment that only this disk has is never dropped. A dropped segment frees its bytes after
@@ -52,7 +52,7 @@ class DiskRelief:
 
     def relieve(self, now_ms: int) -> int:
         """Drop segments as needed; return their bytes. Problems of partitions are in the manager, not raised."""
-        directories = self._manager.directory_facts()
+        directories = self._manager.directories.facts()
         self._find_space(directories)
         least = self._manager.config.int_of(RELIEF_FREE_MIN)
         self._leaving = [each for each in self._leaving if 0 <= now_ms - each[0] < each[1]]
@@ -84,12 +84,14 @@ class DiskRelief:
             _log.warning("the disk has space again")
 
     def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
-        inside = self._manager.partitions_in(root)
+        inside = frozenset(self._manager.directories.partitions_of(root))
         there = [held for held in self._manager.partitions() if held.name in inside]
         snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if held.is_writer]
         drops = disk_relief(snapshots, wanted)
         decisions: Mapping[TopicPartition, list[Decision]] = {name: [*each] for name, each in drops.items()}
-        applied = self._manager.drop_early(Plan(now_ms=now_ms, decisions=decisions))
+        maintenance = self._manager.maintenance
+        assert maintenance is not None, "a worker has the directory open for writing"
+        applied = maintenance.drop_early(Plan(now_ms=now_ms, decisions=decisions))
         delays = {each.partition: each.rules.file_delete_delay_ms for each in snapshots}
         dropped = 0
         for name, result in applied.items():
@@ -190,7 +192,7 @@ class Worker:
         self._notes = TierJournal(manager)
         self.problems = ProblemWatch()
         self._journal = WorkJournal(
-            manager.first_directory, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
+            manager.directories.first_online, pid=os.getpid(), started_ms=now_ms, interval_ms=interval_ms
         )
 
     def problem_lines(self) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tiered.node.topic_registry import Topic
     from tiered.partition.partition import Partition
 
-T = TypeVar("T")
 
 WORK_OVERDUE_MS = 30 * 60_000
 
@@ -55,7 +54,7 @@ class StatusReport:
     | `deleted` | deleted topics that may have objects in the bucket; empty for a report of some topics |
     | `deferrals` | why closed segments are not copied yet |
 
-    Topics in `deleted` have no figures, because their figures need requests (`tiered.topics.deleted_topic_usage`).
+    Topics in `deleted` have no figures, because their figures need requests (`TopicAdmin.deleted_partitions`).
     """
 
     now_ms: int
@@ -127,7 +126,7 @@ def status_report(
     found = {each.partition: partition_status(each) for each in figures}
     errors = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     disk = storage or DiskStorage()
-    roots = [root for _, root in manager.directory_places()]  # a reload may have named others, for the next start
+    roots = [root for _, root in manager.directories.places()]  # a reload may have named others, for the next start
     work = read_report([(disk, root) for root in roots])
     holder = directory_holder(roots, holder_of)
     is_at_work = holder is not None or (work is not None and work.is_at_work(now_ms))
@@ -156,7 +155,7 @@ def status_report(
         seen=frozenset(each.name for each in manager.partitions() if each.reconciled_manifest() is not None),
         kept=storage_costs(manager, prices) if prices is not None else {},
         holder=holder,
-        deleted=tuple(each.name for each in manager.deleted_topics()) if names is None else (),
+        deleted=tuple(each.name for each in manager.topic_admin.deleted()) if names is None else (),
         deferrals=_put_off(manager, figures, errors),
     )
 
@@ -191,26 +190,18 @@ def _put_off(
 
 def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
     """Return snapshots as `manager.snapshots`, from memory: sends no request and notes no problem."""
-
-    def take(held: Partition) -> PartitionSnapshot:
-        return held.snapshot(now_ms, may_clean=manager.cleaning.may_clean(held, now_ms), may_ask=False)
-
-    return _at_hand(manager.partitions(topics), take)
+    return manager.table.snapshots(
+        now_ms,
+        manager.partitions(topics),
+        may_ask=False,
+        uncleanable=manager.cleaning.waiting(now_ms),
+        records_problems=False,  # a disk that failed just now: the next maintenance reports it
+    )
 
 
 def figures_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionFigures]:
     """Return figures as `manager.figures`: notes no problem."""
-    return _at_hand(manager.partitions(topics), lambda held: held.figures(now_ms))
-
-
-def _at_hand(partitions: Iterable[Partition], take: Callable[[Partition], T]) -> list[T]:
-    found = []
-    for held in partitions:
-        try:
-            found.append(take(held))
-        except LogError:
-            continue  # a disk that failed just now: the next maintenance reports it
-    return found
+    return manager.table.figures(now_ms, manager.partitions(topics), records_problems=False)
 
 
 def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) -> dict[TopicPartition, LogError]:

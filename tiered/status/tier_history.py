@@ -68,7 +68,7 @@ class TierJournal:
             self._noted, self._complaint = at, ""
 
     def _keep(self, now_ms: int, *, is_last: bool) -> None:
-        storage, root = self._manager.first_directory()
+        storage, root = self._manager.directories.first_online()
         series = self._series or self._begun()
         if series is None:
             return
@@ -85,11 +85,11 @@ class TierJournal:
 
         Raises the disk's errors for the file that is to be replaced: a failed read must not discard years of notes.
         """
-        storage, root = self._manager.first_directory()
+        storage, root = self._manager.directories.first_online()
         with suppress(NotFound):
             storage.read(join(root, FILE))
         try:
-            return read_series(self._manager.directory_places(), is_writer=True)
+            return read_series(self._manager.directories.places(), is_writer=True)
         except InvalidRequest as error:
             self._is_off = True
             _log.warning("the history of the tiers is disabled: error=%s", error)

@@ -23,20 +23,15 @@ import datetime
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from local.errors import LogError, NotFound
 from local.logdirs.log_dirs import LogDirectories
 from local.storage import Storage, join, replace_file
-from remote.gc.object_deletion import DeleteReason, deletions
 from remote.store import ObjectStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from tiered.config.clock_guard import counted_ms
-
-if TYPE_CHECKING:
-    from tiered.stores.store_clock import StoreClock
 
 FILE = "remote-requests.json"
 VERSION = 1
@@ -156,38 +151,6 @@ class PersistentMeter(MeteredStore):
         if since_ms < EARLIEST_MS <= self._now_ms:
             since_ms = max(EARLIEST_MS, self._now_ms - (self._steady_ms() - self._opened_ms))
         return RequestHistory(url=self.url, since_ms=since_ms, upto_ms=self._now_ms)
-
-
-class Metered:
-    """The part of a manager that reports its requests."""
-
-    _store: PersistentMeter | None
-
-    def store_clock(self, now_ms: Callable[[], int]) -> StoreClock | None:
-        """A clock that asks the store; None without a store, or if it uses this machine's clock."""
-        from tiered.stores.store_clock import StoreClock, has_own_clock
-
-        return StoreClock(self._store, now_ms) if self._store is not None and has_own_clock(self._store.url) else None
-
-    def request_counts(self) -> RequestCounts | None:
-        """Requests sent to the store since it was opened; None without a store."""
-        return self._store.counts() if self._store is not None else None
-
-    def request_counts_by_topic(self) -> dict[str, RequestCounts]:
-        """The same by the topic's directory in the store; empty without a store."""
-        return self._store.counts_by_topic() if self._store is not None else {}
-
-    def left_objects(self) -> int:
-        """An upper bound of the objects left by failed uploads since the open."""
-        return deletions(self._store).left_objects if self._store is not None else 0
-
-    def deleted_objects(self) -> Mapping[DeleteReason, int]:
-        """The objects deleted since the open, by reason (`remote.gc.object_deletion`)."""
-        return deletions(self._store).by_reason if self._store is not None else {}
-
-    def request_history(self) -> RequestHistory | None:
-        """Requests of this and earlier managers of the directory, by month and topic; None without a store."""
-        return self._store.history() if self._store is not None else None
 
 
 def persistent_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> PersistentMeter | None:

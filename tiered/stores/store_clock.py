@@ -27,6 +27,11 @@ def has_own_clock(url: str) -> bool:
     return url.startswith(("s3://", "hdfs://"))
 
 
+def store_clock_of(store: ObjectStore | None, now_ms: Callable[[], int]) -> StoreClock | None:
+    """A clock that asks the store; None without a store, or if it uses this machine's clock."""
+    return StoreClock(store, now_ms) if store is not None and has_own_clock(store.url) else None
+
+
 class StoreClock:
     """Asks one store for its time, in its own thread, one request at a time."""
 

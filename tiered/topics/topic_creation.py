@@ -22,25 +22,18 @@ A record is accepted only when all of it is durable. Syncs: 2 for the list and 1
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from local.errors import InvalidRequest, LogError
-from local.logdirs.log_dirs import LogDirectories
-from local.names import TopicPartition
-from tiered.config.config import Config
+from local.names import TopicPartition, check_topic, new_topic_id
 from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.partition.acquisition import OPENERS
 from tiered.partition.appending import raise_first
 from tiered.partition.log_loading import Loaded, load_logs
 from tiered.partition.partition import Partition
 from tiered.partition.partition_opening import Opener
+from tiered.partition.partition_table import OPENERS, PartitionTable
 from tiered.stores.parallel import side_by_side
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,59 +45,55 @@ class AskedTopic:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-class CreatesTopics:
-    """The part of a manager that creates topics."""
+class TopicCreation:
+    """Creates topics. Thread safe."""
 
-    config: Config
-    _opener: Opener
-    _registry: TopicRegistry
-    _directory: LogDirectories
-    _topics_lock: threading.RLock
-    if TYPE_CHECKING:
-        _check_writable: Callable[[], None]
-        _settled_new: Callable[..., Topic]
-        _keep: Callable[[Loaded], list[Partition]]
-        _acquire: Callable[[Sequence[Partition], int], list[LogError]]
+    def __init__(self, registry: TopicRegistry, opener: Opener, table: PartitionTable) -> None:
+        self._registry = registry
+        self._opener = opener
+        self._table = table
 
-    def create_topic(
-        self, name: str, partitions: int = 1, properties: dict[str, str] | None = None, *, now_ms: int
-    ) -> Topic:
-        """Create a topic; its settings and access to the bucket are checked before anything is written.
+    def check(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
+        """The topic as it would be registered; access to the bucket is checked if it would be tiered.
 
-        Raises InvalidRequest. After any other error later than the registration (the bucket became unavailable) the
-        topic exists, and a later `tick` acquires it.
+        Raises as `create`.
         """
-        (made,) = self.create_topics(
-            [AskedTopic(name=name, partitions=partitions, properties=properties or {})], now_ms=now_ms
-        )
-        return made
+        topic = self._checked(name, partitions, properties)
+        if topic.was_tiered:
+            self._opener.check_reachable(topic)
+        self._opener.check_room()
+        return topic
 
-    def create_topics(self, asked: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
-        """As `create_topic`, for several topics: all of them, or none if one is refused.
-
-        Two syncs for all and two for each partition; one by one, each topic costs four more.
-        """
-        self._check_writable()
-        names = [each.name for each in asked]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise InvalidRequest("cannot create topics, a name is repeated", topic=twice)
-        topics = [self._settled_new(each.name, each.partitions, each.properties) for each in asked]
+    def create(self, requested: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
+        """Create these topics, or none if one is refused. Raises as `LogManager.create_topics`."""
+        names = [each.name for each in requested]
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise InvalidRequest("cannot create topics, a name is repeated", topic=repeated)
+        topics = [self._checked(each.name, each.partitions, each.properties) for each in requested]
         tiered = [each for each in topics if each.was_tiered]
         if len(tiered) == 1:
             self._opener.check_reachable(tiered[0])
         else:
             side_by_side(self._opener.check_reachable, tiered, threads=OPENERS, name="new-topic")
-        with self._topics_lock:
+        with self._table.lock:
             self._opener.check_room()
             self._registry.add(*topics)
-            loaded = self._begin(topics, now_ms)
-            held = self._keep(loaded)
+            loaded = self._make_logs(topics, now_ms)
+            partitions = self._table.add(loaded)
         failures = [each for each in loaded.values() if isinstance(each, LogError)]
-        raise_first(failures + self._acquire(held, now_ms))
+        raise_first(failures + self._table.acquire(partitions, now_ms))
         return topics
 
-    def _begin(self, topics: Sequence[Topic], now_ms: int) -> Loaded:
+    def _checked(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
+        """The topic as it would be registered, without a request to the bucket."""
+        check_topic(name)
+        topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
+        self._opener.check_settings(topic)
+        self._registry.check_new(topic)
+        return replace(topic, was_tiered=True) if self._opener.begins_tiering(topic) else topic
+
+    def _make_logs(self, topics: Sequence[Topic], now_ms: int) -> Loaded:
         """The partitions of new topics, each with its log or its error."""
         of = {name: topic for topic in topics for name in topic.partitions()}
         refused = self._opener.place(list(of))
@@ -114,6 +103,5 @@ class CreatesTopics:
                 raise refused[name]
             return self._opener.open_log(name, of[name], now_ms, is_new=True)
 
-        return load_logs(
-            {"": list(of)}, open_log, threads_per_directory=self.config.int_of("num.recovery.threads.per.data.dir")
-        )
+        threads = self._opener.config.int_of("num.recovery.threads.per.data.dir")
+        return load_logs({"": list(of)}, open_log, threads_per_directory=threads)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from local.errors import LogError
@@ -25,59 +24,64 @@ from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from remote.keys import partition_prefix
 from remote.store import ObjectStore
-from tiered.node.topic_registry import DeletedTopic, Topic, TopicRegistry
-from tiered.partition.partition import Partition
+from tiered.node.topic_registry import DeletedTopic, TopicRegistry
 from tiered.partition.partition_opening import Opener
+from tiered.partition.partition_table import PartitionTable
 
 if TYPE_CHECKING:
     from remote.gc.partition_removal import PartitionRemoval, Removal
 
 _log = logging.getLogger(__name__)
 
-Held = MutableMapping[TopicPartition, Partition]
-
 
 class TopicDeletion:
     """Deletes the topics of a manager. `step` is part of each maintenance run."""
 
     def __init__(
-        self, registry: TopicRegistry, directories: LogDirectories, store: ObjectStore | None, opener: Opener
+        self,
+        registry: TopicRegistry,
+        directories: LogDirectories,
+        store: ObjectStore | None,
+        opener: Opener,
+        table: PartitionTable,
+        maintenance_lock: threading.RLock,
     ) -> None:
         self._registry = registry
         self._directories = directories
         self._store = store
         self._opener = opener
+        self._table = table
+        self._maintenance_lock = maintenance_lock
         self._removals: dict[tuple[str, int], PartitionRemoval] = {}
         self._done: set[tuple[str, int]] = set()
         self._stepping = threading.Lock()
         self._looking = threading.Lock()  # check of the topic id + deletion: see `_delete_local`
 
-    def delete(self, topic_name: str, partitions: Held, rounds: threading.RLock, *, now_ms: int) -> Topic:
-        """Steps 1 and 2; returns the topic. Sends no store request: `step` comes next.
+    def delete(self, topic_name: str, *, now_ms: int) -> None:
+        """Steps 1 and 2. Sends no store request: `step` comes next. The caller holds the lock of the table.
 
-        `partitions` are the open ones; the topic's own are removed from it. Raises NotFound, and DiskFailed if the
-        registry cannot be written, with nothing done. `step` retries errors of a single partition.
+        Raises NotFound, and DiskFailed if the registry cannot be written, with nothing done. `step` retries errors of a
+        single partition.
         """
         topic = self._registry.get(topic_name)
-        held = [partitions[name] for name in topic.partitions() if name in partitions]
-        for each in held:
+        partitions = self._table.opened(topic.partitions())
+        for each in partitions:
             # The maintenance run around a pass is waited for next. These logs are never cleaned again.
             each.log.cleaning.abort_and_pause()
-        with rounds:
+        with self._maintenance_lock:
             try:
                 self._registry.delete(topic.name, now_ms=now_ms)
             except LogError:
-                for each in held:
+                for each in partitions:
                     each.log.cleaning.resume()
                 raise
-            for each in held:
+            for each in partitions:
                 with each.lock:
-                    each.is_deleted = True
-                partitions.pop(each.name, None)
+                    each.tier.delete()
+            self._table.remove(topic)
             for gone in self._registry.deleted():
                 if gone.topic.topic_id == topic.topic_id:
                     self._delete_local(gone, now_ms)
-        return topic
 
     @property
     def is_done(self) -> bool:

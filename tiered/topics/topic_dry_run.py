@@ -6,21 +6,21 @@ is counted from both tiers. The report includes the pins of readers, and forks, 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from local.errors import LogError
-from local.logdirs.log_dirs import LogDirectories
-from local.names import TopicPartition, check_topic, new_topic_id
+from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
 from remote.keys import parse_topic_directory, partition_prefix
-from tiered.config.config import Config, Setting
+from remote.store import ObjectStore
+from tiered.config.config import Setting
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.partition.partition_opening import Opener
 from tiered.partition.partition_status import partition_status
+from tiered.partition.partition_table import PartitionTable
 from tiered.partition.tier_disable import is_tier_disabled
-from tiered.stores.persistent_meter import PersistentMeter
+from tiered.topics.topic_creation import TopicCreation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,38 +99,37 @@ class TopicLoss:
 
 
 class TopicDryRun:
-    """The part of a manager that plans changes of topics. Any thread may call it.
+    """Plans changes of topics. Thread safe; a read-only open suffices."""
 
-    A read-only open suffices.
-    """
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        opener: Opener,
+        table: PartitionTable,
+        creation: TopicCreation,
+        store: ObjectStore | None,
+    ) -> None:
+        self._registry = registry
+        self._opener = opener
+        self._table = table
+        self._creation = creation
+        self._store = store
 
-    config: Config
-    problems: dict[TopicPartition, LogError]
-    _opener: Opener
-    _registry: TopicRegistry
-    _directory: LogDirectories
-    _store: PersistentMeter | None
-    _topics_lock: threading.RLock
-
-    def snapshots(self, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
-        raise NotImplementedError
-
-    def plan_new_topic(self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None) -> NewTopic:
-        """The topic that `create_topic` would make, with the same errors."""
-        topic = self._checked_new(name, partitions, properties)
-        self._opener.check_room()
-        settings = self.config.explain(name, topic.properties)
+    def new_topic(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> NewTopic:
+        """As `LogManager.plan_new_topic`."""
+        topic = self._creation.check(name, partitions, properties)
+        settings = self._opener.config.explain(name, topic.properties)
         outranked = tuple(_outranked(settings, topic.properties))
         namesakes = tuple(self._namesakes(topic))
         return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
 
-    def plan_altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
-        """The changes that `alter_topic` would make, with the same errors."""
+    def altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
+        """As `LogManager.plan_altered_topic`."""
         before = self._registry.get(name)
         after, begins = self._opener.altered(before, properties)
         if begins:
             self._opener.check_reachable(after)
-        old, new = (self.config.explain(name, each.properties) for each in (before, after))
+        old, new = (self._opener.config.explain(name, each.properties) for each in (before, after))
         values = {each.name: each.value for each in new}
         gives_up = is_tier_disabled(after, values) and not is_tier_disabled(
             before, {each.name: each.value for each in old}
@@ -147,11 +146,8 @@ class TopicDryRun:
             lost=tuple(self._tier_losses(after, now_ms)) if gives_up else (),
         )
 
-    def plan_deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
-        """The loss that `delete_topic` would cause, and the pins and forks that delay it. Raises NotFound.
-
-        If the bucket does not answer, its figures are unknown.
-        """
+    def deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
+        """As `LogManager.plan_deleted_topic`."""
         topic = self._registry.get(name)
         rules = self._opener.rules(topic)
         losses = [self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms)]
@@ -162,21 +158,6 @@ class TopicDryRun:
             grace_ms=rules.delete_grace_ms,
         )
 
-    def _checked_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        """The topic as it would be registered; access to the bucket is checked if it would be tiered."""
-        topic = self._settled_new(name, partitions, properties)
-        if topic.was_tiered:
-            self._opener.check_reachable(topic)
-        return topic
-
-    def _settled_new(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
-        """As `_checked_new`, without a request to the bucket."""
-        check_topic(name)
-        topic = Topic(name=name, topic_id=new_topic_id(), partition_count=partitions, properties=dict(properties or {}))
-        self._opener.check_settings(topic)
-        self._registry.check_new(topic)
-        return replace(topic, was_tiered=True) if self._opener.begins_tiering(topic) else topic
-
     def _namesakes(self, topic: Topic) -> list[str]:
         from tiered.read.bucket_reader import topic_ids
 
@@ -184,22 +165,25 @@ class TopicDryRun:
 
     def _losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
         """The losses from both tiers; a partition that cannot be read has its problem."""
-        seen = {each.partition: each for each in self.snapshots(now_ms, [topic.name])}
+        seen = {each.partition: each for each in self._snapshots(topic, now_ms)}
         for name in topic.partitions():
-            if name in seen and name not in self.problems:
+            problem = self._table.problems.get(name)
+            if name in seen and problem is None:
                 yield _loss(seen[name])
             else:
-                problem = self.problems.get(name)
                 yield PartitionLoss(
                     partition=name, trouble=str(problem) if problem is not None else "the topic does not exist"
                 )
 
     def _tier_losses(self, topic: Topic, now_ms: int) -> Iterator[PartitionLoss]:
         """The losses of the remote tier alone: everything below the disk's first offset."""
-        for each in self.snapshots(now_ms, [topic.name]):
+        for each in self._snapshots(topic, now_ms):
             start = max(each.log_start_offset, each.segments[0].base_offset if each.segments else each.next_offset)
             offsets = start - each.log_start_offset
             yield replace(_loss(each), next_offset=start, offsets=offsets, local_bytes=0, only_local_bytes=0)
+
+    def _snapshots(self, topic: Topic, now_ms: int) -> list[PartitionSnapshot]:
+        return self._table.snapshots(now_ms, self._table.all([topic.name]))
 
     def _held_by(self, topic: Topic, loss: PartitionLoss, now_ms: int) -> PartitionLoss:
         """The loss with the pins and forks of its bucket."""

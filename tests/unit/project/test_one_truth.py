@@ -35,7 +35,7 @@ from tiered.observe.metrics import Metrics
 from tiered.service.observations import Observations
 from tiered.status.status_report import all_usage
 from tiered.status.tier_history import look
-from tiered.topics.deleted_topic_usage import usage_of_deleted
+from tiered.topics.topic_admin import usage_of_deleted
 from tiered.web.pages.site import Site
 
 LATER = NOW + 3 * DAY  # after the grace period

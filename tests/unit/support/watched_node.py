@@ -194,7 +194,7 @@ class WatchedNode:
             counted=lambda: self.passed_ms,
         )
         self.metrics = Metrics(self.manager, self.seen, self.worker)
-        for pool in (self.manager._rounds.tasks.copier_pool, self.manager._rounds.tasks.expirer_pool):
+        for pool in (self.manager.maintenance.tasks.copier_pool, self.manager.maintenance.tasks.expirer_pool):
             pool._clock = lambda: self.passed_ms / 1000
 
     def reload(self) -> None:

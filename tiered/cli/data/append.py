@@ -204,7 +204,7 @@ class _AppendedRecords:
         try:
             return self._append_to(name, share)
         except Unavailable:
-            self._manager.own_again([name], now_ms=now_ms())
+            self._manager.table.retry([name], now_ms=now_ms())
             return self._append_to(name, share)
 
     def _append_to(self, name: TopicPartition, share: list[Record]) -> AppendResult:

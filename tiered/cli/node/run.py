@@ -93,10 +93,11 @@ def _started(
     from tiered.config.clock_guard import ClockGuard
     from tiered.node.work_report import read_report
     from tiered.service.worker import Worker
+    from tiered.stores.store_clock import store_clock_of
 
     manager = stack.enter_context(session.manager(is_daemon=True, observations=seen, takes_over=takes_over))
     stack.enter_context(copy_progress(session, manager))
-    last, store_clock = read_report(manager.directory_places()), manager.store_clock(now_ms)
+    last, store_clock = read_report(manager.directories.places()), store_clock_of(manager.store, now_ms)
     return Worker(
         manager,
         now_ms=now_ms(),

@@ -36,7 +36,7 @@ DIRECTORY = "./data/mixed-0"
 
 def transactions(manager: LogManager, sequences: dict[int, int]) -> None:
     """Plain batches and transactions of two alternating producers; some transactions are aborted."""
-    log = manager._partition(MIXED).log
+    log = manager.partition(MIXED).log
     for at in range(12):
         send(manager, 10, topic="mixed")
         producer_id = 7 + at % 2
@@ -571,7 +571,7 @@ def test_verify_reports_no_warning_during_a_transaction_at_any_disk_effect() -> 
 
     with world.open() as manager:
         world.disk._effect = effect  # type: ignore[method-assign]
-        log = manager._partition(MIXED).log
+        log = manager.partition(MIXED).log
         for at in range(3):
             producer = Producer(producer_id=50, producer_epoch=0, base_sequence=at, is_transactional=True)
             log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)

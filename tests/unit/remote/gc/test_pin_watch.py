@@ -176,7 +176,7 @@ def test_a_log_whose_segments_expire_all_the_time_lists_pins_once_a_day():
         topic = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1d", "local.retention.ms": "1h"}
         manager.create_topic("t", 1, topic, now_ms=NOW)
         listings, deleted = [], []
-        inner, prefix = world.store, manager._partition(NAME).prefix
+        inner, prefix = world.store, manager.partition(NAME).prefix
         real_list, real_delete = inner.list, inner.delete
         inner.list = lambda key, **more: listings.append(key) or real_list(key, **more)
         inner.delete = lambda keys: deleted.append(keys := list(keys)) or real_delete(keys)
@@ -197,7 +197,7 @@ def test_rounds_do_not_list_while_a_pin_protects_due_objects():
         send(manager, 300)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        prefix = manager._partition(NAME).prefix
+        prefix = manager.partition(NAME).prefix
         log = MetadataLog(world.store, prefix)
         pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
         settle(manager, NOW + 2 * DAY)

@@ -116,7 +116,7 @@ OTHERS: dict[str, Deed] = {
         else None
     ),
     "rolls": lambda manager: manager.roll("o", now_ms=NOW),
-    "status": lambda manager: status_report(manager, NOW, storage=manager.first_directory()[0]),
+    "status": lambda manager: status_report(manager, NOW, storage=manager.directories.first_online()[0]),
     "another topic's settings": lambda manager: manager.alter_topic("o", {"flush.ms": "1s"}, now_ms=NOW),
     "another topic's records are deleted": lambda manager: manager.delete_records({OTHER: 15}, now_ms=NOW),
     "a new topic": lambda manager: manager.create_topic("fresh", 1, GRACE, now_ms=NOW),

@@ -135,7 +135,7 @@ def test_cleaner_metrics_are_kafkas_maxima_over_the_last_pass_of_each_thread(wor
         filled(manager)
         empty = cleaner_metrics(manager, NOW)
         assert (empty.max_dirty_percent, empty.max_clean_time_secs, empty.time_since_last_run_ms) == (100, 0, None)
-        directory = manager._directory.online[0]
+        directory = manager.directories.online[0]
         for each in (
             run(thread=0, buffer_utilization=0.95, clean_seconds=99.0, delay_ms=90_000),
             run(thread=1, buffer_utilization=0.419, index_seconds=2.5, clean_seconds=10.0, delay_ms=7_999),

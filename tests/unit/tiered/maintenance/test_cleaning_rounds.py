@@ -230,14 +230,14 @@ def test_cleaner_pass_is_aborted_by_a_policy_change_and_by_a_move(
         changing.join()
         assert ended == ["CleaningAborted"]
         assert manager.problems == {}
-        assert manager._partition(NAME).log.cleaning.now == Gate()
+        assert manager.partition(NAME).log.cleaning.now == Gate()
 
 
 @pytest.mark.parametrize("wrong", [10_000, 3])
 def test_cleaner_checkpoint_outside_its_log_is_corrected_without_a_cleaning(world: World, wrong: int) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         dirty(manager)
-        log = manager._partition(NAME).log
+        log = manager.partition(NAME).log
         log.raise_log_start(50)
         log.cleaner_offset = wrong
         manager.tick(NOW)
@@ -252,6 +252,7 @@ def test_cleaner_throttle_is_shared_by_all_threads_and_counts_reads_and_writes(w
         from tiered.maintenance.cleaning import CleanerSettings, Cleaning
 
         manager.cleaning = Cleaning(CleanerSettings.of(manager.config), clock=at, sleep=slept.append)
+        manager.maintenance.cleaning = manager.cleaning
         dirty(manager, 2)
         settle(manager)
         moved = sum(run.bytes_read + run.bytes_written for run in manager.cleaning.runs)
@@ -280,7 +281,7 @@ def test_cleaner_pass_is_aborted_when_its_directory_becomes_offline(
 
     def clean(log: Log, *args: object, **kw: object) -> object:
         with monkeypatch.context() as patch:
-            patch.setattr(manager._directory, "is_online", lambda name: False)
+            patch.setattr(manager.directories, "is_online", lambda name: False)
             try:
                 return real(log, *args, **kw)  # type: ignore[arg-type]
             except CleaningAborted as error:

@@ -183,7 +183,7 @@ def test_uncommitted_uploads_are_committed_with_the_new_key_after_a_rotation(
         manager.alter_topic("t", {KEY: "k1"}, now_ms=NOW)
         store.refuses = True
         manager.tick(NOW)
-        assert len(manager.partition(NAME).uploaded) == 3
+        assert len(manager.partition(NAME).uploads) == 3
         store.refuses = False
         manager.alter_topic("t", {KEY: "k2"}, now_ms=NOW)
         (rotated,) = rotate_keys(manager, now_ms=NOW)
@@ -246,7 +246,8 @@ def test_objects_of_a_commit_in_doubt_are_kept_when_the_topic_is_deleted(world: 
 
         def copy(is_deleted_at: int) -> None:
             def ask() -> bool:
-                held.is_deleted = next(asked) >= is_deleted_at
+                if next(asked) >= is_deleted_at:
+                    held.tier.delete()
                 return False
 
             if policy == "compact":

@@ -242,8 +242,8 @@ def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
 def test_resolved_problem_is_removed_by_a_task_without_work(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, GRACE, now_ms=NOW)
-        manager._note(NAME, Unavailable("asking for the pins, the store is down"))
-        manager._rounds.tasks.submit(NAME, Due(copies=False, rest=True))
+        manager.table.note(NAME, Unavailable("asking for the pins, the store is down"))
+        manager.maintenance.tasks.submit(NAME, Due(copies=False, rest=True))
         assert manager.wait_for_tasks(LIMIT_S)
         assert manager.problems == {}
 
@@ -271,7 +271,9 @@ def test_expiry_after_a_hanging_upload_uses_the_newest_settings(world: World, st
         manager.roll("t", now_ms=NOW)
         manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
         store.hanging.add("t")
-        manager._rounds.tasks.submit(NAME, Due(copies=True, rest=False))  # a task without copies would finish at once
+        manager.maintenance.tasks.submit(
+            NAME, Due(copies=True, rest=False)
+        )  # a task without copies would finish at once
         store.wait_for(4)
         manager.alter_topic("t", {"retention.ms": "-1"}, now_ms=NOW)
         _finish(manager, store)
@@ -297,7 +299,7 @@ def test_partition_has_only_one_task_at_a_time(world: World, store: HangingStore
         for _ in range(5):
             manager.tick(NOW, waits=False)
         assert len(store.uploads) == 1
-        assert set(manager._rounds.tasks.copier_pool.states) == {NAME}
+        assert set(manager.maintenance.tasks.copier_pool.states) == {NAME}
         _finish(manager, store)
         assert len(store.uploads) == len(_manifest(manager).segments) == 3, "no segment may be uploaded twice"
 
@@ -312,7 +314,7 @@ def test_partitions_are_copied_at_once_by_all_threads_of_the_pool(world: World, 
         store.hanging.add("t")
         manager.tick(NOW, waits=False)
         store.wait_for(3)
-        assert len(manager._rounds.tasks.copier_pool.states) >= 6
+        assert len(manager.maintenance.tasks.copier_pool.states) >= 6
         _finish(manager, store)
         assert store.at_once_max == 3
         assert all(len(_manifest(manager, TopicPartition(f"t-{at}", 0)).segments) == 1 for at in range(6))
@@ -326,7 +328,7 @@ def test_topic_deleted_during_its_copy_leaves_no_objects(world: World, store: Ha
         assert manager.problems == {}
         kinds = {kind for report in check_bucket(world.store) for kind in report.counts()}
         assert kinds <= {ObjectKind.MANIFEST, ObjectKind.BOUNDARY}, kinds
-        assert manager._registry.deleted() == ()
+        assert manager.registry.deleted() == ()
 
 
 def test_takeover_during_a_copy_fences_the_copy(world: World, store: HangingStore) -> None:
@@ -418,7 +420,7 @@ def test_copying_disabled_during_a_copy_ends_after_the_started_copies(world: Wor
 
 def test_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: HangingStore) -> None:
     with _started(world, store, cleanup_policy="compact") as manager:
-        copied = manager.partition(NAME).copying
+        copied = manager.partition(NAME).uploads.copying
         assert copied
         log = manager.partition(NAME).log
         for at in range(3):
@@ -443,7 +445,7 @@ def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: 
         held = manager.partition(NAME)
         end = held.log.segments()[-1].base_offset
         planned = CleanLog(first_dirty_offset=0, upto_offset=end, size_bytes=1, reason="planned a moment ago")
-        directory = manager._directory.of(NAME)
+        directory = manager.directories.of(NAME)
 
         def clean(*rest: object) -> None:
             raise AssertionError("a segment that is being copied must not be cleaned")
@@ -483,14 +485,14 @@ def test_directory_that_becomes_offline_in_maintenance_does_not_affect_the_other
             manager.create_topic(topic, 1, GRACE, now_ms=NOW)
             send(manager, 20, topic=topic)
             manager.roll(topic, now_ms=NOW)
-        real = manager._directory.check_online
+        real = manager.directories.check_online
 
         def check(name: TopicPartition) -> None:
             if name == NAME:
                 raise DiskFailed("using a log directory, it is offline", partition=name)
             real(name)
 
-        monkeypatch.setattr(manager._directory, "check_online", check)
+        monkeypatch.setattr(manager.directories, "check_online", check)
         manager.tick(NOW, waits=waits)
         assert manager.wait_for_tasks(LIMIT_S)
         assert len(_manifest(manager, OTHER).segments) == 1
@@ -501,7 +503,7 @@ def test_close_waits_for_the_running_upload_and_commits_it(world: World, store: 
     manager = _started(world, store)
     closing = threading.Thread(target=lambda: manager.close(drain_s=LIMIT_S))
     closing.start()
-    copier_pool = manager._rounds.tasks.copier_pool
+    copier_pool = manager.maintenance.tasks.copier_pool
     with copier_pool._changed:
         assert copier_pool._changed.wait_for(lambda: copier_pool.is_stopping, LIMIT_S)
     store.let_go()
@@ -530,7 +532,7 @@ def test_upload_that_ends_after_a_close_with_deadline_changes_nothing(world: Wor
 def test_keyboard_interrupt_does_not_wait_for_a_hanging_upload(world: World, store: HangingStore) -> None:
     with pytest.raises(KeyboardInterrupt), _started(world, store) as manager:
         raise KeyboardInterrupt
-    assert set(manager._rounds.tasks.copier_pool.states) == {NAME}, "the upload still hangs"
+    assert set(manager.maintenance.tasks.copier_pool.states) == {NAME}, "the upload still hangs"
     with world.open() as again:
         assert len(_offsets(again)) == 60
 
@@ -558,7 +560,7 @@ def test_expiry_and_deletion_run_as_tasks(world: World, store: HangingStore) -> 
 
 
 def _drain(manager: LogManager, but: set[TopicPartition]) -> None:
-    tasks = manager._rounds.tasks
+    tasks = manager.maintenance.tasks
     for pool in (tasks.expirer_pool, tasks.copier_pool, tasks.expirer_pool):
         with pool._changed:
             assert pool._changed.wait_for(lambda pool=pool: set(pool._states) <= but, LIMIT_S)

@@ -44,13 +44,13 @@ def test_deleted_records_are_unreadable_at_once_and_after_a_restart(world: World
 
 def test_maintenance_deletes_segments_entirely_below_the_log_start_offset(world: World) -> None:
     with world.open() as manager:
-        before = len(manager._partition(NAME).log.segments())
-        manifest = manager._partition(NAME).manifest()
+        before = len(manager.partition(NAME).log.segments())
+        manifest = manager.partition(NAME).manifest()
         entries = len(manifest.segments) if manifest is not None else 0
         manager.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager, NOW + 1)
         settle(manager, NOW + 2 * DAY)
-        held = manager._partition(NAME)
+        held = manager.partition(NAME)
         assert held.log.segments()[0].next_offset > 150
         if held.manifest() is not None:
             assert 0 < len(held.manifest().segments) < entries
@@ -98,13 +98,13 @@ def test_raised_log_start_offset_is_durable_before_readers_see_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open() as manager:
-        log = manager._partition(NAME).log
+        log = manager.partition(NAME).log
         told: list[int] = []
         real = log.raise_log_start
 
         def raise_log_start(offset: int) -> None:
             told.append(start_on_disk(world))
-            manifest = manager._partition(NAME).manifest()
+            manifest = manager.partition(NAME).manifest()
             assert manifest is None or manifest.log_start_offset == offset
             real(offset)
 
@@ -120,7 +120,7 @@ def test_delete_records_can_be_repeated_after_a_disk_error(world: World) -> None
             manager.delete_records({NAME: 60}, now_ms=NOW)
         world.disk.fail_at = None
         manager.delete_records({NAME: 60}, now_ms=NOW)
-        assert start_on_disk(world) == manager._partition(NAME).log.log_start_offset == 60
+        assert start_on_disk(world) == manager.partition(NAME).log.log_start_offset == 60
 
 
 def test_delete_records_of_a_topic_that_only_compacts_is_refused() -> None:

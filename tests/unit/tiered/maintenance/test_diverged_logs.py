@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from disk_model import ModelDisk, PowerCut
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
+from other_thread import as_other_thread
 
 from local.errors import Conflict, DiskFailed, Diverged, Fenced
 from local.log import Log
@@ -140,7 +141,8 @@ def test_writer_that_took_over_while_a_log_is_opened_stays_the_writer(
         real(self, *args)  # type: ignore[arg-type]
         if not taken:
             taken.append(self)
-            world.open(disk=world.other_disk()).close()
+            with as_other_thread():
+                world.open(disk=world.other_disk()).close()
 
     monkeypatch.setattr(StoreCheck, "ensure", overtaken)
     with world.open() as manager:
@@ -161,8 +163,8 @@ def test_stopped_log_deletes_nothing_from_its_disk(world: World, stopped: Confli
             for each in held.log.segments()[:-1]
         ]
         assert drops
-        held.fatal_error = stopped
-        (directory,) = manager._directory.online
+        held.tier.stop(stopped)
+        (directory,) = manager.directories.online
         with pytest.raises(type(stopped)):
             apply_on_disk(
                 held,

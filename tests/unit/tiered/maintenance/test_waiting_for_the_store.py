@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
+from other_thread import as_other_thread
 
+from local import lock_ranks
 from local.errors import Unavailable
 from local.names import TopicPartition
 from policies.remote_retention import log_bytes
@@ -64,7 +66,7 @@ def test_task_fetches_manifest_pages_before_it_takes_the_lock(
 
         def before(verb: str, key: str) -> None:
             if PAGES in key:
-                asked.append(held.lock._is_owned())  # type: ignore[attr-defined]
+                asked.append(held.lock in lock_ranks._locks())
                 if is_away:
                     raise Unavailable("the store is down", key=key)
 
@@ -74,7 +76,7 @@ def test_task_fetches_manifest_pages_before_it_takes_the_lock(
             apply_in_task(
                 held,
                 lambda snapshot: seen.append(snapshot) or [],  # type: ignore[func-returns-value]
-                where=lambda: manager._directory.of(NAME),
+                where=lambda: manager.directories.of(NAME),
                 store=store,  # type: ignore[arg-type]
                 now_ms=NOW,
                 should_stop=lambda: False,
@@ -140,7 +142,7 @@ def test_topic_and_records_are_deleted_while_the_acquire_hangs(world: World, ver
             while manager.tick(NOW + hour * HOUR):
                 pass
         assert manager.problems == {}
-        assert manager._registry.deleted() == ()
+        assert manager.registry.deleted() == ()
         assert not [info for info in world.store.list("t-") if "/data/" in info.key]
 
 
@@ -186,7 +188,8 @@ def test_planned_expiry_is_skipped_when_retention_was_raised_before_it(world: Wo
 
         def before(verb: str, key: str) -> None:
             if verb == "upload" and not altered:
-                altered.append(manager.alter_topic("u", {"retention.ms": "-1"}, now_ms=NOW))
+                with as_other_thread():
+                    altered.append(manager.alter_topic("u", {"retention.ms": "-1"}, now_ms=NOW))
 
         store.before = before
         manager.tick(NOW)
@@ -201,14 +204,14 @@ def test_task_that_ends_after_its_manager_changes_no_topic_list(world: World, mo
     first = world.open()
     first.create_topic("t", 1, {}, now_ms=NOW)
     first.delete_topic("t", now_ms=NOW)
-    reached, opened, removed = threading.Event(), threading.Event(), first._deletion._removed
+    reached, opened, removed = threading.Event(), threading.Event(), first.topic_admin.deletion._removed
 
     def late(*given: object) -> object:
         reached.set()
         assert opened.wait(LIMIT_S)
         return removed(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(first._deletion, "_removed", late)
+    monkeypatch.setattr(first.topic_admin.deletion, "_removed", late)
     first.tick(NOW, waits=False)
     assert reached.wait(LIMIT_S)
     first.close(drain_s=0.0)
@@ -219,4 +222,4 @@ def test_task_that_ends_after_its_manager_changes_no_topic_list(world: World, mo
     with world.open() as third:
         assert [topic.name for topic in third.topics()] == ["new"]
         settle(third)
-        assert third._registry.deleted() == ()
+        assert third.registry.deleted() == ()

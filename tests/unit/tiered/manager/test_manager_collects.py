@@ -45,7 +45,7 @@ def test_maintenance_keeps_few_manifests_and_all_records(settings):
             send(manager, 300, start=turn * 300)
             manager.roll("t", now_ms=NOW)
             settle(manager)
-        newest = manager._partition(NAME).manifest()
+        newest = manager.partition(NAME).manifest()
         assert newest.sequence > 3 + 2
         assert len(manifests(world)) <= 3 + 2
         expected = values(manager.reader())
@@ -75,7 +75,7 @@ def test_objects_of_a_pinned_manifest_are_kept_beyond_the_grace_period():
         send(manager, 300)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-        prefix = manager._partition(NAME).prefix
+        prefix = manager.partition(NAME).prefix
         log = MetadataLog(world.store, prefix)
         pin, manifest = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
         named = {prefix + key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
@@ -94,7 +94,7 @@ def test_closed_bucket_reader_releases_its_pins():
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        prefix, newest = manager._partition(NAME).prefix, manager._partition(NAME).manifest()
+        prefix, newest = manager.partition(NAME).prefix, manager.partition(NAME).manifest()
     with RemoteLog(world.store) as bucket:
         assert bucket.pin(NAME, now_ms=NOW, expires_ms=NOW + DAY, holder="a job") == newest
         assert [pin.sequence for pin in list_pins(world.store, prefix)] == [newest.sequence]
@@ -107,8 +107,8 @@ def test_cache_directory_keeps_the_manifest_over_a_restart(tmp_path):
         manager.create_topic("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        newest = manager._partition(NAME).manifest()
-    kept = manifest_disk_cache(str(tmp_path)).manifest(manager._partition(NAME).prefix)
+        newest = manager.partition(NAME).manifest()
+    kept = manifest_disk_cache(str(tmp_path)).manifest(manager.partition(NAME).prefix)
     assert kept is not None
     assert kept[0] == newest
     with world.open(remote_fetch_cache_dir=str(tmp_path)) as again:

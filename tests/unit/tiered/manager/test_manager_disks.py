@@ -50,7 +50,7 @@ def disks() -> Disks:
 
 
 def on(manager: LogManager, root: str) -> list[TopicPartition]:
-    return manager._directory.partitions_of(root)
+    return manager.directories.partitions_of(root)
 
 
 def test_partitions_are_placed_on_both_disks_and_found_after_a_restart(disks: Disks) -> None:
@@ -215,7 +215,7 @@ def test_partition_moves_between_disks_and_maintenance_continues_there(disks: Di
     with disks.open(file_delete_delay_ms="1000", local_retention_ms="1ms", retention_ms="-1") as manager:
         manager.create_topic("tiered", properties={"remote.storage.enable": "true"}, now_ms=NOW)
         name = TopicPartition("tiered", 0)
-        root = manager._directory.root_of(name)
+        root = manager.directories.root_of(name)
         other = B if root == A else A
         reader = manager.reader().records(name, 0)
         for _ in range(3):
@@ -236,5 +236,5 @@ def test_partition_moves_between_disks_and_maintenance_continues_there(disks: Di
         assert not [each for each in disks.disk.list(root) if each.endswith("-delete")]
         del reader
     with disks.open() as manager:
-        assert manager._directory.root_of(name) == other
+        assert manager.directories.root_of(name) == other
         assert len(list(manager.reader().records(name, 0))) == 20

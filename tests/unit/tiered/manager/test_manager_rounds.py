@@ -235,7 +235,7 @@ def test_expired_producers_are_removed_by_maintenance_without_an_append(world: W
     producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0)
     with world.open() as manager:
         manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
-        log = manager._partition(NAME).log
+        log = manager.partition(NAME).log
         log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
         manager.tick(NOW + DAY - 1)
         assert log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer).is_duplicate
@@ -300,7 +300,7 @@ def test_failed_checkpoint_write_is_reported_and_maintenance_continues(
             raise AccessDenied("creating a file", path="./data/recovery-point-offset-checkpoint.tmp", cause="eacces")
 
         with monkeypatch.context() as patch:
-            patch.setattr(manager._directory, "try_checkpoints", refuse)
+            patch.setattr(manager.directories, "try_checkpoints", refuse)
             for at in (0, 1):
                 worker.round(NOW + at * HOUR)
                 assert isinstance(worker.round_error, AccessDenied)

@@ -164,7 +164,7 @@ def test_remote_ack_of_a_topic_that_is_not_copied_is_refused_before_the_append(
 
 def test_pause_refuses_remote_acks_and_ends_a_running_wait_at_its_timeout(world: World) -> None:
     with world.open() as manager:
-        places = manager._directory.places()
+        places = manager.directories.places()
         send(manager, 20)
         pause_uploads(places, ["t"], now_ms=NOW, reason="net")
         with pytest.raises(Unavailable, match="paused"):

@@ -87,7 +87,7 @@ def _delete_the_topic(world: World) -> None:
         manager.delete_topic("t", now_ms=LATER)
         for at in range(6):
             settle(manager, LATER + at * 2 * DAY)
-        assert manager._registry.deleted() == ()
+        assert manager.registry.deleted() == ()
 
 
 def _manager_of_the_fork(world: World) -> LogManager:

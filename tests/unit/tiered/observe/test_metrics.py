@@ -225,7 +225,7 @@ def test_partition_taken_over_by_another_writer_counts_as_halted(world: World) -
         send(manager, 200, start=200)
         station.worker.round(NOW)
         assert station.values()["tiered_halted"] == 1
-        manager.problems = {TopicPartition("t", 0): Corrupt("reading", cause="crc")}
+        manager.table.problems = {TopicPartition("t", 0): Corrupt("reading", cause="crc")}
         assert station.values()["tiered_partition_problems{class=Corrupt}"] == 1
 
 

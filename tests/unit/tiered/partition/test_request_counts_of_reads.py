@@ -15,7 +15,7 @@ from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts
 from remote.store.open_store import open_store
 from tiered.manager.manager import LogManager
-from tiered.partition import acquisition
+from tiered.partition import partition_table
 from tiered.partition.partition import Partition
 from tiered.status.status_report import status_report
 
@@ -102,10 +102,10 @@ def test_thread_count_of_a_status_does_not_grow_with_the_topics(
     with world.open(read_only=True, store=open_store(f"file://{tmp_path}/bucket"), **settings) as manager:
         assert len(status_report(manager, NOW, storage=world.disk).partitions) == topics
     calls = [name for name in started if name == "tiered-store-call"]
-    assert len(calls) <= acquisition.DISK_LOOKERS + 1, (
+    assert len(calls) <= partition_table.DISK_LOOKERS + 1, (
         "at most one call thread for each waiting reader, and one that has not ended yet"
     )
-    assert len(started) - len(calls) <= acquisition.DISK_LOOKERS
+    assert len(started) - len(calls) <= partition_table.DISK_LOOKERS
 
 
 def _partitions(world: World) -> tuple[LogManager, list[Partition]]:
@@ -119,14 +119,14 @@ def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(worl
 
     def silent(each: Partition) -> LogError | None:
         asked.append(each.name)
-        now[0] += acquisition.WAIT_MAX_S / 3
+        now[0] += partition_table.WAIT_MAX_S / 3
         return Unavailable("cannot read an object, no answer by the deadline")
 
     with manager:
-        found = acquisition.open_read_only_all(silent, held, "file:///b", clock=lambda: now[0])
+        found = partition_table.open_read_only_all(silent, held, "file:///b", clock=lambda: now[0])
     assert len(found) == len(held)
     assert all(isinstance(error, Unavailable) for error in found)
-    assert 3 <= len(asked) <= 2 + acquisition.DISK_LOOKERS
+    assert 3 <= len(asked) <= 2 + partition_table.DISK_LOOKERS
     told = [str(error) for each, error in zip(held, found, strict=True) if each.name not in asked]
     assert len(told) == len(held) - len(asked)
     assert all(
@@ -140,11 +140,11 @@ def test_slow_store_that_answers_is_asked_about_every_partition(world: World, er
     now = [0.0]
 
     def slow(each: Partition) -> LogError | None:
-        now[0] += acquisition.WAIT_MAX_S
+        now[0] += partition_table.WAIT_MAX_S
         return error
 
     with manager:
-        assert acquisition.open_read_only_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
+        assert partition_table.open_read_only_all(slow, held, "s3://b", clock=lambda: now[0]) == [error] * len(held)
 
 
 def test_remote_store_is_asked_about_all_topics_in_parallel(world: World) -> None:
@@ -157,8 +157,8 @@ def test_remote_store_is_asked_about_all_topics_in_parallel(world: World) -> Non
         return None
 
     with manager:
-        assert len(held) == len(TOPICS) <= acquisition.LOOKERS
-        assert acquisition.open_read_only_all(wait, held, "s3://b") == [None] * len(held)
+        assert len(held) == len(TOPICS) <= partition_table.LOOKERS
+        assert partition_table.open_read_only_all(wait, held, "s3://b") == [None] * len(held)
 
 
 def test_status_with_an_unreachable_bucket_has_local_figures_and_the_problem(world: World) -> None:

@@ -325,7 +325,7 @@ def test_no_segment_is_dropped_while_the_commit_of_a_disable_is_in_doubt(world: 
         held, topic = manager.partition(NAME), manager.topic("t")
         store.is_armed = True
         with suppress(Unavailable):
-            disable_tier_of(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
+            disable_tier_of(replace_rules(held), lambda: manager.directories.of(NAME), 0, now_ms=NOW)
         assert store.is_mute
         manager.alter_topic("t", {**topic.properties, "local.retention.ms": "1ms"}, now_ms=NOW)
         manager.tick(NOW)
@@ -348,7 +348,7 @@ def test_no_segment_is_dropped_between_the_snapshot_and_the_disable_commit(
         real, dropped = tier_disable.disable_tier, []
 
         def overtaken(**facts: int) -> object:
-            turn = threading.Thread(target=lambda: dropped.append(manager.drop_early(plan)))
+            turn = threading.Thread(target=lambda: dropped.append(manager.maintenance.drop_early(plan)))
             turn.start()
             turn.join()
             return real(**facts)
@@ -377,7 +377,7 @@ def test_no_segment_is_dropped_by_a_snapshot_older_than_the_disable(
         plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
         store.is_armed = True
         with suppress(Unavailable):
-            disable_tier_of(replace_rules(held), lambda: manager._directory.of(NAME), 0, now_ms=NOW)
+            disable_tier_of(replace_rules(held), lambda: manager.directories.of(NAME), 0, now_ms=NOW)
         store.is_armed = store.is_mute = False
 
         def look(asked: Partition, *args: object, **more: object) -> object:
@@ -385,15 +385,15 @@ def test_no_segment_is_dropped_by_a_snapshot_older_than_the_disable(
             found = real(asked, *args, **more)  # type: ignore[arg-type]
             looks += 1
             if looks == settled_after:
-                turn = threading.Thread(target=manager._opener.acquire, args=(held, NOW))
+                turn = threading.Thread(target=manager.opener.acquire, args=(held, NOW))
                 turn.start()
                 turn.join()
             return found
 
         with monkeypatch.context() as patch:
             patch.setattr(Partition, "snapshot", look)
-            manager.drop_early(plan)
-        manager._opener.acquire(held, NOW)
+            manager.maintenance.drop_early(plan)
+        manager.opener.acquire(held, NOW)
         assert looks > 0
         assert head_of(manager).tier_disabled
         assert len(values(manager.reader())) == 300

@@ -59,8 +59,8 @@ def _collect(manager: LogManager) -> None:
 
 
 def _store(manager: LogManager):
-    assert manager._store is not None
-    return manager._store
+    assert manager.store is not None
+    return manager.store
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))

@@ -87,7 +87,7 @@ def test_committed_offsets_end_below_an_open_transaction(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
         send(manager, 10)
-        log = manager._partition(NAME).log
+        log = manager.partition(NAME).log
         producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
         log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
         found = manager.list_offsets({NAME: OffsetSpec.LATEST}, isolation=Isolation.READ_COMMITTED)[NAME]

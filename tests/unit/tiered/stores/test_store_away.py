@@ -210,9 +210,9 @@ def test_manager_with_a_refusing_bucket_serves_the_disk_and_acquires_later() -> 
         send(manager, 10, start=10)
         assert len(values(manager.reader())) == 20
         with pytest.raises(AccessDenied):
-            manager.own_again([NAME], now_ms=NOW)
+            manager.table.retry([NAME], now_ms=NOW)
         away.error = None
-        manager.own_again([NAME], now_ms=NOW)
+        manager.table.retry([NAME], now_ms=NOW)
         settle(manager)
 
 

@@ -77,7 +77,7 @@ def test_deleted_topic_is_hidden_at_once_and_its_bytes_are_deleted_later(world: 
         )
         settle(manager, NOW + 2 * HOUR)
         assert _kinds(world.store) == LEFT
-        assert manager._registry.deleted() == ()
+        assert manager.registry.deleted() == ()
     assert b"deleted" in world.disk.read("./data/topics.json")
 
 
@@ -135,8 +135,8 @@ def test_pending_removal_of_a_deleted_log_spares_a_new_topic_of_the_same_name(
     """
     looked, may_go_on = threading.Event(), threading.Event()
     with _filled(world, {}) as manager:
-        round_ = threading.Thread(target=manager._deletion.step, args=(NOW,))
-        registry_delete, topic_id = manager._registry.delete, LogDirectories.topic_id
+        round_ = threading.Thread(target=manager.topic_admin.deletion.step, args=(NOW,))
+        registry_delete, topic_id = manager.registry.delete, LogDirectories.topic_id
 
         def delete(name: str, *, now_ms: int) -> object:
             gone = registry_delete(name, now_ms=now_ms)
@@ -151,8 +151,8 @@ def test_pending_removal_of_a_deleted_log_spares_a_new_topic_of_the_same_name(
                 assert may_go_on.wait(LIMIT_S)
             return found
 
-        monkeypatch.setattr(manager._deletion, "_looking", _Told(may_go_on), raising=False)
-        monkeypatch.setattr(manager._registry, "delete", delete)
+        monkeypatch.setattr(manager.topic_admin.deletion, "_looking", _Told(may_go_on), raising=False)
+        monkeypatch.setattr(manager.registry, "delete", delete)
         monkeypatch.setattr(LogDirectories, "topic_id", look)
         manager.delete_topic("t", now_ms=NOW)
         manager.create_topic("t", 1, {}, now_ms=NOW)
@@ -182,10 +182,10 @@ def test_failed_removal_of_files_is_retried_and_the_topic_stays_registered(
         manager.delete_topic("t", now_ms=NOW)
         settle(manager, NOW)
         assert len(refused) == len(_directories(world.disk)) == 1
-        assert manager._registry.deleted(), "the topic must stay registered as deleted while its files exist"
+        assert manager.registry.deleted(), "the topic must stay registered as deleted while its files exist"
         settle(manager, NOW + HOUR)
         assert _directories(world.disk) == []
-        assert manager._registry.deleted() == ()
+        assert manager.registry.deleted() == ()
 
 
 def test_node_that_still_has_a_deleted_topic_is_refused_and_keeps_its_files(world: World) -> None:
@@ -220,7 +220,7 @@ def test_untiered_topic_is_deleted_without_a_store_request(world: World) -> None
         manager.delete_topic("t", now_ms=NOW)
         settle(manager, NOW)
         assert _directories(world.disk) == []
-        assert manager._registry.deleted() == ()
+        assert manager.registry.deleted() == ()
     assert list(world.store.list("")) == []
 
 
@@ -276,7 +276,7 @@ def _check_after(world: World) -> None:
             manager.delete_topic("t", now_ms=NOW)
         for hours in (5, 9):
             settle(manager, NOW + hours * HOUR)
-        assert manager._registry.deleted() == ()
+        assert manager.registry.deleted() == ()
     assert _directories(world.disk) == []
     assert _kinds(world.store) <= {*LEFT, ObjectKind.PROBE, ObjectKind.ORPHAN}
     manifests = [info.key for info in world.store.list("") if MANIFESTS in info.key]
@@ -337,7 +337,7 @@ def test_two_nodes_deleting_one_topic_do_not_fence_each_other_repeatedly(world: 
             second.tick(NOW + minutes * 60_000)
         assert _epoch(world) == before, "a fenced node must not take over again"
         assert _kinds(world.store) == LEFT
-        assert first._registry.deleted() == second._registry.deleted() == ()
+        assert first.registry.deleted() == second.registry.deleted() == ()
 
 
 def test_fenced_deletion_resumes_after_the_other_node_died(world: World) -> None:
@@ -354,4 +354,4 @@ def test_fenced_deletion_resumes_after_the_other_node_died(world: World) -> None
         )
         settle(first, NOW + 3 * HOUR)
         assert _kinds(world.store) == LEFT
-        assert first._registry.deleted() == ()
+        assert first.registry.deleted() == ()

@@ -210,7 +210,7 @@ def test_bucket_that_was_never_read_has_no_figures(world: World) -> None:
 def test_message_text_is_escaped_in_every_page(world: World) -> None:
     with world.open() as manager:
         manager.create_topic("t", 1, {}, now_ms=NOW)
-        manager.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
+        manager.table.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
         found = site(world, manager)
         for path in ("/", "/topics/t", "/troubles", "/?q=%3Cscript%3E%22", "/?sort=%22%3E%3Cscript%3E&q=t"):
             body = page(found, path)

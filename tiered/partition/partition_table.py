@@ -1,0 +1,318 @@
+"""The partitions of one manager: those that are open, those that could not be opened, and their problems.
+
+`lock` guards the topics and their partitions (`local.lock_ranks`). No thread waits for the store under it.
+
+Each takeover waits for the store several times. In a read-only open, partitions are independent: all partitions of all
+topics wait in parallel. A read-only open limits its wait. Once one request found the store unavailable and WAIT_MAX_S
+have passed since the start, the store is not asked about the remaining partitions: each of them gets Unavailable. A
+request already sent takes at most the time of one call (`remote.store.middleware.deadline_store`).
+
+A start on a full disk, for example right after a process was killed there, leaves a log closed, like a damaged one. But
+the log is sound and needs no repair: `open_late` tries it again before each maintenance run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
+
+from local.errors import Conflict, DiskFailed, InvalidRequest, LogError, NotFound, Unavailable, forget_locals
+from local.lock_ranks import LockRank, ranked_lock
+from local.logdirs.log_dirs import LogDirectories
+from local.logdirs.offline_detection import offline
+from local.names import TopicPartition
+from tiered.node.problems import is_same_problem
+from tiered.node.topic_registry import Topic, TopicRegistry
+from tiered.partition.appending import raise_first
+from tiered.partition.log_loading import Loaded, OnProgress, load_logs
+from tiered.partition.partition import Partition
+from tiered.partition.partition_opening import Opener
+from tiered.read.partition_source import PartitionSource
+from tiered.stores.parallel import side_by_side
+
+if TYPE_CHECKING:
+    from policies.snapshot import PartitionFigures, PartitionSnapshot
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+OPENERS = 8
+LOOKERS = 16
+DISK_LOOKERS = 1  # a directory as bucket: no latency to hide, and two threads contend for the interpreter
+WAIT_MAX_S = 20.0
+
+Acquire = Callable[[Partition], LogError | None]
+
+
+class PartitionTable:
+    """Opens, finds and acquires partitions, and records their problems. Thread safe.
+
+    `problems` is replaced whole at every change, so an iteration sees one state.
+    """
+
+    def __init__(
+        self, directories: LogDirectories, registry: TopicRegistry, opener: Opener, *, store_url: str = ""
+    ) -> None:
+        """`store_url` is empty without a store."""
+        self.lock = ranked_lock(LockRank.TOPICS)
+        self.problems: dict[TopicPartition, LogError] = {}
+        self._directories = directories
+        self._registry = registry
+        self._opener = opener
+        self._store_url = store_url
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._unopened: dict[TopicPartition, LogError] = {}
+        self._unread: set[TopicPartition] = set()
+        self._problems_lock = threading.Lock()
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def load(self, now_ms: int, *, threads: int, progress: OnProgress) -> None:
+        """Open every log, then load their manifests in parallel: they wait for the network."""
+        self._directories.on_offline = self._note_offline
+        topics = {topic.name: topic for topic in map(self._as_tiered, self._registry.all()) if topic is not None}
+        jobs: dict[str, list[TopicPartition]] = {}
+        homeless = []
+        for name in (name for topic in topics.values() for name in topic.partitions()):
+            try:
+                root = self._directories.root_of(name)
+            except LogError as error:
+                self._leave_unopened([name], error)
+                continue
+            if root is None:
+                # Each placement depends on the one before, so these are opened one after the other.
+                homeless.append(name)
+            else:
+                jobs.setdefault(root, []).append(name)
+
+        def open_log(name: TopicPartition) -> Partition:
+            return self._opener.open_log(name, topics[name.topic], now_ms)
+
+        loaded = load_logs(jobs, open_log, threads_per_directory=threads, progress=progress)
+        partitions = self.add(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
+        partitions.sort(key=lambda each: each.name)
+        if self._directories.read_only:
+            self.acquire(partitions, now_ms)
+            return
+        for _, of_topic in groupby(partitions, key=lambda each: each.name.topic):
+            self.acquire(list(of_topic), now_ms)
+
+    def open_late(self, now_ms: int) -> None:
+        """Retry the logs that wait for room, and note the new errors. Acquiring the partitions comes later."""
+        if not any(_lacks_room(each) for each in list(self._unopened.values())):
+            return
+        with self.lock:
+            names = [name for name, error in self._unopened.items() if _lacks_room(error)]
+            opened = self.add(load_logs({"": names}, partial(self._open, now_ms), threads_per_directory=1))
+            for each in opened:
+                self._unopened.pop(each.name, None)
+                self.forget(each.name)
+                _log.info("a log was opened after the disk had space again: partition=%s", each.name)
+
+    def add(self, loaded: Loaded) -> list[Partition]:
+        """Add the logs that could be opened, and return them; errors of the others are noted."""
+        opened = []
+        for name, found in loaded.items():
+            if isinstance(found, LogError):
+                self._leave_unopened([name], found)
+            else:
+                opened.append(found)
+        self._partitions.update({each.name: each for each in opened})
+        return opened
+
+    def remove(self, topic: Topic) -> None:
+        """Remove the partitions of a deleted topic, with their problems."""
+        for name in topic.partitions():
+            self._partitions.pop(name, None)
+            self._unopened.pop(name, None)
+            self.forget(name)
+
+    def acquire(self, partitions: Sequence[Partition], now_ms: int) -> list[LogError]:
+        """Acquire tiered partitions without the writer role, commit altered settings; notes and returns the errors."""
+        waiting = [each for each in partitions if self._opener.is_waiting(each)]
+        acquire = partial(self._opener.acquire, now_ms=now_ms)
+        if self._directories.read_only:
+            found = open_read_only_all(acquire, waiting, self._store_url)
+        else:
+            found = acquire_all(acquire, waiting)
+        for each, error in zip(waiting, found, strict=True):
+            if error is not None:
+                self.note(each.name, error)
+            else:
+                self.forget(each.name)
+        return [error for error in found if error is not None]
+
+    def retry(self, names: Iterable[TopicPartition], *, now_ms: int) -> None:
+        """Acquire partitions again that are without the writer role. Raises the first error."""
+        raise_first(self.acquire([self.find(name) for name in names], now_ms))
+
+    def _open(self, now_ms: int, name: TopicPartition) -> Partition:
+        return self._opener.open_log(name, self._registry.get(name.topic), now_ms)
+
+    def _as_tiered(self, topic: Topic) -> Topic | None:
+        """The topic, registered as tiered if it becomes so now; None for one with invalid settings."""
+        try:
+            begins = not self._directories.read_only and self._opener.begins_tiering(topic)
+        except InvalidRequest as error:
+            self._leave_unopened(topic.partitions(), error)
+            return None
+        return self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
+
+    def _leave_unopened(self, names: Iterable[TopicPartition], error: LogError) -> None:
+        for name in names:
+            self._unopened[name] = error
+            self.note(name, error)
+
+    # -- finding -------------------------------------------------------------------------------------------------
+
+    def find(self, name: TopicPartition) -> Partition:
+        """The partition. Raises NotFound, or the reason if it could not be opened or its disk is offline."""
+        self._directories.check_online(name)
+        found = self._partitions.get(name)
+        if found is None:
+            if name in self._unopened:
+                raise self._unopened[name]
+            count = self._registry.get(name.topic).partition_count
+            raise NotFound("partition not found", partition=name, partition_count=count)
+        return found
+
+    def source(self, name: TopicPartition) -> PartitionSource:
+        """The source of a reader over both tiers. Raises as `find` and `Partition.source`."""
+        return self.find(name).source()
+
+    def opened(self, names: Iterable[TopicPartition]) -> list[Partition]:
+        """Those of these partitions that are open; their disk may be offline."""
+        return [self._partitions[name] for name in names if name in self._partitions]
+
+    def all(self, topics: Iterable[str] | None = None) -> list[Partition]:
+        """The open partitions with an online disk, in order; a copy, as others may be added concurrently."""
+        wanted = None if topics is None else set(topics)
+        found = [each for each in list(self._partitions.items()) if self._directories.is_online(each[0])]
+        return [each for name, each in sorted(found) if wanted is None or name.topic in wanted]
+
+    def known(self, topics: Iterable[str] | None = None) -> list[Partition]:
+        """As `all`, without tiered partitions whose manifest is unknown or not true of this disk."""
+        return [each for each in self.all(topics) if not each.is_tiered or each.reconciled_manifest() is not None]
+
+    def names(self) -> list[TopicPartition]:
+        """The partitions that are open, whether their disk is online or not."""
+        return list(self._partitions)
+
+    def unopened(self) -> list[TopicPartition]:
+        """The partitions that could not be opened."""
+        return list(self._unopened)
+
+    def snapshots(
+        self,
+        now_ms: int,
+        partitions: Iterable[Partition],
+        *,
+        may_ask: bool = True,
+        uncleanable: Collection[TopicPartition] = (),
+        records_problems: bool = True,
+    ) -> list[PartitionSnapshot]:
+        """The facts of both tiers of these partitions (`Partition.snapshot`).
+
+        Partitions that could not be read (an index that the disk does not return) are left out; with `records_problems`
+        they are in `problems`. No cleaner pass is due for `uncleanable` logs, nor while passes over a log are paused.
+        """
+
+        def read(partition: Partition) -> PartitionSnapshot:
+            may_clean = partition.name not in uncleanable and partition.log.cleaning.now.pauses == 0
+            return partition.snapshot(now_ms, may_clean=may_clean, may_ask=may_ask)
+
+        return self._read(partitions, read, records_problems=records_problems)
+
+    def figures(
+        self, now_ms: int, partitions: Iterable[Partition], *, records_problems: bool = True
+    ) -> list[PartitionFigures]:
+        """As `snapshots`, without reading the logs, for figures alone (`Partition.figures`)."""
+        return self._read(partitions, lambda each: each.figures(now_ms), records_problems=records_problems)
+
+    def _read(
+        self, partitions: Iterable[Partition], read: Callable[[Partition], T], *, records_problems: bool
+    ) -> list[T]:
+        found = []
+        for each in partitions:
+            try:
+                found.append(read(each))
+            except LogError as error:
+                if records_problems:
+                    self._unread.add(each.name)
+                    self.note(each.name, error)
+            else:
+                if records_problems and each.name in self._unread:
+                    self._unread.discard(each.name)
+                    self.forget(each.name)
+        return found
+
+    # -- problems ------------------------------------------------------------------------------------------------
+
+    def note(self, name: TopicPartition, error: LogError) -> None:
+        """Record the problem of a partition. A conflict with the bucket stops it (`tiered.partition.tier_state`)."""
+        if isinstance(error, Conflict) and (partition := self._partitions.get(name)) is not None:
+            partition.tier.stop(error)
+            self._opener.remember_fencing(partition, error)
+        with self._problems_lock:
+            if name not in self._partitions and name not in self._unopened:
+                return  # its topic was deleted
+            known, others = self.problems.get(name), self.problems
+            self.problems = {**others, name: forget_locals(error)}
+            if not is_same_problem(known, error):  # facts change every time
+                # One line for one cause, however many partitions have it (`tiered.service.worker` counts them).
+                level = (
+                    logging.DEBUG if any(is_same_problem(each, error) for each in others.values()) else logging.ERROR
+                )
+                _log.log(level, "a partition has a problem: partition=%s error=%s", name, error)
+
+    def forget(self, name: TopicPartition) -> None:
+        """Remove the problem of a partition, unless its disk is offline."""
+        with self._problems_lock:
+            if name in self.problems and self._directories.is_online(name):
+                self.problems = {each: error for each, error in self.problems.items() if each != name}
+
+    def _note_offline(self, root: str, error: LogError) -> None:
+        """Note that a log directory went offline. Called at any failure of its disk, so it only takes notes."""
+        for name in [name for name in self._directories.partitions_of(root) if name in self._partitions]:
+            self.note(name, offline(root, error, partition=name))
+
+
+def acquire_all(acquire: Acquire, waiting: Sequence[Partition]) -> list[LogError | None]:
+    """The error that prevents the takeover of each partition, in order; None on success.
+
+    Raises the errors that `acquire` raises.
+    """
+    if len(waiting) < 2:
+        return [acquire(each) for each in waiting]
+    return side_by_side(acquire, waiting, threads=OPENERS, name="take-up")
+
+
+def open_read_only_all(
+    acquire: Acquire, waiting: Sequence[Partition], store_url: str = "", *, clock: Callable[[], float] = time.monotonic
+) -> list[LogError | None]:
+    """As `acquire_all`, for the partitions of a read-only open of any number of topics."""
+    start_s = clock()
+    unavailable: list[Unavailable] = []
+
+    def look_up(partition: Partition) -> LogError | None:
+        if unavailable and clock() - start_s >= WAIT_MAX_S:
+            facts = {"partition": partition.name, "cause": unavailable[0].attempt}
+            return Unavailable("cannot open the partition, the store did not reply for other partitions", **facts)
+        error = acquire(partition)
+        if isinstance(error, Unavailable):
+            unavailable.append(error)
+        return error
+
+    if len(waiting) < 2 or store_url.startswith("memory:"):
+        return [look_up(each) for each in waiting]
+    threads = DISK_LOOKERS if store_url.startswith("file:") else LOOKERS
+    return side_by_side(look_up, waiting, threads=threads, name="look-up")
+
+
+def _lacks_room(error: LogError) -> bool:
+    return isinstance(error, DiskFailed) and error.lacks_room

@@ -1,0 +1,217 @@
+"""`TierState`: the relation of one partition to its remote tier, its transitions, and what each state allows.
+
+`TierMachine` owns the state of a partition. Events change it by `TRANSITIONS`; an event that the table does not list
+for the present state is a defect, and fails an assertion.
+
+Three facts belong to the commit protocol (`remote.manifest.commit_protocol`), which may learn them in any thread: a
+commit is in doubt, another writer took over, the tier is disabled in the manifest. They are not stored a second time.
+`seen_by` derives IN_DOUBT, FENCED and DISABLED from WRITER when the state is read. The events of these transitions
+(`OBSERVED`) are therefore never sent to the machine.
+
+`PERMISSIONS` says what a state allows. `CHECKED` cells need one more fact, which `CONDITIONS` names.
+docs/explanation/partition-state.md shows all three tables.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+
+from local.errors import Diverged, Fenced, LogError, RemoteLost
+
+
+class TierState(Enum):
+    """The state of a partition's remote tier."""
+
+    LOCAL_ONLY = "local only"  # the topic is not tiered
+    UNREACHED = "unreached"  # tiered; this process is not the writer (yet), or has the directory open read-only
+    WRITER = "writer"  # this process is the writer, and the two tiers agree
+    IN_DOUBT = "in doubt"  # the same; a commit was sent and its outcome is unknown
+    DISABLED = "disabled"  # the same; the tier was disabled for good, and its entries are being unlinked
+    FENCED = "fenced"  # another writer took over
+    DIVERGED = "diverged"  # the tiers hold different records for the same offsets, or the bucket proves too little
+    LOST = "lost"  # the bucket lacks records that this disk has dropped
+    REFUSED = "refused"  # any other lasting error of the takeover: a missing key, a damaged manifest, a deleted topic
+    DELETED = "deleted"  # the topic was deleted
+
+
+class TierEvent(Enum):
+    """What changes the state."""
+
+    TIERED = "the settings enable the tier"
+    UNTIERED = "the settings no longer enable a tier that never existed"
+    AGREED = "a read-only open compared the tiers"
+    ACQUIRED = "the takeover was committed and the tiers agree"
+    COMMIT_SENT = "a commit was sent"
+    COMMIT_RESOLVED = "the outcome of the commit is known"
+    TIER_DISABLED = "a commit disabled the tier"
+    TIER_ENABLED = "the disabled tier is empty, and the settings enable it again"
+    FENCED = "another writer was seen"
+    DIVERGED = "the tiers contradict each other"
+    LOST = "the bucket lacks dropped records"
+    REFUSED = "another lasting error"
+    DELETED = "the topic is deleted"
+
+
+class TierAction(Enum):
+    """What the state of the tier may forbid."""
+
+    APPEND = "append"
+    READ_REMOTE = "read remote"
+    UPLOAD = "upload"
+    DELETE_REMOTE = "delete remote"
+    CLEAN = "clean"
+    DROP = "drop"
+    EXPIRE = "expire"
+
+
+class Permission(Enum):
+    ALLOWED = "yes"
+    FORBIDDEN = "no"
+    CHECKED = "if"  # `CONDITIONS` names the fact that decides
+
+
+WRITING = frozenset({TierState.WRITER, TierState.IN_DOUBT, TierState.DISABLED})
+STOPPED = frozenset({TierState.FENCED, TierState.DIVERGED, TierState.LOST, TierState.REFUSED})
+OBSERVED = frozenset(
+    {TierEvent.COMMIT_SENT, TierEvent.COMMIT_RESOLVED, TierEvent.TIER_DISABLED, TierEvent.TIER_ENABLED}
+)
+
+_LIVING = frozenset(TierState) - {TierState.DELETED}
+_STOPS = {
+    TierEvent.FENCED: TierState.FENCED,
+    TierEvent.DIVERGED: TierState.DIVERGED,
+    TierEvent.LOST: TierState.LOST,
+    TierEvent.REFUSED: TierState.REFUSED,
+}
+
+
+def _transitions() -> dict[tuple[TierState, TierEvent], TierState]:
+    of, on = TierState, TierEvent
+    table = {(state, event): stop for state in _LIVING for event, stop in _STOPS.items()}
+    table |= {(state, on.DELETED): of.DELETED for state in TierState}
+    # Settings are applied again at each change. They decide only between the two states without contact.
+    table |= {(state, event): state for state in _LIVING for event in (on.TIERED, on.UNTIERED)}
+    table |= {(of.LOCAL_ONLY, on.TIERED): of.UNREACHED, (of.UNREACHED, on.UNTIERED): of.LOCAL_ONLY}
+    table |= {(state, on.AGREED): of.UNREACHED for state in STOPPED | {of.UNREACHED}}
+    table |= {(state, on.ACQUIRED): of.WRITER for state in STOPPED | {of.UNREACHED}}
+    table |= {(state, on.COMMIT_SENT): of.IN_DOUBT for state in WRITING}
+    table |= {
+        (of.IN_DOUBT, on.COMMIT_RESOLVED): of.WRITER,
+        (of.WRITER, on.TIER_DISABLED): of.DISABLED,
+        (of.IN_DOUBT, on.TIER_DISABLED): of.DISABLED,  # the resolved commit is the one that disabled it
+        (of.DISABLED, on.TIER_ENABLED): of.WRITER,
+    }
+    # A task of a deleted topic may still report: its news changes nothing.
+    table |= {(of.DELETED, event): of.DELETED for event in TierEvent if event not in OBSERVED}
+    return table
+
+
+TRANSITIONS = _transitions()
+
+_YES, _NO, _IF = Permission.ALLOWED, Permission.FORBIDDEN, Permission.CHECKED
+PERMISSIONS: dict[TierState, dict[TierAction, Permission]] = {
+    state: dict(zip(TierAction, cells, strict=True))
+    for state, cells in {
+        # append, read remote, upload, delete remote, clean, drop, expire
+        TierState.LOCAL_ONLY: (_YES, _NO, _NO, _NO, _YES, _YES, _YES),
+        TierState.UNREACHED: (_IF, _YES, _NO, _NO, _NO, _NO, _NO),
+        TierState.WRITER: (_YES, _YES, _YES, _YES, _YES, _YES, _YES),
+        TierState.IN_DOUBT: (_YES, _YES, _YES, _YES, _IF, _NO, _YES),
+        TierState.DISABLED: (_YES, _NO, _NO, _YES, _YES, _YES, _YES),
+        TierState.FENCED: (_NO, _IF, _NO, _NO, _NO, _NO, _NO),
+        TierState.DIVERGED: (_NO, _IF, _NO, _NO, _NO, _NO, _NO),
+        TierState.LOST: (_NO, _IF, _NO, _NO, _NO, _NO, _NO),
+        TierState.REFUSED: (_NO, _IF, _NO, _NO, _NO, _NO, _NO),
+        TierState.DELETED: (_NO, _NO, _NO, _NO, _NO, _NO, _NO),
+    }.items()
+}
+_AGREED_BEFORE = "this process was the writer before: until then the tiers agreed"
+CONDITIONS: dict[tuple[TierState, TierAction], str] = {
+    (TierState.UNREACHED, TierAction.APPEND): (
+        "the log has records and does not end before the newest manifest: else offsets could collide"
+    ),
+    (TierState.IN_DOUBT, TierAction.CLEAN): "no upload and no view may be part of the commit in doubt",
+    **{(state, TierAction.READ_REMOTE): _AGREED_BEFORE for state in STOPPED},
+}
+
+
+def next_state(state: TierState, event: TierEvent) -> TierState:
+    """The state after the event. An event that the table lacks for this state fails an assertion."""
+    assert (state, event) in TRANSITIONS, f"no transition of a partition: state={state.name} event={event.name}"
+    return TRANSITIONS[state, event]
+
+
+def seen_by(state: TierState, *, is_fenced: bool, has_commit_in_doubt: bool, is_disabled: bool) -> TierState:
+    """The state with the facts of the commit protocol: a writer may be fenced, in doubt, or disabled."""
+    if state is not TierState.WRITER:
+        return state
+    if is_fenced:
+        return TierState.FENCED
+    if has_commit_in_doubt:
+        return TierState.IN_DOUBT
+    return TierState.DISABLED if is_disabled else TierState.WRITER
+
+
+def event_of(error: LogError) -> TierEvent:
+    """The event of an error that forbids all changes."""
+    match error:
+        case Fenced():
+            return TierEvent.FENCED
+        case Diverged():
+            return TierEvent.DIVERGED
+        case RemoteLost():
+            return TierEvent.LOST
+        case _:
+            return TierEvent.REFUSED
+
+
+class TierMachine:
+    """Owns the state of one partition's tier. Thread safe.
+
+    | attribute | meaning |
+    |---|---|
+    | `state` | the stored state; `Partition.tier_state` adds the facts of the commit protocol |
+    | `error` | the error of a stopped state; None in the others |
+    | `is_tiered` | the bucket may hold objects of the partition |
+    | `has_agreed` | this process was the writer at least once |
+    """
+
+    def __init__(self, *, is_tiered: bool) -> None:
+        self.state = TierState.UNREACHED if is_tiered else TierState.LOCAL_ONLY
+        self.error: LogError | None = None
+        self.is_tiered = is_tiered
+        self.has_agreed = False
+        self._lock = threading.Lock()
+
+    def set_tiered(self, is_tiered: bool) -> None:
+        """The settings were applied."""
+        self._move(TierEvent.TIERED if is_tiered else TierEvent.UNTIERED)
+        self.is_tiered = is_tiered
+
+    def acquire(self) -> None:
+        """This process became the writer, and the tiers agree."""
+        assert self.is_tiered, "a partition without a remote tier has no writer"
+        self._move(TierEvent.ACQUIRED)
+        self.has_agreed = True
+
+    def agree(self) -> None:
+        """A read-only open found that the tiers agree."""
+        self._move(TierEvent.AGREED)
+
+    def stop(self, error: LogError) -> None:
+        """Forbid all changes because of this error, until `acquire` or `agree`."""
+        self._move(event_of(error), error)
+
+    def delete(self) -> None:
+        """The topic was deleted."""
+        self._move(TierEvent.DELETED)
+
+    def _move(self, event: TierEvent, error: LogError | None = None) -> None:
+        with self._lock:
+            after = next_state(self.state, event)
+            if after not in STOPPED:
+                self.error = None
+            elif error is not None:
+                self.error = error
+            self.state = after

@@ -1,0 +1,182 @@
+"""`TopicAdmin`: the topics of one manager. Create, alter and delete them, plan changes, apply a changed configuration.
+
+Settings of topics take effect at once. Settings of the manager (directories, the store, threads, caches) change at the
+next start, except AT_ONCE; the result of `reload` names them.
+
+Objects of deleted topics are billed until the grace period is over. `deleted_partitions` reads their manifests again at
+each call, with a LIST and a GET for each partition. Without deleted topics no request is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from local.errors import Diverged, LogError
+from local.logdirs.log_dirs import LogDirectories
+from local.names import TopicPartition
+from remote.keys import partition_prefix
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest import Manifest, size_of
+from remote.store import ObjectStore
+from tiered.config.config import Config
+from tiered.config.properties import PROPERTIES, RELIEF_FREE_MIN
+from tiered.node.topic_registry import Topic, TopicRegistry
+from tiered.partition.appending import raise_first
+from tiered.partition.partition_opening import Opener
+from tiered.partition.partition_table import PartitionTable
+from tiered.stores.parallel import side_by_side
+from tiered.topics.topic_creation import TopicCreation
+from tiered.topics.topic_deletion import TopicDeletion
+from tiered.topics.topic_dry_run import TopicDryRun
+
+if TYPE_CHECKING:
+    from policies.cost.prices import PriceTable
+    from policies.cost.storage_cost import StorageUsage
+
+_log = logging.getLogger(__name__)
+
+AT_ONCE = frozenset({RELIEF_FREE_MIN})  # settings of the manager that are read for each maintenance run
+_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reloaded:
+    """`topics` have changed settings; `failed` are topics that could not take them, and why.
+
+    `at_restart` names changed settings that take effect at the next start.
+    """
+
+    topics: tuple[str, ...] = ()
+    failed: Mapping[str, str]
+    at_restart: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedPartition:
+    """One partition of a deleted topic: its newest manifest (None without one), or its read error."""
+
+    name: TopicPartition
+    manifest: Manifest | None = None
+    error: LogError | None = None
+
+
+class TopicAdmin:
+    """Changes topics, one change at a time. Thread safe.
+
+    `creation`, `deletion` and `dry_run` are its parts. Methods of the same name in `LogManager` state the errors.
+    """
+
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        opener: Opener,
+        directories: LogDirectories,
+        store: ObjectStore | None,
+        table: PartitionTable,
+        maintenance_lock: threading.RLock,
+    ) -> None:
+        self._registry = registry
+        self._opener = opener
+        self._directories = directories
+        self._store = store
+        self._table = table
+        self.creation = TopicCreation(registry, opener, table)
+        self.deletion = TopicDeletion(registry, directories, store, opener, table, maintenance_lock)
+        self.dry_run = TopicDryRun(registry, opener, table, self.creation, store)
+
+    def alter(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> Topic:
+        """As `LogManager.alter_topic`."""
+        altered, is_new = self._opener.altered(self._registry.get(name), properties)
+        if is_new:
+            self._opener.check_reachable(altered)
+        with self._table.lock:
+            altered, is_new = self._opener.altered(self._registry.get(name), properties)
+            altered = self._registry.alter(name, altered.properties, is_tiered=is_new)
+            partitions = self._table.opened(altered.partitions())
+            for each in partitions:
+                self._opener.apply_settings(each, altered)
+                self._table.forget(each.name)  # problems of the old settings do not apply to the next plan
+        new = [each for each in partitions if self._directories.is_online(each.name) and not each.is_writer]
+        failures = self._table.acquire(new, now_ms)  # the next maintenance commits the settings of owned partitions
+        raise_first(failures if is_new else [])
+        return altered
+
+    def delete(self, name: str, *, now_ms: int) -> None:
+        """As `LogManager.delete_topic`."""
+        with self._table.lock:
+            errors = [each.fatal_error for each in self._table.all([name])]
+            raise_first([error for error in errors if isinstance(error, Diverged)])
+            self.deletion.delete(name, now_ms=now_ms)
+        self.deletion.step(now_ms)  # if the bucket is available, its grace period counts from now
+
+    def reload(self, config: Config, *, now_ms: int) -> Reloaded:
+        """As `LogManager.reload`."""
+        failed: dict[str, str] = {}
+        with self._table.lock:
+            before = self._opener.config
+            topics = self._registry.all()
+            changed = [each for each in topics if _values(before, each) != _values(config, each)]
+            self._opener.reconfigure(config, topics)
+        for topic in changed:  # outside the lock: topics that become tiered wait for the store
+            try:
+                self.alter(topic.name, {}, now_ms=now_ms)
+            except LogError as error:
+                failed[topic.name] = str(error)
+                _log.error("cannot apply changed settings of a topic: topic=%s error=%s", topic.name, error)
+        at_restart = tuple(_at_restart(before, config))
+        names = tuple(each.name for each in changed)
+        _log.info("the configuration was read again: topics=%s at_restart=%s", ",".join(names), ",".join(at_restart))
+        return Reloaded(topics=names, failed=failed, at_restart=at_restart)
+
+    def deleted(self) -> list[Topic]:
+        """Deleted topics that may still have objects in the bucket, by deletion time; sends no request."""
+        return [each.topic for each in self._registry.deleted() if each.topic.was_tiered]
+
+    def deleted_partitions(self) -> Sequence[DeletedPartition]:
+        """The partitions of deleted topics, by deletion time; reads the manifest of each from the store."""
+        store = self._store
+        if store is None:
+            return []
+
+        def read(of: tuple[Topic, TopicPartition]) -> DeletedPartition:
+            topic, name = of
+            try:
+                manifest = MetadataLog(store, partition_prefix(topic.name, topic.topic_id, name.partition)).load()
+            except LogError as error:
+                return DeletedPartition(name=name, error=error)
+            return DeletedPartition(name=name, manifest=manifest)
+
+        partitions = [(topic, name) for topic in self.deleted() for name in topic.partitions()]
+        return side_by_side(read, partitions, threads=_THREADS, name="tiered-deleted")
+
+
+def usage_of_deleted(manifest: Manifest, prices: PriceTable) -> StorageUsage:
+    """Everything but manifests and pages is a pending delete, even objects that the manifest still names."""
+    from policies.cost.storage_cost import StorageUsage, usage_of
+
+    found = usage_of(manifest, prices, manifest_bytes=size_of(manifest))
+    data = sum(each.size_bytes for each in found.data.values())
+    return StorageUsage(index_bytes=found.index_bytes, waiting_bytes=data + found.small_bytes + found.waiting_bytes)
+
+
+def _values(config: Config, topic: Topic) -> dict[str, str]:
+    values = config.topic_properties(topic.name, topic.properties)
+    return {name: value for name, value in values.items() if PROPERTIES[name].is_per_topic}
+
+
+def _at_restart(before: Config, after: Config) -> Iterator[str]:
+    if before.data_dirs != after.data_dirs or before.cordoned_dirs != after.cordoned_dirs:
+        yield "[local]"
+    if (before.remote_url, dict(before.remote_options), before.key_ring) != (
+        after.remote_url,
+        dict(after.remote_options),
+        after.key_ring,
+    ):
+        yield "[remote]"
+    old, new = before.topic_properties(""), after.topic_properties("")
+    waiting = (name for name, entry in PROPERTIES.items() if not entry.is_per_topic and name not in AT_ONCE)
+    yield from (name for name in waiting if old[name] != new[name])
