@@ -601,7 +601,7 @@ def test_an_old_encrypted_topic_is_readable_and_reads_warn_it_is_not_authenticat
     assert values(old.store, first_release.KEYS, TopicPartition("plain", 0))
     assert "authenticated" not in caplog.text
     found = check_partition(old.store, prefix, keys=first_release.KEYS).findings
-    assert [(each.severity, "tiered rotate-keys encrypted" in each.what) for each in found] == [
+    assert [(each.severity, "tiered rotate-keys encrypted" in each.next_step) for each in found] == [
         (Severity.WARNING, True)
     ]
     assert check_partition(old.store, _name_of(old.store, "plain"), keys=first_release.KEYS).findings == []
