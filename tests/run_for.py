@@ -50,9 +50,10 @@ def imported_files(path: Path) -> frozenset[str]:
 def file_of(module: str, name: str = "") -> str:
     """The file of a product module, or of the module from which a package takes `name`; "" for other modules."""
     base = ROOT.joinpath(*module.split("."))
-    if module.split(".")[0] not in PACKAGES or not (base.is_dir() or base.with_suffix(".py").exists()):
+    is_package = (base / "__init__.py").exists()  # a directory may be left over with compiled files alone
+    if module.split(".")[0] not in PACKAGES or not (is_package or base.with_suffix(".py").exists()):
         return ""
-    if not base.is_dir():
+    if not is_package:
         return base.with_suffix(".py").relative_to(ROOT).as_posix()
     for node in ast.walk(ast.parse((base / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and name in {each.name for each in node.names}:
