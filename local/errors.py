@@ -61,10 +61,7 @@ class OffsetOutOfRange(InvalidRequest):
 
 
 class OutOfOrderSequence(InvalidRequest):
-    """A producer's batch does not follow its last batch: records between them are lost.
-
-    Abort and use a new epoch.
-    """
+    """A producer's batch does not follow its last batch: records are lost. Abort and use a new epoch."""
 
 
 class NotFound(LogError):
@@ -92,31 +89,19 @@ class AlreadyExists(Conflict):
 
 
 class Fenced(Conflict):
-    """A writer with a higher epoch took over the partition.
-
-    Stop: readers must see no further effect of this writer.
-    """
+    """A writer with a higher epoch took over. Stop: readers must see no further effect of this writer."""
 
 
 class Diverged(Conflict):
-    """The manifest contradicts local records, or does not prove them.
-
-    The records stay; an operator decides.
-    """
+    """The manifest contradicts local records, or does not prove them. They stay until an operator decides."""
 
 
 class RemoteLost(Conflict):
-    """The bucket lacks records that this disk has dropped: it is lost or the wrong bucket.
-
-    Fix the url or restore it.
-    """
+    """The bucket lacks records that this disk has dropped. Fix the url or restore the bucket."""
 
 
 class ProducerFenced(Conflict):
-    """A newer instance of this producer or of its transaction coordinator has written.
-
-    Stop this producer only.
-    """
+    """A newer instance of this producer or its transaction coordinator has written. Stop this producer only."""
 
 
 class Corrupt(LogError):
@@ -124,10 +109,7 @@ class Corrupt(LogError):
 
 
 class DiskFailed(LogError):
-    """The local disk refused a read, a write or an fsync.
-
-    The file's state is unknown until it is reopened.
-    """
+    """The local disk refused a read, a write or an fsync. Reopen the file: its state is unknown."""
 
     @property
     def lacks_room(self) -> bool:

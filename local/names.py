@@ -73,10 +73,7 @@ class TopicPartition:
 
 
 def check_topic(topic: str) -> str:
-    """Return the topic unchanged.
-
-    Raises InvalidRequest if Kafka refuses the name, so it cannot contain a path.
-    """
+    """Return the topic. Raises InvalidRequest if Kafka refuses the name, so it cannot contain a path."""
     if not topic or topic in (".", "..") or len(topic) > TOPIC_LENGTH_MAX or not _TOPIC.fullmatch(topic):
         allowed = "at most 249 of a-z A-Z 0-9 . _ -, but not '.' or '..'"
         raise InvalidRequest("invalid topic name", topic=repr(topic), allowed=allowed)
@@ -84,10 +81,7 @@ def check_topic(topic: str) -> str:
 
 
 def parse_partition_directory(name: str) -> TopicPartition | None:
-    """The inverse of `TopicPartition.directory`.
-
-    None for any other name, including ``-delete`` and ``-future``.
-    """
+    """The inverse of `TopicPartition.directory`; None for any other name, also ``-delete`` and ``-future``."""
     topic, dash, digits = name.rpartition("-")
     if not dash or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
         return None
@@ -103,19 +97,13 @@ def future_directory(partition: TopicPartition, mark: str) -> str:
 
 
 def deleted_directory(partition: TopicPartition, mark: str) -> str:
-    """``orders-3.<32 hex>-delete``: a directory to be deleted.
-
-    A long topic is shortened to fit the file system's limit.
-    """
+    """``orders-3.<32 hex>-delete``: to be deleted. A long topic is shortened to the file system's limit."""
     tail = f"-{partition.partition}.{mark}{DELETED_DIRECTORY}"
     return partition.topic[: NAME_LENGTH_MAX - len(tail)] + tail
 
 
 def parse_marked_directory(name: str) -> tuple[TopicPartition, str, str] | None:
-    """``(orders/3, "<32 hex>", "-future")``; None for any other name.
-
-    The topic of a ``-delete`` may be shortened.
-    """
+    """``(orders/3, "<32 hex>", "-future")``, None for any other name. A ``-delete`` may have a shortened topic."""
     found = _MARKED_DIRECTORY.fullmatch(name)
     partition = parse_partition_directory(found[1]) if found else None
     return (partition, found[2], found[3]) if found and partition else None

@@ -1,5 +1,5 @@
 """The log cleaner: keep the newest record of every key.
 
 `offset_map` is pass one, `record_retention` decides in pass two, `cleaner` runs both passes and swaps the result in.
-`cleaner.clean_log` runs the cleaner on a log that is in use.
+`cleaner.clean` runs the cleaner on a log that is in use.
 """

@@ -22,8 +22,11 @@ table of what stays). It then rewrites segments and merges small neighbours.
 Memory: the dedupe buffer, two bits per dirty record, and for the decisions a bit per record and a byte per batch. Also
 a part of the remaining records (`kernels.REBUILT_PART_BYTES`, or one batch), or one step of decompressed records
 (`local.kernels.dispatch.STEP_BYTES`). Segments are mapped, dirty segments until they are rewritten: their pages belong
-to the page cache. A closed segment is truncated only through the log's gate (`local.log.cleaning_state`), which first
-ends the pass.
+to the page cache.
+
+**The log is in use.** Truncating or replacing records during a pass would let the pass restore them. A pass therefore
+runs between `CleaningGate.try_start` and `end` (`local.log.cleaning_state`), and `Log.truncate_to` and `Log.restart_at`
+first pause the gate. An aborted pass restores the checkpoint in memory before the waiting call continues.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,32 +46,27 @@ from local.cleaner.cleaner_history import CleaningFigures
 from local.cleaner.cleaner_io import CleanerThrottle
 from local.cleaner.offset_map import SEGMENTS_MAX, Buffer, build_offset_map, build_offset_map_of_part
 from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
-from local.cleaner.segment_grouping import POSITION_MAX, grouped, survivors
 from local.errors import CleaningAborted, Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
-from local.index.index_building import IndexRows
+from local.index import offset_index, time_index
+from local.index.index_files import IndexRows
 from local.log import Log
+from local.log.cleaning_state import CleaningGate
 from local.names import CLEANED, LOG, TopicPartition, segment_file
 from local.segment import swap
+from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.segment.segment_info import SegmentInfo
-from local.settings import DAY_MS
+from local.settings import DAY_MS, LogSettings
 from local.storage import Storage, join
 
 _log = logging.getLogger(__name__)
 DEFAULT_BUFFER = Buffer()
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CleaningResult(CleaningFigures):
-    """The figures of one cleaner pass."""
+POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The result of the mapping and of the decisions.
-
-    `indexed` is the `clock` time in seconds after pass one.
-    """
+    """The result of the mapping and the decisions; `indexed` is the clock time in seconds after pass one."""
 
     segments: list[SegmentVerdict]
     upto_offset: int
@@ -82,25 +80,20 @@ class _Found:
 
 
 @dataclass(slots=True)
-class _Tally:
-    records_before: int = 0
-    records_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-
-
-@dataclass(slots=True)
 class _Work:
-    """The common state of all groups of one pass. Times in ms."""
+    """The common state of all groups of one pass, with the figures so far. Times in ms."""
 
     log: Log
     storage: Storage
     limiter: CleanerThrottle
-    tally: _Tally
     now_ms: int
     delay_ms: int
     horizon_ms: int
     out: NDArray[np.uint8]
+    records_before: int = 0
+    records_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
 
 
 def clean(
@@ -120,16 +113,17 @@ def clean(
     throttle: Callable[[int], None] = lambda size_bytes: None,
     clock: Callable[[], float] = time.monotonic,
     announce: Callable[[], None] = lambda: None,
-) -> CleaningResult | None:
-    """Clean the closed segments of `log` at or above `clean_from`; None if nothing is dirty.
+) -> CleaningFigures | None:
+    """Clean the closed segments of `log` at or above `clean_from`, as its only pass; None if nothing is dirty.
 
     Nothing at or above `upto_offset` is read: it is the base offset of a segment, None for the active segment. The pass
-    also ends where `buffer` has no room. `CleaningResult.cleaner_offset` is its end, which may be inside a segment.
+    also ends where `buffer` has no room. `CleaningFigures.cleaner_offset` is its end, which may be inside a segment.
     Tombstones are removed only below `tombstones_below`: None means no bound, for a log without remote tier; 0 removes
     none. Between slices `should_stop` and `throttle` are called (`local.cleaner.cleaner_io`).
 
-    Raises CleaningAborted if `should_stop` is true: groups already swapped in stay, `log.cleaner_offset` does not rise.
-    Raises InvalidRequest if a segment would exceed 2 GiB, or if not one key fits `buffer`.
+    Raises CleaningAborted if `should_stop` is true, if the log is or becomes paused, or if retention deletes its
+    segments during the pass: groups already swapped in stay, `log.cleaner_offset` does not rise. Raises InvalidRequest
+    if a segment would exceed 2 GiB, or if not one key fits `buffer`.
 
     Order of effects:
 
@@ -142,54 +136,70 @@ def clean(
     A crash between the steps costs a second cleaning, never a record. A reach above the checkpoint
     marks a log that is only partly cleaned.
     """
-    first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
-    upto = min(at for at in (_first_unstable_base(log), upto_offset) if at is not None)
-    sealed = _sealed(log, clean_from, upto)
-    dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
-    if not dirty:
-        log.cleaner_offset = max(log.cleaner_offset or 0, upto)
-        return None
-    between = (sealed[0].base_offset, upto)
-    facts = _clean_context(log, between, first_dirty, now_ms, delete_retention_ms, tombstones_below)
-    limiter = CleanerThrottle(log.partition, should_stop, throttle, clock)
-    began = clock()
-    found = _decide(log, storage, sealed, dirty, facts, buffer, limiter)
-    if found.reach_offset > log.cleaner_reach:
-        log.cleaner_reach = found.reach_offset
-        announce()
-    _log.info("%s", beginning(log.partition, found.segments, facts))
-    out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
-    work = _Work(log, storage, limiter, _Tally(), now_ms, delete_delay_ms, facts.horizon_ms, out)
-    _rewrite(work, found.segments, progress, apart_at)
-    log.cleaner_offset = found.upto_offset
-    return _result(first_dirty, found, work, index_seconds=found.indexed - began, clean_seconds=clock() - found.indexed)
+    with _only_pass(log) as gate:
+        limiter = CleanerThrottle(log.partition, lambda: gate.is_aborted or should_stop(), throttle, clock)
+        first_dirty = max(log.cleaner_offset or 0, log.log_start_offset, clean_from)
+        upto = min(at for at in (_first_unstable_base(log), upto_offset) if at is not None)
+        sealed = _sealed(log, clean_from, upto)
+        dirty = [info for info in sealed if info.next_offset > first_dirty and not info.is_empty]
+        if not dirty:
+            log.cleaner_offset = max(log.cleaner_offset or 0, upto)
+            return None
+        facts = CleanContext(
+            now_ms=now_ms,
+            delete_retention_ms=delete_retention_ms,
+            tombstones_below=tombstones_below,
+            legacy_horizon_ms=_legacy_horizon(log, first_dirty, delete_retention_ms),
+            first_offset=sealed[0].base_offset,
+            upto_offset=upto,
+            producers={each.producer_id: each for each in log.producers()},
+            dirty_from=first_dirty,
+        )
+        began = clock()
+        found = _decide(log, storage, sealed, dirty, facts, buffer, limiter)
+        if found.reach_offset > log.cleaner_reach:
+            log.cleaner_reach = found.reach_offset
+            announce()
+        _log.info("%s", beginning(log.partition, found.segments, facts))
+        out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
+        work = _Work(log, storage, limiter, now_ms, delete_delay_ms, facts.horizon_ms, out)
+        _rewrite(work, found.segments, progress, apart_at)
+        log.cleaner_offset = found.upto_offset
+        return _result(first_dirty, found, work, began)
+
+
+@contextmanager
+def _only_pass(log: Log) -> Iterator[CleaningGate]:
+    """Run the body as the only pass over `log`. Raises CleaningAborted if the gate refuses or aborts it."""
+    gate = log.cleaning
+    if not gate.try_start():
+        raise CleaningAborted(
+            "cannot clean the log now, its cleaning state does not allow it", partition=log.partition, state=gate.now
+        )
+    before, first_offset = log.cleaner_offset, log.local_log_start_offset
+
+    def undo() -> None:
+        log.cleaner_offset = before
+
+    is_done = False
+    try:
+        yield gate
+    except (NotFound, Conflict) as error:
+        if log.local_log_start_offset == first_offset:
+            raise
+        raise CleaningAborted(
+            "the cleaner pass was aborted, segments of the log were deleted during the pass", partition=log.partition
+        ) from error
+    finally:
+        is_done = gate.end(undo)
+    if not is_done:
+        raise CleaningAborted("the cleaner was stopped on request", partition=log.partition)
 
 
 def _sealed(log: Log, clean_from: int, upto: int) -> list[SegmentInfo]:
     """The closed segments inside ``[clean_from, upto)``; an empty segment may end at `upto`."""
     infos = (info for info in log.segments() if not info.is_active)
     return [info for info in infos if info.base_offset >= clean_from and info.next_offset <= upto]
-
-
-def _clean_context(
-    log: Log,
-    between: tuple[int, int],
-    first_dirty: int,
-    now_ms: int,
-    delete_retention_ms: int,
-    tombstones_below: int | None,
-) -> CleanContext:
-    """The facts for the decisions on the offsets of `between`."""
-    return CleanContext(
-        now_ms=now_ms,
-        delete_retention_ms=delete_retention_ms,
-        tombstones_below=tombstones_below,
-        legacy_horizon_ms=_legacy_horizon(log, first_dirty, delete_retention_ms),
-        first_offset=between[0],
-        upto_offset=between[1],
-        producers={each.producer_id: each for each in log.producers()},
-        dirty_from=first_dirty,
-    )
 
 
 def _decide(
@@ -201,10 +211,7 @@ def _decide(
     buffer: Buffer,
     limiter: CleanerThrottle,
 ) -> _Found:
-    """Run pass one and the decisions of pass two.
-
-    The keys are freed on return. Maps stay until their segment is rewritten.
-    """
+    """Run pass one and the decisions of pass two. Maps stay until their segment is rewritten, keys do not."""
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
     where = {"from_offset": facts.dirty_from}
@@ -239,10 +246,7 @@ def _decide(
 
 
 def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, apart_at: int) -> None:
-    """Rewrite every group, oldest first.
-
-    A batch converted from an old format has no leader epoch of its own; the log supplies it.
-    """
+    """Rewrite every group, oldest first. The log supplies the leader epochs of converted old formats."""
     if any(each.has_legacy for each in judged):
         work.log.cover_epochs()
     groups = grouped(judged, work.log.settings, work.storage, work.limiter, apart_at=apart_at)
@@ -254,24 +258,22 @@ def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, 
     progress(len(groups), len(groups))
 
 
-def _result(
-    first_dirty: int, found: _Found, work: _Work, *, index_seconds: float, clean_seconds: float
-) -> CleaningResult:
-    limiter, tally = work.limiter, work.tally
-    return CleaningResult(
+def _result(first_dirty: int, found: _Found, work: _Work, began: float) -> CleaningFigures:
+    limiter = work.limiter
+    return CleaningFigures(
         first_dirty_offset=first_dirty,
         cleaner_offset=found.upto_offset,
-        records_before=tally.records_before,
-        records_after=tally.records_after,
-        bytes_before=tally.bytes_before,
-        bytes_after=tally.bytes_after,
+        records_before=work.records_before,
+        records_after=work.records_after,
+        bytes_before=work.bytes_before,
+        bytes_after=work.bytes_after,
         distinct_keys=found.distinct_keys,
         invalid_records=found.invalid_records,
         indexed_bytes=found.indexed_bytes,
         bytes_read=limiter.bytes_read,
         bytes_written=limiter.bytes_written,
-        index_seconds=index_seconds,
-        clean_seconds=clean_seconds,
+        index_seconds=found.indexed - began,
+        clean_seconds=limiter.clock() - found.indexed,
         buffer_utilization=found.buffer_utilization,
         is_cut=found.is_cut,
     )
@@ -303,10 +305,7 @@ def _moment(ms: int) -> str:
 
 
 def _first_unstable_base(log: Log) -> int:
-    """The end of cleaning: the base offset of the segment with the last stable offset.
-
-    Never above the base offset of the active segment.
-    """
+    """The end of cleaning: the base of the segment with the last stable offset; at most the active one."""
     stable, infos = log.last_stable_offset, log.segments()
     return max((info.base_offset for info in infos if info.base_offset <= stable), default=infos[0].base_offset)
 
@@ -327,7 +326,6 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
     records are compressed at the codec's default level, whatever the producer's level was. If a half is still too
     large, halving repeats down to single segments, of any size.
     """
-    log, tally = work.log, work.tally
     base_offset = group[0].segment.base_offset
     is_changed = len(group) > 1 or (group[0].is_changed and not group[0].is_last_batch_alone)
     size = _write_cleaned(work, group) if is_changed else None
@@ -338,16 +336,16 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
         return
     before = sum(each.segment.size_bytes for each in group)
     records_before = sum(each.record_count for each in group)
-    tally.bytes_before += before
-    tally.records_before += records_before
+    work.bytes_before += before
+    work.records_before += records_before
     if size is None:
         # The old file stays, and so do all references to it: nothing would be removed or saved.
-        tally.bytes_after += before
-        tally.records_after += records_before
+        work.bytes_after += before
+        work.records_after += records_before
         return
-    tally.bytes_after += size
-    tally.records_after += sum(each.kept_count for each in group)
-    log.swap_in([each.segment for each in group], base_offset, now_ms=work.now_ms, delay_ms=work.delay_ms)
+    work.bytes_after += size
+    work.records_after += sum(each.kept_count for each in group)
+    work.log.swap_in([each.segment for each in group], base_offset, now_ms=work.now_ms, delay_ms=work.delay_ms)
 
 
 def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
@@ -394,70 +392,72 @@ def _write_group(work: _Work, group: Sequence[SegmentVerdict], base_offset: int)
     return None
 
 
-# Clean a log that is in use: the cleaner behind the log's gate.
-#
-# Truncating or replacing records during a pass would let the pass restore them. A pass therefore runs between
-# `CleaningGate.try_start` and `end`, and `Log.truncate_to` and `Log.restart_at` first pause the gate. An aborted pass
-# restores the checkpoint in memory before the waiting call continues.
-
-
-def clean_log(
-    log: Log,
+def grouped(
+    judged: Sequence[SegmentVerdict],
+    settings: LogSettings,
     storage: Storage,
+    limiter: CleanerThrottle,
     *,
-    clean_from: int = 0,
     apart_at: int = 0,
-    upto_offset: int | None = None,
-    now_ms: int,
-    delete_delay_ms: int = 0,
-    delete_retention_ms: int = DAY_MS,
-    tombstones_below: int | None = 0,
-    buffer: Buffer = DEFAULT_BUFFER,
-    should_stop: Callable[[], bool] = lambda: False,
-    throttle: Callable[[int], None] = lambda size_bytes: None,
-    clock: Callable[[], float] = time.monotonic,
-    announce: Callable[[], None] = lambda: None,
-) -> CleaningResult | None:
-    """Run `clean` as the only pass over this log.
+) -> list[list[SegmentVerdict]]:
+    """Merge neighbours whose remaining records fit one segment; every other segment stays alone.
 
-    Raises CleaningAborted if the log is or becomes paused, or if retention deletes its segments during the pass.
+    Kafka groups by the sizes before cleaning. Grouping by the sizes after it gives the store fewer and larger objects.
+    The segment that starts at `apart_at` is not merged with its predecessor. Raises as `SegmentVerdict.measure`.
     """
-    gate = log.cleaning
-    if not gate.try_start():
-        raise CleaningAborted(
-            "cannot clean the log now, its cleaning state does not allow it", partition=log.partition, state=gate.now
-        )
-    before, first_offset = log.cleaner_offset, log.local_log_start_offset
+    groups: list[list[SegmentVerdict]] = []
+    for each in judged:
+        is_apart = each.segment.base_offset == apart_at
+        if groups and not is_apart and _fits([*groups[-1], each], settings, storage, limiter):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
 
-    def undo() -> None:
-        log.cleaner_offset = before
 
-    is_done = False
-    try:
-        result = clean(
-            log,
-            storage,
-            clean_from=clean_from,
-            apart_at=apart_at,
-            upto_offset=upto_offset,
-            now_ms=now_ms,
-            delete_delay_ms=delete_delay_ms,
-            delete_retention_ms=delete_retention_ms,
-            tombstones_below=tombstones_below,
-            buffer=buffer,
-            should_stop=lambda: gate.is_aborted or should_stop(),
-            throttle=throttle,
-            clock=clock,
-            announce=announce,
-        )
-    except (NotFound, Conflict) as error:
-        if log.local_log_start_offset == first_offset:
-            raise
-        raise CleaningAborted(
-            "the cleaner pass was aborted, segments of the log were deleted during the pass", partition=log.partition
-        ) from error
-    finally:
-        is_done = gate.end(undo)
-    if not is_done:
-        raise CleaningAborted("the cleaner was stopped on request", partition=log.partition)
-    return result
+def survivors(
+    group: Sequence[SegmentVerdict],
+    storage: Storage,
+    limiter: CleanerThrottle,
+    rows: IndexRows,
+    horizon_ms: int,
+    out: NDArray[np.uint8],
+) -> Iterator[memoryview]:
+    """The bytes of the new segment; each part is valid until the next. Adds its batches to `rows`.
+
+    `out` is the memory for the parts. If all batches would be removed, one stays, empty: no file is empty.
+    """
+    is_empty = all(each.is_empty for each in group)
+    for each in group:
+        slices = limiter.slices(storage, each.segment, each.mapped)
+        for (_, data), verdict in zip(slices, each.slices, strict=True):
+            actions = verdict.actions
+            if is_empty and each is group[-1] and verdict is each.slices[-1]:
+                actions = actions.copy()
+                actions[-1] = verdict.last_stays
+            for part in kernels.rebuilt_batches(data, verdict.keep, actions, horizon_ms, out):
+                table = kernels.scan_batches(part, verify=False)
+                assert table.valid_bytes == len(part)
+                rows.add(table)
+                yield part
+
+
+def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Storage, limiter: CleanerThrottle) -> bool:
+    """Whether the remains of `group` form a legal segment. Measures records only if the bounds do not decide."""
+    if group[-1].next_offset - 1 - group[0].segment.base_offset > RELATIVE_OFFSET_MAX:
+        return False
+    if _is_legal(group, sum(each.bytes_most for each in group), settings):
+        return True
+    if not _is_legal(group, sum(each.bytes_least for each in group), settings):
+        return False
+    for each in group:
+        each.measure(storage, limiter)
+    return _is_legal(group, sum(each.bytes_most for each in group), settings)
+
+
+def _is_legal(group: Sequence[SegmentVerdict], size: int, settings: LogSettings) -> bool:
+    """Whether `size` bytes and both their indexes are legal for one segment."""
+    # An index entry follows more than `index_interval_bytes` of log; the time index has one final entry.
+    entries = min(size // (settings.index_interval_bytes + 1), sum(each.batches_after for each in group))
+    index_bytes = max(entries * offset_index.ENTRY_BYTES, (entries + 1) * time_index.ENTRY_BYTES)
+    return size <= min(settings.segment_bytes, POSITION_MAX) and index_bytes <= settings.segment_index_bytes

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
+import msgspec
+
 from local import names
 from local.errors import InvalidRequest
 from local.names import TopicPartition
@@ -165,22 +167,10 @@ def _read(storage: Storage, path: str) -> tuple[CleaningRun, ...]:
 def _parse(line: bytes) -> CleaningRun | None:
     """The run of a line; None if the line is damaged. Fields of a later version are ignored."""
     try:
-        body = json.loads(line)
-        if not isinstance(body, dict):
-            return None
-        run = CleaningRun(**{name: body[name] for name in _KINDS if name in body})
-        is_sound = all(type(getattr(run, name)) in kinds for name, kinds in _KINDS.items())
-        return run if is_sound and run.name.partition >= 0 else None
-    except (ValueError, TypeError, RecursionError, InvalidRequest):
+        run = msgspec.json.decode(line, type=CleaningRun)
+        return run if run.name.partition >= 0 else None
+    except (ValueError, RecursionError, InvalidRequest):
         return None
-
-
-def _kinds(annotation: object) -> tuple[type, ...]:
-    known: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
-    return (known | {"str | None": (str, type(None))})[str(annotation)]
-
-
-_KINDS = {each.name: _kinds(each.type) for each in fields(CleaningRun)}
 
 
 def _mb(size_bytes: int) -> str:

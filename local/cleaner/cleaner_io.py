@@ -3,19 +3,27 @@
 The cleaner itself knows no other cleaner. Every slice it reads and every part it writes is one step; the caller of the
 pass supplies the throttle and the stop condition. A step that raises leaves no partial result: unfinished segments are
 ``.cleaned`` files, which the cleaner deletes.
+
+**Bits of records.** Record r is bit ``r & 7`` of byte ``r >> 3``, as in the cleaner's kernels. Bits of the last byte
+after the last record are undefined.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from local.errors import CleaningAborted, Corrupt
 from local.names import LOG, TopicPartition
 from local.segment.segment import Segment
 from local.segment.segment_reading import slice_bounds
 from local.storage import Storage
+
+Bits = NDArray[np.uint8]
 
 
 @dataclass(slots=True)
@@ -35,10 +43,7 @@ class CleanerThrottle:
             raise CleaningAborted("the cleaner was stopped on request", partition=self.partition)
 
     def mapped(self, storage: Storage, segment: Segment) -> memoryview:
-        """Map all of a closed segment, without a copy.
-
-        Raises DiskFailed, and Corrupt if the file is too short.
-        """
+        """Map all of a closed segment, without a copy. Raises DiskFailed, Corrupt if the file is too short."""
         mapped = storage.map(segment.path(LOG))
         if len(mapped) < segment.size_bytes:
             attempt = "cannot clean a segment, it ends inside a batch"
@@ -73,3 +78,21 @@ class CleanerThrottle:
             self.bytes_written += len(part)
             self.throttle(len(part))
             yield part
+
+
+def packed(flags: NDArray[np.bool_]) -> Bits:
+    return np.packbits(flags, bitorder="little")
+
+
+def clear(bits: Bits, first: int, count: int) -> None:
+    for record in range(first, first + count):
+        bits[record >> 3] &= 0xFF ^ (1 << (record & 7))
+
+
+def joined(bits: Bits, runs: Sequence[tuple[int, int]]) -> Bits:
+    """A copy of some runs (first record, a multiple of 8; number of records), joined."""
+    parts = [bits[first >> 3 : (first + count + 7) >> 3] for first, count in runs]
+    if len(parts) == 1:
+        return parts[0].copy()
+    flags = [np.unpackbits(part, count=count, bitorder="little") for part, (_, count) in zip(parts, runs, strict=True)]
+    return np.packbits(np.concatenate(flags), bitorder="little") if flags else np.empty(0, np.uint8)

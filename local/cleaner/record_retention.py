@@ -60,9 +60,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaner_io import CleanerThrottle
+from local.cleaner.cleaner_io import Bits, CleanerThrottle, clear, packed
 from local.cleaner.offset_map import Flags, check_whole
-from local.cleaner.record_bits import Bits, clear, packed
 from local.format.batch_header import (
     CODEC_BITS,
     CONTROL,
@@ -146,10 +145,7 @@ class SegmentVerdict:
     aborted: list[AbortedTransaction] = field(default_factory=list)
 
     def measure(self, storage: Storage, limiter: CleanerThrottle) -> None:
-        """Set both bounds to the exact value; reads the lengths of all records.
-
-        Raises CleaningAborted, Corrupt, DiskFailed.
-        """
+        """Set both bounds to the exact value, from the lengths of all records. Raises as `CleanerThrottle.slices`."""
         if self.bytes_least == self.bytes_most:
             return
         size = 0
@@ -169,10 +165,7 @@ class SegmentVerdict:
 
     @property
     def is_last_batch_alone(self) -> bool:
-        """Whether the segment is a single emptied batch.
-
-        Another pass would only retain it for its range again.
-        """
+        """Whether the segment is a single emptied batch: another pass would only retain it again."""
         return self.is_empty and sum(len(each.actions) for each in self.slices) == 1 and not self.record_count
 
 
@@ -193,10 +186,7 @@ class Newest(Protocol):
 
 
 class RecordFilter:
-    """Decides on the segments of one pass, each once and in order.
-
-    Transactions continue from one segment to the next.
-    """
+    """Decides on the segments of one pass, each once and in order: transactions continue in the next segment."""
 
     def __init__(self, clean_context: CleanContext, newest: Newest, aborted: Sequence[AbortedTransaction]) -> None:
         self.invalid_records = 0
@@ -378,10 +368,7 @@ class _Ongoing:
 
 
 class CleanedTransactions:
-    """Takes every transactional batch of a pass in log order.
-
-    `kept` are the entries of the markers that stay.
-    """
+    """Takes every transactional batch of a pass in log order; `kept` are the entries of the markers that stay."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction], *, tombstones_below: int | None) -> None:
         self.kept: list[AbortedTransaction] = []
@@ -401,10 +388,7 @@ class CleanedTransactions:
             ongoing.is_met = True
 
     def end(self, producer_id: int, last_offset: int, marker: Marker | None) -> bool:
-        """Whether a marker is no longer needed: no batch of its transaction was met.
-
-        False if `marker` is None: the control batch marks something else.
-        """
+        """Whether a marker is no longer needed: no batch of its transaction was met. False for `marker` None."""
         self._begin_upto(last_offset)
         if marker is None:
             return False

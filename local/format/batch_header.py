@@ -25,13 +25,13 @@ Magic 0 and 1 are described in `local.format.legacy`. Source: kafka `DefaultReco
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from local.errors import Corrupt, InvalidRequest
 from local.format import legacy
 from local.format.compression import Codec
 from local.format.crc32c import crc32c
+from local.format.legacy import MAGICS
 from local.format.record import TimestampType
 
 if TYPE_CHECKING:
@@ -52,11 +52,13 @@ LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 DELETE_HORIZON = 0x40
+TORN = "torn"
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchHeader:
-    """One header. `last_offset` is inclusive, `next_offset` is the offset after it."""
+class BatchHeader(NamedTuple):
+    """One header: its fields in the order of the bytes. `next_offset` is the offset after `last_offset`."""
 
     base_offset: int
     batch_length: int
@@ -118,21 +120,7 @@ class BatchHeader:
 
     def pack(self) -> bytes:
         """The 61 bytes with `crc` unchanged: the inverse of `read_header`."""
-        return HEADER.pack(
-            self.base_offset,
-            self.batch_length,
-            self.leader_epoch,
-            self.magic,
-            self.crc,
-            self.attributes,
-            self.last_offset_delta,
-            self.base_timestamp_ms,
-            self.max_timestamp_ms,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.record_count,
-        )
+        return HEADER.pack(*self)
 
 
 def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
@@ -149,7 +137,7 @@ def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
     magic = view[at + MAGIC_END - 1]
     if magic in legacy.MAGICS:
         fields = legacy.header_fields(view, at)
-        return None if fields is None else header_of(fields)
+        return None if fields is None else BatchHeader._make(fields)
     length = int.from_bytes(view[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
     if magic != MAGIC:
         raise Corrupt("cannot read a batch header, its magic is above 2", at=at, magic=magic)
@@ -157,27 +145,7 @@ def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
         raise Corrupt("cannot read a batch header, its length is below 49", at=at, length=length)
     if len(view) - at < HEADER_BYTES:
         return None
-    return header_of(HEADER.unpack_from(view, at))
-
-
-def header_of(fields: tuple[int, ...]) -> BatchHeader:
-    """The header of its thirteen fields, in the order of the bytes."""
-    base, length, epoch, magic, crc, attributes, delta, base_ms, max_ms, producer, p_epoch, sequence, count = fields
-    return BatchHeader(
-        base_offset=base,
-        batch_length=length,
-        leader_epoch=epoch,
-        magic=magic,
-        crc=crc,
-        attributes=attributes,
-        last_offset_delta=delta,
-        base_timestamp_ms=base_ms,
-        max_timestamp_ms=max_ms,
-        producer_id=producer,
-        producer_epoch=p_epoch,
-        base_sequence=sequence,
-        record_count=count,
-    )
+    return BatchHeader._make(HEADER.unpack_from(view, at))
 
 
 def seal(header: BatchHeader, section: Buffer) -> bytes:
@@ -185,6 +153,90 @@ def seal(header: BatchHeader, section: Buffer) -> bytes:
     body = memoryview(section).cast("B")
     if len(body) > BATCH_BYTES_MAX - HEADER_BYTES:
         raise InvalidRequest("cannot seal a batch, it is larger than 2^31 bytes", bytes=len(body))
-    header = replace(header, batch_length=LENGTH_MIN + len(body), crc=0)
+    header = header._replace(batch_length=LENGTH_MIN + len(body), crc=0)
     crc = crc32c(body, crc32c(header.pack()[CRC_START:]))
-    return b"".join((replace(header, crc=crc).pack(), body))
+    return b"".join((header._replace(crc=crc).pack(), body))
+
+
+# The header checks that a scan makes of each batch. The compiled kernels make the same checks.
+#
+# They are apart from `local.kernels.pure_kernels`, so that the few batches at the end of a log are checked without
+# numpy.
+
+
+class Walked(NamedTuple):
+    """At least one consecutive sound batch.
+
+    `last_offset` is the last offset of the first batch, inclusive. A timestamp of -1 means none.
+    """
+
+    last_offset: int
+    next_offset: int
+    max_timestamp_ms: int
+    valid_bytes: int
+
+
+def walk(data: Buffer) -> Walked | None:
+    """Read the sound batches from the first byte on and check every CRC; None if there are none.
+
+    The result equals that of `kernels.scan_batches`. Data with a message of format 0 or 1 also gives None: it is left
+    to `scan_batches`.
+    """
+    view = memoryview(data).cast("B")
+    at, first, last_offset, latest = 0, -1, -1, -1
+    while at < len(view) and size_problem(view, at) is None:
+        fields = HEADER.unpack_from(view, at)
+        size = fields[1] + LENGTH_OVERHEAD
+        if batch_problem(view[at : at + size], fields, last_offset, verify=True) is not None:
+            break
+        last_offset = fields[0] + fields[6]
+        first = last_offset if at == 0 else first
+        at, latest = at + size, max(latest, fields[8])
+    has_legacy = len(view) - at >= MAGIC_END and view[at + MAGIC_END - 1] in MAGICS
+    return Walked(first, last_offset + 1, latest, at) if at and not has_legacy else None
+
+
+def may_have_producers(data: Buffer) -> bool:
+    """Whether `data` may hold a batch of a producer or a marker; True for unreadable bytes, not for a torn end."""
+    view, at, problem = memoryview(data).cast("B"), 0, None
+    while at < len(view) and (problem := size_problem(view, at)) is None:
+        fields = HEADER.unpack_from(view, at)
+        if fields[9] >= 0:
+            return True
+        at += fields[1] + LENGTH_OVERHEAD
+    return problem not in (None, TORN)
+
+
+def size_problem(view: memoryview, at: int) -> str | None:
+    """The fault of the size field, or None. The magic defines its meaning and is checked first."""
+    left = len(view) - at
+    if left < MAGIC_END:
+        return TORN
+    magic = view[at + MAGIC_END - 1]
+    if magic != MAGIC:
+        return f"magic {magic}"
+    length = int.from_bytes(view[at + 8 : at + LENGTH_OVERHEAD], "big", signed=True)
+    if length < LENGTH_MIN:
+        return "length below 49"
+    if length > BATCH_BYTES_MAX - LENGTH_OVERHEAD:
+        return "length above 2^31-13"
+    return TORN if length + LENGTH_OVERHEAD > left else None
+
+
+def batch_problem(batch: memoryview, fields: tuple[int, ...], last_offset: int, *, verify: bool) -> str | None:
+    base, _length, _epoch, _magic, crc, bits, delta, *_rest, count = fields
+    if verify and crc32c(batch[CRC_START:]) != crc:
+        return "crc differs"
+    if base < 0 or base > LONG_MAX - 1 - INT_MAX:
+        return "offset outside 0..2^63"
+    if delta < 0:
+        return "last offset delta below 0"
+    if base <= last_offset:
+        return "offset goes back"
+    if count < 0 or count > delta + 1:
+        return "record count outside its offsets"
+    if bits & CODEC_BITS > Codec.ZSTD:
+        return "no such codec"
+    if bits & CODEC_BITS == Codec.NONE and count * RECORD_BYTES_MIN > len(batch) - HEADER_BYTES:
+        return "record count above its bytes"
+    return None

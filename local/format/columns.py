@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local.errors import Corrupt, InvalidRequest
-from local.format.batch_checks import TORN as TORN
 from local.format.batch_header import LENGTH_OVERHEAD, LOG_APPEND_TIME, MAGIC, BatchHeader
-from local.format.record import Header, StoredRecord, TimestampType
-from local.format.varint import read_varint
+from local.format.batch_header import TORN as TORN
+from local.format.record import Header, StoredRecord, TimestampType, read_varint
 
 TABLE_DTYPES = {
     "positions": np.int64,
@@ -147,10 +146,7 @@ class Columns:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last batch. After compaction it may be far above the last record.
-
-        Raises InvalidRequest if there is no whole batch.
-        """
+        """The offset after the last batch, perhaps far above the last record. Raises InvalidRequest without one."""
         if not len(self.table):
             raise InvalidRequest("cannot compute the next offset, the bytes hold no whole batch", bytes=len(self.data))
         return int(self.table.last_offsets[-1]) + 1
@@ -162,10 +158,7 @@ class Columns:
         return self._slice(int(self.value_starts[index]), int(self.value_lengths[index]))
 
     def headers(self, index: int) -> tuple[Header, ...]:
-        """The record's headers in their order.
-
-        Invalid UTF-8 in header keys becomes U+FFFD, as in Kafka's reader.
-        """
+        """The record's headers in their order. Invalid UTF-8 in keys becomes U+FFFD, as in Kafka's reader."""
         count = int(self.header_counts[index])
         return self._headers(int(self.header_starts[index]), count) if count else ()
 
@@ -205,10 +198,7 @@ class Columns:
 
 
 def joined_tables(parts: Sequence[BatchTable]) -> BatchTable:
-    """Join the tables of adjacent scans, at least one.
-
-    `valid_bytes` and `problem` are those of the last scan.
-    """
+    """Join the tables of adjacent scans, at least one; `valid_bytes` and `problem` are those of the last."""
     arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TABLE_DTYPES}
     return BatchTable(**arrays, valid_bytes=parts[-1].valid_bytes, problem=parts[-1].problem)
 

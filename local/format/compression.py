@@ -94,10 +94,7 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
-    """The decompressed bytes, at most `limit`.
-
-    Raises Corrupt if `data` is damaged or the result exceeds `limit`.
-    """
+    """The decompressed bytes. Raises Corrupt if `data` is damaged or the result exceeds `limit`."""
     view = memoryview(data).cast("B")
     damage: Corrupt | None = None
     for size in size_guesses(codec, view, limit):
@@ -111,10 +108,7 @@ def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
 
 
 def _room(size_bytes: int) -> memoryview:
-    """An output buffer.
-
-    Small buffers are zeroed; large ones come from numpy, which leaves them uninitialised.
-    """
+    """An output buffer: a small one is zeroed, a large one comes uninitialised from numpy."""
     if size_bytes <= _ZEROED_BYTES_MAX:
         return memoryview(bytearray(size_bytes))
     import numpy as np
@@ -180,10 +174,7 @@ def size_guesses(codec: Codec, data: memoryview, limit: int) -> tuple[int, ...]:
 
 
 def check_level(codec: Codec, level: int | None) -> int:
-    """The level to use.
-
-    Raises InvalidRequest if the codec does not have it (kafka-format, compression framing).
-    """
+    """The level to use, Kafka's default for None. Raises InvalidRequest if the codec does not have it."""
     if codec not in LEVELS:
         return 0
     default, lowest, highest = LEVELS[codec]
@@ -286,10 +277,7 @@ def _compress_lz4_thoroughly(data: memoryview, level: int) -> bytes:
 
 
 def _decompress_lz4(data: memoryview, out: memoryview) -> int:
-    """Decompress lz4.
-
-    One block in Kafka's framing is passed to the block decoder (1.4 times as fast at 16 KiB).
-    """
+    """Decompress lz4. The block decoder takes a single block in Kafka's framing (1.4 times as fast at 16 KiB)."""
     size = int.from_bytes(data[7:11], "little")
     if len(data) == size + 15 and data[:7] == _LZ4_HEADER and not any(data[-4:]):
         room = out[:_LZ4_BLOCK]
@@ -333,10 +321,7 @@ def _lz4_header_bytes(flags: int) -> int:
 
 
 def _xxh32_of_few(data: memoryview) -> int:
-    """xxHash-32 with seed 0 of fewer than 16 bytes. A frame's header is never longer.
-
-    Source: the xxHash specification.
-    """
+    """xxHash-32 with seed 0 of fewer than 16 bytes, more than any frame's header has."""
     mask = 0xFFFFFFFF
     h = 0x165667B1 + len(data)
     for at in range(0, len(data) - 3, 4):
@@ -351,10 +336,7 @@ def _xxh32_of_few(data: memoryview) -> int:
 
 
 def _lz4_tail(flags: int, *, is_empty: bool, header: int) -> int:
-    """Bytes from the end of the last block to the end of the frame: end mark and checksums.
-
-    For a frame without blocks, the bytes from the start of the frame.
-    """
+    """Bytes from the last block (from the start of a frame without blocks) to the end of the frame."""
     block_checksum = 4 if flags & 0x10 and not is_empty else 0
     content_checksum = 4 if flags & 0x04 else 0
     return (header if is_empty else 0) + block_checksum + 4 + content_checksum

@@ -31,10 +31,7 @@ _summed_bytes = 0  # bytes of long ranges before the kernels were loaded; a thre
 
 
 def crc32c(data: Buffer, seed: int = 0) -> int:
-    """The checksum of `data`, 0..2^32-1.
-
-    `seed` is the checksum of the preceding bytes, so pieces can be chained.
-    """
+    """The checksum of `data`, 0..2^32-1. `seed` is the checksum of the preceding bytes."""
     return _fastest()(data, seed) if _is_for_kernels(memoryview(data).nbytes) else _library(data, seed)
 
 

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from local.errors import Corrupt
 from local.format.compression import Codec, decompress, mended_lz4
-from local.format.varint import append_varint, varint_bytes
+from local.format.record import append_varint, varint_bytes
 
 MAGICS = (0, 1)
 MAGIC_AT = 16
@@ -92,10 +92,7 @@ def crc_of(entry: memoryview) -> int:
 
 
 def inner_range(entry: memoryview, limit: int) -> tuple[int, int]:
-    """(first offset, number of records) of a whole message, which may wrap a compressed set.
-
-    Raises Corrupt if its content is invalid or decompresses to more than `limit` bytes.
-    """
+    """(first offset, number of records) of a whole message. Raises Corrupt, also above `limit` bytes."""
     message = _read(entry, 0, is_inner=False)
     if not message.attributes & _CODEC_BITS:
         return message.offset, 1
@@ -164,10 +161,7 @@ def _messages(data: memoryview, magic: int, *, verify: bool) -> Iterator[Message
 
 
 def _read(data: memoryview, start: int, *, is_inner: bool) -> Message:
-    """The message at byte `start`; the caller has checked the minimum length of its format.
-
-    Raises Corrupt.
-    """
+    """The message at byte `start`, with the minimum length of its format checked before. Raises Corrupt."""
     offset, length, _crc, magic, attributes = _HEAD.unpack_from(data, start)
     end = start + _LENGTH_OVERHEAD + length
     if length < _LENGTHS_MIN[magic] or end > len(data) or (end != len(data) and not is_inner):

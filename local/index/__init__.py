@@ -1,6 +1,10 @@
 """The three index files of a segment.
 
-- `offset_index`, `time_index` and `txn_index` define the formats. Start with `offset_index`.
-- `index_building`, `index_files` and `txn_scan` build, check and replace index files.
+- `sparse_index` and `txn_index` define the formats. Start with `sparse_index`.
+- `index_files` builds, checks and replaces the files of both sparse indexes.
 - `sealed_indexes` serves lookups in closed segments, through a cache of maps.
 """
+
+from local.index.sparse_index import offset_index, time_index
+
+__all__ = ["offset_index", "time_index"]

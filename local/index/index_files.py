@@ -1,4 +1,8 @@
-"""Check the ``.index`` and ``.timeindex`` files of a segment on disk and put new ones in place.
+"""Build, check and replace the ``.index`` and ``.timeindex`` files of a segment.
+
+The entries are Kafka's. A batch gets an offset entry when more than an interval of bytes precedes it since the last
+entry. A time entry is written at the same batches, only if the largest timestamp has grown, and once more at the last
+batch.
 
 The check is Kafka's sanity check and more: only whole entries, each column in order, no position past the log, and an
 empty time index only if the log has no timestamps. The check cannot detect an index that lost its last entries. Files
@@ -15,22 +19,22 @@ from local.errors import Corrupt, NotFound
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index
 from local.names import LOG, OFFSET_INDEX, TEMPORARY, TIME_INDEX, segment_file
-from local.storage import Body, Storage, join
+from local.storage import Body, Storage, join, write_file
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from local.format.columns import BatchTable
-    from local.index.index_building import Indexes
 
 INDEX_SUFFIXES = (OFFSET_INDEX, TIME_INDEX)
 ENTRY_BYTES = {OFFSET_INDEX: offset_index.ENTRY_BYTES, TIME_INDEX: time_index.ENTRY_BYTES}
 _SLICE_BYTES = 16 << 20
+_RELATIVE_MAX = 2**31 - 1  # int32 in both files
 
 
 class Judged(NamedTuple):
-    """The number of sound leading entries of each file.
-
-    `problem` is None if both files are sound to the end.
-    """
+    """The number of sound leading entries of each file; `problem` is None if both are sound to the end."""
 
     offset_entries: int
     time_entries: int
@@ -125,10 +129,7 @@ def slices_of(read: Callable[[int, int], bytes]) -> Iterator[tuple[int, memoryvi
 def headers_of(
     read: Callable[[int, int], bytes], size_bytes: int, *, path: str, may_be_torn: bool = False
 ) -> BatchTable:
-    """Return the headers of all batches of a log of `size_bytes`, read in slices.
-
-    Raises Corrupt if the sound headers end before `size_bytes`, unless the end `may_be_torn`.
-    """
+    """Return the headers of all batches, read in slices. Raises Corrupt for an earlier end, unless it `may_be_torn`."""
     from local import kernels
     from local.format.columns import joined_tables
 
@@ -145,12 +146,7 @@ def headers_of(
 def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:
     """Write and sync both files under temporary names. The next start removes them after a crash."""
     for suffix, body in zip(INDEX_SUFFIXES, (indexes.offset, indexes.time), strict=True):
-        file = storage.create(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
-        try:
-            file.append(body)
-            file.sync()
-        finally:
-            file.close()
+        write_file(storage, join(directory, segment_file(base_offset, suffix)) + TEMPORARY, body)
 
 
 def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
@@ -172,3 +168,79 @@ def _read(storage: Storage, path: str) -> bytes | None:
         return storage.read(path)
     except NotFound:
         return None
+
+
+class OutsideSegment(Corrupt):
+    """Offsets that no index of the segment can hold. `local.log.recovery` repairs such a segment."""
+
+
+class Indexes(NamedTuple):
+    """The bytes of both index files, and the largest timestamp.
+
+    `max_timestamp_offset` is the last offset of the first batch with that timestamp; the base offset without one.
+    """
+
+    offset: bytearray
+    time: bytearray
+    max_timestamp_ms: int | None
+    max_timestamp_offset: int
+
+
+def build_indexes(table: BatchTable, base_offset: int, interval_bytes: int) -> Indexes:
+    """Build both indexes of a segment as an uninterrupted write leaves them.
+
+    The final time entry is included (KAFKA-806 form). `table` holds all batches of the segment. Raises OutsideSegment
+    if an offset is below `base_offset` or more than 2**31 - 1 above it.
+    """
+    rows = IndexRows()
+    rows.add(table)
+    return rows.indexes(base_offset, interval_bytes)
+
+
+class IndexRows:
+    """The batches of a segment in write order, added one table after another."""
+
+    def __init__(self) -> None:
+        self._sizes: list[NDArray[np.int32]] = []
+        self._last_offsets: list[NDArray[np.int64]] = []
+        self._times: list[NDArray[np.int64]] = []
+
+    def add(self, table: BatchTable) -> None:
+        self._sizes.append(table.sizes)
+        self._last_offsets.append(table.last_offsets)
+        self._times.append(table.max_timestamps)
+
+    def indexes(self, base_offset: int, interval_bytes: int) -> Indexes:
+        """Return the indexes of all added batches, as `build_indexes` does."""
+        import numpy as np
+
+        sizes = np.concatenate((np.empty(0, np.int32), *self._sizes))
+        relative = np.concatenate((np.empty(0, np.int64), *self._last_offsets)) - base_offset
+        times = np.maximum.accumulate(np.maximum(np.concatenate((np.empty(0, np.int64), *self._times)), -1))
+        if len(sizes) and (relative[-1] > _RELATIVE_MAX or relative[0] < 0):
+            raise OutsideSegment("cannot build indexes, an offset is outside the segment", base_offset=base_offset)
+        positions = np.cumsum(sizes, dtype=np.int64) - sizes
+        rows = _entry_rows(positions, interval_bytes)
+        is_later = np.concatenate((times[:1] >= 0, times[1:] > times[:-1]))
+        found_at = np.maximum.accumulate(np.where(is_later, np.arange(len(sizes)), 0))
+        with_last = [*rows, len(sizes) - 1] if len(sizes) else []
+        entries = times[with_last]
+        is_entry = np.concatenate((entries[:1] >= 0, entries[1:] > entries[:-1]))
+        offsets = offset_index.encode(relative[rows], positions[rows])
+        time_entries = time_index.encode(entries[is_entry], relative[found_at[with_last]][is_entry])
+        if not len(sizes) or times[-1] < 0:
+            return Indexes(offsets, time_entries, None, base_offset)
+        return Indexes(offsets, time_entries, int(times[-1]), base_offset + int(relative[found_at[-1]]))
+
+
+def _entry_rows(before: NDArray[np.int64], interval_bytes: int) -> list[int]:
+    """Return the rows that get an entry: more than `interval_bytes` after the last batch with an entry."""
+    import numpy as np
+
+    following = np.searchsorted(before, before + interval_bytes, "right").tolist()
+    rows: list[int] = []
+    at = following[0] if following else 0
+    while at < len(following):
+        rows.append(at)
+        at = following[at]
+    return rows

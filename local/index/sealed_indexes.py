@@ -50,12 +50,13 @@ from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.format.batch_header import read_header
 from local.index import index_files, offset_index, time_index
 from local.index.index_files import ENTRY_BYTES, INDEX_SUFFIXES, Judged
+from local.index.sparse_index import FEW
 from local.names import LOG, OFFSET_INDEX, TIME_INDEX, segment_file
-from local.storage import Storage, join
+from local.storage import Storage, StorageFile, join
 
 if TYPE_CHECKING:
     from local.format.columns import BatchTable
-    from local.index.index_building import Indexes
+    from local.index.index_files import Indexes
 
 _log = logging.getLogger(__name__)
 _TRUSTED = Judged(1 << 40, 1 << 40, None)
@@ -76,10 +77,7 @@ class IndexMaps:
         return len(self._maps)
 
     def get(self, owner: object, suffix: str, make: Callable[[], memoryview]) -> memoryview:
-        """Return the map of one of `owner`'s files.
-
-        `make` creates a missing one. The caller must not release the map.
-        """
+        """Return the map of a file of `owner`; `make` creates a missing one. The caller must not release it."""
         key = (owner, suffix)
         with self._lock:
             if key in self._maps:
@@ -116,10 +114,7 @@ class Access(NamedTuple):
 
 
 class TimeStart(NamedTuple):
-    """Where to start scanning for a timestamp.
-
-    The time index claims that no record below `claimed_offset` is that late.
-    """
+    """Where to start scanning. The time index claims that no record below `claimed_offset` is late enough."""
 
     offset: int
     claimed_offset: int
@@ -210,7 +205,7 @@ class SealedIndexes:
         is called under the lock and returns whether the rebuild is still needed. Raises Corrupt, with nothing changed,
         if the headers are unsound before the end of the log.
         """
-        from local.index.index_building import build_indexes
+        from local.index.index_files import build_indexes
 
         with self._judging:
             if not is_still():
@@ -231,23 +226,14 @@ class SealedIndexes:
             self._judged = _TRUSTED
 
     def last_offset_entries(self) -> list[tuple[int, int]]:
-        """Return the last few whole entries of the offset index, unchecked.
-
-        An entry is (last offset of a batch, its position).
-        """
+        """Return the last few whole entries (last offset, position) of the offset index, unchecked."""
         width = offset_index.ENTRY_BYTES
-        try:
-            with self._held():
-                file = self._storage.open_reader(self._path(OFFSET_INDEX))
-        except NotFound:
-            with self._held():  # raises if the segment itself was retired
+        with self._opened(OFFSET_INDEX) as file:
+            if file is None:
                 return []
-        try:
             count = file.size() // width
-            few = min(count, offset_index.FEW)
+            few = min(count, FEW)
             data = file.read((count - few) * width, few * width)
-        finally:
-            file.close()
         return offset_index.entries(data, self._base_offset)
 
     def read(self, suffix: str) -> bytearray:
@@ -302,29 +288,18 @@ class SealedIndexes:
     def _last_time_entry(self) -> tuple[int, int] | None:
         """Return the last of at most three entries of the time index; None if they do not confirm each other."""
         width = time_index.ENTRY_BYTES
-        try:
-            with self._held():
-                file = self._storage.open_reader(self._path(TIME_INDEX))
-        except NotFound:
-            with self._held():  # raises if the segment itself was retired
-                return None
-        try:
-            size = file.size()
+        with self._opened(TIME_INDEX) as file:
+            size = 0 if file is None else file.size()
             # A single entry has no neighbour to confirm it, and an empty file proves nothing: both files are checked.
-            if size % width or size < 2 * width:
+            if file is None or size % width or size < 2 * width:
                 return None
             probe = file.read(0, width) + file.read(max(size - 2 * width, width), 2 * width)
-        finally:
-            file.close()
         if time_index.sound_entries(probe) * width < len(probe):
             return None
         return time_index.entries(probe, self._base_offset)[-1]
 
     def _is_of_its_batch(self, timestamp_ms: int, offset: int) -> bool:
-        """Return whether a batch ends with `offset` and has this largest timestamp.
-
-        Reads the log a few times, at most `_PROBES_MAX`.
-        """
+        """Return whether a batch ends with `offset` and has this largest timestamp; at most `_PROBES_MAX` reads."""
         position, data, at = self._unjudged_position(offset), b"", 0
         for _ in range(_PROBES_MAX):
             data, at = self._read_log(position, _PROBE_BYTES), 0
@@ -343,17 +318,21 @@ class SealedIndexes:
     def _unjudged_position(self, offset: int) -> int:
         """Return the position in the unchecked offset index. Does not wait for a rebuild under way."""
         width = offset_index.ENTRY_BYTES
-        try:
-            with self._held():
-                file = self._storage.open_reader(self._path(OFFSET_INDEX))
-        except NotFound:
-            with self._held():  # raises if the segment itself was retired
-                return 0
-        try:
-            data = file.read(0, file.size() // width * width)
-        finally:
-            file.close()
+        with self._opened(OFFSET_INDEX) as file:
+            data = b"" if file is None else file.read(0, file.size() // width * width)
         return offset_index.lookup(data, self._base_offset, offset)[1]
+
+    @contextmanager
+    def _opened(self, suffix: str) -> Iterator[StorageFile | None]:
+        """Open one index file to read; None if it is missing. Raises NotFound once the segment is retired."""
+        file = None
+        with self._held(), suppress(NotFound):
+            file = self._storage.open_reader(self._path(suffix))
+        try:
+            yield file
+        finally:
+            if file is not None:
+                file.close()
 
     # -- judging -------------------------------------------------------------------------------------------------
 
@@ -386,7 +365,7 @@ class SealedIndexes:
 
     def _rebuild(self, problem: str, interval_bytes: int) -> None:
         """Build both files again from the batch headers. Checksums are left to the reads of the batches."""
-        from local.index.index_building import build_indexes
+        from local.index.index_files import build_indexes
 
         self._write(build_indexes(self._headers(), self._base_offset, interval_bytes), problem)
 
@@ -405,10 +384,7 @@ class SealedIndexes:
         _log.warning("rebuilt the indexes of a segment: path=%s cause=%s", self._path(LOG), problem)
 
     def _headers(self) -> BatchTable:
-        """Return the headers of all batches. Raises NotFound, Corrupt.
-
-        Reads in slices instead of mapping the file: a truncation does not wait for this scan.
-        """
+        """Return the headers of all batches, read in slices: a truncation need not wait. Raises NotFound, Corrupt."""
         is_shared = self._access.is_shared
         return index_files.headers_of(self._read_log, self._log_bytes, path=self._path(LOG), may_be_torn=is_shared)
 
@@ -433,10 +409,7 @@ class SealedIndexes:
 
 
 def time_start(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> TimeStart:
-    """Return the `TimeStart` among `count` entries.
-
-    `entry` returns the entry in a slot as it is in the file.
-    """
+    """Return the `TimeStart` among `count` entries; `entry` returns the raw entry in a slot."""
     # Strictly below: an entry *at* the timestamp names the batch's last offset, which is past the wanted record.
     claimed = time_index.find(count, entry, base_offset, timestamp_ms - 1)[1]
     return TimeStart(time_index.find_start(count, entry, base_offset, timestamp_ms), claimed)

@@ -223,17 +223,14 @@ def encode_columns(
 ) -> memoryview:
     """Encode consecutive batches found by `cut_columns` into one writable buffer of `size_bytes`.
 
-    Use `local.log.column_encoding` instead. Raises InvalidRequest if rows or sizes do not match the columns.
+    Use `local.log.encoding` instead. Raises InvalidRequest if rows or sizes do not match the columns.
     """
     ends = np.ascontiguousarray(batch_ends, np.int64)
     return _chosen.encode_columns(_source(columns), first_row, ends, size_bytes, attributes, append_time_ms).data
 
 
 def hash_keys(data: Buffer, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """murmur2 of every range of `data`, as in Kafka's default partitioner. A null key hashes as empty.
-
-    Raises InvalidRequest for a range outside `data`.
-    """
+    """murmur2 of each range, as in Kafka's default partitioner; null as empty. Raises InvalidRequest outside `data`."""
     starts, lengths = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(lengths, np.int32)
     return _chosen.hash_keys(_bytes_of(data), starts, lengths)
 
@@ -293,10 +290,7 @@ def rebuilt_batches(
 
 
 def count_bits(bits: NDArray[np.uint8], counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The number of set bits for each batch; `counts` are the records of consecutive batches.
-
-    Raises InvalidRequest if there are fewer bits than records.
-    """
+    """The number of set bits for each of consecutive batches. Raises InvalidRequest for fewer bits than records."""
     return _chosen.count_bits(bits, _firsts(counts), counts)
 
 
@@ -586,12 +580,12 @@ def _repacked(
     if header.codec is Codec.NONE or changed is None:
         return bytes(rebuilt)
     packed = compress(header.codec, rebuilt[HEADER_BYTES:])
-    return seal(replace(changed, attributes=changed.attributes | (header.attributes & CODEC_BITS)), packed)
+    return seal(changed._replace(attributes=changed.attributes | (header.attributes & CODEC_BITS)), packed)
 
 
 def _plain(view: memoryview, header: BatchHeader, position: int) -> memoryview:
     """A batch uncompressed and in format 2."""
-    plain = replace(header, magic=MAGIC, attributes=header.attributes & ~CODEC_BITS)
+    plain = header._replace(magic=MAGIC, attributes=header.attributes & ~CODEC_BITS)
     entry = view[position : position + header.size_bytes]
     if header.is_legacy:
         records = legacy.records_of(entry, header.base_timestamp_ms, INFLATED_BYTES_MAX, verify=False)

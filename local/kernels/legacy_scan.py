@@ -45,10 +45,7 @@ def scan(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: in
 
 
 def verified(view: memoryview, table: BatchTable) -> BatchTable:
-    """The table without its rows of formats 0 and 1.
-
-    Raises Corrupt if the checksum of such a row is wrong.
-    """
+    """The table without its rows of formats 0 and 1. Raises Corrupt if the checksum of such a row is wrong."""
     is_legacy = table.magics != MAGIC
     for row in np.flatnonzero(is_legacy).tolist():
         at, size, crc = int(table.positions[row]), int(table.sizes[row]), int(table.crcs[row])

@@ -18,7 +18,7 @@ from local.format.batch_header import (
     BatchHeader,
     seal,
 )
-from local.format.varint import append_varint, read_varint
+from local.format.record import append_varint, read_varint
 
 OUTSIDE_DATA, WRONG_TIME, WRONG_HEADERS, LARGE_BATCH, CHANGED = 1, 2, 3, 4, 5
 _REASONS = {
@@ -37,12 +37,7 @@ Source = tuple[memoryview, Longs, Ints, memoryview, Longs, Ints, Longs, memoryvi
 
 
 def cut_columns(columns: Source, batch_bytes: int) -> tuple[Longs, Longs]:
-    """Divide rows into batches: (end row of each batch, its size in bytes).
-
-    A batch gets as many rows as fit `batch_bytes`, at least one. Sizes are exact sizes of uncompressed batches. All
-    columns are checked. Raises InvalidRequest for ranges outside their data, a timestamp below -1, invalid headers,
-    columns of different lengths, a batch above 2^31-1 bytes.
-    """
+    """The kernel of `dispatch.cut_columns`. Checks all columns; raises InvalidRequest."""
     rows = _row_count(columns)
     ends: list[int] = []
     sizes: list[int] = []
@@ -66,12 +61,10 @@ def cut_columns(columns: Source, batch_bytes: int) -> tuple[Longs, Longs]:
 def encode_columns(
     columns: Source, first_row: int, batch_ends: Longs, size_bytes: int, attributes: int, append_time_ms: int
 ) -> NDArray[np.uint8]:
-    """Encode consecutive uncompressed batches into one buffer.
+    """The kernel of `dispatch.encode_columns`: consecutive uncompressed batches in one buffer of `size_bytes`.
 
-    The batches have the rows from `first_row` to ``batch_ends[0]``, from there to ``batch_ends[1]``, .. `size_bytes` is
-    the sum of their sizes from `cut_columns`. The base offset of a batch is the number of its first row. Batches have
-    no producer and leader epoch 0. Raises InvalidRequest as `cut_columns`, and if rows or sizes do not match the
-    columns.
+    The batches have the rows from `first_row` to ``batch_ends[0]``, from there to ``batch_ends[1]``, .. The base offset
+    of a batch is the number of its first row. Batches have no producer and leader epoch 0.
     """
     rows, first = _row_count(columns), first_row
     for index, stop in enumerate(batch_ends.tolist()):
@@ -190,10 +183,7 @@ def _headers_at(data: memoryview, start: int, count: int) -> bytes | None:
 
 
 def hash_keys(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """murmur2 of every range; an empty or null range hashes as no bytes.
-
-    Raises InvalidRequest for a range outside `data`.
-    """
+    """The kernel of `dispatch.hash_keys`."""
     if len(starts) != len(lengths):
         raise InvalidRequest("hashing keys, starts and lengths differ", starts=len(starts), lengths=len(lengths))
     hashes = []

@@ -1,9 +1,9 @@
 """The hot loops in plain Python: reference of the compiled kernels, fallback without a compiler.
 
 The functions, arguments and results equal those of `local.kernels._kernels`; this module is about a hundred times
-slower, and documents the kernels. Both process uncompressed batches only: `local.kernels.dispatch` decompresses and
-compresses around them. This file is longer than most because it is read side by side with the compiled source. The
-functions that append columns are in `local.kernels.pure_column_kernels`.
+slower. `local.kernels.dispatch` documents the functions that it passes on. Both implementations process uncompressed
+batches only: `dispatch` decompresses and compresses around them. The functions that append columns are in
+`local.kernels.pure_column_kernels`.
 
 All functions raise only Corrupt (the bytes contradict the format) and InvalidRequest (a wrong call).
 """
@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from local.errors import Corrupt, InvalidRequest
-from local.format.batch_checks import INT_MAX as INT_MAX
-from local.format.batch_checks import LONG_MAX as LONG_MAX
-from local.format.batch_checks import batch_problem, size_problem
 from local.format.batch_header import (
     BATCH_BYTES_MAX,
     CONTROL,
@@ -36,11 +32,15 @@ from local.format.batch_header import (
     RECORD_BYTES_MIN,
     TRANSACTIONAL,
     BatchHeader,
+    batch_problem,
     seal,
+    size_problem,
 )
+from local.format.batch_header import INT_MAX as INT_MAX
+from local.format.batch_header import LONG_MAX as LONG_MAX
 from local.format.columns import COLUMN_DTYPES, TABLE_DTYPES, BatchTable, Columns
 from local.format.crc32c import crc32c
-from local.format.varint import append_varint, read_varint, read_varlong, varint_bytes
+from local.format.record import append_varint, read_varint, read_varlong, varint_bytes
 from local.kernels.pure_column_kernels import Source as Source
 from local.kernels.pure_column_kernels import cut_columns as cut_columns
 from local.kernels.pure_column_kernels import encode_columns as encode_columns
@@ -56,10 +56,7 @@ DROP, VERBATIM, REBUILD, EMPTY, REBASE = range(5)  # actions of `rebuild_batches
 
 
 class PlainRecord(NamedTuple):
-    """The positions of one record.
-
-    A record that a filter keeps. The bytes from `rest` on, the start of the offset delta, are copied unchanged.
-    """
+    """The positions of one record. `rest` is the start of the offset delta; bytes from there on never change."""
 
     start: int
     rest: int
@@ -83,10 +80,7 @@ def crc32c_of(data: Buffer, seed: int = 0) -> int:
 
 
 def scan_batches(data: Buffer, *, verify: bool = True, position: int = 0) -> BatchTable:
-    """Scan consecutive batches from byte `position`; stop at a torn or wrong batch, without raising.
-
-    `verify` checks every batch's CRC. Raises InvalidRequest if `position` is outside `data`.
-    """
+    """The kernel of `dispatch.scan_batches`; stops at a message of format 0 or 1 too."""
     view = memoryview(data).cast("B")
     if not 0 <= position <= len(view):
         raise InvalidRequest("scanning batches, position outside the data", position=position, bytes=len(view))
@@ -119,11 +113,10 @@ def decode_batches(
     verify: bool,
     include_control: bool,
 ) -> Columns:
-    """Decode the records of every batch of `table`.
+    """Decode the records of every batch of `table`. Raises Corrupt; its facts name the batch.
 
-    The uncompressed records of row i are in ``data[starts[i]:ends[i]]``.
-    `verify` checks the CRCs; `data` must then be the data that `table` was scanned from.
-    Raises Corrupt; its facts name the batch.
+    The uncompressed records of row i are in ``data[starts[i]:ends[i]]``. `verify` checks the CRCs; `data` must then be
+    the data that `table` was scanned from.
     """
     rows: list[tuple[int, ...]] = []
     for ordinal in range(len(table)):
@@ -236,11 +229,7 @@ def wrapped(number: int) -> int:
 def gather(
     data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Join ranges of `data`: (n + 1 offsets, bytes), the two buffers of an Arrow binary array.
-
-    A length of -1 gives an empty range. Raises InvalidRequest for a range outside `data`, or above 2^31-1 bytes, which
-    32-bit offsets cannot address.
-    """
+    """The kernel of `dispatch.gather`."""
     if len(starts) != len(lengths):
         raise InvalidRequest("gathering bytes, starts and lengths differ", starts=len(starts), lengths=len(lengths))
     offsets, parts = [0], []
@@ -259,11 +248,7 @@ def gather(
 
 
 def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
-    """Encode records: (record section with offset deltas 0, 1, ..; base timestamp; largest timestamp).
-
-    The base timestamp is the timestamp of the first record. Raises InvalidRequest if there is no record, a record is
-    not (key, value, timestamp_ms[, headers]), or the section is too large.
-    """
+    """The kernel of `dispatch.encode_records`. Raises InvalidRequest if the section is too large, too."""
     if not records:
         raise InvalidRequest("encoding a batch without records")
     section = bytearray()
@@ -320,10 +305,7 @@ def encode_batch(
 def normal_record(
     record: object,
 ) -> tuple[bytes | None, bytes | None, int, list[tuple[bytes, bytes | None]]]:
-    """(key, value, timestamp_ms, headers as bytes) from the caller's buffers and integers.
-
-    Raises InvalidRequest for any other value.
-    """
+    """(key, value, timestamp_ms, headers as bytes) of a record. Raises InvalidRequest for any other value."""
     if not isinstance(record, tuple) or not 3 <= len(record) <= 4:
         raise InvalidRequest(
             "cannot encode a record, it is not (key, value, timestamp_ms[, headers])", got=type(record).__name__
@@ -451,10 +433,7 @@ def kept_bytes(
 
 
 def count_bits(bits: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """The number of set bits in each range of `counts[i]` bits from `starts[i]` on.
-
-    Bit r is ``r & 7`` of byte ``r >> 3``.
-    """
+    """The number of set bits in each range of `counts[i]` bits from `starts[i]` on."""
     if len(starts) != len(counts):
         raise InvalidRequest("counting bits, not one count per start", starts=len(starts), counts=len(counts))
     flags = np.unpackbits(bits, bitorder="little")
@@ -476,10 +455,7 @@ class _KeptRecord(NamedTuple):
 
 
 def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: list[bool]) -> list[_KeptRecord]:
-    """The flagged records of a batch.
-
-    Raises Corrupt if a record exceeds the batch, or if the timestamp varint of a flagged record exceeds the record.
-    """
+    """The flagged records of a batch. Raises Corrupt if a record or its timestamp leaves its bounds."""
     at, end = position + HEADER_BYTES, position + header.size_bytes
     if header.record_count * RECORD_BYTES_MIN > end - at:
         raise wrong_batch("record count above its bytes", header, position)
@@ -511,7 +487,7 @@ def emptied(header: BatchHeader) -> bytes:
     result has format 2, whatever the format of the batch.
     """
     bits = header.attributes & (LOG_APPEND_TIME | TRANSACTIONAL | CONTROL)
-    return seal(replace(header, magic=MAGIC, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
+    return seal(header._replace(magic=MAGIC, attributes=bits, base_timestamp_ms=-1, record_count=0), b"")
 
 
 def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[bool], horizon_ms: int | None) -> bytes:
@@ -540,7 +516,7 @@ def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[b
         append_varint(section, delta)
         section += data[record.rest : record.end]
     largest_ms = max(record.timestamp for record in kept)
-    changed = replace(
-        header, attributes=bits, base_timestamp_ms=base_ms, max_timestamp_ms=largest_ms, record_count=len(kept)
+    changed = header._replace(
+        attributes=bits, base_timestamp_ms=base_ms, max_timestamp_ms=largest_ms, record_count=len(kept)
     )
     return seal(changed, section)

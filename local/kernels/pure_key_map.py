@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from local.errors import InvalidRequest
 from local.format.batch_header import HEADER_BYTES
 from local.format.columns import BatchTable
-from local.format.varint import varint_bytes
+from local.format.record import varint_bytes
 from local.kernels import pure_kernels
 
 SLOT_BYTES = 12

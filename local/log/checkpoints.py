@@ -86,10 +86,7 @@ class MetaProperties:
 
 
 def read_meta_properties(storage: Storage, root: str) -> MetaProperties | None:
-    """Return the ids in ``meta.properties``; None if the file is missing.
-
-    Version 0 has ``broker.id`` and no directory id.
-    """
+    """Return the ids in ``meta.properties`` (version 0: ``broker.id``), None without the file."""
     try:
         lines = storage.read(join(root, names.META_PROPERTIES)).decode("utf-8", "replace").splitlines()
     except NotFound:
@@ -124,10 +121,7 @@ def ensure_meta_properties(storage: Storage, root: str, like: MetaProperties | N
 
 
 def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[str]]]:
-    """Return the (line number, fields) pairs of a checkpoint's bytes.
-
-    Raises Corrupt, naming `path`, unless each entry has `width` fields.
-    """
+    """Return (line number, fields) of a checkpoint's entries. Raises Corrupt unless each has `width` fields."""
     lines = data.splitlines()
     if not lines:
         return []
@@ -143,10 +137,7 @@ def parse_entries(data: bytes, path: str, width: int) -> list[tuple[int, list[st
 
 
 def _number(text: str, bits: int) -> int:
-    """Parse a number as Kafka writes it, of at most so many bits. Raises ValueError.
-
-    `int` alone accepts underscores and any length.
-    """
+    """Parse a number of at most so many bits as Kafka writes it: `int` alone is too lax. Raises ValueError."""
     if not _NUMBER.fullmatch(text) or not -(1 << bits - 1) <= (number := int(text)) < 1 << bits - 1:
         raise ValueError(text[:20])
     return number

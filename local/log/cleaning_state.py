@@ -91,10 +91,7 @@ def after(now: Cleaning, event: Event) -> Cleaning:
 
 
 class CleaningGate:
-    """The cleaning state of one log, shared by threads.
-
-    Thread safe; hold no lock of the log while pausing.
-    """
+    """The cleaning state of one log. Thread safe; hold no lock of the log while pausing."""
 
     def __init__(self, partition: TopicPartition) -> None:
         self._partition = partition
@@ -121,10 +118,7 @@ class CleaningGate:
         return self._now.state is State.ABORTED
 
     def end(self, undo: Callable[[], None] = lambda: None) -> bool:
-        """End the pass and return whether it counts; False if it was aborted.
-
-        For an aborted pass, `undo` runs before any pausing thread continues.
-        """
+        """End the pass; return False if it was aborted. Then `undo` runs before any pausing thread continues."""
         with self._changed:
             is_done = self._now.state is State.IN_PROGRESS
             try:

@@ -1,20 +1,167 @@
-"""Encode records as batches of about the configured size, before the log's lock is taken."""
+"""Check and encode records as batches of about the configured size, mostly before the log's lock is taken.
+
+| rule | refused with |
+|---|---|
+| a batch, as it is stored, fits in `max_message_bytes` and in a segment | InvalidRequest |
+| a compacted topic's records have keys, unless `drops_keyless` | InvalidRequest, the records' indexes in `records` |
+| CreateTime: now - before <= time <= now + after, each record; -1 is "no time" and free | the same |
+| LogAppendTime is assigned by the log: a batch with this type is refused | InvalidRequest |
+| format 2, dense offsets, no control batch, a producer with epoch and sequence | InvalidRequest |
+| checksum, structure, number of records | Corrupt |
+
+| rewritten in a ready-made batch | when |
+|---|---|
+| attributes, maxTimestamp = now, CRC | the topic has LogAppendTime |
+| maxTimestamp, CRC | it is not the largest of the records (retention and time lookups rely on it) |
+
+The rest of a ready-made batch is stored unchanged, compressed records included. The indexes in `records` count from
+the first record of the call.
+
+Columns without a codec are checked first and encoded during the append, in runs of a few MiB. The memory of a run is
+then reused and stays in the cache; encoding whole tables at once halves the speed.
+
+Source: kafka `LogValidator`, `UnifiedLog.analyzeAndValidateRecords`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from local.errors import InvalidRequest
+import numpy as np
+from numpy.typing import NDArray
+
+from local import kernels
+from local.errors import Corrupt, InvalidRequest
+from local.format.batch_header import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader, read_header, seal
+from local.format.compression import Codec, compress
 from local.format.record import Record, TimestampType
-from local.log.append_validation import check_keys, check_size, check_times
 from local.log.producer_state import Producer
 from local.names import TopicPartition
-from local.records.batch import encode_batch, read_header
+from local.records.batch import assign_timestamp, check_batch, encode_batch
+from local.records.record_columns import RecordColumns
 from local.settings import LogSettings
 
-# The approximate bytes of length, attributes, deltas, key and value length and header count of one record.
-_RECORD_OVERHEAD_BYTES = 12
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+_RECORD_OVERHEAD_BYTES = 12  # about: length, attributes, deltas, key and value length, header count of one record
 _SAMPLES = 64
+_RUN_BYTES = 2 << 20
+_NO_TIMESTAMP = -1
+_NAMED_MAX = 10
+_INT64_MAX = 2**63 - 1
+
+Cut = tuple[RecordColumns, NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """The rules of one append, see the module. Each check raises InvalidRequest."""
+
+    settings: LogSettings
+    partition: TopicPartition
+    now_ms: int
+
+    @property
+    def limit(self) -> int:
+        return min(self.settings.max_message_bytes, self.settings.segment_bytes)
+
+    @property
+    def is_timed_by_log(self) -> bool:
+        return self.settings.timestamp_type is TimestampType.LOG_APPEND_TIME
+
+    def check_size(self, size: int) -> None:
+        """Check an encoded batch against `max_message_bytes` and against a whole segment."""
+        settings = self.settings
+        for name, limit in (
+            ("max.message.bytes", settings.max_message_bytes),
+            ("segment.bytes", settings.segment_bytes),
+        ):
+            if size > limit:
+                facts = {"size_bytes": size, name.replace(".", "_"): limit}
+                raise InvalidRequest(f"cannot append, a batch is larger than {name}", partition=self.partition, **facts)
+
+    def check_keys(self, missing: Iterable[int]) -> None:
+        """Refuse (Kafka's INVALID_RECORD) the records without a key, `missing`, where the topic needs keys."""
+        named = list(missing)[:_NAMED_MAX] if self.settings.refuses_keyless else []
+        if named:
+            attempt = "cannot append to a compacted topic, a record has no key"
+            raise InvalidRequest(attempt, partition=self.partition, records=named)
+
+    def check_times(self, times: ArrayLike) -> None:
+        """Check the records' times (ms, in order) against the topic's limits."""
+        before, after = self.settings.timestamp_before_max_ms, self.settings.timestamp_after_max_ms
+        if self.is_timed_by_log or (before is None and after is None):
+            return
+        found = np.asarray(times, np.int64)
+        outside = np.zeros(len(found), bool)
+        if before is not None:
+            outside |= found < max(self.now_ms - before, -_INT64_MAX)
+        if after is not None:
+            outside |= found > min(self.now_ms + after, _INT64_MAX)
+        wrong = np.flatnonzero(outside & (found != _NO_TIMESTAMP))
+        if len(wrong):
+            raise InvalidRequest(
+                "cannot append, a record time is outside the range that the topic allows",
+                partition=self.partition,
+                records=wrong[:_NAMED_MAX].tolist(),
+                count=len(wrong),
+                first_timestamp_ms=int(found[wrong[0]]),
+                earliest_ms=None if before is None else self.now_ms - before,
+                latest_ms=None if after is None else self.now_ms + after,
+            )
+
+
+# -- ready-made batches
+
+
+def validate_batch(batch: bytes, settings: LogSettings, *, partition: TopicPartition, now_ms: int) -> bytearray:
+    """Return a checked copy of one ready-made batch, ready except for its offsets. Raises as the tables say."""
+    append, header = _Append(settings, partition, now_ms), check_batch(batch)
+    _check_form(header, len(batch), partition)
+    append.check_size(len(batch))
+    problem = kernels.scan_batches(batch).problem
+    if problem is not None or header.record_count < 1:
+        raise Corrupt(f"cannot append a batch, {problem or 'it has no records'}", partition=partition)
+    columns = kernels.decode_columns(batch)
+    append.check_keys(np.flatnonzero(columns.key_lengths < 0).tolist())
+    accepted = bytearray(batch)
+    if append.is_timed_by_log:
+        assign_timestamp(accepted, TimestampType.LOG_APPEND_TIME, now_ms)
+        return accepted
+    append.check_times(columns.timestamps)
+    latest = int(columns.timestamps.max())
+    if latest != header.max_timestamp_ms:
+        assign_timestamp(accepted, TimestampType.CREATE_TIME, latest)
+    return accepted
+
+
+def _check_form(header: BatchHeader, size: int, partition: TopicPartition) -> None:
+    """Check the format, and that a producer has an epoch and a sequence, a transaction a producer."""
+    if header.is_legacy:
+        raise InvalidRequest("cannot append a batch, it is not of format 2", partition=partition, magic=header.magic)
+    if header.size_bytes != size:
+        raise Corrupt("cannot append a batch, bytes follow its end", partition=partition, size_bytes=size)
+    if header.is_control or header.record_count != header.last_offset_delta + 1:
+        attempt = "cannot append a batch, its offsets have gaps or it is a control batch"
+        raise InvalidRequest(attempt, partition=partition)
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        raise InvalidRequest("cannot append a batch, its timestamp type is LogAppendTime", partition=partition)
+    if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
+        raise InvalidRequest(
+            "cannot append a batch of a producer, it has no epoch or sequence",
+            partition=partition,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+        )
+    if header.is_transactional and header.producer_id < 0:
+        raise InvalidRequest("cannot append a transactional batch, it has no producer id", partition=partition)
+
+
+# -- records
 
 
 def encode_batches(
@@ -27,66 +174,59 @@ def encode_batches(
 ) -> list[bytearray]:
     """Return the records as batches at offset 0, ready to get their offsets.
 
-    With a `producer` the records become one batch, because a retry repeats a batch. Raises InvalidRequest for:
-
-    - no records;
-    - a single record (with a producer: the one batch) above `max_message_bytes` or a segment;
-    - records without key in a compacted topic;
-    - record times outside the topic's limits.
+    With a `producer` the records become one batch, because a retry repeats a batch. Raises InvalidRequest for no
+    records, for a single record (with a producer: the one batch) that is too large, and as the module's table says.
     """
+    append = _Append(settings, partition, now_ms)
     if not records:
         raise InvalidRequest("cannot append, there are no records", partition=partition)
-    if settings.refuses_keyless:
-        check_keys(records, partition=partition)
+    append.check_keys(at for at, record in enumerate(records) if record[0] is None)
     if producer is not None:
-        encoded: Iterable[bytes] = [_encode(records, settings, now_ms, producer)]
+        encoded: Iterable[bytes] = [_encode(append, records, producer)]
     else:
-        encoded = _encode_in_batches(records, settings, now_ms)
+        ranges = _ranges(records, min(settings.batch_bytes, append.limit))
+        encoded = (batch for start, end in ranges for batch in _encode_within_limit(append, records[start:end]))
     batches = []
     for batch in encoded:
-        check_size(len(batch), settings, partition=partition)
+        append.check_size(len(batch))
         batches.append(bytearray(batch))
-    if _may_be_out_of_time(batches, settings, now_ms):
-        check_times([record[2] for record in records], settings, partition=partition, now_ms=now_ms)
+    if _may_be_out_of_time(append, batches):
+        append.check_times([record[2] for record in records])
     return batches
 
 
-def _may_be_out_of_time(batches: Iterable[bytearray], settings: LogSettings, now_ms: int) -> bool:
+def _may_be_out_of_time(append: _Append, batches: Iterable[bytearray]) -> bool:
     """Whether each record's time must be checked: headers hold the largest time, but not the smallest."""
-    if settings.timestamp_type is TimestampType.LOG_APPEND_TIME:
+    latest = append.settings.timestamp_after_max_ms
+    if append.is_timed_by_log:
         return False
-    if settings.timestamp_before_max_ms is not None:
+    if append.settings.timestamp_before_max_ms is not None:
         return True
-    latest = settings.timestamp_after_max_ms
-    headers = (read_header(batch) for batch in batches) if latest is not None else ()
-    return any(header is not None and header.max_timestamp_ms > now_ms + (latest or 0) for header in headers)
+    if latest is None:
+        return False
+    headers = (read_header(batch) for batch in batches)
+    return any(header is not None and header.max_timestamp_ms > append.now_ms + latest for header in headers)
 
 
-def _encode_in_batches(records: Sequence[Record], settings: LogSettings, now_ms: int) -> Iterator[bytes]:
-    limit = min(settings.max_message_bytes, settings.segment_bytes)
-    for start, end in _chunks(records, min(settings.batch_bytes, limit)):
-        yield from _encode_within_limit(records[start:end], settings, now_ms, limit)
-
-
-def _encode_within_limit(records: Sequence[Record], settings: LogSettings, now_ms: int, limit: int) -> Iterator[bytes]:
+def _encode_within_limit(append: _Append, records: Sequence[Record]) -> Iterator[bytes]:
     """Yield one batch, or the batches of both halves if it is above the limit (atypical sample)."""
-    batch = _encode(records, settings, now_ms, None)
-    if len(batch) <= limit or len(records) == 1:
+    batch = _encode(append, records, None)
+    if len(batch) <= append.limit or len(records) == 1:
         yield batch
         return
     middle = len(records) // 2
-    yield from _encode_within_limit(records[:middle], settings, now_ms, limit)
-    yield from _encode_within_limit(records[middle:], settings, now_ms, limit)
+    yield from _encode_within_limit(append, records[:middle])
+    yield from _encode_within_limit(append, records[middle:])
 
 
-def _encode(records: Sequence[Record], settings: LogSettings, now_ms: int, producer: Producer | None) -> bytes:
-    at_append = settings.timestamp_type is TimestampType.LOG_APPEND_TIME
+def _encode(append: _Append, records: Sequence[Record], producer: Producer | None) -> bytes:
+    settings = append.settings
     return encode_batch(
         records,
         codec=settings.compression,
         level=settings.compression_level,
         timestamp_type=settings.timestamp_type,
-        append_time_ms=now_ms if at_append else None,
+        append_time_ms=append.now_ms if append.is_timed_by_log else None,
         producer_id=producer.producer_id if producer else -1,
         producer_epoch=producer.producer_epoch if producer else -1,
         base_sequence=producer.base_sequence if producer else -1,
@@ -94,10 +234,83 @@ def _encode(records: Sequence[Record], settings: LogSettings, now_ms: int, produ
     )
 
 
-def _chunks(records: Sequence[Record], batch_bytes: int) -> Iterator[tuple[int, int]]:
+def _ranges(records: Sequence[Record], batch_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of equal numbers of records, for batches of about `batch_bytes`, judged by a sample."""
     sample = records[:: max(1, len(records) // _SAMPLES)]
     total = sum(len(record[0] or b"") + len(record[1] or b"") + _RECORD_OVERHEAD_BYTES for record in sample)
     each = max(1, batch_bytes * len(sample) // total)
     for start in range(0, len(records), each):
         yield start, min(start + each, len(records))
+
+
+# -- columns
+
+
+def encode_column_batches(
+    chunks: Sequence[RecordColumns], settings: LogSettings, *, partition: TopicPartition, now_ms: int
+) -> Iterable[memoryview]:
+    """Return the records as batches without offsets, in order, to iterate once. A batch never spans two chunks.
+
+    The call itself, not the iteration, raises InvalidRequest for malformed columns and as `encode_batches`. The columns
+    must not change before the last batch was taken.
+    """
+    append = _Append(settings, partition, now_ms)
+    if not sum(map(len, chunks)):
+        raise InvalidRequest("cannot append, there are no records", partition=partition)
+    missing, first = list[int](), 0
+    for chunk in chunks:
+        missing += (first + np.flatnonzero(chunk.key_lengths < 0)[:_NAMED_MAX]).tolist()
+        first += len(chunk)
+    append.check_keys(missing)
+    times = [chunk.timestamps for chunk in chunks]
+    append.check_times(times[0] if len(times) == 1 else np.concatenate(times))
+    limit = min(settings.batch_bytes, append.limit)
+    cuts: list[Cut] = [(chunk, *kernels.cut_columns(chunk, limit)) for chunk in chunks if len(chunk)]
+    if settings.compression is Codec.NONE:
+        for _, _, sizes in cuts:
+            append.check_size(int(sizes.max()))
+        return _encoded(append, cuts)
+    # The size of a batch is known only after compression, so all batches are compressed before the first append.
+    batches = []
+    for cut in cuts:
+        for batch in _compressed(append, cut):
+            append.check_size(len(batch))
+            batches.append(batch)
+    return batches
+
+
+def _encoded(append: _Append, cuts: Sequence[Cut]) -> Iterator[memoryview]:
+    """Yield the uncompressed batches, with at most one run in memory unless the caller keeps batches."""
+    attributes, append_ms = (LOG_APPEND_TIME, append.now_ms) if append.is_timed_by_log else (0, -1)
+    for columns, ends, sizes in cuts:
+        first, row = 0, 0
+        before = np.concatenate(([0], np.cumsum(sizes)))
+        while first < len(ends):
+            stop = max(first + 1, int(np.searchsorted(before, before[first] + _RUN_BYTES, "right")) - 1)
+            size = int(before[stop] - before[first])
+            encoded = kernels.encode_columns(columns, row, ends[first:stop], size, attributes, append_ms)
+            at = 0
+            for length in sizes[first:stop].tolist():
+                yield encoded[at : at + length]
+                at += length
+            row, first = int(ends[stop - 1]), stop
+            del encoded
+
+
+def _compressed(append: _Append, cut: Cut) -> Iterator[memoryview]:
+    """Yield the compressed batches of a cut; a batch above the limit (incompressible) is split in halves."""
+    columns, ends, _sizes = cut
+    settings, first = append.settings, 0
+    for end, plain in zip(ends.tolist(), _encoded(append, [cut]), strict=True):
+        header = read_header(plain)
+        assert header is not None, "just encoded"
+        header = header._replace(attributes=header.attributes | settings.compression)
+        section = compress(settings.compression, plain[HEADER_BYTES:], settings.compression_level)
+        batch = memoryview(bytearray(seal(header, section)))
+        if len(batch) <= append.limit or end - first == 1:
+            yield batch
+        else:
+            for half in (slice(first, (first + end) // 2), slice((first + end) // 2, end)):
+                rows = columns.select(half)
+                yield from _compressed(append, (rows, *kernels.cut_columns(rows, len(plain))))
+        first = end

@@ -33,10 +33,7 @@ class LeaderEpochs:
         return self.entries[-1][0] if self.entries else None
 
     def assign(self, epoch: int, start_offset: int) -> LeaderEpochs:
-        """Return the epochs with `epoch` starting at `start_offset`, without the entries that contradict it.
-
-        Earlier entries stay.
-        """
+        """Return the epochs with `epoch` starting at `start_offset`, without the entries that contradict it."""
         if self.entries and self.entries[-1][0] == epoch and start_offset >= self.entries[-1][1]:
             return self
         kept = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)

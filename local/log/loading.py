@@ -31,7 +31,7 @@ from local import kernels, names
 from local.errors import Corrupt
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import index_files, offset_index, time_index
-from local.index.index_building import OutsideSegment
+from local.index.index_files import OutsideSegment
 from local.index.sealed_indexes import LOOKING, Access
 from local.log import recovery
 from local.log.leader_epochs import LeaderEpochs
@@ -58,10 +58,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Found:
-    """The results so far.
-
-    `known_ends` has the ends of fully read segments, `producers` the state after them.
-    """
+    """The results so far: `known_ends` of fully read segments, `producers` after them."""
 
     segments: list[Segment]
     epochs: LeaderEpochs
@@ -79,10 +76,7 @@ def load(
     *,
     recovery_point: int | None,
 ) -> LoadedLog:
-    """Load every segment and recover as needed. `recovery_point` None trusts all (a clean shutdown).
-
-    Raises Corrupt for damage below the recovery point.
-    """
+    """Load every segment and recover as needed, beyond `recovery_point` (None: trust all). Raises Corrupt below it."""
     found, had_snapshots = None, None
     while found is None:
         recovery.finish_swaps(storage, directory)
@@ -151,10 +145,7 @@ def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int
 
 
 def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool:
-    """Add the trusted segment `at`. Return False after a split or a rename.
-
-    The next segment's name and the ends of the log reveal offsets that do not fit the segment's name.
-    """
+    """Add the trusted segment `at`; False after a split or a rename, if its offsets do not fit its name."""
     base = place.bases[at]
     is_suspect = end - base - 1 > RELATIVE_OFFSET_MAX if end is not None else False
     if (is_suspect or ((at == 0 or end is None) and _begins_below(place, base))) and _put_right(place, found, at):
@@ -183,16 +174,14 @@ def _begins_below(place: _Place, base: int) -> bool:
 
 
 def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -> bool:
-    """Do `local.log.splitting.put_right`. `found` holds the segments before `at`."""
-    from local.log import splitting
-
+    """Do `local.log.recovery.put_right`. `found` holds the segments before `at`."""
     bases, end_before = place.bases, None
     if found.segments:
         before = found.segments[-1]
         end_before = found.known_ends.get(before.base_offset)
         end_before = end_of(before) if end_before is None else end_before
     next_base = bases[at + 1] if at + 1 < len(bases) else None
-    return splitting.put_right(
+    return recovery.put_right(
         place.storage, place.directory, bases[at], end_before=end_before, next_base=next_base, verify=verify
     )
 
@@ -259,10 +248,7 @@ def _outgrew(place: _Place, base: int) -> bool:
 
 
 def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerState:
-    """Return the producers before the last of `bases`.
-
-    A missing snapshot is written, so that a start after a crash need not compute the state again.
-    """
+    """Return the producers before the last of `bases`, and write a missing snapshot of them for a later start."""
     *before, base = bases
     producers = snapshots.state_at(base, before)
     if before:

@@ -40,10 +40,7 @@ class LargestTimes:
         self._running: list[int] | None = None
 
     def first_reaching(self, timestamp_ms: int) -> int:
-        """Return the index of the first segment with a record at or after `timestamp_ms`.
-
-        Without such a segment the result is their number. Raises NotFound.
-        """
+        """Return the index of the first segment that is late enough; their number without one. Raises NotFound."""
         if self._running is None:
             known = (-1 if each.max_timestamp_ms is None else each.max_timestamp_ms for each in self._sealed)
             self._running = list(accumulate(known, max))
@@ -74,10 +71,7 @@ class LogView:
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset below which every transaction is decided.
-
-        It is the start of the earliest open transaction, or the log end.
-        """
+        """The offset below which every transaction is decided: the start of the earliest open one, or the log end."""
         if self.unstable_offset is None:
             return self.next_offset
         return min(max(self.unstable_offset, self.log_start_offset), self.next_offset)
@@ -86,13 +80,18 @@ class LogView:
     def local_log_start_offset(self) -> int:
         return max(self.log_start_offset, self.bases[0])
 
+    @property
+    def first_known_offset(self) -> int:
+        """The start of the leader epochs: the log start, or the first segment's base if that is lower.
+
+        An empty log keeps the epoch of its last record, because no later epoch has begun.
+        """
+        return max(0, min(self.log_start_offset, self.bases[0], self.next_offset - 1))
+
     def infos(
         self, cleaner_offset: int | None, first_times_from: int | None = None, *, with_times: bool = True
     ) -> tuple[SegmentInfo, ...]:
-        """Return the facts of every segment; the last is the active one.
-
-        Raises NotFound if times are requested.
-        """
+        """Return the facts of every segment; the last is the active one. Raises NotFound if times are requested."""
         ends = (*self.bases[1:], self.next_offset)
         last, found = len(ends) - 1, []
         for at, (segment, end) in enumerate(zip(self.segments, ends, strict=True)):
@@ -149,7 +148,7 @@ class LogView:
         records below it has reached its marker. Raises NotFound, Corrupt, and WrongTransactionIndex for an index that
         contradicts the log.
         """
-        from local.index.txn_scan import carried_problem
+        from local.index.txn_index import carried_problem
 
         found: list[AbortedTransaction] = []
         undecided = {producer: first for producer, first in (open_before or {}).items() if first < upper_offset}
@@ -173,10 +172,7 @@ class LogView:
         return found
 
     def search(self, timestamp_ms: int) -> FoundOffset | None:
-        """Return the first record at or after `timestamp_ms` and the local log start.
-
-        Raises NotFound, Corrupt.
-        """
+        """Return the first record at or after `timestamp_ms` and the local log start. Raises NotFound, Corrupt."""
         start = self.local_log_start_offset
         for at in range(self.times.first_reaching(timestamp_ms), len(self.segments)):
             segment = self.segments[at]
@@ -220,10 +216,7 @@ class LogView:
 
 
 def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundOffset | None:
-    """Return the first record by offset at or above `start` and at or after `timestamp_ms`.
-
-    Raises NotFound, Corrupt.
-    """
+    """Return the first record from `start` on at or after `timestamp_ms`. Raises NotFound, Corrupt."""
     import numpy as np
 
     offset, claimed = segment.time_start(timestamp_ms)
@@ -248,10 +241,7 @@ def _report_skipped(segment: Segment, timestamp_ms: int, claimed: int) -> None:
 
 
 def largest_timestamp(segment: Segment, start: int) -> int | None:
-    """Return the largest timestamp of the records at or above `start`, None without one.
-
-    Reads all batches from `start` on.
-    """
+    """Return the largest timestamp from `start` on, None without one. Reads all batches from there."""
     largest = -1
     offset = start
     while run := read_segment(segment, offset, _TIME_SEARCH):

@@ -23,12 +23,12 @@ from contextlib import suppress
 from itertools import pairwise
 
 from local.errors import Corrupt, LogError, NotFound
-from local.format.batch_checks import may_have_producers
+from local.format.batch_header import may_have_producers
 from local.index.index_files import slices_of
 from local.log import producer_snapshot
 from local.log.producer_state import ProducerState
 from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
-from local.storage import Storage, join
+from local.storage import Storage, join, sync_file
 
 LOOKED_AT_BYTES = 1 << 20  # bytes of a segment to inspect before a full scan
 _log = logging.getLogger(__name__)
@@ -137,10 +137,7 @@ class ProducerFiles:
         return producers
 
     def at(self, offset: int) -> ProducerState:
-        """Return the producers in the snapshot at exactly this offset; none if it is missing or damaged.
-
-        A damaged snapshot is deleted.
-        """
+        """Return the producers in the snapshot at exactly this offset; none if it is missing or damaged."""
         known_to, producers = self._newest(offset) if offset in self.offsets() else (-1, ProducerState())
         return producers if known_to == offset else ProducerState()
 
@@ -171,11 +168,7 @@ class ProducerFiles:
 
     def _make_durable(self, offset: int) -> None:
         """Sync a snapshot that a roll left in the page cache."""
-        file = self._storage.open(self.path(offset))
-        try:
-            file.sync()
-        finally:
-            file.close()
+        sync_file(self._storage, self.path(offset))
         self._storage.sync_directory(self._directory)
 
     def _newest(self, offset: int) -> tuple[int, ProducerState]:

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from local.errors import Corrupt
 from local.format.crc32c import crc32c
@@ -29,13 +28,12 @@ if TYPE_CHECKING:
 VERSION = 1
 _HEAD = struct.Struct(">hIi")
 _ENTRY = struct.Struct(">qhiqiqiq")
-MANIFEST_BYTES, ENTRY_BYTES = _HEAD.size, _ENTRY.size
+HEAD_BYTES, ENTRY_BYTES = _HEAD.size, _ENTRY.size
 _CRC_START = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerEntry:
-    """One producer. -1 stands for none, as in the file. `last_offset` is inclusive."""
+class ProducerEntry(NamedTuple):
+    """One producer: its fields in the order of the file. -1 stands for none. `last_offset` is inclusive."""
 
     producer_id: int
     producer_epoch: int
@@ -48,30 +46,15 @@ class ProducerEntry:
 
 
 def encode(producers: Sequence[ProducerEntry]) -> bytes:
-    rows = b"".join(
-        _ENTRY.pack(
-            each.producer_id,
-            each.producer_epoch,
-            each.last_sequence,
-            each.last_offset,
-            each.offset_delta,
-            each.timestamp_ms,
-            each.coordinator_epoch,
-            each.transaction_first_offset,
-        )
-        for each in producers
-    )
+    rows = b"".join(_ENTRY.pack(*each) for each in producers)
     body = struct.pack(">i", len(producers)) + rows
     return struct.pack(">hI", VERSION, crc32c(body)) + body
 
 
 def decode(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
-    """Decode a snapshot.
-
-    Raises Corrupt, naming `path`, for another version, a wrong checksum or a wrong size.
-    """
+    """Decode a snapshot. Raises Corrupt for another version, a wrong checksum or a wrong size."""
     view = memoryview(data).cast("B")
-    if len(view) < MANIFEST_BYTES:
+    if len(view) < HEAD_BYTES:
         raise Corrupt("cannot read a producer snapshot, it is shorter than its header", path=path, size_bytes=len(view))
     version, crc, count = _HEAD.unpack_from(view)
     if version != VERSION:
@@ -81,25 +64,11 @@ def decode(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
         raise Corrupt(
             "cannot read a producer snapshot, its CRC differs", path=path, expected=f"{crc:08x}", found=f"{found:08x}"
         )
-    if count < 0 or len(view) != MANIFEST_BYTES + count * ENTRY_BYTES:
+    if count < 0 or len(view) != HEAD_BYTES + count * ENTRY_BYTES:
         raise Corrupt(
             "cannot read a producer snapshot, its size does not match its entry count",
             path=path,
             size_bytes=len(view),
             count=count,
         )
-    return [_entry(fields) for fields in _ENTRY.iter_unpack(view[MANIFEST_BYTES:])]
-
-
-def _entry(fields: tuple[int, ...]) -> ProducerEntry:
-    producer, epoch, sequence, last_offset, delta, timestamp_ms, coordinator, first = fields
-    return ProducerEntry(
-        producer_id=producer,
-        producer_epoch=epoch,
-        last_sequence=sequence,
-        last_offset=last_offset,
-        offset_delta=delta,
-        timestamp_ms=timestamp_ms,
-        coordinator_epoch=coordinator,
-        transaction_first_offset=first,
-    )
+    return [ProducerEntry._make(fields) for fields in _ENTRY.iter_unpack(view[HEAD_BYTES:])]

@@ -46,10 +46,7 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Producer:
-    """The producer of an append that can be repeated safely. `base_sequence` numbers its first record.
-
-    Raises InvalidRequest for a number outside its field.
-    """
+    """The producer of a repeatable append, its first sequence. Raises InvalidRequest for a number outside its field."""
 
     producer_id: int
     producer_epoch: int
@@ -208,10 +205,7 @@ class ProducerState:
         return aborted
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
-        """Remove producers whose last batch is at least `expiration_ms` old. Return their number.
-
-        A producer with an open transaction stays.
-        """
+        """Remove producers without open transaction whose last batch is `expiration_ms` old; return their number."""
         old = [
             producer
             for producer, known in self._known.items()

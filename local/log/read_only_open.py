@@ -16,9 +16,10 @@ from dataclasses import dataclass
 
 from local import names
 from local.errors import NotFound, Unavailable
-from local.format.batch_checks import walk
+from local.format.batch_header import walk
 from local.index.sealed_indexes import LOOKING, Access
 from local.log.leader_epochs import LeaderEpochs
+from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.storage import FileFacts, Storage
@@ -41,6 +42,45 @@ class LoadedLog:
     epochs: LeaderEpochs
     producers: ProducerState
     recovered_count: int = 0
+
+
+class ReadOnlySource:
+    """The directory of a read-only log, and what was loaded from it last.
+
+    `log_start_offset` is the checkpointed one. Without `is_tiered` the first local segment's base is its lower bound.
+    """
+
+    def __init__(self, storage: Storage, directory: str, log_start_offset: int, *, is_tiered: bool) -> None:
+        self.has_read_producers = False
+        self._storage, self._directory = storage, directory
+        self._log_start_offset, self._is_tiered = log_start_offset, is_tiered
+        self._loaded = nothing(storage, directory, log_start_offset)
+        self._files = ProducerFiles(storage, directory, is_onlooker=True)
+
+    def load(self) -> tuple[LoadedLog, int]:
+        """Load the current files; also return the log start. Raises NotFound if a log was moved or deleted."""
+        if any(each.size_bytes for each in self._loaded.segments) and not self._storage.exists(self._directory):
+            raise NotFound("cannot refresh the log, it was moved or deleted", path=self._directory)
+        loaded, start = load_read_only(self._storage, self._directory, self._log_start_offset), self._log_start_offset
+        if not self._is_tiered:
+            start = max(start, loaded.segments[0].base_offset)
+        if loaded.next_offset < start:  # the next start discards it
+            loaded = nothing(self._storage, self._directory, start)
+        self._files = ProducerFiles(self._storage, self._directory, is_onlooker=True)
+        self._loaded, self.has_read_producers = loaded, False
+        return loaded, start
+
+    def producers(self) -> ProducerState:
+        """Read the producers at the log end."""
+        return self._producers_at(self._loaded.next_offset)
+
+    def closed_producers(self) -> ProducerState:
+        """Read the producers at the base of the last segment."""
+        return self._producers_at(self._loaded.segments[-1].base_offset)
+
+    def _producers_at(self, offset: int) -> ProducerState:
+        bases = [segment.base_offset for segment in self._loaded.segments]
+        return self._files.state_at(offset, bases, may_vanish=True)
 
 
 def load_read_only(
@@ -88,10 +128,7 @@ def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
 
 
 def _listed(storage: Storage, directory: str) -> Mapping[str, FileFacts]:
-    """Return the logs and transaction indexes of the directory from a stable listing.
-
-    Raises Unavailable if logs were added or removed during the listing, except new ones above all others.
-    """
+    """Return a stable listing of logs and transaction indexes. Raises Unavailable unless only newer logs were added."""
     before = _logs(storage.list(directory))
     files = storage.list_files(directory, _LOOKED_AT)
     newest = max(before, default=(-1, ""))[0]

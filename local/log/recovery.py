@@ -28,15 +28,19 @@ else new records would follow torn bytes. A crash inside recovery is recovered i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import numpy as np
 
 from local import kernels
 from local.errors import Corrupt
 from local.format.columns import BatchTable
 from local.index import index_files, txn_index
-from local.index.index_building import OutsideSegment, build_indexes
-from local.index.txn_index import AbortedTransaction
+from local.index.index_files import OutsideSegment, build_indexes, slices_of
+from local.index.txn_index import AbortedTransaction, TransactionScan
+from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
 from local.names import (
     CLEANED,
@@ -51,10 +55,12 @@ from local.names import (
     parse_segment_file,
     segment_file,
 )
-from local.segment.segment import RELATIVE_OFFSET_MAX
-from local.storage import Storage, join, replace_file
+from local.segment import swap
+from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
+from local.storage import Storage, join, replace_file, sync_file, write_file
 
 _log = logging.getLogger(__name__)
+_PIECE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +112,7 @@ def finish_swaps(storage: Storage, directory: str) -> None:
 
 
 def segment_bases(storage: Storage, directory: str, there: Collection[str]) -> list[int]:
-    """Return the segments' base offsets among the names `there`, ascending.
-
-    Removes indexes without a log, and temporary files.
-    """
+    """Return the base offsets among the names `there`, ascending; remove temporary files and indexes without a log."""
     parsed = {name: found for name in there if (found := parse_segment_file(name))}
     bases = sorted(base for base, suffix in parsed.values() if suffix == LOG)
     known = set(bases)
@@ -155,7 +158,7 @@ def recover_segment(
     finally:
         data.release()
     # Synced even without a cut: the bytes may be in the page cache only, and they count as durable from now on.
-    _truncate_and_sync(storage, path, valid if valid < size else None)
+    sync_file(storage, path, truncate_to=valid if valid < size else None)
     if valid < size:
         _log.warning("cut the tail of a segment: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
     _write_txn_index(storage, directory, base_offset, txn_index.encode(aborted))
@@ -178,11 +181,8 @@ def cut_segment(
     aborted: bytes,
     interval_bytes: int,
 ) -> None:
-    """Cut the log file to `size_bytes`, the batches of `kept`, then its indexes.
-
-    `aborted` is the ``.txnindex``.
-    """
-    _truncate_and_sync(storage, join(directory, segment_file(base_offset, LOG)), size_bytes)
+    """Cut the log file to `size_bytes`, the batches of `kept`, then its indexes; `aborted` is the ``.txnindex``."""
+    sync_file(storage, join(directory, segment_file(base_offset, LOG)), truncate_to=size_bytes)
     _write_txn_index(storage, directory, base_offset, aborted)
     _write_indexes(storage, directory, base_offset, kept, interval_bytes)
 
@@ -210,10 +210,7 @@ def check_txn_index(storage: Storage, directory: str, base_offset: int) -> str |
 
 
 def rebuild_txn_index(storage: Storage, directory: str, base_offset: int, producers: ProducerState) -> None:
-    """Rebuild the transaction index from the segment's batches and replace the file atomically.
-
-    `producers` must be the state before the segment.
-    """
+    """Rebuild the transaction index atomically. `producers` must be the state before the segment."""
     path = join(directory, segment_file(base_offset, LOG))
     data = storage.map(path)
     try:
@@ -251,7 +248,7 @@ def _write_indexes(storage: Storage, directory: str, base_offset: int, table: Ba
     for suffix, body in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
         path = join(directory, segment_file(base_offset, suffix))
         storage.unlink(path)
-        _write(storage, path, body)
+        write_file(storage, path, body)
     storage.sync_directory(directory)
 
 
@@ -259,7 +256,7 @@ def _write_txn_index(storage: Storage, directory: str, base_offset: int, entries
     """Write the entries, or delete the file if there are none. The caller syncs the directory."""
     path = join(directory, segment_file(base_offset, TXN_INDEX))
     if entries:
-        _write(storage, path, bytearray(entries))
+        write_file(storage, path, entries)
     else:
         storage.unlink(path)
 
@@ -269,10 +266,7 @@ def _is_doomed(base: int, suffix: str, complete: set[int]) -> bool:
 
 
 def _range_of(storage: Storage, directory: str, base: int) -> tuple[int, int]:
-    """Return the offsets that a ``.log.swap`` replaces: from its base to one past its last batch.
-
-    The cleaner retains the last batch empty if needed.
-    """
+    """Return the offsets that a ``.log.swap`` replaces: from its base to one past its last batch."""
     data = storage.map(join(directory, segment_file(base, LOG) + SWAP))
     try:
         table = kernels.scan_batches(data, verify=False)
@@ -294,27 +288,157 @@ def _epochs(epochs: list[int], offsets: list[int]) -> tuple[tuple[int, int], ...
     return tuple(found)
 
 
-def _truncate_and_sync(storage: Storage, path: str, size: int | None) -> None:
-    file = storage.open(path)
-    try:
-        if size is not None:
-            file.truncate(size)
-        file.sync()
-    finally:
-        file.close()
-
-
-def _write(storage: Storage, path: str, body: bytearray) -> None:
-    file = storage.create(path)
-    try:
-        file.append(body)
-        file.sync()
-    finally:
-        file.close()
-
-
 def _remove(storage: Storage, directory: str, names: list[str]) -> None:
     for name in names:
         storage.unlink(join(directory, name))
     if names:
         storage.sync_directory(directory)
+
+
+# Rebuild the entries of a ``.txnindex`` from the log, if the index is missing or contradicts the log.
+#
+# 1. Load the producers before the segment: the newest snapshot, and the batches from there on.
+# 2. Replay the segment's batches. Each abort marker that ends an open transaction gives an entry.
+# 3. Keep an entry of the old file if the log has its abort marker and the replay gives no entry. The cleaner has
+#    removed the records of such a transaction, or they are only in the remote tier.
+
+
+def entries_again(storage: Storage, directory: str, segment: Segment, bases: Sequence[int]) -> list[AbortedTransaction]:
+    """Return the entries of `segment`; `bases` are those before it. Raises NotFound, Corrupt."""
+    producers = ProducerFiles(storage, directory, is_onlooker=True).state_at(segment.base_offset, bases)
+    found: dict[tuple[int, int], AbortedTransaction] = {}
+    scan, path = TransactionScan(), segment.path(LOG)
+    for _, data, table in slices_of(segment.read):
+        scan.take(data, table)
+        for each in replay(producers, data, table, path):
+            found[each.producer_id, each.last_offset] = each
+    said = scan.found()
+    with suppress(Corrupt):
+        for each in segment.aborted():
+            place = each.producer_id, each.last_offset
+            abort = said.aborts.get(place)
+            if abort is not None and abort.first_record is None and place not in found:
+                found[place] = each
+    return sorted(found.values(), key=lambda each: each.last_offset)
+
+
+# Split or rename segments that no index can describe, at start-up. A sound batch is never cut.
+#
+# An index counts offsets from the segment's base in 31 bits. Older brokers' cleaners left segments with a longer range
+# (KAFKA-6264), and a file may have a wrong name.
+#
+# | the segment | start-up |
+# |---|---|
+# | spans more than 2^31-1 offsets | splits it; each part is named after its first batch, the first keeps its name |
+# | its first batch is below its name, at or above the end of the previous segment | renames the file to that batch |
+# | its first batch ends below its name, inside the previous segment | Corrupt: both stay unchanged |
+# | its first batch begins below its name and ends above, inside the previous segment | accepts it, as Kafka does |
+# | its first batch is more than 2^31-1 above its name | renames the file to that batch |
+# | its last batch reaches into the next segment | Corrupt: both stay unchanged |
+#
+# A clean start reads no batch of a trusted segment between the first and the last one. If such a segment begins below
+# its name, its records are served at their offsets under this name. `verify` warns of it, and a recovery renames it.
+#
+# Order of effects of a split, and the result of `finish_swaps` after a crash:
+#
+# 1. Write each part and its ``.txnindex`` as ``.cleaned`` and sync them. After a crash: parts removed, the segment
+#    stays.
+# 2. Rename them to ``.swap``, except the log of the lowest base, and sync the directory. While the lowest base has a
+#    ``.cleaned`` file, a crash has the same result.
+# 3. Rename that log to ``.swap`` and sync the directory. The parts are complete. Without the sync of step 2 this rename
+#    alone could survive a power cut. The other parts would then count as half written, and their records would be lost.
+# 4. Remove the segment, then rename each ``.swap`` to its final name, durably. After a crash: step 4 is repeated.
+#
+# The same start then builds the missing indexes. A rename is one effect: the old indexes have no log and are removed.
+# Source: kafka `LogLoader.retryOnOffsetOverflow`, `LocalLog.splitOverflowedSegment`.
+
+
+def put_right(
+    storage: Storage, directory: str, base_offset: int, *, end_before: int | None, next_base: int | None, verify: bool
+) -> bool:
+    """Split or rename the segment as the module's table says. Return False if it stays as it is.
+
+    `end_before` is the end of the previous segment, `next_base` the base of the next one; None without one. With
+    `verify` only the batches before the first wrong checksum count; the bytes after them stay in the last part.
+    Durable on return. Raises Corrupt, with nothing changed.
+    """
+    path = join(directory, segment_file(base_offset, LOG))
+    data = storage.map(path)
+    try:
+        table = kernels.scan_batches(data, verify=verify)
+        if not len(table):
+            return False
+        first, last = int(table.base_offsets[0]), int(table.last_offsets[-1])
+        where = {"path": path, "base_offset": base_offset, "first_offset": first, "last_offset": last}
+        if next_base is not None and last >= next_base:
+            facts = {**where, "next_base_offset": next_base}
+            raise Corrupt("cannot load the log, a segment overlaps the next segment", **facts)
+        if first < base_offset and end_before is not None and end_before > first:
+            if table.last_offsets[0] < base_offset:
+                raise Corrupt(
+                    "cannot load the log, a segment overlaps the previous segment", **where, end_before=end_before
+                )
+        elif not 0 <= first - base_offset <= RELATIVE_OFFSET_MAX:
+            _rename(storage, directory, base_offset, first)
+            return True
+        if last - base_offset <= RELATIVE_OFFSET_MAX:
+            return False
+        _split(storage, directory, base_offset, data, table)
+        return True
+    finally:
+        data.release()
+
+
+def _rename(storage: Storage, directory: str, base_offset: int, first_offset: int) -> None:
+    """Rename the log alone. The start removes the old indexes, which have no log then."""
+    path = join(directory, segment_file(base_offset, LOG))
+    storage.rename(path, join(directory, segment_file(first_offset, LOG)))
+    storage.sync_directory(directory)
+    _log.warning("renamed a segment to the base offset of its first batch: path=%s first_offset=%d", path, first_offset)
+
+
+def _split(storage: Storage, directory: str, base_offset: int, data: memoryview, table: BatchTable) -> None:
+    path = join(directory, segment_file(base_offset, LOG))
+    modified_ms = storage.modified_ms(path)
+    starts = _first_rows(table, base_offset)
+    bases = [base_offset, *(int(table.base_offsets[row]) for row in starts[1:])]
+    cuts = [*(int(table.positions[row]) for row in starts), len(data)]
+    aborted = _aborted(storage, directory, base_offset)
+    ends = [*bases[1:], None]
+    for base, end, start, stop in zip(bases, ends, cuts, cuts[1:], strict=False):
+        pieces = (data[at : min(at + _PIECE_BYTES, stop)] for at in range(start, stop, _PIECE_BYTES))
+        swap.write_cleaned(storage, directory, base, pieces, modified_ms=modified_ms)
+        if aborted is not None:
+            mine = [each for each in aborted if base <= each.last_offset and (end is None or each.last_offset < end)]
+            write_file(storage, join(directory, segment_file(base, TXN_INDEX) + CLEANED), txn_index.encode(mine))
+    storage.sync_directory(directory)
+    for base in reversed(bases):
+        for suffix in (TXN_INDEX, LOG) if aborted is not None else (LOG,):
+            if (base, suffix) == (base_offset, LOG):
+                storage.sync_directory(directory)
+            part = join(directory, segment_file(base, suffix))
+            storage.rename(part + CLEANED, part + SWAP)
+    storage.sync_directory(directory)
+    finish_swaps(storage, directory)
+    _log.warning("split a segment that spans too many offsets: path=%s bases=%s", path, bases)
+
+
+def _first_rows(table: BatchTable, base_offset: int) -> list[int]:
+    """Return the first row of each part. A part has all batches within 31 bits of its base."""
+    rows, base = [0], base_offset
+    while (row := int(np.searchsorted(table.last_offsets, base + RELATIVE_OFFSET_MAX, "right"))) < len(table):
+        rows.append(row)
+        base = int(table.base_offsets[row])
+    return rows
+
+
+def _aborted(storage: Storage, directory: str, base_offset: int) -> list[txn_index.AbortedTransaction] | None:
+    """Return the entries of the segment's transaction index; None without the file, none if it is damaged."""
+    path = join(directory, segment_file(base_offset, TXN_INDEX))
+    if not storage.exists(path):
+        return None
+    try:
+        return txn_index.entries(storage.read(path), path=path)
+    except Corrupt as error:
+        _log.warning("a transaction index was not split: path=%s cause=%s", path, error)
+        return []

@@ -17,10 +17,7 @@ CHUNK_BYTES = 4 << 20
 
 
 def view_files(storage: Storage, directory: str) -> dict[str, FileFacts]:
-    """List the files below the partition's directory as ``view/<view>/<file>``, in order.
-
-    Files being written are included.
-    """
+    """List the files below the partition's directory as ``view/<view>/<file>``, in order, unfinished ones too."""
     found: dict[str, FileFacts] = {}
     for place in _places(storage, directory):
         with suppress(NotFound):  # removed since the listing
@@ -30,10 +27,7 @@ def view_files(storage: Storage, directory: str) -> dict[str, FileFacts]:
 
 
 def copy_view_files(source: Storage, old: str, target: Storage, new: str) -> None:
-    """Copy the parts from the partition directory `old` to `new`, durably. Existing copies stay.
-
-    A file being written is left out, because no catalog names it.
-    """
+    """Copy the finished parts from the partition directory `old` to `new`, durably. Existing copies stay."""
     there = view_files(target, new)
     for path, facts in view_files(source, old).items():
         place = path.rpartition("/")[0]
@@ -51,10 +45,7 @@ def copy_view_files(source: Storage, old: str, target: Storage, new: str) -> Non
 
 
 def remove_view_files(storage: Storage, directory: str) -> None:
-    """Remove the parts and their directories.
-
-    Durable once the partition's directory is removed durably.
-    """
+    """Remove the parts and their directories; durable once the partition's directory is removed durably."""
     root = join(directory, VIEW_PARTS)
     if not storage.is_directory(root):
         return

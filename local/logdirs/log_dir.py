@@ -36,6 +36,12 @@ from local.storage import Storage, StorageFile, join, replace_file
 _log = logging.getLogger(__name__)
 
 _CLEAN_MARKER = b'{"version":0,"brokerEpoch":-1}'
+# The checkpoints, except that of the log starts, with the offset of an open log; None is not written.
+_OFFSETS: dict[str, Callable[[Log], int | None]] = {
+    names.RECOVERY_POINTS: lambda log: log.recovery_point,
+    names.CLEANER_REACHES: lambda log: log.cleaner_reach or None,
+    names.CLEANER_OFFSETS: lambda log: log.cleaner_offset,
+}
 
 
 class LogDirectory:
@@ -62,10 +68,10 @@ class LogDirectory:
         try:
             if not read_only:
                 self._take()
-            self._recovery_points = self._read(names.RECOVERY_POINTS)
-            self._log_starts = self._read(names.LOG_START_OFFSETS)
-            self._cleaner_offsets = self._read(names.CLEANER_OFFSETS)
-            self._cleaner_reaches = self._read(names.CLEANER_REACHES)
+            self._known = {
+                name: checkpoints.read_offsets(storage, join(root, name))
+                for name in (*_OFFSETS, names.LOG_START_OFFSETS)
+            }
         except BaseException:
             self._unlock()
             raise
@@ -126,18 +132,18 @@ class LogDirectory:
             settings,
             now_ms=now_ms,
             was_clean=self.was_clean and not is_new,
-            recovery_point=self._recovery_points.get(partition, 0),
-            log_start_offset=self._log_starts.get(partition),
+            recovery_point=self._known[names.RECOVERY_POINTS].get(partition, 0),
+            log_start_offset=self._known[names.LOG_START_OFFSETS].get(partition),
             is_tiered=is_tiered,
             read_only=self.read_only,
         )
         if settings.is_compacted:
             # A checkpoint past the log end was written for another log and is not trusted.
-            known = self._cleaner_offsets.get(partition, 0)
+            known = self._known[names.CLEANER_OFFSETS].get(partition, 0)
             log.cleaner_offset = known if known <= log.next_offset else 0
         # Set it under every policy: records below the reach may have been removed by an earlier cleaner pass.
-        log.cleaner_reach = min(self._cleaner_reaches.get(partition, 0), log.next_offset)
-        log.write_checkpoints = self.write_checkpoints
+        log.cleaner_reach = min(self._known[names.CLEANER_REACHES].get(partition, 0), log.next_offset)
+        log.write_checkpoints_with(self.write_checkpoints)
         self.logs[partition] = log
         return log
 
@@ -158,27 +164,24 @@ class LogDirectory:
         Bytes above `recovery_point` are recovered. `close` writes the checkpoints. Raises as `open_log`.
         """
         self.forget(partition)
-        self._recovery_points[partition], self._log_starts[partition] = recovery_point, log_start_offset
-        self._cleaner_offsets[partition], self._cleaner_reaches[partition] = cleaner_offset, cleaner_reach
+        for name, offset in (
+            (names.RECOVERY_POINTS, recovery_point),
+            (names.LOG_START_OFFSETS, log_start_offset),
+            (names.CLEANER_OFFSETS, cleaner_offset),
+            (names.CLEANER_REACHES, cleaner_reach),
+        ):
+            self._known[name][partition] = offset
         return self.open_log(partition, settings, now_ms=now_ms, is_tiered=is_tiered, is_new=True)
 
     def forget(self, partition: TopicPartition) -> None:
         """Drop the checkpoints of a moved or deleted partition: they do not apply to a later one."""
         self.logs.pop(partition, None)
-        for known in (
-            self._recovery_points,
-            self._log_starts,
-            self._cleaner_offsets,
-            self._cleaner_reaches,
-            self._raised,
-        ):
+        for known in (*self._known.values(), self._raised):
             known.pop(partition, None)
 
     def write_checkpoints(self) -> None:
         """Write recovery points, log starts, cleaner offsets and reaches; each file is replaced whole."""
-        with self._files:
-            points = self._told(self._recovery_points, lambda name, log: log.recovery_point)
-            self._write(names.RECOVERY_POINTS, points)
+        self._write(names.RECOVERY_POINTS)
         self.write_log_starts()
         self.write_cleaner_reaches()
         self.write_cleaner_offsets()
@@ -207,24 +210,20 @@ class LogDirectory:
 
     def write_cleaner_offsets(self) -> None:
         """Call it after a cleaning, once its swaps are durable."""
-        with self._files:
-            self._write(names.CLEANER_OFFSETS, self._told(self._cleaner_offsets, lambda name, log: log.cleaner_offset))
+        self._write(names.CLEANER_OFFSETS)
 
     def write_cleaner_reaches(self) -> None:
-        """Call it before the first swap of a cleaning."""
-        with self._files:
-            known = self._told(self._cleaner_reaches, lambda name, log: log.cleaner_reach or None)
-            if known or self.storage.exists(join(self.root, names.CLEANER_REACHES)):
-                self._write(names.CLEANER_REACHES, known)
+        """Call it before the first swap of a cleaning. Without reaches no file is created."""
+        self._write(names.CLEANER_REACHES)
 
     def write_log_starts(self, raised: Mapping[TopicPartition, int] | None = None) -> None:
         """Write the log starts; `raised` holds new log starts that are written before readers see them."""
         with self._files:
             for name, offset in (raised or {}).items():
                 self._raised[name] = max(offset, self._raised.get(name, 0))
-            starts = self._told(self._log_starts, self._start_of)
+            starts = self._offsets(names.LOG_START_OFFSETS, self._start_of)
             starts |= {name: self._raised[name] for name in raised or {} if name not in self.logs}
-            self._write(names.LOG_START_OFFSETS, starts)
+            self._replace(names.LOG_START_OFFSETS, starts)
 
     def close(self, *, is_clean: bool = True) -> None:
         """Close every log, write the checkpoints, mark the directory clean, unlock it.
@@ -277,28 +276,26 @@ class LogDirectory:
         """A copy, because logs are opened while checkpoints are written."""
         return list(self.logs.items())
 
-    def _start_of(self, name: TopicPartition, log: Log) -> int:
+    def _start_of(self, log: Log) -> int:
         """The log start to write: the larger of the log's own and the noted raise.
 
         A write between a noted raise and the log's own raise must not lower the start. A noted raise above the log end
         belongs to a log that was truncated since. It is dropped: the next open would delete the records appended there.
         """
-        if self._raised.get(name, 0) > log.next_offset:
-            self._raised.pop(name, None)  # `forget` may have removed it in another thread
-        return max(log.log_start_offset, self._raised.get(name, 0))
+        if self._raised.get(log.partition, 0) > log.next_offset:
+            self._raised.pop(log.partition, None)  # `forget` may have removed it in another thread
+        return max(log.log_start_offset, self._raised.get(log.partition, 0))
 
-    def _told(
-        self, read: Mapping[TopicPartition, int], of: Callable[[TopicPartition, Log], int | None]
-    ) -> dict[TopicPartition, int]:
+    def _offsets(self, file: str, of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
         """The current offsets of open logs, and the offsets read at open of all other logs.
 
         The unopened logs are read first: a log opened during this call would otherwise be in neither group.
         """
-        known = self._unopened(read)
+        offsets = self._unopened(self._known[file])
         for name, log in self._open_logs():
-            if (offset := of(name, log)) is not None:
-                known[name] = offset
-        return known
+            if (offset := of(log)) is not None:
+                offsets[name] = offset
+        return offsets
 
     def _unopened(self, read: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The checkpointed offsets, read at the directory's open, of partitions whose logs are not open.
@@ -335,10 +332,13 @@ class LogDirectory:
                 self._lock.close()
                 self._lock = None
 
-    def _read(self, name: str) -> dict[TopicPartition, int]:
-        return checkpoints.read_offsets(self.storage, join(self.root, name))
+    def _write(self, file: str) -> None:
+        with self._files:
+            offsets = self._offsets(file, _OFFSETS[file])
+            if offsets or file != names.CLEANER_REACHES or self.storage.exists(join(self.root, file)):
+                self._replace(file, offsets)
 
-    def _write(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def _replace(self, file: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self._lock is None:  # a late task after `close`: another process may hold the directory
             raise DiskFailed("cannot write checkpoints, the log directory was closed", directory=self.root)
-        checkpoints.write_offsets(self.storage, join(self.root, name), offsets)
+        checkpoints.write_offsets(self.storage, join(self.root, file), offsets)

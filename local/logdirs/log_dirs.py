@@ -31,8 +31,15 @@ from local.log import Log, checkpoints
 from local.log.checkpoints import MetaProperties
 from local.logdirs.log_dir import LogDirectory
 from local.logdirs.log_dir_info import LogDirFacts
-from local.logdirs.log_moves import Progress, move_log, remove_tree, rename_deleted
-from local.logdirs.move_recovery import IncompleteMove, find_incomplete_moves, resolve
+from local.logdirs.log_moves import (
+    IncompleteMove,
+    Progress,
+    find_incomplete_moves,
+    move_log,
+    remove_tree,
+    rename_deleted,
+    resolve,
+)
 from local.logdirs.offline_detection import WatchedStorage, offline
 from local.names import TopicPartition
 from local.settings import LogSettings
@@ -49,10 +56,7 @@ OnOffline = Callable[[str, LogError], None]
 
 
 class _Doomed(NamedTuple):
-    """A directory that waits to be deleted: its start time, its delay, its path.
-
-    `topic_id` is stored here because a partly deleted directory no longer contains it.
-    """
+    """A directory that waits to be deleted. Once partly deleted it no longer contains its `topic_id`."""
 
     since_ms: int
     delay_ms: int
@@ -114,10 +118,7 @@ class LogDirectories:
         return self._storages[root], root
 
     def root_of(self, partition: TopicPartition) -> str | None:
-        """The directory that holds the partition, online or not; None if unknown.
-
-        Raises Corrupt if two directories hold it.
-        """
+        """The directory that holds the partition, online or not; None if unknown. Raises Corrupt for two."""
         roots = self._where.get(partition, ())
         if len(roots) > 1:
             raise Corrupt(
@@ -128,10 +129,7 @@ class LogDirectories:
         return roots[0] if roots else None
 
     def of(self, partition: TopicPartition) -> LogDirectory:
-        """The directory of a partition.
-
-        Raises NotFound if no directory has it, Corrupt if two have it, DiskFailed if its directory is offline.
-        """
+        """The directory of a partition. Raises NotFound, DiskFailed if it is offline, Corrupt if two have it."""
         self.check_online(partition)
         root = self.root_of(partition)
         if root is None:
@@ -230,10 +228,7 @@ class LogDirectories:
     def open_log(
         self, partition: TopicPartition, settings: LogSettings, *, now_ms: int, is_tiered: bool = False
     ) -> Log:
-        """Like `LogDirectory.open_log`, in the directory of the partition.
-
-        In a read-only open, a partition that is in no directory is seen as empty.
-        """
+        """Like `LogDirectory.open_log`. A read-only open sees a partition that is in no directory as empty."""
         if self.read_only and self.root_of(partition) is None:
             self._check_not_away(partition)
             directory = self.online[0]
@@ -346,10 +341,7 @@ class LogDirectories:
         self._for_each(LogDirectory.write_checkpoints)
 
     def try_checkpoints(self) -> DiskFailed | None:
-        """Like `write_checkpoints`, but a lack of room is not an error.
-
-        Returns the first such DiskFailed (see `LogDirectory.try_checkpoints`).
-        """
+        """Like `write_checkpoints`, but returns the first DiskFailed for a lack of room instead of raising it."""
         refused: list[DiskFailed] = []
 
         def written(each: LogDirectory) -> None:

@@ -31,20 +31,28 @@ a crash between its renames leaves two live copies.
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from local import names
-from local.errors import Corrupt, LogError, NotFound
-from local.log import Log
-from local.log.producer_files import ProducerFiles
+from local.errors import Corrupt, DiskFailed, LogError, NotFound
+from local.log import Log, checkpoints
 from local.log.view_directory import copy_view_files, remove_view_files
 from local.logdirs.log_dir import LogDirectory
-from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, TopicPartition
+from local.names import (
+    LOG,
+    OFFSET_INDEX,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX,
+    TXN_INDEX,
+    TopicPartition,
+    parse_marked_directory,
+)
 from local.segment.segment import Segment
-from local.storage import Storage, StorageFile, join
+from local.storage import Storage, StorageFile, join, write_file
 
 CHUNK_BYTES = 4 << 20
 # Below LITTLE_BYTES missing bytes, appends may wait for the rest. After ROUNDS_MAX passes they must wait.
@@ -54,15 +62,13 @@ _NOT_COPIED = (names.DELETED, names.CLEANED, names.SWAP, names.TEMPORARY, names.
 
 # Bytes copied so far, bytes of the log. The callback may be slow, but must not move or close the log.
 Progress = Callable[[int, int], None]
+_log = logging.getLogger(__name__)
 
 
 def move_log(
     log: Log, source: LogDirectory, target: LogDirectory, *, progress: Progress = lambda done, all_: None
 ) -> str:
-    """Steps 1 to 5. Returns the path of the ``-delete`` directory; the caller deletes it.
-
-    Raises DiskFailed, Corrupt.
-    """
+    """Steps 1 to 5; the caller deletes the returned ``-delete`` directory. Raises DiskFailed, Corrupt."""
     partition = log.partition
     mark = uuid.uuid4().hex
     future = join(target.root, names.future_directory(partition, mark))
@@ -82,7 +88,7 @@ def move_log(
         source.storage.sync_directory(source.root)
         target.storage.rename(future, target.path(partition))
         target.storage.sync_directory(target.root)
-        log.write_checkpoints = target.write_checkpoints  # a truncation lowers the checkpoints of the new directory
+        log.write_checkpoints_with(target.write_checkpoints)  # a truncation lowers the checkpoints of the new directory
 
     try:
         target.storage.make_directory(future)
@@ -91,7 +97,7 @@ def move_log(
                 break
         copy_view_files(source.storage, source.path(partition), target.storage, future)
         target.logs[partition] = log
-        _relocate(log, target.storage, target.path(partition), bring_the_rest, switch)
+        log.relocate(target.storage, target.path(partition), bring_the_rest, switch)
     except BaseException:
         if not is_switching:
             target.logs.pop(partition, None)
@@ -103,10 +109,7 @@ def move_log(
 
 
 def rename_deleted(directory: LogDirectory, partition: TopicPartition) -> str:
-    """Release a log and rename its directory to ``-delete``, durably; return the new path.
-
-    The log is also removed from the checkpoints.
-    """
+    """Release a log and rename its directory to ``-delete``, durably; drop its checkpoints. Return the new path."""
     log = directory.logs.get(partition)
     if log is not None:
         log.release()
@@ -127,47 +130,9 @@ def remove_tree(storage: Storage, root: str, path: str) -> None:
     storage.sync_directory(root)
 
 
-def _relocate(
-    log: Log,
-    storage: Storage,
-    directory: str,
-    prepare: Callable[[Sequence[Segment]], None],
-    switch: Callable[[], None],
-) -> None:
-    """Steps 2 to 5, under the log's lock.
-
-    It changes private state of `Log`; it is here with the rest of the move. `prepare` copies the missing bytes of the
-    segments, which are all closed here. If `prepare` fails, the log continues in its old directory. `switch` renames
-    the directories; if `switch` fails, the log is unusable until it is reopened. Readers of the old segments get the
-    new view and restart.
-    """
-    from local.log import loading
-
-    with log._lock:
-        log._check_usable()
-        old = log.sources()
-        log._seal(old[-1])
-        try:
-            prepare(old)
-        except BaseException:
-            with log._failing():
-                old[-1].activate()
-            raise
-        with log._failing():
-            for segment in old:
-                segment.retire()
-            switch()
-            log._storage, log.directory, log._deleted = storage, directory, []
-            log._snapshots = ProducerFiles(storage, directory)
-            log._publish(loading.load_moved(storage, directory, old, interval_bytes=log.settings.index_interval_bytes))
-
-
 @dataclass(slots=True)
 class _Copied:
-    """The copied part of a segment.
-
-    `segment` identifies it: a cleaning can create another with the same base offset.
-    """
+    """The copied part of a segment. Its base is not enough: a cleaning can create another one with it."""
 
     segment: Segment
     size_bytes: int = 0
@@ -175,17 +140,14 @@ class _Copied:
 
 
 class _Copy:
-    """The ``-future`` directory during the copy.
-
-    Files of segments that were dropped, replaced or truncated are deleted.
-    """
+    """The ``-future`` directory during the copy. Files of dropped, replaced or truncated segments are deleted."""
 
     def __init__(self, log: Log, storage: Storage, directory: str) -> None:
         self._log = log
         self._storage = storage
         self._directory = directory
         self._copied: dict[int, _Copied] = {}
-        self._cuts = log._cuts
+        self._cuts = log.cut_count
 
     def catch_up(self, segments: Sequence[Segment], progress: Progress) -> int:
         """Copy and sync the missing bytes of `segments`; return the number of bytes copied."""
@@ -218,8 +180,8 @@ class _Copy:
 
     def _forget_what_changed(self, segments: Sequence[Segment]) -> None:
         there = {segment.base_offset: segment for segment in segments}
-        was_cut = self._cuts != self._log._cuts
-        self._cuts = self._log._cuts
+        was_cut = self._cuts != self._log.cut_count
+        self._cuts = self._log.cut_count
         for base, known in list(self._copied.items()):
             if was_cut or there.get(base) is not known.segment or known.size_bytes > known.segment.size_bytes:
                 del self._copied[base]
@@ -250,10 +212,7 @@ class _Copy:
             known.has_indexes = True
 
     def _append(self, file: StorageFile, segment: Segment, known: _Copied, size_bytes: int) -> None:
-        """Append checked batches.
-
-        The source is deleted after the move: a wrong byte would become the only copy.
-        """
+        """Append checked batches: the source is deleted later, and a wrong byte would become the only copy."""
         from local.records.batch_runs import BatchRuns
 
         walk = BatchRuns(segment.read, size_bytes, start=known.size_bytes, chunk_bytes=CHUNK_BYTES)
@@ -271,9 +230,115 @@ class _Copy:
         return join(self._directory, names.segment_file(base_offset, suffix))
 
     def _write(self, name: str, body: bytes) -> None:
-        file = self._storage.create(join(self._directory, name))
+        write_file(self._storage, join(self._directory, name), body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncompleteMove:
+    """A ``-future`` or ``-delete`` directory. A ``-delete`` may have a shortened topic: `mark` names its move."""
+
+    storage: Storage
+    root: str
+    name: str
+    partition: TopicPartition
+    mark: str
+    is_future: bool
+
+    @property
+    def path(self) -> str:
+        return join(self.root, self.name)
+
+    def is_of(self, topic_id: str) -> bool:
+        """Whether the directory may hold records of that topic. A ``-future`` gets its topic id last."""
         try:
-            file.append(body)
-            file.sync()
-        finally:
-            file.close()
+            return checkpoints.read_topic_id(self.storage, self.path) == topic_id
+        except Corrupt:
+            return not self.is_future
+
+    def is_deleted_topics(self, topic: str, topic_id: str) -> bool:
+        """Whether the directory remains from the deletion of that topic. Without a topic id, its name decides."""
+        if self.is_future or not self.storage.is_directory(self.path):
+            return False
+        try:
+            found = checkpoints.read_topic_id(self.storage, self.path)
+        except Corrupt:
+            return False
+        return found == topic_id or (found is None and self.partition.topic == topic)
+
+
+def find_incomplete_moves(storage: Storage, root: str) -> list[IncompleteMove]:
+    """The leftovers of one directory, ordered by name."""
+    found = []
+    for name in storage.list(root):
+        parsed = parse_marked_directory(name)
+        if parsed is not None and storage.is_directory(join(root, name)):
+            partition, mark, suffix = parsed
+            is_future = suffix == names.FUTURE_DIRECTORY
+            found.append(
+                IncompleteMove(
+                    storage=storage, root=root, name=name, partition=partition, mark=mark, is_future=is_future
+                )
+            )
+    return found
+
+
+def resolve(
+    incomplete_moves: Sequence[IncompleteMove],
+    where: dict[TopicPartition, tuple[str, ...]],
+    storages: Mapping[str, Storage],
+) -> list[IncompleteMove]:
+    """Finish or undo moves; return the leftovers that stay.
+
+    `where` maps each log to its roots; a log whose move is finished here is added. If a disk fails, its leftovers stay.
+    """
+    sources = {each.mark: each for each in incomplete_moves if not each.is_future}
+    alone = []
+    for each in sorted(incomplete_moves, key=lambda each: not each.is_future):
+        try:
+            source = sources.get(each.mark) if each.is_future else None
+            if source is not None and each.partition not in where:
+                _finish_switch(source, each)
+                where[each.partition] = (each.root,)
+            elif not _discard(each, where, storages):
+                alone.append(each)
+        except DiskFailed as error:
+            _log.warning("cannot delete a leftover directory of a move: path=%s error=%s", each.path, error)
+            alone.append(each)
+    return alone
+
+
+def _finish_switch(source: IncompleteMove, future: IncompleteMove) -> None:
+    """Step 5 of a move.
+
+    The ``-delete`` name is made durable first: otherwise a power failure could restore the old name as a second live
+    copy.
+    """
+    source.storage.sync_directory(source.root)
+    future.storage.rename(future.path, join(future.root, future.partition.directory))
+    future.storage.sync_directory(future.root)
+    _log.info("finished a move: partition=%s from=%s to=%s", future.partition, source.root, future.root)
+
+
+def _discard(
+    move: IncompleteMove, where: Mapping[TopicPartition, Sequence[str]], storages: Mapping[str, Storage]
+) -> bool:
+    """Delete a leftover if the log itself is in exactly one directory, after its name is durable; else False."""
+    roots = where.get(move.partition, ())
+    if len(roots) != 1:
+        return False
+    (root,) = roots
+    if not move.is_future and not _is_copy_of(move, storages[root], join(root, move.partition.directory)):
+        return False
+    storages[root].sync_directory(root)
+    remove_tree(move.storage, move.root, move.path)
+    _log.info("deleted a leftover directory of a move: path=%s", move.path)
+    return True
+
+
+def _is_copy_of(move: IncompleteMove, storage: Storage, path: str) -> bool:
+    """Whether both hold the same topic id. A leftover without one is partly deleted and counts as a copy."""
+    try:
+        mine = checkpoints.read_topic_id(move.storage, move.path)
+        return mine is None or mine == checkpoints.read_topic_id(storage, path)
+    except Corrupt:
+        return False

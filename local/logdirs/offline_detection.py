@@ -9,11 +9,11 @@ Source: kafka `LogDirFailureChannel`, which takes a directory offline at any IOE
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from local.errors import DiskFailed, ErrorCode, LogError
-from local.storage import Body, FileFacts, Space, Storage, StorageFile
+from local.storage import Storage, StorageFile
 
 # Causes (errno names) that do not indicate a failed disk.
 PASSING = frozenset({"enospc", "edquot", "emfile", "enfile", "enomem", "eintr", "eagain", "efbig", "enametoolong"})
@@ -24,10 +24,7 @@ OnFailure = Callable[[LogError], None]
 
 
 class WatchedStorage:
-    """See the module text.
-
-    As thread safe as the storage below it; `on_failure` is called once, from any thread.
-    """
+    """See the module. As thread safe as the storage below; `on_failure` is called once, from any thread."""
 
     def __init__(self, inner: Storage, root: str, on_failure: OnFailure) -> None:
         self.failure: LogError | None = None
@@ -35,6 +32,15 @@ class WatchedStorage:
         self._root = root
         self._on_failure = on_failure
         self._failing = threading.Lock()
+        watch = self.watched
+        self.read, self.map = watch(inner.read), watch(inner.map)
+        self.exists, self.size = watch(inner.exists), watch(inner.size)
+        self.modified_ms, self.set_modified_ms = watch(inner.modified_ms), watch(inner.set_modified_ms)
+        self.space, self.list, self.list_files = watch(inner.space), watch(inner.list), watch(inner.list_files)
+        self.is_directory, self.make_directory = watch(inner.is_directory), watch(inner.make_directory)
+        self.make_directories, self.remove_directory = watch(inner.make_directories), watch(inner.remove_directory)
+        self.rename, self.unlink = watch(inner.rename), watch(inner.unlink)
+        self.sync_directory, self.lock = watch(inner.sync_directory), watch(inner.lock)
 
     def fail(self, error: LogError) -> None:
         """Take the storage offline because of `error`. Only the first call reports to `on_failure`."""
@@ -44,107 +50,38 @@ class WatchedStorage:
         if is_first:
             self._on_failure(error)
 
-    def call(self, act: Callable[_P, _T], *args: _P.args, **more: _P.kwargs) -> _T:
-        """Call `act` and watch for a disk failure.
+    def watched(self, act: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Return `act` with a watch for disk failures; it raises DiskFailed if the storage is offline."""
 
-        Raises DiskFailed if the storage is offline, or the error of `act`.
-        """
-        if self.failure is not None:
-            raise offline(self._root, self.failure)
-        try:
-            return act(*args, **more)
-        except DiskFailed as error:
-            if error.facts.get("cause") not in PASSING:
-                self.fail(error)
-            raise
+        def call(*args: _P.args, **more: _P.kwargs) -> _T:
+            if self.failure is not None:
+                raise offline(self._root, self.failure)
+            try:
+                return act(*args, **more)
+            except DiskFailed as error:
+                if error.facts.get("cause") not in PASSING:
+                    self.fail(error)
+                raise
 
-    # -- Storage -------------------------------------------------------------------------------------------------
+        return call
 
     def create(self, path: str) -> StorageFile:
-        return _WatchedFile(self, self.call(self._inner.create, path))
+        return _WatchedFile(self, self.watched(self._inner.create)(path))
 
     def open(self, path: str) -> StorageFile:
-        return _WatchedFile(self, self.call(self._inner.open, path))
+        return _WatchedFile(self, self.watched(self._inner.open)(path))
 
     def open_reader(self, path: str) -> StorageFile:
-        return _WatchedFile(self, self.call(self._inner.open_reader, path))
-
-    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        return self.call(self._inner.read, path, start, length)
-
-    def map(self, path: str) -> memoryview:
-        return self.call(self._inner.map, path)
-
-    def exists(self, path: str) -> bool:
-        return self.call(self._inner.exists, path)
-
-    def size(self, path: str) -> int:
-        return self.call(self._inner.size, path)
-
-    def modified_ms(self, path: str) -> int:
-        return self.call(self._inner.modified_ms, path)
-
-    def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        self.call(self._inner.set_modified_ms, path, modified_ms)
-
-    def space(self, path: str) -> Space | None:
-        return self.call(self._inner.space, path)
-
-    def list(self, path: str) -> list[str]:
-        return self.call(self._inner.list, path)
-
-    def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
-        return self.call(self._inner.list_files, path, endings)
-
-    def is_directory(self, path: str) -> bool:
-        return self.call(self._inner.is_directory, path)
-
-    def make_directory(self, path: str) -> None:
-        self.call(self._inner.make_directory, path)
-
-    def make_directories(self, paths: Sequence[str]) -> None:
-        self.call(self._inner.make_directories, paths)
-
-    def rename(self, source: str, target: str) -> None:
-        self.call(self._inner.rename, source, target)
-
-    def unlink(self, path: str) -> None:
-        self.call(self._inner.unlink, path)
-
-    def remove_directory(self, path: str) -> None:
-        self.call(self._inner.remove_directory, path)
-
-    def sync_directory(self, path: str) -> None:
-        self.call(self._inner.sync_directory, path)
-
-    def lock(self, path: str) -> StorageFile:
-        return _WatchedFile(self, self.call(self._inner.lock, path))
+        return _WatchedFile(self, self.watched(self._inner.open_reader)(path))
 
 
 class _WatchedFile:
     """An open file of a watched storage. Closing is always allowed."""
 
     def __init__(self, storage: WatchedStorage, inner: StorageFile) -> None:
-        self._storage = storage
-        self._inner = inner
-
-    def append(self, data: Body) -> None:
-        self._storage.call(self._inner.append, data)
-
-    def read(self, start: int, length: int) -> bytes:
-        return self._storage.call(self._inner.read, start, length)
-
-    def size(self) -> int:
-        return self._storage.call(self._inner.size)
-
-    def truncate(self, size: int) -> None:
-        self._storage.call(self._inner.truncate, size)
-
-    def sync(self) -> None:
-        self._storage.call(self._inner.sync)
-
-    def close(self) -> None:
-        self._inner.close()
+        self.append, self.read = storage.watched(inner.append), storage.watched(inner.read)
+        self.size, self.truncate = storage.watched(inner.size), storage.watched(inner.truncate)
+        self.sync, self.close = storage.watched(inner.sync), inner.close
 
 
 def offline(directory: str, why: LogError, **facts: object) -> DiskFailed:

@@ -4,14 +4,6 @@
 append as columns. `isolation` hides the records of open and aborted transactions.
 """
 
-from local.format.record import (
-    Record,
-    StoredRecord,
-    TimestampType,
-)
-
-__all__ = [
-    "Record",
-    "StoredRecord",
-    "TimestampType",
-]
+from local.format.record import Record as Record
+from local.format.record import StoredRecord as StoredRecord
+from local.format.record import TimestampType as TimestampType

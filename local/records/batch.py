@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from local.errors import Corrupt, InvalidRequest
@@ -120,7 +119,7 @@ def encode_batch(
     plain = kernels.encode_plain_batch(records, *fields[:2], attributes & ~CODEC_BITS, *fields[3:])
     header = read_header(plain)
     assert header is not None
-    return seal(replace(header, attributes=attributes), compress(codec, memoryview(plain)[HEADER_BYTES:], level))
+    return seal(header._replace(attributes=attributes), compress(codec, memoryview(plain)[HEADER_BYTES:], level))
 
 
 def encode_marker(

@@ -11,7 +11,8 @@ from any ranged read: a file, an object, a part of either. Of a file that grows,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,11 @@ from local import kernels
 from local.errors import Corrupt
 from local.format.batch_header import MAGIC, MAGIC_END, read_header
 from local.format.columns import TABLE_DTYPES, TORN, BatchTable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from local.format.columns import BatchTable, Columns
 
 CHUNK_BYTES = 8 << 20
 
@@ -49,10 +55,7 @@ DISORDER = "offset goes back"
 
 
 class BatchRuns:
-    """Iterate once.
-
-    Afterwards `position` is the end of the iteration and `problem` its cause, as in a `BatchTable`.
-    """
+    """Iterate once. Afterwards `position` is the end of the iteration and `problem` its cause (`BatchTable`)."""
 
     def __init__(self, read: RangedRead, size_bytes: int, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
         """`start` is the position of a batch. Raises nothing: faults are in the runs and in `problem`."""
@@ -79,10 +82,7 @@ class BatchRuns:
             want = self._chunk_bytes if self.position > start else self._larger(data, want)
 
     def _larger(self, data: memoryview, want: int) -> int:
-        """The length of the next read if `data` holds no whole batch.
-
-        Sets `problem` if the file ends inside the batch.
-        """
+        """The length of the next read after no whole batch. Sets `problem` if the file ends inside the batch."""
         if self.problem is None and self.position + len(data) >= self.size_bytes:
             self.problem = TORN
         try:
@@ -161,3 +161,25 @@ def _one_batch(data: memoryview) -> BatchTable | None:
     }
     columns = {name: np.array([fields[name]]).astype(dtype) for name, dtype in TABLE_DTYPES.items()}
     return BatchTable(**columns, valid_bytes=header.size_bytes, problem=None)
+
+
+def decode_up_to_damage(data: Buffer, *, table: BatchTable | None = None) -> Iterator[Columns]:
+    """Like `kernels.decode_in_steps`, but returns all batches before a damaged one.
+
+    `decode_in_steps` checks several batches before it returns the first of them. After the sound batches this function
+    raises Corrupt; its fact ``at`` is the position of the damaged batch.
+    """
+    done = 0
+    try:
+        for columns in kernels.decode_in_steps(data, table=table):
+            done += len(columns.table)
+            yield columns
+            del columns
+    except Corrupt as error:
+        rows = kernels.scan_batches(data, verify=False) if table is None else table
+        at = error.facts.get("at")
+        bad = int(np.searchsorted(rows.positions, at)) if isinstance(at, int) else done
+        if bad > done:
+            before = replace(rows.select(slice(done, bad)), problem=None)
+            yield from kernels.decode_in_steps(data, table=before)
+        raise

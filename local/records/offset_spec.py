@@ -37,10 +37,7 @@ class FoundOffset(NamedTuple):
 
 
 def parse_spec(spec: OffsetSpec | int) -> OffsetSpec | int:
-    """The `OffsetSpec` of a negative code; a timestamp is returned unchanged.
-
-    Raises InvalidRequest for any other negative number.
-    """
+    """The `OffsetSpec` of a negative code, or the timestamp. Raises InvalidRequest for other negative numbers."""
     if spec >= 0:
         return int(spec)
     try:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from local.errors import InvalidRequest
 from local.format.batch_header import CONTROL
 from local.format.columns import Columns
-from local.format.varint import append_varint
+from local.format.record import append_varint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,10 +58,7 @@ class RecordColumns:
 
 
 def record_columns(data: object, *, now_ms: int) -> list[RecordColumns]:
-    """Convert the input of a columnar append: `Columns`, `RecordColumns`, a list of them, or Arrow data.
-
-    Raises InvalidRequest for any other input.
-    """
+    """Convert `Columns`, `RecordColumns`, a list of them, or Arrow data. Raises InvalidRequest for other input."""
     if isinstance(data, RecordColumns):
         return [data]
     if isinstance(data, list) and all(isinstance(each, RecordColumns) for each in data):

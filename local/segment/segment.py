@@ -33,7 +33,7 @@ from local.segment.segment_info import SegmentInfo
 from local.storage import Body, FileFacts, Storage, StorageFile, join, replace_file
 
 if TYPE_CHECKING:
-    from local.index.txn_scan import SegmentTransactions, TransactionScan
+    from local.index.txn_index import SegmentTransactions, TransactionScan
 
 _log = logging.getLogger(__name__)
 RELATIVE_OFFSET_MAX = 2**31 - 1
@@ -176,10 +176,7 @@ class Segment:
         self.size_bytes, self._shown_ms = size_bytes, max_timestamp_ms
 
     def last_offset_entries(self) -> list[tuple[int, int]]:
-        """Return the last few entries of the offset index, unchecked; none without an index.
-
-        An entry is (last offset of a batch, its position), ascending. Raises NotFound once retired.
-        """
+        """Return the last few entries (last offset, position) of the offset index, unchecked. Raises NotFound."""
         with self._lock:
             sealed = self._sealed()
         return sealed.last_offset_entries()
@@ -273,7 +270,7 @@ class Segment:
         Raises WrongTransactionIndex if the index contradicts the batches, NotFound once retired, Corrupt as
         `read_segment` does.
         """
-        from local.index.txn_scan import TransactionScan
+        from local.index.txn_index import TransactionScan
 
         if self._transactions is None:
             self._transactions = TransactionScan()
@@ -361,7 +358,7 @@ class Segment:
         if not is_active:
             sealed.rebuild(problem, is_still)
             return
-        from local.index.index_building import build_indexes
+        from local.index.index_files import build_indexes
 
         found = self._found
         if found is None or not is_still():
@@ -408,10 +405,7 @@ class Segment:
         return self._has_failed_sync
 
     def sync(self) -> None:
-        """Make all appended bytes durable, indexes included: a clean shutdown needs no scan at the next start.
-
-        Raises DiskFailed, and then at every later call: a failed sync is never retried.
-        """
+        """Make all bytes durable, indexes too. Raises DiskFailed from the first failure on: no sync is retried."""
         self._sync_files(*SEGMENT_SUFFIXES)
 
     def sync_log(self) -> bool:
@@ -437,10 +431,7 @@ class Segment:
                 self._sealed().rebuild("found while the segment was active")
 
     def close(self) -> None:
-        """Close the files without writing or syncing. Waits for a sync under way.
-
-        From here on nothing is written for this segment, not even a rebuilt index.
-        """
+        """Close the files without writing, after a sync under way. Nothing is written for this segment from here on."""
         with self._sync_lock, self._lock:
             self._let_go()
             if not self._access.is_shared:  # a read-only open has no maps and rebuilds nothing

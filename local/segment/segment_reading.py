@@ -138,10 +138,7 @@ def _contradiction(segment: Segment, entry: tuple[int, int], data: memoryview, t
 
 
 def _passes_over(table: BatchTable, last_offset: int) -> bool:
-    """Return whether a batch reaches beyond `last_offset` and none ends with it.
-
-    This contradicts the index.
-    """
+    """Return whether a batch reaches beyond `last_offset` and none ends with it: the index is wrong."""
     import numpy as np
 
     at = int(np.searchsorted(table.last_offsets, last_offset))
@@ -192,10 +189,7 @@ def end_of(segment: Segment) -> int:
 
 
 def batch_slices(segment: Segment, slice_bytes: int = SLICE_BYTES) -> Iterator[tuple[int, memoryview]]:
-    """Yield a closed segment as (position, whole batches).
-
-    Each part has about `slice_bytes`, so that memory stays bounded.
-    """
+    """Yield a closed segment as (position, whole batches), in parts of about `slice_bytes`."""
     for start, end in slice_bounds(segment, slice_bytes):
         yield start, memoryview(segment.read(start, end - start))
 
@@ -223,7 +217,7 @@ def _cuts(segment: Segment, slice_bytes: int) -> list[tuple[int, int]]:
     import numpy as np
 
     index = segment.offset_index()
-    positions = offset_index.positions(index)
+    positions = offset_index.columns(index)[1]
     slots, reached = list[int](), 0
     while (slot := int(np.searchsorted(positions, reached + slice_bytes))) < len(positions):
         slots.append(slot)

@@ -31,10 +31,10 @@ from local.errors import DiskFailed
 from local.index import txn_index
 from local.index.txn_index import AbortedTransaction
 from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, TXN_INDEX, segment_file
-from local.storage import Body, Storage, join
+from local.storage import Body, Storage, join, write_file
 
 if TYPE_CHECKING:
-    from local.index.index_building import Indexes
+    from local.index.index_files import Indexes
 
 _INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)
 _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
@@ -43,10 +43,7 @@ _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 def write_cleaned(
     storage: Storage, directory: str, base_offset: int, body: Iterable[Body], *, modified_ms: int | None = None
 ) -> str:
-    """Do step 1 for the log file and return its path; the file is durable.
-
-    `modified_ms` becomes the file's mtime, the age of a segment without record timestamps.
-    """
+    """Do step 1 for the log file, durably; return its path. `modified_ms` becomes the file's mtime."""
     path = join(directory, segment_file(base_offset, LOG) + CLEANED)
     file = storage.create(path)
     try:
@@ -63,21 +60,13 @@ def write_cleaned(
 def write_cleaned_indexes(
     storage: Storage, directory: str, base_offset: int, indexes: Indexes, aborted: Iterable[AbortedTransaction] = ()
 ) -> None:
-    """Do step 1 for the indexes and the directory.
-
-    A ``.txnindex`` is written only for `aborted` transactions.
-    """
+    """Do step 1 for the indexes and the directory; a ``.txnindex`` only for `aborted` transactions."""
     bodies: list[tuple[str, Body]] = [(OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)]
     transactions = txn_index.encode(aborted)
     if transactions:
         bodies.append((TXN_INDEX, transactions))
     for suffix, data in bodies:
-        file = storage.create(join(directory, segment_file(base_offset, suffix) + CLEANED))
-        try:
-            file.append(data)
-            file.sync()
-        finally:
-            file.close()
+        write_file(storage, join(directory, segment_file(base_offset, suffix) + CLEANED), data)
     storage.sync_directory(directory)
 
 

@@ -21,11 +21,12 @@ import mmap
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
-from local.errors import AccessDenied, Conflict, DiskFailed, NotFound
+from local.errors import AccessDenied, Conflict, DiskFailed, LogError, NotFound
 from local.names import TEMPORARY
 
 Body = bytes | bytearray | memoryview
@@ -40,10 +41,7 @@ class FileFacts(NamedTuple):
 
 
 class Space(NamedTuple):
-    """Bytes of a file system; `free_bytes` is what this process may use.
-
-    Paths with the same `device` share the space.
-    """
+    """Bytes of a file system: free for this process, and total. Paths with the same `device` share them."""
 
     free_bytes: int
     total_bytes: int
@@ -156,10 +154,7 @@ class Storage(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> StorageFile:
-        """Hold `path` against all other processes until the file is closed.
-
-        Raises Conflict if another process holds it.
-        """
+        """Hold `path` until the file is closed. Raises Conflict if another process holds it."""
         ...
 
 
@@ -170,15 +165,32 @@ def replace_file(storage: Storage, path: str, body: Body, *, syncs_name: bool = 
     only after the last step. Without `syncs_name` the caller syncs the directory, because it has more names to sync
     there.
     """
-    aside = storage.create(path + TEMPORARY)
-    try:
-        aside.append(body)
-        aside.sync()
-    finally:
-        aside.close()
+    write_file(storage, path + TEMPORARY, body)
     storage.rename(path + TEMPORARY, path)
     if syncs_name:
         storage.sync_directory(parent(path))
+
+
+def write_file(storage: Storage, path: str, *parts: Body) -> None:
+    """Create a file with these contents and sync it. The caller syncs its name."""
+    file = storage.create(path)
+    try:
+        for part in parts:
+            file.append(part)
+        file.sync()
+    finally:
+        file.close()
+
+
+def sync_file(storage: Storage, path: str, *, truncate_to: int | None = None) -> None:
+    """Make an existing file durable, shortened to `truncate_to` bytes if that is given."""
+    file = storage.open(path)
+    try:
+        if truncate_to is not None:
+            file.truncate(truncate_to)
+        file.sync()
+    finally:
+        file.close()
 
 
 def join(*parts: str) -> str:
@@ -356,16 +368,64 @@ class DiskStorage:
         return file
 
 
+class DiskObserver(Protocol):
+    """Receives the events of an `ObservedStorage`. Must be quick and thread safe, and must never raise."""
+
+    def appended(self, path: str, size_bytes: int) -> None: ...
+
+    def synced(self, path: str, seconds: float, error: LogError | None) -> None: ...
+
+
+class ObservedStorage:
+    """A storage that reports appended bytes, and the seconds and the error of each sync of a file.
+
+    The calling thread reports. All other calls are those of the storage below, which decides the thread safety.
+    """
+
+    def __init__(self, inner: Storage, observer: DiskObserver) -> None:
+        self._inner, self._observer = inner, observer
+        self.open_reader, self.read, self.map, self.lock = inner.open_reader, inner.read, inner.map, inner.lock
+        self.exists, self.size, self.space = inner.exists, inner.size, inner.space
+        self.modified_ms, self.set_modified_ms = inner.modified_ms, inner.set_modified_ms
+        self.list, self.list_files = inner.list, inner.list_files
+        self.make_directory, self.make_directories = inner.make_directory, inner.make_directories
+        self.rename, self.unlink, self.remove_directory = inner.rename, inner.unlink, inner.remove_directory
+        self.is_directory, self.sync_directory = inner.is_directory, inner.sync_directory
+
+    def create(self, path: str) -> StorageFile:
+        return _ObservedFile(self._inner.create(path), path, self._observer)
+
+    def open(self, path: str) -> StorageFile:
+        return _ObservedFile(self._inner.open(path), path, self._observer)
+
+
+class _ObservedFile:
+    def __init__(self, inner: StorageFile, path: str, observer: DiskObserver) -> None:
+        self._inner, self._path, self._observer = inner, path, observer
+        self.read, self.size, self.truncate, self.close = inner.read, inner.size, inner.truncate, inner.close
+
+    def append(self, data: Body) -> None:
+        self._inner.append(data)
+        self._observer.appended(self._path, len(data))
+
+    def sync(self) -> None:
+        started, failure = time.perf_counter(), None
+        try:
+            self._inner.sync()
+        except LogError as error:
+            failure = error
+            raise
+        finally:
+            self._observer.synced(self._path, time.perf_counter() - started, failure)
+
+
 def _make(path: str) -> None:
     with _translated("cannot create a directory", path):
         os.makedirs(path, 0o700, exist_ok=True)
 
 
 def _mode(path: str) -> int | None:
-    """The mode of a path; None only if the path does not exist.
-
-    An error of the disk is raised, not reported as absence.
-    """
+    """The mode of a path; None only if it does not exist. An error of the disk is raised."""
     with _translated("cannot read the status of a file", path):
         try:
             return os.stat(path).st_mode
@@ -424,10 +484,7 @@ def _fault_in(mapped: mmap.mmap) -> None:
 
 
 def _read_fully(fd: int, start: int, length: int) -> bytes:
-    """Call pread until `length` bytes are read or the file ends.
-
-    One pread may return fewer bytes than requested.
-    """
+    """Call pread, which may return fewer bytes than requested, until `length` bytes or the end."""
     first = os.pread(fd, length, start)
     if len(first) in (0, length):
         return first

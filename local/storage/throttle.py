@@ -33,10 +33,7 @@ class Throttle:
         self._filled_at = clock()
 
     def take(self, size_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Account for `size_bytes` already moved.
-
-        Return once they are paid for, or soon after `should_stop` is true.
-        """
+        """Account for bytes already moved. Return once they are paid for, or soon after `should_stop` is true."""
         if self._rate is None:
             return
         due = self._due(size_bytes, self._rate)

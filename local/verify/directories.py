@@ -217,7 +217,7 @@ def check_log_dirs(storage: Storage, roots: Sequence[str]) -> list[Finding]:
     | state | severity | at the next start |
     |---|---|---|
     | in two directories | CORRUPT | both copies are refused (`local.logdirs.log_dirs`) |
-    | only as a leftover of a move | WARNING | not created again; the operator decides (`local.logdirs.move_recovery`) |
+    | only as a leftover of a move | WARNING | not created again; the operator decides (`local.logdirs.log_moves`) |
 
     Only names are read. The directories are listed twice: a partition may move between the listings of two directories.
     A root that cannot be listed is skipped. A long topic name may be shortened in a ``-delete``.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from local import names
 from local.errors import Corrupt, NotFound
-from local.index.txn_scan import carried_problem
+from local.index.txn_index import carried_problem
 from local.log import producer_snapshot
 from local.log.producer_snapshot import ProducerEntry
 from local.log.producer_state import ProducerState
@@ -98,7 +98,7 @@ def _check_cleaned(place: SegmentPlace, report: SegmentReport, carried: _Carried
     """Check the aborted transactions of a segment that was cleaned, or follows a cleaned segment.
 
     Markers and records were removed, so a replay cannot find the aborted transactions. The entries are compared with
-    the remaining batches (`local.index.txn_scan`): no entry may expose an aborted record or hide another record.
+    the remaining batches (`local.index.txn_index`): no entry may expose an aborted record or hide another record.
     """
     path = place.path(names.TXN_INDEX)
     if report.said is None or any(e.where == path and e.severity is Severity.CORRUPT for e in report.findings):

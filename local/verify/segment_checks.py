@@ -20,8 +20,7 @@ from local.errors import AccessDenied, Corrupt, DiskFailed, NotFound
 from local.format.batch_header import CONTROL, MAGIC
 from local.format.columns import BatchTable
 from local.index import txn_index
-from local.index.txn_index import AbortedTransaction
-from local.index.txn_scan import SegmentTransactions, TransactionScan
+from local.index.txn_index import AbortedTransaction, SegmentTransactions, TransactionScan
 from local.log.leader_epochs import EpochRange
 from local.names import LOG, OFFSET_INDEX, TIME_INDEX, TXN_INDEX, segment_file
 from local.records.batch import Marker, read_marker

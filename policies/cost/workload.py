@@ -105,7 +105,7 @@ class Workload:
 
     @property
     def batches_per_segment(self) -> int:
-        """Number of batches before a segment rolls, by size or by time, as in `local.log.rolling`."""
+        """Number of batches before a segment rolls, by size or by time, as in `local.log.log_appender`."""
         return max(1, min(self.segment_bytes // self.batch_bytes, self.segment_ms // self.batch_ms + 1))
 
     @property

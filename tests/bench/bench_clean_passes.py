@@ -17,6 +17,7 @@ import tempfile
 from clean_samples import NAME, NOW, took
 
 from local.cleaner import cleaner
+from local.cleaner.cleaner_history import CleaningFigures
 from local.cleaner.offset_map import Buffer
 from local.format.record import Record
 from local.kernels.pure_key_map import SLOT_BYTES
@@ -55,7 +56,7 @@ def main() -> None:
         before, passes, read = log.size_bytes, 0, 0
         print("| pass | cleaned up to | records left | buffer in use | s |\n|---|---|---|---|---|")
         while True:
-            found: list[cleaner.CleaningResult | None] = []
+            found: list[CleaningFigures | None] = []
             options = {"clean_from": 0, "now_ms": NOW, "tombstones_below": None, "buffer": Buffer(size_bytes=room)}
             spent = took(lambda: found.append(cleaner.clean(log, DiskStorage(), **options)))  # noqa: B023
             if (done := found[0]) is None:

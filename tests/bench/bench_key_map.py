@@ -20,7 +20,7 @@ import numpy as np
 
 from local import kernels
 from local.kernels.pure_key_map import PASS_BY, TAKE
-from local.log.column_encoding import encode_column_batches
+from local.log.encoding import encode_column_batches
 from local.names import TopicPartition
 from local.records.record_columns import RecordColumns
 from local.settings import LogSettings

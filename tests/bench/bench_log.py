@@ -35,7 +35,7 @@ import pyarrow as pa
 from local import kernels
 from local.cleaner import cleaner
 from local.format.record import Record
-from local.index.index_building import build_indexes
+from local.index.index_files import build_indexes
 from local.log import Log
 from local.log.encoding import encode_batches
 from local.logdirs.log_dir import LogDirectory

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from local.cleaner import cleaner
+from local.cleaner.cleaner_history import CleaningFigures
 from local.format.record import Record
 from local.log import Log
 from local.names import LOG, TopicPartition, segment_file
@@ -122,7 +123,7 @@ def opened(directory: str) -> Log:
     return log
 
 
-def clean(log: Log) -> cleaner.CleaningResult:
+def clean(log: Log) -> CleaningFigures:
     """Both passes, with every checksum checked and the new files synced and swapped in."""
     result = cleaner.clean(log, DiskStorage(), clean_from=0, now_ms=NOW, tombstones_below=None)
     assert result is not None

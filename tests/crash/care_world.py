@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from local import kernels
-from local.index.index_building import build_indexes
+from local.index.index_files import build_indexes
 from local.records.batch import encode_batch
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog

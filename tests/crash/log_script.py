@@ -23,7 +23,8 @@ from disk_model import ModelDisk
 
 from local.cleaner import cleaner
 from local.format.record import Record
-from local.log import Durability, Log, truncation
+from local.log import Durability, Log
+from local.log.log_removal import find_cut
 from local.log.producer_state import Producer
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
@@ -317,7 +318,7 @@ class World:
         """
         low, high = self.log.log_start_offset, self.log.next_offset
         offset = low + (high - low) * percent // 100
-        cut = truncation.find(self.disk, self.log._view.segments, offset)
+        cut = find_cut(self.disk, self.log._state.view.segments, offset)
         decided = max((upto for _, upto in self.story.passes), default=0)
         if cut is None or cut.next_offset < max(low, decided):
             return

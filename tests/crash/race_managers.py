@@ -105,7 +105,7 @@ class Machine:
             if held.is_writer:
                 assert held.metadata is not None
                 assert held.metadata.state is LogState.WRITER, f"{after.name} without the writer role"
-                assert held.log.fenced_by is None, f"{after.name} with a note of another writer on the disk"
+                assert held.log.notes.fenced_by is None, f"{after.name} with a note of another writer on the disk"
             self.states[held] = after
 
     def lose_power(self, rng: random.Random) -> None:

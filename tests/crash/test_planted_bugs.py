@@ -22,10 +22,11 @@ from local import names
 from local.cleaner import cleaner, offset_map, record_retention
 from local.cleaner.record_retention import CleanedTransactions, RecordFilter
 from local.errors import LogError
-from local.index import txn_scan
+from local.index import txn_index
 from local.log import Log, checkpoints, loading, producer_snapshot, recovery
-from local.log.group_commit import GroupCommit
 from local.log.leader_epochs import LeaderEpochs
+from local.log.log_removal import LogRemoval
+from local.log.log_state import GroupCommit, LogState
 from local.log.producer_files import ProducerFiles
 from local.logdirs.log_dir import LogDirectory
 from local.names import CLEANED, LOG, SWAP
@@ -84,7 +85,7 @@ def _memory_counts_as_flushed_in_the_recovery_point(patch: Patch) -> None:
 
     def write_checkpoints(self: LogDirectory) -> None:
         for log in self.logs.values():
-            log.recovery_point = log.next_offset
+            log._state.recovery_point = log.next_offset
         real(self)
 
     patch.setattr(LogDirectory, "write_checkpoints", write_checkpoints)
@@ -133,10 +134,10 @@ def _log_start_told_before_it_is_written_down(patch: Patch) -> None:
 def _epochs_written_lazily(patch: Patch) -> None:
     """The epoch checkpoint waits for a checkpoint round, and recovery does not read the batches' epochs."""
 
-    def save(self: Log, epochs: LeaderEpochs) -> None:
+    def save(self: LogState, epochs: LeaderEpochs) -> None:
         self.epochs = epochs
 
-    patch.setattr(Log, "_save_epochs", save)
+    patch.setattr(LogState, "save_epochs", save)
     patch.setattr(loading, "_with", lambda epochs, found: epochs)
 
 
@@ -144,14 +145,14 @@ def _epochs_written_lazily(patch: Patch) -> None:
 
 
 def _segments_dropped_without_a_directory_fsync(patch: Patch) -> None:
-    real = Log.drop_before
+    real = LogRemoval.drop_before
 
-    def drop_before(self: Log, *rest: object, **more: object) -> int:
+    def drop_before(self: LogRemoval, *rest: object, **more: object) -> int:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(ModelDisk, "sync_directory", lambda self, path: None)
             return real(self, *rest, **more)  # type: ignore[arg-type]
 
-    patch.setattr(Log, "drop_before", drop_before)
+    patch.setattr(LogRemoval, "drop_before", drop_before)
 
 
 def _producers_not_settled_before_their_batches_go(patch: Patch) -> None:
@@ -179,12 +180,12 @@ def _damaged_snapshot_trusted(patch: Patch) -> None:
 
 
 def _aborted_transactions_neither_synced_with_the_seal_nor_held_against_markers(patch: Patch) -> None:
-    """Each rule alone hides records of an aborted transaction after a crash (`local.index.txn_scan`)."""
+    """Each rule alone hides records of an aborted transaction after a crash (`local.index.txn_index`)."""
     real = ModelFile.sync
     patch.setattr(ModelFile, "sync", lambda self: None if self._path.endswith(names.TXN_INDEX) else real(self))
     patch.setattr(recovery, "check_txn_index", lambda disk, directory, base: None)
-    patch.setattr(txn_scan.SegmentTransactions, "problem", lambda self, entries: None)
-    patch.setattr(txn_scan, "carried_problem", lambda *given: None)
+    patch.setattr(txn_index.SegmentTransactions, "problem", lambda self, entries: None)
+    patch.setattr(txn_index, "carried_problem", lambda *given: None)
 
 
 def _acknowledged_before_the_shared_fsync(patch: Patch) -> None:
@@ -195,15 +196,15 @@ def _acknowledged_before_the_shared_fsync(patch: Patch) -> None:
 
 
 def _torn_tail_left_in_place(patch: Patch) -> None:
-    patch.setattr(recovery, "_truncate_and_sync", lambda disk, path, size: None)
+    patch.setattr(recovery, "sync_file", lambda disk, path, *, truncate_to: None)
 
 
 def _recovered_tail_not_synced(patch: Patch) -> None:
-    def truncate(disk: ModelDisk, path: str, size: int | None) -> None:
-        if size is not None:
-            disk.open(path).truncate(size)
+    def truncate(disk: ModelDisk, path: str, *, truncate_to: int | None) -> None:
+        if truncate_to is not None:
+            disk.open(path).truncate(truncate_to)
 
-    patch.setattr(recovery, "_truncate_and_sync", truncate)
+    patch.setattr(recovery, "sync_file", truncate)
 
 
 def _recovery_trusts_every_length(patch: Patch) -> None:
@@ -319,7 +320,7 @@ def _snapshots_above_the_end_believed_at_a_start(patch: Patch) -> None:
 
 
 def _recovery_point_left_above_a_cut(patch: Patch) -> None:
-    patch.setattr(Log, "_certify_no_further_than", lambda self, offset: None)
+    patch.setattr(LogRemoval, "_certify_no_further_than", lambda self, offset: None)
 
 
 def _cut_file_not_synced(patch: Patch) -> None:

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from local import kernels, names
 from local.index import offset_index, time_index, txn_index
-from local.index.index_building import build_indexes
+from local.index.index_files import build_indexes
 from local.log import checkpoints, producer_snapshot
 from local.storage import DiskStorage
 from tiered.cli.main import main

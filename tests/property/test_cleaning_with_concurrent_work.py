@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from local.cleaner.cleaner import clean_log
+from local.cleaner.cleaner import clean
 from local.errors import CleaningAborted, OffsetOutOfRange
 from local.format.compression import Codec
 from local.format.record import Record
-from local.log import Log, truncation
+from local.log import Log
+from local.log.log_removal import find_cut
 from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import DiskStorage
@@ -105,7 +106,7 @@ class Shop:
                 self.decided = decided = max(self.decided, self.log.segments()[-1].base_offset)
                 cuts = self.cuts
             try:
-                result = clean_log(
+                result = clean(
                     self.log,
                     self.storage,
                     clean_from=0,
@@ -127,7 +128,7 @@ class Shop:
                 newest, end = self.newest(), self.log.next_offset
                 low = max(self.log.log_start_offset, end - rng.choice((9, 60)))
                 upto = rng.randint(low, end)
-                with self.log.cleaning.paused(), self.log._lock:  # no pass may replace batches during the truncation
+                with self.log.cleaning.paused(), self.log._state.lock:  # no pass may run during it
                     kept = self.kept_below(upto)
                     assert self.log.truncate_to(upto, now_ms=1000) == upto
                 self.skipped |= set(range(kept, upto))
@@ -140,7 +141,7 @@ class Shop:
         whole."""
         if offset >= self.log.next_offset:
             return offset
-        cut = truncation.find(self.storage, self.log._view.segments, offset)
+        cut = find_cut(self.storage, self.log._state.view.segments, offset)
         start = self.log.log_start_offset
         return start if cut is None else max(cut.next_offset, start)
 
@@ -267,6 +268,6 @@ def test_a_log_cleaned_during_other_changes_keeps_newest_records_and_shows_no_ga
     shop.check(is_clean=False)
     shop.log.cleaner_offset = 0
     shop.log.roll(now_ms=1000)
-    clean_log(shop.log, shop.storage, clean_from=0, now_ms=1000)
+    clean(shop.log, shop.storage, clean_from=0, now_ms=1000)
     shop.decided = end
     shop.check(is_clean=True)

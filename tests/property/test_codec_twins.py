@@ -199,10 +199,8 @@ SECTIONS = st.lists(
 @example(b"\x0c\x00\x00\x00\x01\x01\x00" * 2, 2, 2, Codec.NONE, 0)
 def test_both_kernels_agree_on_record_sections_made_of_varints(section, count, last_delta, codec, bits):
     header = check_batch(encode_batch([(None, None, 1000)]))
-    fields = {name: getattr(header, name) for name in header.__slots__}
-    attributes = (bits & ~7) | codec
-    fields |= {"record_count": count, "last_offset_delta": last_delta, "attributes": attributes}
-    batch = seal(type(header)(**fields), compress(codec, section))
+    header = header._replace(record_count=count, last_offset_delta=last_delta, attributes=(bits & ~7) | codec)
+    batch = seal(header, compress(codec, section))
     columns = both(kernels.decode_columns, batch, include_control=True)
     if not isinstance(columns, Corrupt):
         for every in (1, 2, 3):

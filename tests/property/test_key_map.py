@@ -11,8 +11,7 @@ from run_profile import examples
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest
-from local.format.record import Record
-from local.format.varint import append_varint, varint_bytes
+from local.format.record import Record, append_varint, varint_bytes
 from local.kernels import pure_key_map
 from local.kernels.pure_key_map import LET_GO, PASS_BY, TAKE
 from local.records.batch import encode_batch

@@ -93,9 +93,9 @@ def test_stable_offset_aborted_ranges_and_retries_equal_the_history(
     log = open_log(disk, SMALL)
     for what, number, count in steps:
         if what == "restart":
-            live = log._producers.entries()
+            live = log._state.producers.entries()
             log = restarted(log, disk, number)
-            assert log._producers.entries() == live
+            assert log._state.producers.entries() == live
         else:
             do(log, history, what, number, count)
         compare(log, history)

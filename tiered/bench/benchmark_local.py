@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 from local.format.record import Record
-from local.log.append_result import Durability
+from local.log.log_appender import Durability
 from local.names import TopicPartition
 from tiered.bench.benchmark import KEYS_SHARE, WRITERS, Bench
 from tiered.config.config import Config

@@ -34,7 +34,7 @@ from itertools import pairwise
 from local.errors import AccessDenied, Corrupt, LogError, NotFound
 from local.format.columns import BatchTable
 from local.format.crc32c import crc32c
-from local.index.index_building import IndexRows
+from local.index.index_files import IndexRows
 from local.log import Log
 from local.records.batch_runs import BatchRuns
 from remote.fetch.chunk_cache import ChunkCache

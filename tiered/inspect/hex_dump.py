@@ -30,7 +30,7 @@ from local.format.batch_header import (
 )
 from local.format.compression import INFLATED_BYTES_MAX, Codec, decompress
 from local.format.crc32c import crc32c
-from local.format.varint import read_varint, read_varlong
+from local.format.record import read_varint, read_varlong
 
 Say = Callable[[int], str]
 

@@ -48,7 +48,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypedDict, Unpack
 
-from local.cleaner.key_digests import SECRET_BYTES
+from local.cleaner.offset_map import SECRET_BYTES
 from local.errors import Conflict, InvalidRequest, LogError
 from local.index.txn_index import AbortedTransaction
 from local.log.producer_snapshot import ProducerEntry

@@ -4,7 +4,7 @@ The passes are steps 2 and 3 of `tiered.jobs.bucket_compaction`.
 
 A task reads the group's segments into a directory of its own on the local disk. The cleaner then treats them like any
 local segments: its pass one finds the newest record of each key in the group (`local.cleaner.offset_map`). Its judge
-and its rebuilding make the new segments (`local.cleaner.record_retention`, `local.cleaner.segment_grouping`). One thing
+and its rebuilding make the new segments (`local.cleaner.record_retention`, `local.cleaner.cleaner`). One thing
 differs: the offsets of the newest records come from pass one of all groups.
 
 Memory: the dedupe buffer, or eight bytes for each surviving record of the group; two bits a record; a few MiB of
@@ -23,17 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaner_io import CleanerThrottle
-from local.cleaner.key_digests import digest_keys
-from local.cleaner.offset_map import Buffer, Flags, OffsetMap, build_offset_map
-from local.cleaner.record_bits import Bits, packed
+from local.cleaner.cleaner import POSITION_MAX, grouped, survivors
+from local.cleaner.cleaner_io import Bits, CleanerThrottle, packed
+from local.cleaner.offset_map import Buffer, Flags, OffsetMap, build_offset_map, digest_keys
 from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
-from local.cleaner.segment_grouping import POSITION_MAX, grouped, survivors
 from local.errors import InvalidRequest, LogError, NotFound
 from local.format.batch_header import CONTROL
 from local.format.columns import Columns
 from local.index import txn_index
-from local.index.index_building import IndexRows
+from local.index.index_files import IndexRows
 from local.log import producer_snapshot
 from local.names import CLEANED, LOG, OFFSET_INDEX, TIME_INDEX, TopicPartition, segment_file
 from local.records.isolation import aborted_batches

@@ -19,9 +19,9 @@ import numpy as np
 
 from local import kernels
 from local.errors import InvalidRequest, LogError
-from local.index.index_building import IndexRows
+from local.index.index_files import IndexRows
 from local.log.checkpoints import encode_epochs
-from local.log.column_encoding import encode_column_batches
+from local.log.encoding import encode_column_batches
 from local.names import LOG, segment_file
 from local.records.batch import assign_offset, read_header
 from local.records.record_columns import RecordColumns

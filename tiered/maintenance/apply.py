@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from local.cleaner.cleaner import CleaningResult
+from local.cleaner.cleaner_history import CleaningFigures
 from local.errors import Conflict, InvalidRequest, LogError
 from local.log.cleaning_state import State
 from local.logdirs.log_dir import LogDirectory
@@ -74,7 +74,7 @@ from tiered.views.view_building import ViewWork, build_view
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[Decision], None]
-Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningResult | None]
+Clean = Callable[[Partition, LogDirectory, CleanLog], CleaningFigures | None]
 Decide = Callable[[PartitionSnapshot], Sequence[Decision]]
 
 
@@ -119,7 +119,7 @@ class Applied:
 
     done: tuple[Decision, ...] = ()
     skipped: tuple[Decision, ...] = ()
-    cleaned: tuple[CleaningResult, ...] = ()
+    cleaned: tuple[CleaningFigures, ...] = ()
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class _Round:
     clock: Clock = no_time
     done: list[Decision] = field(default_factory=list)
     skipped: list[Decision] = field(default_factory=list)
-    cleaned: list[CleaningResult] = field(default_factory=list)
+    cleaned: list[CleaningFigures] = field(default_factory=list)
 
     @property
     def directory(self) -> LogDirectory:

@@ -27,7 +27,7 @@ from local.storage.throttle import Throttle
 from tiered.config.properties import parse
 
 if TYPE_CHECKING:
-    from local.cleaner.cleaner import CleaningResult
+    from local.cleaner.cleaner_history import CleaningFigures
     from policies.decisions import CleanLog, Plan
     from policies.snapshot import PartitionSnapshot
     from tiered.config.config import Config
@@ -166,7 +166,7 @@ class Cleaning:
         *,
         now_ms: int,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> CleaningResult | None:
+    ) -> CleaningFigures | None:
         """Run one pass; None if there was nothing to clean or it was cancelled.
 
         The caller holds the partition's lock. Order of effects: the end of the pass (`local.cleaner.cleaner`) → the
@@ -221,13 +221,13 @@ class Cleaning:
         decision: CleanLog,
         snapshot: PartitionSnapshot,
         should_stop: Callable[[], bool],
-    ) -> CleaningResult | None:
-        from local.cleaner.cleaner import clean_log
+    ) -> CleaningFigures | None:
+        from local.cleaner.cleaner import clean
         from local.cleaner.offset_map import Buffer
         from policies.compaction import tombstones_below
 
         manifest, settings = held.manifest(), self.settings
-        return clean_log(
+        return clean(
             held.log,
             directory.storage,
             apart_at=manifest.next_offset if manifest is not None else 0,

@@ -414,12 +414,12 @@ class LogManager(Readable):
         with self.table.find(partition).log.cleaning.paused(), self._writer.lock:
             held = self.table.find(partition)
             with held.lock:
-                unconfirmed_from = held.log.unconfirmed_from
+                unconfirmed_from = held.log.notes.unconfirmed_from
                 self.directories.move(
                     partition, directory, now_ms=now_ms, delay_ms=held.rules.file_delete_delay_ms, progress=progress
                 )
                 if unconfirmed_from is not None:
-                    held.log.mark_unconfirmed(unconfirmed_from)
+                    held.log.notes.mark_unconfirmed(unconfirmed_from)
             self.directories.remove_deleted(now_ms)
 
     def local_reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:

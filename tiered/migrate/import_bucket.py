@@ -38,8 +38,7 @@ from local.errors import Conflict, Corrupt, InvalidRequest
 from local.format.columns import BatchTable
 from local.format.crc32c import crc32c
 from local.index import txn_index
-from local.index.index_building import IndexRows
-from local.index.index_files import slices_of
+from local.index.index_files import IndexRows, slices_of
 from local.log import producer_snapshot
 from local.log.checkpoints import encode_epochs
 from local.log.leader_epochs import LeaderEpochs

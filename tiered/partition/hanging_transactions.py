@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from local.errors import NotFound
-from local.log.append_result import Durability
+from local.log.log_appender import Durability
 from local.names import TopicPartition
 from tiered.partition.partition import Partition
 

@@ -349,7 +349,7 @@ class Partition:
         Raises DiskFailed.
         """
         if self.is_tiered and not self.is_writer:
-            self.log.mark_unconfirmed()
+            self.log.notes.mark_unconfirmed()
 
     def snapshot(
         self,

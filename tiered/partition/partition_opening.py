@@ -270,9 +270,9 @@ class Opener:
         held.local_views = LocalViews(log, self.cache)
         held.local_views.open(now_ms)
         if not log.is_read_only:
-            log.before_cut = held.local_views.cut
+            log.notify_before_cut(held.local_views.cut)
         held.end_offset_at_open = log.next_offset if log.size_bytes else None
-        if is_tiered and (fenced_by := log.fenced_by) is not None:
+        if is_tiered and (fenced_by := log.notes.fenced_by) is not None:
             held.tier.stop(fenced_before(log, fenced_by))  # until the bucket has been asked
         if not self._directory.read_only:
             held.check_room = partial(check_room, self._directory, name, self.config.int_of(APPEND_FREE_MIN))
@@ -342,7 +342,7 @@ class Opener:
         if manifest is not None and isinstance(error, Fenced) and _is_deletion_alone(manifest, error):
             return
         try:
-            held.log.mark_fenced("unknown" if manifest is None else manifest.writer_id)
+            held.log.notes.mark_fenced("unknown" if manifest is None else manifest.writer_id)
         except LogError as failed:
             _log.warning("cannot record that a log is fenced: partition=%s cause=%s", held.name, failed)
 
@@ -402,7 +402,7 @@ class Opener:
             if known is not None:
                 _warn_of_older_bucket(held, known)
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
-        is_unconfirmed = held.log.has_unconfirmed_appends
+        is_unconfirmed = held.log.notes.has_unconfirmed_appends
         was_behind = (
             known is not None
             and held.end_offset_at_open is not None
@@ -418,8 +418,9 @@ class Opener:
             if not _is_deleted(held):
                 # The newest manifest is this writer's now. Its predecessor was checked above.
                 reconcile(held.log, manifest, now_ms=now_ms, producers=lambda: producers)
-                held.log.confirm_appends()  # before a copy is allowed: see there
-                held.log.clear_fenced()  # before an append is allowed: after a crash the note only refuses too much
+                held.log.notes.confirm_appends()  # before a copy is allowed: see there
+                # Before an append is allowed: after a crash the note only refuses too much.
+                held.log.notes.clear_fenced()
                 held.tier.acquire()
                 return
         # The deletion of the topic may have ended without finding this manifest. No other process would mark it

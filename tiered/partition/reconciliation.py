@@ -238,7 +238,7 @@ def check_same_records(
     if compared is False:
         verdict = TierVerdict(relation=Relation.DIVERGED, from_offset=at, only_here=((at, log.next_offset),))
         raise refusal(log, manifest, verdict)
-    unconfirmed_from = log.unconfirmed_from
+    unconfirmed_from = log.notes.unconfirmed_from
     if compared is None and unconfirmed_from is not None and unconfirmed_from < manifest.allocated_end_offset:
         # Another log gave these offsets: this log was not the writer since, so it copied none of them.
         raise _unproven(log, manifest, max(unconfirmed_from, log.local_log_start_offset))

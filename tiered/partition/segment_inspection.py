@@ -25,8 +25,8 @@ from local.errors import Corrupt, InvalidRequest, LogError
 from local.format.batch_header import CONTROL, MAGIC
 from local.format.columns import BatchTable, joined_tables
 from local.index import txn_index
-from local.index.index_building import build_indexes
-from local.index.txn_scan import TransactionScan
+from local.index.index_files import build_indexes
+from local.index.txn_index import TransactionScan
 from local.log import Log
 from local.log.checkpoints import encode_epochs
 from local.names import LOG

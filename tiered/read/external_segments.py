@@ -26,8 +26,7 @@ from itertools import pairwise
 from local.errors import Corrupt, NotFound
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index
-from local.index.index_building import IndexRows
-from local.index.index_files import slices_of
+from local.index.index_files import IndexRows, slices_of
 from local.log.checkpoints import parse_entries
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Finding, Severity, damaged, warning

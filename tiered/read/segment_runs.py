@@ -18,7 +18,7 @@ from local.errors import Corrupt
 from local.format.columns import Columns
 from local.names import TopicPartition
 from local.records.batch import HEADER_BYTES, read_header
-from local.records.decoding import decode_up_to_damage
+from local.records.batch_runs import decode_up_to_damage
 from remote.segment_entry import SegmentEntry
 
 RUN_BYTES = 8 << 20

@@ -1,6 +1,6 @@
 """Counters, histograms and trace spans of disk, store and maintenance since the start of the process.
 
-A manager's storage (`local.storage.observed_storage`), its store (`remote.store.middleware.store_wrapper`) and its
+A manager's storage (`local.storage.storage`), its store (`remote.store.middleware.store_wrapper`) and its
 worker report to an `Observations`; `tiered.observe.metrics` reads it. `open_observed` connects all of them.
 
 The spans are those of OpenTelemetry; there are none if its package is not installed. Only its API is used. The
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from local.errors import AlreadyExists, LogError, NotFound
 from local.names import LOG, parse_partition_directory
 from local.storage import DiskStorage, Storage
-from local.storage.observed_storage import ObservedStorage
+from local.storage.storage import ObservedStorage
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store import ObjectStore
 from remote.store.middleware.store_wrapper import Around, ObservedStore
@@ -92,7 +92,7 @@ class Observations:
                 labels: count for (each, *rest), count in self._counts.items() if each == name for labels in [(*rest,)]
             }
 
-    # -- the disk (`local.storage.observed_storage.DiskObserver`)
+    # -- the disk (`local.storage.storage.DiskObserver`)
 
     def appended(self, path: str, size_bytes: int) -> None:
         directory, _, name = path.rpartition("/")

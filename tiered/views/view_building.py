@@ -41,7 +41,7 @@ from local.cleaner.offset_map import Buffer
 from local.errors import CleaningAborted, Conflict, InvalidRequest, LogError
 from local.format.batch_header import HEADER_BYTES, TRANSACTIONAL, seal
 from local.format.columns import BatchTable
-from local.index.index_building import build_indexes
+from local.index.index_files import build_indexes
 from local.kernels.pure_kernels import DROP, REBUILD, VERBATIM
 from local.log.checkpoints import encode_epochs
 from local.names import CLEANED, LOG, segment_file
@@ -434,7 +434,7 @@ def _without_transactions(data: bytes) -> bytes:
         batch = view[position : position + size]
         if table.attributes[row] & TRANSACTIONAL:
             header = table.row(row)
-            plain = replace(header, attributes=header.attributes & ~TRANSACTIONAL)
+            plain = header._replace(attributes=header.attributes & ~TRANSACTIONAL)
             parts.append(seal(plain, bytes(batch[HEADER_BYTES:])))
         else:
             parts.append(bytes(batch))

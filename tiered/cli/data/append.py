@@ -32,7 +32,7 @@ from tiered.config.units import format_count, format_ms
 
 if TYPE_CHECKING:
     from local.format.record import Record
-    from local.log.append_result import AppendResult
+    from local.log.log_appender import AppendResult
     from tiered.manager.append_marks import Share
     from tiered.manager.manager import LogManager
 

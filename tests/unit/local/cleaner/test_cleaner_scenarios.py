@@ -10,7 +10,7 @@ from cleaner_oracle import Batch, batches_of
 from disk_model import ModelDisk
 
 from local.cleaner import cleaner
-from local.cleaner.cleaner import CleaningResult
+from local.cleaner.cleaner_history import CleaningFigures
 from local.cleaner.offset_map import Buffer
 from local.errors import InvalidRequest
 from local.format.compression import Codec
@@ -56,7 +56,7 @@ class Story:
         is_dirty: bool = True,
         delete_retention_ms: int = DAY_MS,
         tombstones_below: int | None = None,
-    ) -> CleaningResult | None:
+    ) -> CleaningFigures | None:
         self.log.roll(now_ms=NOW)
         if is_dirty:
             self.log.cleaner_offset = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-from dataclasses import replace
 
 import cramjam
 import lz4.block
@@ -137,7 +136,7 @@ def test_batches_framed_by_other_clients_are_read(framing: str) -> None:
     plain = encode_batch(records)
     header = read_header(plain)
     assert header is not None
-    batch = seal(replace(header, attributes=int(codec)), frame(plain[HEADER_BYTES:]))
+    batch = seal(header._replace(attributes=int(codec)), frame(plain[HEADER_BYTES:]))
     for columns in (kernels.decode_columns(batch), next(kernels.decode_in_steps(batch))):
         assert [(r.key, r.value, r.timestamp_ms) for r in columns.records()] == records
 
@@ -149,7 +148,7 @@ def test_bytes_behind_the_last_record_are_corrupt_in_every_framing(framing: str)
     header = read_header(plain)
     assert header is not None
     for wrong in (b"\0", b"\x0c\x00\x00\x06\x01\x01\x00"):
-        batch = seal(replace(header, attributes=int(codec)), frame(plain[HEADER_BYTES:] + wrong))
+        batch = seal(header._replace(attributes=int(codec)), frame(plain[HEADER_BYTES:] + wrong))
         with pytest.raises(Corrupt, match="bytes left over"):
             kernels.decode_columns(batch)
 
@@ -159,7 +158,7 @@ def test_a_batch_without_records_but_with_a_payload_is_corrupt(codec: Codec) -> 
     header = read_header(encode_batch([(b"k", b"v", 1)]))
     assert header is not None
     batch = seal(
-        replace(header, attributes=int(codec), record_count=0), compress(codec, b"\x0c\x00\x00\x00\x01\x01\x00")
+        header._replace(attributes=int(codec), record_count=0), compress(codec, b"\x0c\x00\x00\x00\x01\x01\x00")
     )
     with pytest.raises(Corrupt, match="bytes left over"):
         kernels.decode_columns(batch)
@@ -171,7 +170,7 @@ def test_undefined_attribute_bits_are_ignored(bits: int) -> None:
     header = read_header(encode_batch(records))
     assert header is not None
     section = encode_batch(records)[HEADER_BYTES:]
-    batch = seal(replace(header, attributes=header.attributes | bits), section)
+    batch = seal(header._replace(attributes=header.attributes | bits), section)
     assert [(r.key, r.value, r.timestamp_ms) for r in kernels.decode_columns(batch).records()] == records
     read = read_header(batch)
     assert read is not None

@@ -2,7 +2,6 @@
 
 import struct
 import tracemalloc
-from dataclasses import replace
 
 import cramjam
 import lz4.frame
@@ -256,7 +255,7 @@ def test_the_limit_for_one_batch_holds_in_every_way_to_read_it(codec, monkeypatc
         lambda: kernels.decode_columns(data),
         lambda: list(kernels.decode_in_steps(data)),
         lambda: kernels.filter_batches(
-            small + seal(replace(header, record_count=2, last_offset_delta=1), bomb(codec)),
+            small + seal(header._replace(record_count=2, last_offset_delta=1), bomb(codec)),
             np.array([True, True, False]),
             keep_last_batch=True,
         ),

@@ -12,8 +12,7 @@ import pytest
 from local.errors import Corrupt
 from local.format.columns import TABLE_DTYPES, BatchTable
 from local.index import offset_index, time_index
-from local.index.index_building import Indexes, build_indexes
-from local.index.index_files import time_entry
+from local.index.index_files import Indexes, build_indexes, time_entry
 from local.kernels import scan_batches
 
 
@@ -126,5 +125,5 @@ def test_the_checks_with_and_without_numpy_accept_the_same_entries(index, monkey
         more = (4,) if index is offset_index else ()
         few = index.sound_entries(data, *more)
         with monkeypatch.context() as patch:
-            patch.setattr(index, "FEW", -1)
+            patch.setattr("local.index.sparse_index.FEW", -1)
             assert (index.sound_entries(data, *more) if pairs else 0) == few, pairs

@@ -17,8 +17,7 @@ from local import kernels, names
 from local.errors import Corrupt, NotFound
 from local.format.record import Record
 from local.index import index_files, offset_index, time_index
-from local.index.index_building import build_indexes
-from local.index.index_files import INDEX_SUFFIXES
+from local.index.index_files import INDEX_SUFFIXES, build_indexes
 from local.index.sealed_indexes import INDEX_MAPS, IndexMaps
 from local.log import Log
 from local.records.batch import encode_batch

@@ -117,7 +117,7 @@ def test_read_committed_of_a_log_without_transactions_needs_no_scan(monkeypatch:
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
-    monkeypatch.setattr("local.index.txn_scan.TransactionScan.upto", None)
+    monkeypatch.setattr("local.index.txn_index.TransactionScan.upto", None)
     assert _committed(log) == list(range(100))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_cleaner import append, open_log, read_all
 
 from local.cleaner import cleaner
-from local.cleaner.cleaner import clean_log
+from local.cleaner.cleaner import clean
 from local.errors import CleaningAborted, InvalidRequest
 from local.log import Log
 from local.log.cleaning_state import Cleaning, CleaningGate, Event, State, after
@@ -102,13 +102,13 @@ def test_a_paused_log_is_not_cleaned() -> None:
     disk, log = filled()
     refusal = r"its cleaning state does not allow it: partition=t/0 state=paused\(1\)"
     with log.cleaning.paused(), pytest.raises(CleaningAborted, match=refusal):
-        clean_log(log, disk, clean_from=0, now_ms=0)
-    assert clean_log(log, disk, clean_from=0, now_ms=0) is not None
+        clean(log, disk, clean_from=0, now_ms=0)
+    assert clean(log, disk, clean_from=0, now_ms=0) is not None
 
 
 def test_a_pass_aborted_after_its_last_step_does_not_raise_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, log = filled()
-    real = cleaner.clean
+    real = cleaner._result
     seen: list[int | None] = []
 
     def late(*args: object, **kw: object) -> object:
@@ -119,9 +119,9 @@ def test_a_pass_aborted_after_its_last_step_does_not_raise_the_checkpoint(monkey
             time.sleep(0)
         return result
 
-    monkeypatch.setattr(cleaner, "clean", late)
+    monkeypatch.setattr(cleaner, "_result", late)
     with pytest.raises(CleaningAborted):
-        clean_log(log, disk, clean_from=0, now_ms=0)
+        clean(log, disk, clean_from=0, now_ms=0)
     while not seen:
         time.sleep(0)
     assert seen == [0]
@@ -135,8 +135,8 @@ def test_a_failed_pass_does_not_block_the_next_pass() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        clean_log(log, disk, clean_from=0, now_ms=0, throttle=fail)
-    assert clean_log(log, disk, clean_from=0, now_ms=0) is not None
+        clean(log, disk, clean_from=0, now_ms=0, throttle=fail)
+    assert clean(log, disk, clean_from=0, now_ms=0) is not None
 
 
 def test_a_truncation_at_any_step_aborts_the_pass_and_no_truncated_record_returns() -> None:
@@ -164,7 +164,7 @@ def truncated_at(step: int) -> bool:
         return False
 
     with suppress(CleaningAborted):
-        clean_log(log, disk, clean_from=0, now_ms=0, should_stop=truncate_at_that_step)
+        clean(log, disk, clean_from=0, now_ms=0, should_stop=truncate_at_that_step)
     if truncation.ident is None:
         return False
     truncation.join()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from local.errors import DiskFailed
-from local.log.group_commit import GroupCommit
+from local.log.log_state import GroupCommit
 
 PATIENCE_S = 60
 

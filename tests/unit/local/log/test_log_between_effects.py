@@ -13,10 +13,10 @@ from log_world import NAME, fill, open_log, read_all
 from local import kernels, names
 from local.errors import Conflict, DiskFailed, LogError
 from local.format.record import Record
-from local.index.index_building import build_indexes
+from local.index.index_files import build_indexes
 from local.log import Durability, Log
 from local.log.leader_epochs import LeaderEpochs
-from local.log.log_reading import READ_BYTES
+from local.log.log_reader import READ_BYTES
 from local.log.producer_state import Producer
 from local.logdirs.log_dir import LogDirectory
 from local.records.isolation import Isolation
@@ -235,7 +235,7 @@ def test_after_an_interrupted_drop_no_later_segment_is_dropped_first(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(log, "_forget_old_epochs", interrupt)
+        patch.setattr(log._state, "forget_old_epochs", interrupt)
         with pytest.raises(KeyboardInterrupt):
             log.drop_before(infos[2].base_offset, now_ms=0, delay_ms=0, raises_log_start=False)
     with suppress(DiskFailed):

@@ -10,7 +10,7 @@ from test_producer_files import COMPACTED, end, facts, names_of, put, story
 from local.cleaner import cleaner
 from local.errors import Corrupt, DiskFailed
 from local.format.record import Record
-from local.index.index_building import build_indexes
+from local.index.index_files import build_indexes
 from local.kernels import scan_batches
 from local.log import Durability, checkpoints
 from local.logdirs.log_dir import LogDirectory
@@ -207,7 +207,7 @@ def test_a_read_after_a_truncation_returns_only_whole_batches_below_it() -> None
     disk = ModelDisk()
     log = open_log(disk)
     fill(log, 100)
-    view = log._view
+    view = log._state.view
     log.truncate_to(15, now_ms=0)
     data = log.read(0, 100_000)
     header = read_header(data)

@@ -343,7 +343,7 @@ def test_a_snapshot_with_two_open_transactions_at_one_offset_does_not_break_the_
     ]
     disk = ModelDisk()
     log = open_log(disk)
-    log._producers = ProducerState(entries)
+    log._state.producers = ProducerState(entries)
     for number in (1, 2):
         log.append_marker(number, 0, commit=True, now_ms=0)
     assert log.last_stable_offset == log.next_offset

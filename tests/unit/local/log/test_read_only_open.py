@@ -9,7 +9,7 @@ from disk_model import ModelDisk
 from log_world import NAME, fill, open_log
 
 from local import kernels, names
-from local.format.batch_checks import may_have_producers, walk
+from local.format.batch_header import may_have_producers, walk
 from local.format.record import Record
 from local.index.sealed_indexes import LOOKING
 from local.log import Log

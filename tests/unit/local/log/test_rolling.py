@@ -11,7 +11,7 @@ from log_world import open_log
 from local.format.batch_header import BatchHeader
 from local.format.compression import Codec
 from local.format.record import Record
-from local.log.rolling import Rolling
+from local.log.log_appender import Rolling
 from local.records.batch import encode_batch, read_header
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.settings import LogSettings

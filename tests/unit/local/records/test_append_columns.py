@@ -20,8 +20,8 @@ from local.format.compression import Codec
 from local.format.record import Record, TimestampType
 from local.kernels import dispatch as kernels
 from local.kernels import pure_kernels
-from local.log import column_encoding
-from local.log.column_encoding import encode_column_batches
+from local.log import encoding
+from local.log.encoding import encode_column_batches
 from local.names import TopicPartition
 from local.records.batch import encode_batch, encode_marker
 from local.records.record_columns import RecordColumns, of_columns, record_columns
@@ -179,7 +179,7 @@ def test_batches_are_as_large_as_batch_bytes_allows(batch_bytes: int, codec: Cod
 
 
 def test_batches_continue_without_a_gap_across_encoding_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_encoding, "_RUN_BYTES", 500)
+    monkeypatch.setattr(encoding, "_RUN_BYTES", 500)
     records = [Record(b"%d" % at, b"v" * (at % 37), 1000 + at) for at in range(300)]
     assert records_in(made(table_of(records), batch_bytes=200)) == records
     assert records_in(made(table_of(records), batch_bytes=2000)) == records

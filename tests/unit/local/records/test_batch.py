@@ -218,9 +218,8 @@ def test_a_record_count_above_the_batch_size_is_refused_before_memory_is_reserve
     huge = 2**31 - 1
     header = read_header(TWO_RECORDS)
     assert header is not None
-    fields = {name: getattr(header, name) for name in header.__slots__}
     for codec, section in ((Codec.NONE, b"x" * 100), (Codec.GZIP, b""), (Codec.GZIP, bytes(range(40)))):
-        wrong = type(header)(**{**fields, "record_count": huge, "last_offset_delta": huge, "attributes": int(codec)})
+        wrong = header._replace(record_count=huge, last_offset_delta=huge, attributes=int(codec))
         with pytest.raises(Corrupt):
             kernels.decode_columns(seal(wrong, section))
 
@@ -251,8 +250,7 @@ def test_an_invalid_record_is_corrupt_although_the_checksum_is_valid(fault, code
 
     header = read_header(encode_batch([(None, None, T0)], base_offset=5))
     assert header is not None
-    fields = {name: getattr(header, name) for name in header.__slots__}
-    batch = seal(type(header)(**{**fields, "attributes": int(codec)}), compress(codec, BAD_SECTIONS[fault]))
+    batch = seal(header._replace(attributes=int(codec)), compress(codec, BAD_SECTIONS[fault]))
     check_batch(batch)
     with pytest.raises(Corrupt) as caught:
         kernels.decode_columns(batch)
@@ -414,8 +412,7 @@ def test_a_filtered_batch_with_a_delete_horizon_keeps_it():
     both = read_header(DELETE_HORIZON)
     assert both is not None
     section = encode_batch([(b"a", b"", 5), (b"b", b"", 9)])[HEADER_BYTES:]
-    fields = {name: getattr(both, name) for name in both.__slots__} | {"record_count": 2, "base_timestamp_ms": 10_000}
-    data = seal(type(both)(**fields), section)
+    data = seal(both._replace(record_count=2, base_timestamp_ms=10_000), section)
     made = kept(data, [0, 1])
     assert check_batch(made).base_timestamp_ms == 10_000
     assert [(r.offset, r.timestamp_ms) for r in decoded(made)] == [(101, 10_004)]

@@ -14,7 +14,7 @@ from local import names
 from local.cleaner import cleaner
 from local.format.record import Record
 from local.index import txn_index
-from local.index.txn_scan import TransactionScan
+from local.index.txn_index import TransactionScan
 from local.log import Log
 from local.log.producer_state import Producer
 from local.records.isolation import Isolation

@@ -19,7 +19,7 @@ from local import kernels
 from local.errors import Corrupt, InvalidRequest
 from local.format.columns import TORN
 from local.index import txn_index
-from local.index.index_building import build_indexes
+from local.index.index_files import build_indexes
 from local.log import checkpoints, producer_snapshot
 from local.records.batch import HEADER_BYTES, Codec, encode_batch, encode_marker
 from local.records.batch_runs import DISORDER, BatchRuns

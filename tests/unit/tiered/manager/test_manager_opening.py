@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from copy import deepcopy
 
 import pytest
@@ -10,7 +11,8 @@ from manager_world import DAY, HOUR, NAME, NOW, TIERED, SwitchableStore, World, 
 
 from local.errors import Conflict, Corrupt, InvalidRequest, OffsetOutOfRange, Unavailable
 from local.format.record import Record
-from local.log import Log
+from local.log.log_appender import LogAppender
+from local.log.log_removal import LogRemoval
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.manifest.commit_protocol import MetadataLog
@@ -116,13 +118,13 @@ def test_append_just_before_a_log_starts_over_is_kept_and_is_a_conflict(
         send(manager, 300, start=20)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-    real = Log.restart_at
+    real = LogRemoval.restart_at
 
-    def overtaken(log: Log, *args: object, **more: object) -> None:
-        log.append([Record(b"k", b"late", NOW)], now_ms=NOW)
+    def overtaken(log: LogRemoval, *args: object, **more: object) -> None:
+        LogAppender(log._state, random.randrange).append([Record(b"k", b"late", NOW)], now_ms=NOW)
         real(log, *args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Log, "restart_at", overtaken)
+    monkeypatch.setattr(LogRemoval, "restart_at", overtaken)
     with world.open(disk=old) as manager:
         assert isinstance(manager.problems[NAME], Conflict)
         log = manager.partition(NAME).log

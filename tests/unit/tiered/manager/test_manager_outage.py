@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from disk_model import ModelDisk
@@ -11,7 +12,7 @@ from manager_world import DAY, NAME, NOW, TIERED, SwitchableStore, World, send, 
 
 from local.errors import InvalidRequest, RemoteLost, Unavailable
 from local.format.record import Record
-from local.log import Log
+from local.log.log_removal import LogRemoval
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 
@@ -143,16 +144,16 @@ def test_append_just_after_a_log_started_over_has_the_new_leader_epoch(
         send(manager, 100, start=300)
         manager.roll("t", now_ms=NOW)
         settle(manager)
-    restart_at = Log.restart_at
+    restart_at = LogRemoval.restart_at
 
-    def restart(log: Log, *given: object, **more: object) -> None:
+    def restart(log: LogRemoval, *given: object, **more: object) -> None:
         restart_at(log, *given, **more)  # type: ignore[arg-type]
-        log.append([Record(b"k", b"late", NOW)], now_ms=NOW)
+        held.log.append([Record(b"k", b"late", NOW)], now_ms=NOW)
 
     with world.open(disk=older, store=store) as manager:
         held = manager.partition(NAME)
         held.check_appendable()
-        monkeypatch.setattr(Log, "restart_at", restart)
+        monkeypatch.setattr(held.log, "restart_at", partial(restart, held.log._removal))
         store.is_down = False
         settle(manager)
         manifest = held.manifest()

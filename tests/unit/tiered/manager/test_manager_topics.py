@@ -15,8 +15,9 @@ from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send,
 
 from local.errors import DiskFailed, InvalidRequest, NotFound, Unavailable
 from local.format.record import Record
-from local.log import Durability, Log
+from local.log import Durability
 from local.log.checkpoints import read_offsets
+from local.log.log_removal import LogRemoval
 from local.storage import StorageFile
 from policies.decisions import DropLocal
 from remote.manifest.commit_protocol import MetadataLog
@@ -167,12 +168,12 @@ def test_topic_change_that_cannot_be_written_has_no_effect(world: World) -> None
 def test_log_start_offset_is_durable_before_readers_see_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int]] = []
 
-    def raise_log_start(log: Log, offset: int) -> None:
+    def raise_log_start(log: LogRemoval, offset: int) -> None:
         told.append((offset, read_offsets(world.disk, "./data/log-start-offset-checkpoint").get(NAME, 0)))
         real(log, offset)
 
-    real = Log.raise_log_start
-    monkeypatch.setattr(Log, "raise_log_start", raise_log_start)
+    real = LogRemoval.raise_log_start
+    monkeypatch.setattr(LogRemoval, "raise_log_start", raise_log_start)
     with world.open() as manager:
         manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
         send(manager, 300)

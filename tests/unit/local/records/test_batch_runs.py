@@ -13,7 +13,7 @@ from local.errors import Corrupt
 from local.format.compression import Codec
 from local.format.record import Record
 from local.records.batch import encode_batch
-from local.records.decoding import decode_up_to_damage
+from local.records.batch_runs import decode_up_to_damage
 from local.records.isolation import Isolation
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader

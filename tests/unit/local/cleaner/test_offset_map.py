@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from local.cleaner.key_digests import digest_keys
+from local.cleaner.offset_map import digest_keys
 from local.errors import InvalidRequest
 
 SECRET = bytes(range(16))

@@ -1,0 +1,247 @@
+"""The state that the components of a log share, and the group commit that makes it durable.
+
+**Group commit.** Threads that wait for durable appends share one fsync. A thread appends under the log's lock, releases
+the lock and waits for its **position**: a number that grows with every written byte and never falls. One waiting thread
+leads and syncs for all. A sync covers all bytes written before it began. Threads that arrive during the sync elect the
+next leader among them. There is no timer.
+
+| state | event | next state, and the effect on waiting threads |
+|---|---|---|
+| idle | `wait_for`, position covered | idle; returns |
+| idle | `wait_for`, position not covered | syncing; the caller leads |
+| syncing | `wait_for`, position not covered | syncing; waits |
+| syncing | the sync ends and covers up to p | idle; threads up to p return, one of the others leads |
+| syncing | the sync fails, or is interrupted | failed; the leader gets its error, all not covered get DiskFailed |
+| idle, syncing | `cover(p)`: a closed or recovered segment is durable up to p | unchanged; threads up to p return |
+| idle, syncing | `fail` | failed; all not covered get DiskFailed |
+| failed | any | failed; only positions covered before return, and nothing more is covered |
+
+A failed sync is never retried: the kernel may have dropped the pages and cleared the error, and a second fsync would
+succeed. `failed` is therefore final, and a sync that ends well after it covers nothing.
+
+Order of effects: write, sync, cover, return to the caller. A crash before the cover loses only unacknowledged records.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from local import names
+from local.errors import DiskFailed
+from local.lock_ranks import LockRank, ranked_lock
+from local.log import checkpoints
+from local.log.cleaning_state import CleaningGate
+from local.log.leader_epochs import LeaderEpochs
+from local.log.log_view import LargestTimes, LogView
+from local.log.producer_files import ProducerFiles
+from local.log.producer_state import ProducerState
+from local.log.read_only_open import ReadOnlySource
+from local.names import TopicPartition
+from local.segment.segment import Segment
+from local.settings import LogSettings
+from local.storage import Storage, join
+
+
+class GroupCommit:
+    """See the module. Thread safe. One thread at a time calls `sync`, without holding this class's lock.
+
+    `sync` makes at least all bytes durable that were written before its call, and returns the position it reached.
+    """
+
+    def __init__(self, sync: Callable[[], int]) -> None:
+        self._sync = sync
+        self._changed = threading.Condition()
+        self._covered = 0
+        self._is_syncing = False
+        self._failure: BaseException | None = None
+
+    def wait_for(self, position: int) -> None:
+        """Return once everything up to `position` is durable.
+
+        The caller must not hold a lock that `sync` needs. Raises DiskFailed after a failure; the leader raises the
+        error of `sync` itself.
+        """
+        while True:
+            leads = False
+            try:
+                with self._changed:
+                    while self._is_syncing and self._covered < position and self._failure is None:
+                        self._changed.wait()
+                    if self._covered >= position:
+                        return
+                    if self._failure is not None:
+                        raise DiskFailed("an fsync failed; reopen the log", cause=self._failure)
+                    leads = self._is_syncing = True
+                reached = self._sync()
+            except BaseException as error:
+                if leads:
+                    self._end(failure=error)
+                raise
+            self._end(reached=reached)
+
+    def cover(self, position: int) -> None:
+        """Record that everything up to `position` became durable without this class's `sync`."""
+        with self._changed:
+            if self._failure is None:
+                self._covered = max(self._covered, position)
+                self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop covering positions for good. The first error stays."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _end(self, *, reached: int = 0, failure: BaseException | None = None) -> None:
+        with self._changed:
+            self._is_syncing = False
+            if failure is not None:
+                self.fail(failure)
+            self.cover(reached)
+            self._changed.notify_all()
+
+
+class LogState:
+    """The state of one log. `lock` guards every change; readers take the immutable `view` without it.
+
+    - `storage` and `directory`: a move changes both.
+    - `producers`: the state after the last batch. In a read-only open they are read at the first use (`source`).
+    - `cleaner_reach`: below it the cleaner may have removed records for newer ones.
+    - `written_bytes`: the position for the group commit, counted from the open. `cuts`: how often the log end fell.
+    - `write_checkpoints` is set by the owner of this log's checkpoints.
+    - `before_cut` is called with (offset, time) before the log end is lowered to an offset: files next to the log that
+      describe records from there on must not outlive the records (`tiered.read.local_views`).
+    """
+
+    def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:
+        self.storage, self.directory = storage, directory
+        self.partition, self.settings = partition, settings
+        self.lock = ranked_lock(LockRank.LOG)
+        self.view = LogView((), (), 0, 0)
+        self.epochs = LeaderEpochs()
+        self.producers = ProducerState()
+        self.snapshots = ProducerFiles(storage, directory)
+        self.source: ReadOnlySource | None = None
+        self.cleaning = CleaningGate(partition)
+        self.cleaner_offset: int | None = None
+        self.cleaner_reach = 0
+        self.recovery_point = 0
+        self.written_bytes = self.cuts = 0
+        self.unflushed_since_ms: int | None = None
+        self.commit = GroupCommit(self._sync_written)
+        self.has_failed = self.is_closed = False
+        self.write_checkpoints: Callable[[], None] = lambda: None
+        self.before_cut: Callable[[int, int], None] = lambda offset, now_ms: None
+
+    def path(self, name: str) -> str:
+        return join(self.directory, name)
+
+    def publish(
+        self, segments: list[Segment] | None, *, log_start_offset: int | None = None, next_offset: int | None = None
+    ) -> None:
+        """Replace the view; None leaves the segments or an offset as it is."""
+        old = self.view
+        selected = old.segments if segments is None else tuple(segments)
+        bases = old.bases if segments is None else _bases(old, selected)
+        start = old.log_start_offset if log_start_offset is None else log_start_offset
+        self.cuts += next_offset is not None and next_offset < old.next_offset
+        times = old.times if segments is None else LargestTimes(selected[:-1])
+        end = old.next_offset if next_offset is None else next_offset
+        unstable, tail = self.producers.first_unstable_offset, selected[-1]
+        self.view = LogView(selected, bases, start, end, times, unstable, tail.size_bytes, tail.is_active)
+
+    # -- leader epochs -------------------------------------------------------------------------------------------
+
+    def save_epochs(self, epochs: LeaderEpochs) -> None:
+        # In memory only after the write: if the write fails, the next append tries again.
+        checkpoints.write_epochs(self.storage, self.path(names.LEADER_EPOCHS), epochs.entries)
+        self.epochs = epochs
+
+    def read_epochs(self) -> LeaderEpochs:
+        return LeaderEpochs(tuple(checkpoints.read_epochs(self.storage, self.path(names.LEADER_EPOCHS))))
+
+    def correct_epochs(self, written: LeaderEpochs, epochs: LeaderEpochs, *, was_clean: bool) -> None:
+        """At start-up, set the epochs that fit the log's ends, and write them if needed.
+
+        They are written if the file differs, and after an unclean shutdown if the file exists: the process that wrote
+        it may have been killed before it synced the name. A missing file means no epochs, as for a new log. After a
+        clean shutdown an unchanged file is not written, so that a full disk does not prevent the open.
+        """
+        fitting = epochs.truncate_from_start(self.view.first_known_offset)
+        if fitting != written or not (was_clean or not self.storage.exists(self.path(names.LEADER_EPOCHS))):
+            self.save_epochs(fitting)
+        else:
+            self.epochs = fitting
+
+    def forget_old_epochs(self) -> None:
+        """Start the epochs where the records start, as `LeaderEpochFileCache.truncateFromStart` does.
+
+        The file is written with the next epoch and at every start; until then extra epochs in it do no harm.
+        """
+        self.epochs = self.epochs.truncate_from_start(self.view.first_known_offset)
+
+    # -- durability and failure ----------------------------------------------------------------------------------
+
+    def all_durable(self) -> None:
+        """Record, under the lock, that all written bytes are durable; waiting threads return."""
+        self.recovery_point = self.view.next_offset
+        self.unflushed_since_ms = None
+        self.commit.cover(self.written_bytes)
+
+    @contextmanager
+    def failing(self, *, unless_full: bool = False) -> Iterator[None]:
+        """Make the log unusable after any error inside the context, until it is reopened and recovered.
+
+        A failed fsync is never retried, because the kernel may have dropped the pages and cleared the error. The log
+        then confirms nothing more. An interrupted fsync counts as failed. With `unless_full` a lack of room is no
+        failure: the code inside must then leave everything unchanged.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not (unless_full and isinstance(error, DiskFailed) and error.lacks_room):
+                self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        self.has_failed = True
+        self.commit.fail(error)
+
+    def check_usable(self) -> None:
+        if self.has_failed:
+            raise DiskFailed("the disk of the log failed; reopen the log to recover it", partition=self.partition)
+
+    def check_may_change(self) -> None:
+        self.check_usable()
+        if self.is_closed:
+            raise DiskFailed("cannot change the log, it was closed; reopen it", partition=self.partition)
+
+    def _sync_written(self) -> int:
+        """Sync for the group commit, without the lock. Return the position up to which everything is durable.
+
+        - Only the active segment needs a sync; closed ones are durable. If the segment is closed or recovered during
+          the sync, that made the same bytes durable.
+        - A truncation during the sync (`cuts`) may have been followed by other records at the same offsets, which this
+          sync does not cover. The recovery point then stays.
+        """
+        with self.lock:
+            self.check_usable()
+            active, written = self.view.segments[-1], self.written_bytes
+            next_offset, cuts = self.view.next_offset, self.cuts
+            self.unflushed_since_ms = None
+        with self.failing():
+            active.sync_log()
+        with self.lock:
+            self.check_usable()
+            if cuts == self.cuts:
+                self.recovery_point = max(self.recovery_point, next_offset)
+        return written
+
+
+def _bases(old: LogView, segments: tuple[Segment, ...]) -> tuple[int, ...]:
+    """Return the base offsets of `segments`. A roll adds one segment, and the old bases are reused."""
+    if segments and segments[:-1] == old.segments:
+        return (*old.bases, segments[-1].base_offset)
+    return tuple(segment.base_offset for segment in segments)
