@@ -17,7 +17,7 @@ from local.errors import Conflict, Corrupt, DiskFailed, InvalidRequest, LogError
 from local.format.record import Record
 from local.log import Durability, Log
 from local.log.producer_state import Producer
-from local.logdirs import log_dirs, log_moves, move_recovery
+from local.logdirs import log_dirs, log_moves
 from local.logdirs.log_dirs import LogDirectories
 from local.names import LOG, TXN_INDEX, TopicPartition, deleted_directory, future_directory, parse_marked_directory
 from local.records.batch import read_marker
@@ -510,14 +510,14 @@ def _no_checkpoint_in_the_target(patch: pytest.MonkeyPatch) -> None:
 
 def _unfinished_switch_is_undone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        move_recovery,
+        log_moves,
         "_finish_switch",
         lambda source, future: log_moves.remove_tree(future.storage, future.root, future.path),
     )
 
 
 def _futures_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(move_recovery, "_discard", lambda *_: False)
+    patch.setattr(log_moves, "_discard", lambda *_: False)
 
 
 _real_sync = __import__("disk_model").ModelFile.sync
