@@ -201,7 +201,7 @@ def wait_for_abort(log: Log, other: threading.Thread) -> None:
 def test_cleaner_pass_is_aborted_by_a_policy_change_and_by_a_move(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    real = cleaner.clean
+    real = cleaner._decide
     with world.open() as manager:
         dirty(manager)
 
@@ -215,7 +215,7 @@ def test_cleaner_pass_is_aborted_by_a_policy_change_and_by_a_move(
         changing = threading.Thread(target=change)
         ended: list[str] = []
 
-        def clean(log: Log, *args: object, **kw: object) -> object:
+        def decide(log: Log, *args: object, **kw: object) -> object:
             changing.start()
             wait_for_abort(log, changing)
             try:
@@ -225,7 +225,7 @@ def test_cleaner_pass_is_aborted_by_a_policy_change_and_by_a_move(
                 raise
 
         with monkeypatch.context() as patch:
-            patch.setattr(cleaner, "clean", clean)
+            patch.setattr(cleaner, "_decide", decide)
             manager.tick(NOW)
         changing.join()
         assert ended == ["CleaningAborted"]

@@ -14,7 +14,7 @@ from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settl
 from other_thread import as_other_thread
 
 from local.errors import Conflict, DiskFailed, Diverged, Fenced
-from local.log import Log
+from local.log.log import LogNotes
 from policies.decisions import DropLocal
 from remote.manifest.commit_protocol import MetadataLog
 from tiered.maintenance.apply import apply_on_disk, apply_partition
@@ -504,10 +504,10 @@ def test_failed_write_of_the_fencing_note_does_not_stop_the_manager(
 ) -> None:
     _fork_history(world)
 
-    def full(self: Log, by: str) -> None:
+    def full(self: LogNotes, by: str) -> None:
         raise DiskFailed("writing a file", cause="enospc")
 
-    monkeypatch.setattr(Log, "mark_fenced", full)
+    monkeypatch.setattr(LogNotes, "mark_fenced", full)
     with world.open() as manager:
         assert manager.problems[NAME].facts["relation"] == "fenced"
         with pytest.raises(Diverged):

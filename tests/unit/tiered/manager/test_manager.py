@@ -9,7 +9,6 @@ from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, 
 
 from local.errors import Conflict, Corrupt, Fenced, NotFound, OffsetOutOfRange
 from local.format.record import Record
-from local.log.log_reader import LogReader
 from local.names import TopicPartition
 from policies.decisions import CleanLog, CopySegment, DeletePending, ExpireRemote, Plan
 from tiered.maintenance import apply
@@ -293,12 +292,13 @@ def test_timestamp_is_found_when_its_segment_is_dropped_during_the_lookup(
     with world.open() as manager:
         manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "1h"}, now_ms=NOW)
         send(manager, 300)
-        real = LogReader.offset_for_timestamp
+        log = manager.partition(NAME).log
+        real = log.offset_for_timestamp
 
-        def after_a_round(log: LogReader, timestamp_ms: int) -> int | None:
+        def after_a_round(timestamp_ms: int) -> int | None:
             settle(manager, NOW)
-            return real(log, timestamp_ms)
+            return real(timestamp_ms)
 
-        monkeypatch.setattr(LogReader, "offset_for_timestamp", after_a_round)
+        monkeypatch.setattr(log, "offset_for_timestamp", after_a_round)
         assert manager.reader().offset_for_timestamp(NAME, NOW - DAY + 5) == 5
         assert manager.snapshots(NOW)[0].segments[0].base_offset > 5
