@@ -11,7 +11,7 @@ class SegmentInfo:
 
     - `max_timestamp_ms`: the largest record timestamp, None without one.
     - `is_clean`: the cleaner has processed every record; always False for a topic that is not compacted.
-    - `first_timestamp_ms`: the first batch's largest timestamp; None unless requested from `ReadableLog.segments`.
+    - `first_timestamp_ms`: the first batch's largest timestamp; None unless requested from `LogReader.segments`.
     """
 
     base_offset: int
