@@ -27,7 +27,6 @@ from contextlib import contextmanager
 import msgspec
 
 from local.errors import AccessDenied, Conflict, DiskFailed, InvalidRequest, LogError, NotFound
-from local.logdirs.log_dirs import LogDirectories
 from local.storage import StorageFile, join
 from policies.rules import Pause
 from tiered.node.topic_registry import CopiedFile, Copies, Places, Topic, TopicRegistry
@@ -177,29 +176,6 @@ def _pause_of(file: _File | None, topic: Topic) -> Pause | None:
     if found is None:
         return None
     return Pause(since_ms=found.since_ms, reason=found.reason, is_of_all=file.all is not None)
-
-
-class PausesUploads:
-    """The part of a manager that pauses uploads of its node. Any thread may call it."""
-
-    _directory: LogDirectories
-
-    def _check_writable(self) -> None:
-        raise NotImplementedError
-
-    def pause_uploads(self, topics: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
-        """`pause_uploads` of this node; a running upload is still committed."""
-        self._check_writable()
-        return pause_uploads(self._directory.places(), topics, now_ms=now_ms, reason=reason)
-
-    def resume_uploads(self, topics: Iterable[str] | None = None) -> dict[str, Pause]:
-        """`resume_uploads` of this node; the next maintenance continues the uploads."""
-        self._check_writable()
-        return resume_uploads(self._directory.places(), topics)
-
-    def paused_topics(self) -> dict[str, Pause]:
-        """The topics with paused uploads, by name."""
-        return paused_topics(self._directory.places())
 
 
 @contextmanager
