@@ -15,7 +15,7 @@ from local.segment import swap
 from local.storage import Storage
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
-from remote.gc import delayed_delete, old_manifests, orphan_search, partition_removal, pin_watch
+from remote.gc import delayed_delete, object_deletion, old_manifests, orphan_search, partition_removal, pin_watch
 from remote.keys import full_key, manifest_key
 from remote.manifest import commit_protocol, page_out
 from remote.manifest.commit_protocol import MetadataLog
@@ -233,19 +233,26 @@ def _old_segments_go_before_the_new_one_is_announced(patch: Patch) -> None:
 # --- orphans, jobs ---------------------------------------------------------------------------------------------------
 
 
-def _what_has_another_name_is_nobodys(patch: Patch) -> None:
+def _objects_with_other_names_are_orphans(patch: Patch) -> None:
     real = orphan_search.parse_epoch
     patch.setattr(orphan_search, "parse_epoch", lambda key: 0 if real(key) is None else real(key))
+    _deletions_of_orphans_are_not_checked(patch)
 
 
-def _what_the_present_writer_has_not_named_is_nobodys(patch: Patch) -> None:
+def _new_uploads_of_the_writer_are_orphans(patch: Patch) -> None:
     real = orphan_search.unreferenced_objects
     patch.setattr(
         orphan_search, "unreferenced_objects", lambda listed, epoch, named: real(listed, epoch=epoch + 1, named=named)
     )
+    _deletions_of_orphans_are_not_checked(patch)
 
 
-def _what_waits_for_its_deletion_is_nobodys(patch: Patch) -> None:
+def _deletions_of_orphans_are_not_checked(patch: Patch) -> None:
+    """Without this the deletion refuses the objects that a wrong search finds."""
+    patch.setitem(object_deletion._CHECKS, object_deletion.DeleteReason.ORPHAN, lambda evidence: lambda key: True)
+
+
+def _pending_deletes_are_orphans(patch: Patch) -> None:
     patch.setattr(orphan_search, "named_by", page_out.named_keys)
 
 
@@ -422,9 +429,9 @@ PLANTED = [
         _in(lambda scene: scene.is_compacted and scene.kills > 0),
         since=39,
     ),
-    Plant(_what_has_another_name_is_nobodys),
-    Plant(_what_the_present_writer_has_not_named_is_nobodys, _slow_time, since=520),
-    Plant(_what_waits_for_its_deletion_is_nobodys, _slow_time, since=43),
+    Plant(_objects_with_other_names_are_orphans),
+    Plant(_new_uploads_of_the_writer_are_orphans, _slow_time, since=520),
+    Plant(_pending_deletes_are_orphans, _slow_time, since=43),
     Plant(_rows_in_pages_name_nothing, _HAS_PAGES),
     Plant(_a_job_carries_its_uploads_into_the_next_epoch, _in(lambda scene: scene.has_guest), since=122),
     Plant(_an_epoch_is_taken_from_anybody, _in(lambda scene: scene.has_freer)),
