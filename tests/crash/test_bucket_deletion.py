@@ -183,8 +183,8 @@ def test_a_partition_that_may_have_a_writer_is_skipped_unless_takeover_is_reques
         assert "is unknown" in str(unknown.skip_reason)
     taken = plan_deletion(store, NAME, settings, now_ms=at_ms, takes_over=True)
     assert delete_pending(store, taken, now_ms=at_ms).objects == taken.objects > 0
-    is_nobodys = manifest(store).writer_id.startswith("ingest-deletion-")
-    assert is_nobodys == writer.startswith("ingest-"), "deletion must leave a manager's partition to its manager"
+    has_no_manager = manifest(store).writer_id.startswith("ingest-deletion-")
+    assert has_no_manager == writer.startswith("ingest-"), "deletion must leave a manager's partition to its manager"
     assert offsets(store) == LIVE
 
 
