@@ -76,13 +76,13 @@ class Laboratory:
         return {**age_facts(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS), **lab_facts(loaded.value)}
 
     def _lab(self, query: Mapping[str, str], basis: Loaded[_Basis], deadline: PageDeadline) -> Loaded[CostLab]:
-        asked, along = read_scenario(query), _along(query)
+        selection, along = read_scenario(query), _along(query)
         measured, _, prices = basis.value
 
         def read() -> CostLab:
-            return cost_lab(measured, asked, prices, along=along)
+            return cost_lab(measured, selection, prices, along=along)
 
-        key = f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{asked}&{basis.at_ms}"
+        key = f"lab?{_topic(query)}&{query.get('rate', '')}&{along}&{selection}&{basis.at_ms}"
         loaded = self._loader.get(key, read, keep_ms=ANSWER_MS, deadline=deadline)
         return replace(loaded, read_ms=basis.data_ms)
 
@@ -233,17 +233,17 @@ def _topic_fields(query: Mapping[str, str]) -> list[Html]:
 
 def _slider(lab: CostLab, name: str) -> Html:
     """The steps in order, with today's value among them; ``""`` is today's value."""
-    today, asked = lab.value_today(name), getattr(lab.chosen.variant, name)
+    today, selection = lab.value_today(name), getattr(lab.chosen.variant, name)
     today_rank = _rank(today) if isinstance(today, (int, float)) else float("inf")
     labels = {_rank(value): (value_words(name, value), shown_value(name, value)) for value in STEPS[name]}
-    if asked is None:
+    if selection is None:
         labels.pop(today_rank, None)
     else:
-        labels[_rank(asked)] = (value_words(name, asked), shown_value(name, asked))
+        labels[_rank(selection)] = (value_words(name, selection), shown_value(name, selection))
     # Today's value precedes an equal one that was requested.
     ranked = sorted([(today_rank, 0, ("", f"{shown_value(name, today)} (current)")),
                      *((rank, 1, label) for rank, label in labels.items())])  # fmt: skip
-    selected = "" if asked is None else value_words(name, asked)
+    selected = "" if selection is None else value_words(name, selection)
     return choice(AXES[name].option, AXES[name].label, dict(label for *_, label in ranked), selected, class_="slider")
 
 
@@ -304,10 +304,10 @@ def _levers(lab: CostLab, query: Mapping[str, str]) -> Html:
         return tag("p", "None of the single changes saves money.")
     items = []
     for variant, dollars in found:
-        asked = {name: value for name, value in query.items() if name in ("topic", "along", "rate")}
-        asked |= {AXES[name].option: value_words(name, value) for name, value in variant.changes.items()}
+        selection = {name: value for name, value in query.items() if name in ("topic", "along", "rate")}
+        selection |= {AXES[name].option: value_words(name, value) for name, value in variant.changes.items()}
         words = f" saves $ {format_dollars(dollars)} a month"
-        items.append(tag("li", tag("a", shown(variant), href=link(HERE, asked)), words))
+        items.append(tag("li", tag("a", shown(variant), href=link(HERE, selection)), words))
     return tag("ol", items)
 
 

@@ -76,21 +76,23 @@ def overview(
 
 def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Mapping[str, int]) -> list[Html]:
     """A search, the requested page of the list, and links to the others; `problems` counts problems by topic."""
-    asked = _asked(query)
-    rows = _sorted(_found(everything, asked["q"]), asked["sort"])
+    selection = _selection(query)
+    rows = _sorted(_found(everything, selection["q"]), selection["sort"])
     page, shown = paged(rows, query)
-    sorts = {name: link("/", {**asked, "sort": "" if name == "topic" else name}) for name in SORTS}
+    sorts = {name: link("/", {**selection, "sort": "" if name == "topic" else name}) for name in SORTS}
     caption = counted(len(everything), "topic")
-    caption = f"{len(rows):,} of {caption}" if asked["q"] else caption
-    sorted_by = asked["sort"] if asked["sort"] in SORTS else "topic"
+    caption = f"{len(rows):,} of {caption}" if selection["q"] else caption
+    sorted_by = selection["sort"] if selection["sort"] in SORTS else "topic"
     cells = (_cells(row, problems) for row in shown)
-    found = [_search(asked), table(caption, _HEADINGS, cells, sorts=sorts, sorted_by=sorted_by)]
-    if asked["q"] and not rows:
-        found.append(tag("p", "No topic has ", tag("q", asked["q"]), " in its name. ", tag("a", "Show all", href="/")))
-    return [*found, pager("/", asked, page, len(rows))]
+    found = [_search(selection), table(caption, _HEADINGS, cells, sorts=sorts, sorted_by=sorted_by)]
+    if selection["q"] and not rows:
+        found.append(
+            tag("p", "No topic has ", tag("q", selection["q"]), " in its name. ", tag("a", "Show all", href="/"))
+        )
+    return [*found, pager("/", selection, page, len(rows))]
 
 
-def _asked(query: Mapping[str, str]) -> dict[str, str]:
+def _selection(query: Mapping[str, str]) -> dict[str, str]:
     """The query parts that every link to the same page repeats."""
     return {name: query.get(name, "") for name in ("q", "sort", "span")}
 
@@ -98,7 +100,7 @@ def _asked(query: Mapping[str, str]) -> dict[str, str]:
 def _over_time(report: StatusReport, query: Mapping[str, str], history: HistoryData | None) -> Html | None:
     if history is None:
         return None
-    return history_section(history, None, report.now_ms, "/", query, _asked(query))
+    return history_section(history, None, report.now_ms, "/", query, _selection(query))
 
 
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
@@ -122,8 +124,8 @@ def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = 
         return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
     groups = [ProblemGroup((each,)) for each in problems] if alike else group_problems(problems)
     page, some = paged(groups, query)
-    asked = {"topic": topic, "alike": alike}
-    pages = pager(here, asked, page, len(groups))
+    selection = {"topic": topic, "alike": alike}
+    pages = pager(here, selection, page, len(groups))
     return frame("Troubles", here, now, note, _work(report), of_some, boxes(report, some, {"topic": topic}), pages)
 
 
@@ -195,12 +197,14 @@ def _cells(row: Row, problems: Mapping[str, int]) -> list[Child]:
     ]
 
 
-def _search(asked: Mapping[str, str]) -> Html:
-    keeps = [tag("input", type="hidden", name=each, value=asked[each]) for each in ("sort", "span") if asked[each]]
+def _search(selection: Mapping[str, str]) -> Html:
+    keeps = [
+        tag("input", type="hidden", name=each, value=selection[each]) for each in ("sort", "span") if selection[each]
+    ]
     return tag(
         "form",
         tag("label", "Topics with", for_="search"),
-        tag("input", type="search", id="search", name="q", value=asked["q"]),
+        tag("input", type="search", id="search", name="q", value=selection["q"]),
         keeps,
         tag("button", "Search"),
         method="get",

@@ -60,7 +60,7 @@ _TOTALS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Selection:
     """The parameters of a plan. `after_ms` counts from now; `settings` are overrides, as ``-X`` has them."""
 
     topic: str = ""
@@ -69,7 +69,7 @@ class Asked:
     settings: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Asked:
+    def of(cls, query: Mapping[str, str]) -> Selection:
         """Parse a query. Raises InvalidRequest for an invalid moment. Settings are checked where they are used."""
         settings = tuple((name, query[name].strip()) for name in SETTINGS if query.get(name, "").strip())
         kind = query.get("kind", "")
@@ -104,32 +104,34 @@ class Asked:
         return "&".join([self.topic, self.after, *(f"{name}={value}" for name, value in self.settings)])
 
 
-def plan_page(priced: PricedPlan, asked: Asked, query: Mapping[str, str], now_ms: int, note: Child = None) -> str:
+def plan_page(
+    priced: PricedPlan, selection: Selection, query: Mapping[str, str], now_ms: int, note: Child = None
+) -> str:
     """The page; `note` is shown above the plan."""
-    lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
+    lines = [each for each in priced.cost.lines if selection.kind in ("", kind_of(each))]
     page, some = paged(lines, query)
-    found: list[Child] = [note, _left_out(priced), _form(asked), _sums(priced)]
+    found: list[Child] = [note, _left_out(priced), _form(selection), _sums(priced)]
     if priced.plan.is_empty:
         words = "Nothing to do for the other partitions." if priced.missing else "Nothing to do."
         found.append(tag("p", words, id="nothing"))
     else:
         found += [
             tag("h2", "By kind"),
-            table("Next maintenance round", _TOTALS, (_total(row, asked) for row in total_rows(priced.cost.lines))),
+            table("Next maintenance round", _TOTALS, (_total(row, selection) for row in total_rows(priced.cost.lines))),
             tag("h2", "Decisions"),
-            table(_caption(len(lines), asked), _HEADINGS, (_cells(decision_row(each)) for each in some)),
-            pager(HERE, asked.query, page, len(lines)),
+            table(_caption(len(lines), selection), _HEADINGS, (_cells(decision_row(each)) for each in some)),
+            pager(HERE, selection.query, page, len(lines)),
             tag("h2", "Commands"),
             tag("p", "This page changes nothing. The running manager applies due decisions; by command:"),
-            commands(*_commands(asked)),
+            commands(*_commands(selection)),
         ]
     found += _put_off(priced)
     return frame("Plan", HERE, now_ms, found, tag("p", _fine_print(priced), class_="faint"))
 
 
-def plan_facts(priced: PricedPlan, asked: Asked, query: Mapping[str, str]) -> dict[str, object]:
+def plan_facts(priced: PricedPlan, selection: Selection, query: Mapping[str, str]) -> dict[str, object]:
     """The same as facts for programs, a page of decisions at a time."""
-    lines = [each for each in priced.cost.lines if asked.kind in ("", kind_of(each))]
+    lines = [each for each in priced.cost.lines if selection.kind in ("", kind_of(each))]
     page, some = paged(lines, query)
     cost = priced.cost
     return {
@@ -170,20 +172,20 @@ def _plain(row: Row) -> Row:
     return {name: value for name, value in row.items() if name != "sign"}
 
 
-def _form(asked: Asked) -> Html:
+def _form(selection: Selection) -> Html:
     names = {"retention.ms": "7d", "retention.bytes": "50GiB", "local.retention.ms": "6h"}
-    given = dict(asked.settings)
+    given = dict(selection.settings)
     inputs = [
         field(name.replace(".", "-"), name, given.get(name, ""), name=name, example=names.get(name, "5GiB"))
         for name in SETTINGS
     ]
-    kept = tag("input", type="hidden", name="kind", value=asked.kind) if asked.kind else None
-    again = tag("a", "Reset", href=HERE) if any(asked.query.values()) else None
-    moments = MOMENTS if asked.after in MOMENTS else {**MOMENTS, asked.after: f"in {asked.after}"}
+    kept = tag("input", type="hidden", name="kind", value=selection.kind) if selection.kind else None
+    again = tag("a", "Reset", href=HERE) if any(selection.query.values()) else None
+    moments = MOMENTS if selection.after in MOMENTS else {**MOMENTS, selection.after: f"in {selection.after}"}
     return tag(
         "form",
-        field("topic", "Topic", asked.topic, example="all"),
-        choice("after", "When", moments, asked.after),
+        field("topic", "Topic", selection.topic, example="all"),
+        choice("after", "When", moments, selection.after),
         inputs,
         kept,
         tag("div", button("Plan"), again, class_="do"),
@@ -240,11 +242,11 @@ def _left_out(priced: PricedPlan) -> list[Html]:
     return found
 
 
-def _total(row: Row, asked: Asked) -> list[Child]:
+def _total(row: Row, selection: Selection) -> list[Child]:
     kind = str(row["decision"])
-    here = link(HERE, {**asked.query, "kind": kind})
+    here = link(HERE, {**selection.query, "kind": kind})
     return [
-        [_sign(row), tag("a", str(row["verb"]), href=here, aria_current="true" if kind == asked.kind else None)],
+        [_sign(row), tag("a", str(row["verb"]), href=here, aria_current="true" if kind == selection.kind else None)],
         shown(row, "count"),
         shown(row, "size_bytes", format_bytes),
         shown(row, "requests"),
@@ -272,19 +274,19 @@ def _sign(row: Row) -> Html:
     return tag("span", sign, " ", class_="sign", title=_SIGNS[sign])
 
 
-def _caption(count: int, asked: Asked) -> Html | str:
-    if not asked.kind:
+def _caption(count: int, selection: Selection) -> Html | str:
+    if not selection.kind:
         return f"{counted(count, 'decision')}, in order"
-    return f"{counted(count, 'decision')}: {VERBS[asked.kind][1]}"
+    return f"{counted(count, 'decision')}: {VERBS[selection.kind][1]}"
 
 
-def _commands(asked: Asked) -> Sequence[str]:
+def _commands(selection: Selection) -> Sequence[str]:
     """The command line of the same plan; a plan for a later moment cannot be applied."""
-    words = ["tiered", "plan", *([asked.topic] if asked.topic else [])]
-    for name, value in asked.settings:
+    words = ["tiered", "plan", *([selection.topic] if selection.topic else [])]
+    for name, value in selection.settings:
         words += ["-X", f"{name}={value}"]
-    if asked.after:
-        return (shlex.join([*words, "--at", f"+{asked.after}"]),)
+    if selection.after:
+        return (shlex.join([*words, "--at", f"+{selection.after}"]),)
     return shlex.join([*words, "--out", "plan.json"]), "tiered apply plan.json"
 
 

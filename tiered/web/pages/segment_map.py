@@ -249,7 +249,7 @@ def _zoom(window: Window, here: str) -> Html:
         for words, (start, stop) in window.steps().items()
     ]
     again = tag("a", "All", href=here) if not window.is_all else None
-    asked = tag(
+    selection = tag(
         "form",
         field("from", "From offset", str(window.start)),
         field("to", "to", str(window.stop)),
@@ -258,7 +258,7 @@ def _zoom(window: Window, here: str) -> Html:
         action=here,
         aria_label="Offsets to show",
     )
-    return tag("div", tag("nav", steps, again, aria_label="Zoom in"), asked, class_="zoom")
+    return tag("div", tag("nav", steps, again, aria_label="Zoom in"), selection, class_="zoom")
 
 
 def _over_time(snapshot: PartitionSnapshot, window: Window) -> Child:

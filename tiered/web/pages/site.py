@@ -33,7 +33,7 @@ from tiered.web.pages.history import HistoryData
 from tiered.web.pages.manager_cache import ManagerCache, age_banner, age_facts
 from tiered.web.pages.overview import found_topics, overview, problems_page
 from tiered.web.pages.parts import SOON_S, frame
-from tiered.web.pages.plan import Asked, plan_facts, plan_page
+from tiered.web.pages.plan import Selection, plan_facts, plan_page
 from tiered.web.pages.topic import partition_facts, partition_page, topic_facts, topic_page
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ class Site:
                 loaded = self._all()
                 return problems_page(loaded.value, query, note=self._late(loaded))
             case ["plan"]:
-                asked = Asked.of(query)
-                plan = self._plan(asked)
-                return plan_page(plan.value, asked, query, plan.at_ms, note=self._late(plan))
+                selection = Selection.of(query)
+                plan = self._plan(selection)
+                return plan_page(plan.value, selection, query, plan.at_ms, note=self._late(plan))
             case ["compaction"]:
                 compaction = self._compaction()
                 return compaction_page(compaction.value, query, note=self._late(compaction))
@@ -130,9 +130,9 @@ class Site:
                 everything = self._all()
                 return self._aged(everything, found_topics(everything.value, query))
             case ["plan"]:
-                asked = Asked.of(query)
-                plan = self._plan(asked)
-                return self._aged(plan, plan_facts(plan.value, asked, query))
+                selection = Selection.of(query)
+                plan = self._plan(selection)
+                return self._aged(plan, plan_facts(plan.value, selection, query))
             case ["compaction"]:
                 compaction = self._compaction()
                 return self._aged(compaction, compaction_facts(compaction.value, query))
@@ -177,14 +177,14 @@ class Site:
             _log.warning("cannot show the history: error=%s", error)
             return None
 
-    def _plan(self, asked: Asked) -> Loaded[PricedPlan]:
+    def _plan(self, selection: Selection) -> Loaded[PricedPlan]:
         def read(manager: LogManager) -> PricedPlan:
             from tiered.plans.planning import priced_plan
 
-            at_ms = self._now_ms() + (asked.after_ms or 0)
-            return priced_plan(manager, at_ms, asked.topics, overrides=dict(asked.settings), may_ask=False)
+            at_ms = self._now_ms() + (selection.after_ms or 0)
+            return priced_plan(manager, at_ms, selection.topics, overrides=dict(selection.settings), may_ask=False)
 
-        return self._cache.load(self._loader, f"plan?{asked.key}", read, keep_ms=CACHE_MS)
+        return self._cache.load(self._loader, f"plan?{selection.key}", read, keep_ms=CACHE_MS)
 
     def _compaction(self) -> Loaded[Compaction]:
         def read(manager: LogManager) -> Compaction:

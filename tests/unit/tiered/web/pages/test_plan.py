@@ -19,7 +19,7 @@ from tiered.config.units import counted
 from tiered.manager.manager import LogManager
 from tiered.plans.planning import priced_plan
 from tiered.web.pages.compaction import compaction_data, compaction_page
-from tiered.web.pages.plan import Asked, plan_page
+from tiered.web.pages.plan import Selection, plan_page
 
 
 @pytest.fixture
@@ -151,12 +151,12 @@ def test_plan_of_a_thousand_partitions_shows_a_hundred_decisions_a_page(
         priced = priced_plan(manager, NOW)
         assert len(priced.cost.lines) >= 1000
         for query, first in (({}, "t/0"), ({"page": "3"}, "t/2"), ({"page": "99999"}, "t/9")):
-            body = plan_page(priced, Asked(), query, NOW)
+            body = plan_page(priced, Selection(), query, NOW)
             assert Sound.problems(body) == []
             assert body.count("<tr>") < 120
             assert len(body) < 60_000
             assert f">{first}" in body
-        body = plan_page(priced, Asked(kind="CleanLog"), {}, NOW)
+        body = plan_page(priced, Selection(kind="CleanLog"), {}, NOW)
         assert "1,000 decisions: clean" in body
         assert re.findall('href="(/[^"]*)"[^>]*>Last<', body) == ["/plan?kind=CleanLog&amp;page=10"]
 
