@@ -35,8 +35,8 @@ from local.errors import (
 from local.storage import DiskStorage, FileFacts, Storage
 from remote.keys import new_ulid
 from remote.store.protocol import (
-    Asked,
     Body,
+    GetRange,
     ObjectInfo,
     UploadSource,
     begun_parts,
@@ -90,8 +90,8 @@ class FileStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.get_range(key, start, length) for start, length in ranges]
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return read_each(self, asked)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        return read_each(self, ranges)
 
     def head(self, key: str) -> ObjectInfo:
         with self._translated("cannot read the size of an object", key):

@@ -59,8 +59,8 @@ from remote.keys import is_ulid, new_ulid
 from remote.store.file_store import ASIDE
 from remote.store.filesystems import make_hdfs_filesystem
 from remote.store.protocol import (
-    Asked,
     Body,
+    GetRange,
     ObjectInfo,
     UploadSource,
     begun_parts,
@@ -246,8 +246,8 @@ class HdfsStore:
         with ThreadPoolExecutor(min(READ_CONCURRENCY, len(ranges)), thread_name_prefix="tiered-hdfs") as pool:
             return list(pool.map(read, ranges))
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return read_each(self, asked)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        return read_each(self, ranges)
 
     def head(self, key: str) -> ObjectInfo:
         attempt = "cannot read the size of an object"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from local.errors import AlreadyExists, Corrupt, NotFound
 from remote.store.protocol import (
-    Asked,
     Body,
+    GetRange,
     ObjectInfo,
     UploadSource,
     begun_parts,
@@ -68,8 +68,8 @@ class MemoryStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.get_range(key, start, length) for start, length in ranges]
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return read_each(self, asked)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        return read_each(self, ranges)
 
     def head(self, key: str) -> ObjectInfo:
         body, modified_ms = self._object("cannot read the size of an object", key)

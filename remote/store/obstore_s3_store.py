@@ -42,8 +42,8 @@ from remote.store.obstore_options import Settings, client_options, encryption, s
 from remote.store.protocol import (
     ANOTHER_RANGE,
     LIST_PAGE,
-    Asked,
     Body,
+    GetRange,
     ObjectInfo,
     UploadSource,
     begun_parts,
@@ -180,11 +180,11 @@ class ObstoreS3Store(S3Store):
             return [read(wanted) for wanted in ranges]
         return list(clients.pool.map(read, ranges))
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        if (clients := self._obstore()) is None or len(asked) < 2:
-            return super().get_each(asked)
-        others = [clients.pool.submit(read_if_there, self, each) for each in asked[1:]]
-        return [read_if_there(self, asked[0]), *(each.result() for each in others)]
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        if (clients := self._obstore()) is None or len(ranges) < 2:
+            return super().get_each(ranges)
+        others = [clients.pool.submit(read_if_there, self, each) for each in ranges[1:]]
+        return [read_if_there(self, ranges[0]), *(each.result() for each in others)]
 
     def head(self, key: str) -> ObjectInfo:
         if (clients := self._obstore()) is None:

@@ -21,7 +21,7 @@ from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from remote.segment_entry import part_step
 
 Body = bytes | bytearray | memoryview
-Asked = tuple[str, int, int | None]  # key, start, length; length None for the whole object
+GetRange = tuple[str, int, int | None]  # key, start, length; length None for the whole object
 
 T = TypeVar("T")
 MISSING_TRIES = 3
@@ -95,7 +95,7 @@ class ObjectStore(Protocol):
         """Return `get_range` of each (start, length), concurrently where the store can. Immutable."""
         ...
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
         """Return the bodies of several requests, in order, concurrently where the store can.
 
         None for an object that is missing or ends earlier. For speculative reads that should cost no extra time.
@@ -131,14 +131,14 @@ class ObjectStore(Protocol):
         ...
 
 
-def read_each(store: ObjectStore, asked: Sequence[Asked]) -> list[Body | None]:
+def read_each(store: ObjectStore, ranges: Sequence[GetRange]) -> list[Body | None]:
     """`get_each` for a store that reads sequentially."""
-    return [read_if_there(store, each) for each in asked]
+    return [read_if_there(store, each) for each in ranges]
 
 
-def read_if_there(store: ObjectStore, asked: Asked) -> Body | None:
+def read_if_there(store: ObjectStore, wanted: GetRange) -> Body | None:
     """One element of `get_each`."""
-    key, start, length = asked
+    key, start, length = wanted
     try:
         return store.get(key) if length is None else store.get_ranges(key, [(start, length)])[0]
     except (NotFound, Corrupt):

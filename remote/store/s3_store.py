@@ -52,8 +52,8 @@ from remote.store.middleware.retrying_store import RetryPolicy
 from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store.protocol import (
     DELETE_PAGE,
-    Asked,
     Body,
+    GetRange,
     ObjectInfo,
     UploadSource,
     begun_parts,
@@ -255,8 +255,8 @@ class S3Store:
         check_length(body, attempt, where, length)
         return body
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return read_each(self, asked)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        return read_each(self, ranges)
 
     def head(self, key: str) -> ObjectInfo:
         answer = self._call("cannot read the size of an object", "head_object", key)

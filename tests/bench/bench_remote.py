@@ -52,7 +52,7 @@ from remote.fetch.read_ahead import THREADS
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import PART_BYTES, SegmentEntry
-from remote.store import Asked, Body, ObjectInfo
+from remote.store import Body, GetRange, ObjectInfo
 from remote.store.middleware.metered_store import MeteredStore
 from remote.store.open_store import open_store
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
@@ -75,18 +75,18 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", choices=["upload", "read", "random"])
-    asked = parser.parse_args()
+    ranges = parser.parse_args()
     with workplace() as folder, RunningServer(KINDS["versitygw"], folder / "server") as server:
         server.create_bucket(BUCKET)
-        segment = made_up_segment(folder / "00000000000000000000.log", asked.mib)
+        segment = made_up_segment(folder / "00000000000000000000.log", ranges.mib)
         ours, raw = Ours(server, segment), Raw(server, segment)
-        print(f"{asked.mib} MiB, batches of 16 KiB with 100-byte values, {asked.rounds} rounds; load {load()}\n")
-        if asked.only in (None, "upload"):
-            uploads(ours, raw, asked.rounds)
-        if asked.only in (None, "read"):
-            reads(ours, raw, asked.rounds)
-        if asked.only in (None, "random"):
-            random_reads(ours, raw, asked.rounds)
+        print(f"{ranges.mib} MiB, batches of 16 KiB with 100-byte values, {ranges.rounds} rounds; load {load()}\n")
+        if ranges.only in (None, "upload"):
+            uploads(ours, raw, ranges.rounds)
+        if ranges.only in (None, "read"):
+            reads(ours, raw, ranges.rounds)
+        if ranges.only in (None, "random"):
+            random_reads(ours, raw, ranges.rounds)
         print(f"load {load()}")
 
 
@@ -256,9 +256,9 @@ class FarStore(MeteredStore):
         self._wait()
         return super().get_ranges(key, ranges)
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
         self._wait()
-        return super().get_each(asked)
+        return super().get_each(ranges)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         self._wait()
@@ -306,13 +306,13 @@ class Raw:
         self.boto3.upload_file(str(self.path), BUCKET, "boto3", Config=config)
 
     def obstore_read(self) -> None:
-        self.side_by_side(lambda asked: len(self.obstore_get(*asked)))
+        self.side_by_side(lambda ranges: len(self.obstore_get(*ranges)))
 
     def obstore_get(self, start: int, length: int) -> obstore.Bytes:
         return obstore.get_range(self.obstore, "obstore", start=start, length=length)
 
     def http_read(self) -> None:
-        self.side_by_side(lambda asked: len(self.http_get(*asked)))
+        self.side_by_side(lambda ranges: len(self.http_get(*ranges)))
 
     def http_get(self, start: int, length: int) -> bytes:
         connection = self.idle.pop() if self.idle else http.client.HTTPConnection(self.host, self.port)

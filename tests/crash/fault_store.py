@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any
 
 from local.errors import AlreadyExists, LogError, Unavailable
-from remote.store import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store import Body, GetRange, ObjectInfo, ObjectStore, UploadSource
 
 OUTAGE_CALLS = 12
 
@@ -125,8 +125,8 @@ class FaultStore:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         return self._do("get_ranges", lambda: self.inner.get_ranges(key, ranges))
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return self._do("get_each", lambda: self.inner.get_each(asked))
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        return self._do("get_each", lambda: self.inner.get_each(ranges))
 
     def head(self, key: str) -> ObjectInfo:
         return self._do("head", lambda: self.inner.head(key))

@@ -25,7 +25,7 @@ from race_truth import Truth
 
 from local.errors import LogError, Unavailable
 from local.names import CLEANER_HISTORY
-from remote.store import Asked, Body, ObjectInfo, UploadSource, read_if_there
+from remote.store import Body, GetRange, ObjectInfo, UploadSource, read_if_there
 from remote.store.memory_store import MemoryStore
 
 NOW = 1_800_000_000_000
@@ -308,9 +308,9 @@ class GatedStore:
         found: Sequence[Body] = self._do(f"get {_short(key)}", lambda: self.race.inner.get_ranges(key, ranges))
         return found
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
         """Read each at a moment of its own, as concurrent requests may be answered."""
-        return [read_if_there(self, each) for each in asked]
+        return [read_if_there(self, each) for each in ranges]
 
     def head(self, key: str) -> ObjectInfo:
         found: ObjectInfo = self._do(f"head {_short(key)}", lambda: self.race.inner.head(key))

@@ -48,7 +48,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.keys import VIEWS
 from remote.manifest.view import CompactedView
 from remote.manifest.view_changes import ViewCatalog, cut_views, decode_catalog, encode_catalog
-from remote.store import Asked, Body, ObjectInfo, UploadSource, read_each
+from remote.store import Body, GetRange, ObjectInfo, UploadSource, read_each
 from remote.store.file_store import FileStore
 
 _log = logging.getLogger(__name__)
@@ -251,8 +251,8 @@ class ViewFiles:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.get_range(key, start, length) for start, length in ranges]
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return read_each(self, asked)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        return read_each(self, ranges)
 
     def head(self, key: str) -> ObjectInfo:
         with _of_the_disk():

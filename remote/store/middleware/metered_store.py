@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store.middleware.store_wrapper import StoreWrapper
-from remote.store.protocol import DELETE_PAGE, LIST_PAGE, Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store.protocol import DELETE_PAGE, LIST_PAGE, Body, GetRange, ObjectInfo, ObjectStore, UploadSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +104,11 @@ class MeteredStore(StoreWrapper):
         self._count(key, bytes_out=sum(map(len, bodies)))
         return bodies
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        for key, _, _ in asked:
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        for key, _, _ in ranges:
             self._count(key, gets=1)
-        bodies = self._inner.get_each(asked)
-        for (key, _, _), body in zip(asked, bodies, strict=True):
+        bodies = self._inner.get_each(ranges)
+        for (key, _, _), body in zip(ranges, bodies, strict=True):
             self._count(key, bytes_out=0 if body is None else len(body))
         return bodies
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TypeVar
 
-from remote.store.protocol import Asked, Body, ObjectInfo, ObjectStore, UploadSource
+from remote.store.protocol import Body, GetRange, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
 # Arguments: an operation and its key. A delete passes its first key, a read of several objects the last one (data is
@@ -56,9 +56,9 @@ class StoreWrapper:
         size_bytes = sum(max(0, length) for _, length in ranges)
         return self._around(lambda: self._inner.get_ranges(key, ranges), "get_ranges", key, size_bytes)
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        key, size_bytes = asked[0][0] if asked else None, sum(length or 0 for _, _, length in asked)
-        return self._around(lambda: self._inner.get_each(asked), "get_each", key, size_bytes)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        key, size_bytes = ranges[0][0] if ranges else None, sum(length or 0 for _, _, length in ranges)
+        return self._around(lambda: self._inner.get_each(ranges), "get_each", key, size_bytes)
 
     def head(self, key: str) -> ObjectInfo:
         return self._around(lambda: self._inner.head(key), "head", key)
@@ -88,8 +88,8 @@ class ObservedStore(StoreWrapper):
         with self._context(operation.partition("_")[0], key or ""):
             return call()
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        return self._around(lambda: self._inner.get_each(asked), "get", asked[-1][0] if asked else None)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        return self._around(lambda: self._inner.get_each(ranges), "get", ranges[-1][0] if ranges else None)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         with self._context("list", prefix):

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from local.storage.throttle import Throttle
 from remote.keys import is_metadata
 from remote.store.middleware.store_wrapper import StoreWrapper
-from remote.store.protocol import Asked, Body, ObjectStore, UploadSource
+from remote.store.protocol import Body, GetRange, ObjectStore, UploadSource
 
 
 class ThrottledStore(StoreWrapper):
@@ -61,8 +61,8 @@ class ThrottledStore(StoreWrapper):
         self._fetch.take(sum(map(len, bodies)))
         return bodies
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
-        bodies = self._inner.get_each(asked)
+    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
+        bodies = self._inner.get_each(ranges)
         self._fetch.take(sum(len(body) for body in bodies if body is not None))
         return bodies
 

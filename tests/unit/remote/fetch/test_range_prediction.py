@@ -17,7 +17,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import SegmentEntry
 from remote.segments.chunk_table import CHUNK_BYTES
-from remote.store import Asked, Body, ObjectInfo
+from remote.store import Body, GetRange, ObjectInfo
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 
@@ -48,7 +48,7 @@ class Turns(MemoryStore):
         self.asked += ranges
         return super().get_ranges(key, ranges)
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+    def get_each(self, asked: Sequence[GetRange]) -> Sequence[Body | None]:
         self._turn(f"{len(asked)} at once")
         self._inside = True
         try:

@@ -19,7 +19,7 @@ from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_changes import set_properties
-from remote.store import Asked, Body, ObjectInfo
+from remote.store import Body, GetRange, ObjectInfo
 from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
 from tiered.inspect.segment_table import TableOptions, segment_rows
@@ -41,7 +41,7 @@ class Behind(MemoryStore):
         found = list(super().list(prefix, start_after=start_after))
         return iter(found[: len(found) - self.hidden])
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+    def get_each(self, asked: Sequence[GetRange]) -> Sequence[Body | None]:
         self.between()
         return super().get_each(asked)
 

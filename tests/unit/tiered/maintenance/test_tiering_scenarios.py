@@ -13,7 +13,7 @@ from manager_world import DAY, HOUR, NAME, NOW, World, settle, values
 from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
 from local.format.record import Record
 from local.records.offset_spec import FoundOffset, OffsetSpec
-from remote.store import Asked, Body, read_each
+from remote.store import Body, GetRange, read_each
 from remote.store.memory_store import MemoryStore
 from tiered.maintenance import apply
 from tiered.manager.manager import LogManager
@@ -39,7 +39,7 @@ class CountingStore:
         self.fetches += 1
         return self.inner.get_ranges(key, ranges)  # type: ignore[arg-type]
 
-    def get_each(self, asked: Sequence[Asked]) -> Sequence[Body | None]:
+    def get_each(self, asked: Sequence[GetRange]) -> Sequence[Body | None]:
         """Of several reads at once only data reads count. Manifests and index bundles are not counted."""
         return read_each(self, asked)  # type: ignore[arg-type]
 
