@@ -209,9 +209,9 @@ class OffsetMap:
     def _add(self, columns: Columns, aborted: Sequence[AbortedTransaction], held: int, position: int) -> Step | None:
         rows, first = len(columns), self._next
         self._reserve(first + rows)
-        gone, skip = _skipped(columns, aborted)
+        dropped, skip = _skipped(columns, aborted)
         is_old = columns.offsets < self._from
-        gone, skip = gone & ~is_old, skip | is_old
+        dropped, skip = dropped & ~is_old, skip | is_old
         is_keyless = (columns.key_lengths < 0) & ~skip
         done = self._enter(columns, skip, first, held, position)
         if done < rows:
@@ -220,9 +220,9 @@ class OffsetMap:
             if self.end_offset is None:
                 self.end_offset = int(columns.offsets[done])
             is_left = np.arange(rows) >= done
-            gone, skip, is_keyless = gone & ~is_left, skip | is_left, is_keyless & ~is_left
+            dropped, skip, is_keyless = dropped & ~is_left, skip | is_left, is_keyless & ~is_left
         bits = slice(first >> 3, (first + rows + 7) >> 3)
-        self._keep[bits] &= ~packed(gone | is_keyless)
+        self._keep[bits] &= ~packed(dropped | is_keyless)
         self._tombstones[bits] |= packed((columns.value_lengths < 0) & ~skip & ~is_keyless)
         self._next = (first + rows + 7) & ~7
         self.invalid_records += int(is_keyless.sum())
@@ -358,12 +358,12 @@ def check_whole(segment: Segment, start: int, whole: int, expected: int) -> None
 def _skipped(columns: Columns, aborted: Sequence[AbortedTransaction]) -> tuple[Flags, Flags]:
     """(records of aborted transactions, records of aborted transactions and control records)."""
     table, ordinals = columns.table, columns.batch_ordinals
-    gone = aborted_batches(table, aborted)
+    dropped = aborted_batches(table, aborted)
     control = (table.attributes & CONTROL) != 0
-    if not gone.any() and not control.any():
+    if not dropped.any() and not control.any():
         none = np.zeros(len(columns), np.bool_)
         return none, none
-    return gone[ordinals], (gone | control)[ordinals]
+    return dropped[ordinals], (dropped | control)[ordinals]
 
 
 # A 128-bit digest per key, for comparisons without the key: SipHash-2-4 with a secret.

@@ -79,9 +79,9 @@ class TopicDeletion:
                 with each.lock:
                     each.tier.delete()
             self._table.remove(topic)
-            for gone in self._registry.deleted():
-                if gone.topic.topic_id == topic.topic_id:
-                    self._delete_local(gone, now_ms)
+            for deleted in self._registry.deleted():
+                if deleted.topic.topic_id == topic.topic_id:
+                    self._delete_local(deleted, now_ms)
 
     @property
     def is_done(self) -> bool:
@@ -90,14 +90,14 @@ class TopicDeletion:
 
     def resume(self, now_ms: int) -> None:
         """At a start, before any log is opened: delete leftovers of the last process from the disks."""
-        for gone in self._registry.deleted():
+        for deleted in self._registry.deleted():
             try:
-                self._directories.remove_incomplete_moves(gone.topic.name, gone.topic.topic_id)
+                self._directories.remove_incomplete_moves(deleted.topic.name, deleted.topic.topic_id)
             except LogError as error:
                 _log.warning(
-                    "cannot delete leftover files of a deleted topic: topic=%s error=%s", gone.topic.name, error
+                    "cannot delete leftover files of a deleted topic: topic=%s error=%s", deleted.topic.name, error
                 )
-            self._delete_local(gone, now_ms)
+            self._delete_local(deleted, now_ms)
 
     def step(self, now_ms: int) -> bool:
         """The next step for each deleted topic; True if another one is due. Errors are retried later.
@@ -115,52 +115,52 @@ class TopicDeletion:
         from remote.gc.partition_removal import Removal  # a large import, which a read-only open does not need
 
         more = False
-        for gone in self._registry.deleted():
+        for deleted in self._registry.deleted():
             try:
-                self._delete_local(gone, now_ms)
-                states = [self._removed(gone, name, now_ms) for name in gone.topic.partitions()]
+                self._delete_local(deleted, now_ms)
+                states = [self._removed(deleted, name, now_ms) for name in deleted.topic.partitions()]
                 more = more or Removal.UNDER_WAY in states
-                names, topic_id = gone.topic.partitions(), gone.topic.topic_id
+                names, topic_id = deleted.topic.partitions(), deleted.topic.topic_id
                 is_done = all(each is Removal.DONE for each in states)
                 with self._looking:  # a directory being renamed is in none of the places that are checked
                     is_done = is_done and all(self._directories.has_no_files(name, topic_id) for name in names)
                 if is_done:
                     self._registry.forget(topic_id)
-                    _log.info("the deletion of a topic is finished: topic=%s topic_id=%s", gone.topic.name, topic_id)
+                    _log.info("the deletion of a topic is finished: topic=%s topic_id=%s", deleted.topic.name, topic_id)
             except LogError as error:
-                _log.warning("the deletion of a topic waits: topic=%s error=%s", gone.topic.name, error)
+                _log.warning("the deletion of a topic waits: topic=%s error=%s", deleted.topic.name, error)
         return more
 
-    def _removed(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+    def _removed(self, deleted: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
         from remote.gc.partition_removal import Removal
 
         try:
-            return self._remove(gone, name, now_ms)
+            return self._remove(deleted, name, now_ms)
         except LogError as error:
             _log.warning("the deletion of a partition in the bucket waits: partition=%s error=%s", name, error)
             return Removal.WAITING
 
-    def _delete_local(self, gone: DeletedTopic, now_ms: int) -> None:
+    def _delete_local(self, deleted: DeletedTopic, now_ms: int) -> None:
         """Delete by name and id: after a concurrent deletion the name could be that of a new topic's log."""
-        delay_ms = self._opener.rules(gone.topic).file_delete_delay_ms
-        for name in gone.topic.partitions():
+        delay_ms = self._opener.rules(deleted.topic).file_delete_delay_ms
+        for name in deleted.topic.partitions():
             try:
                 with self._looking:
-                    if self._directories.topic_id(name) != gone.topic.topic_id:
+                    if self._directories.topic_id(name) != deleted.topic.topic_id:
                         continue
                     self._directories.delete(name, now_ms=now_ms, delay_ms=delay_ms)
-                _log.info("deleted a partition: partition=%s topic_id=%s", name, gone.topic.topic_id)
+                _log.info("deleted a partition: partition=%s topic_id=%s", name, deleted.topic.topic_id)
             except LogError as error:
                 _log.warning("the deletion of a partition waits: partition=%s error=%s", name, error)
 
-    def _remove(self, gone: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
+    def _remove(self, deleted: DeletedTopic, name: TopicPartition, now_ms: int) -> Removal:
         from remote.gc.partition_removal import PartitionRemoval, Removal
 
-        key = gone.topic.topic_id, name.partition
-        if self._store is None or not gone.topic.was_tiered or key in self._done:
+        key = deleted.topic.topic_id, name.partition
+        if self._store is None or not deleted.topic.was_tiered or key in self._done:
             return Removal.DONE
         if key not in self._removals:
-            topic, number = gone.topic, name.partition
+            topic, number = deleted.topic, name.partition
             prefix = partition_prefix(topic.name, topic.topic_id, number)
             self._removals[key] = PartitionRemoval(
                 self._store,
@@ -170,7 +170,7 @@ class TopicDeletion:
                 topic_id=topic.topic_id,
                 partition=number,
             )
-        state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(gone.topic).delete_grace_ms)
+        state = self._removals[key].step(now_ms, grace_ms=self._opener.rules(deleted.topic).delete_grace_ms)
         if state is Removal.DONE:
             self._done.add(key)
         return state
