@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,19 +16,18 @@ import pytest
 
 from tiered.cli.main import invoke
 
-NOON = 1_795_176_000_000  # 2026-11-20T12:00:00Z
-
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch, capfd) -> Path:
-    """Two partitions with a hundred records in small segments, none of them copied yet."""
+    """Two partitions with a hundred records of the last hour in small segments, none of them copied yet."""
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("TIERED_")]:
         monkeypatch.delenv(variable)
     assert invoke(["init"]) == 0
     create = ["topic", "create", "orders", "-p", "2", "-X", "segment.bytes=1KiB", "-X", "local.retention.ms=1"]
     assert invoke(create) == 0
-    lines = [{"key": f"k{at}", "value": f"value {at}", "timestamp": NOON + at} for at in range(100)]
+    begin_ms = int(time.time() * 1000) - 3_600_000  # young: the commands use the real time
+    lines = [{"key": f"k{at}", "value": f"value {at}", "timestamp": begin_ms + at} for at in range(100)]
     (tmp_path / "lines").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert invoke(["append", "orders", "lines", "--jsonl", "--batch", "10"]) == 0
     capfd.readouterr()
