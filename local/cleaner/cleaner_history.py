@@ -157,6 +157,9 @@ class CleaningHistory:
             replace_file(self._storage, self._path, body.encode())
 
 
+_RUN = msgspec.json.Decoder(CleaningRun)
+
+
 def _read(storage: Storage, path: str) -> tuple[CleaningRun, ...]:
     if not storage.exists(path):
         return ()
@@ -167,7 +170,7 @@ def _read(storage: Storage, path: str) -> tuple[CleaningRun, ...]:
 def _parse(line: bytes) -> CleaningRun | None:
     """The run of a line; None if the line is damaged. Fields of a later version are ignored."""
     try:
-        run = msgspec.json.decode(line, type=CleaningRun)
+        run = _RUN.decode(line)
         return run if run.name.partition >= 0 else None
     except (ValueError, RecursionError, InvalidRequest):
         return None

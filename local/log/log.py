@@ -68,17 +68,24 @@ class LogNotes:
             return None
         return int(body) if body.isascii() and body.isdigit() and len(body) < 20 else 0
 
-    def mark_unconfirmed(self, from_offset: int | None = None) -> None:
+    def mark_unconfirmed(self, from_offset: int | None = None, *, unless: Callable[[], bool] = lambda: False) -> None:
         """Note that records are appended without contact to the remote tier.
 
         Another log may hold other records at these offsets in the same leader epoch. The next open therefore compares
         the records themselves. The first note stays until the records are confirmed. `from_offset` None: the log end.
+        `unless` is called under the log's lock; nothing is written if it returns true.
         """
-        first = self._state.view.next_offset if from_offset is None else from_offset
-        self._write(names.UNCONFIRMED_APPENDS, str(first))
+        state = self._state
+        with state.lock:
+            if not unless():
+                first = state.view.next_offset if from_offset is None else from_offset
+                self._write(names.UNCONFIRMED_APPENDS, str(first))
 
     def confirm_appends(self) -> None:
-        """Remove the note, after the records were compared with the remote tier and before they are copied."""
+        """Remove the note, after the records were compared with the remote tier and before they are copied.
+
+        Durable on return. Idempotent. A note that reappeared after the records were copied would contradict them.
+        """
         self._remove(names.UNCONFIRMED_APPENDS)
 
     @property

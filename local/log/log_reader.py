@@ -288,8 +288,9 @@ class LogReader:
         if state.source is None:
             return
         with state.lock:
+            epochs = state.read_epochs()  # first: if it fails, source and view stay those of one moment
             loaded, log_start_offset = state.source.load()
-            state.epochs = state.read_epochs()
+            state.epochs = epochs
             state.publish(loaded.segments, log_start_offset=log_start_offset, next_offset=loaded.next_offset)
             state.recovery_point = loaded.next_offset
 

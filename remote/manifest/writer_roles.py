@@ -93,16 +93,19 @@ class Role:
         """Raise unless the role may start behind `newest`, with the expected `epoch` and `writer_id` if given.
 
         Raises NotFound without a needed manifest, Fenced for another epoch or writer, and Conflict if the topic was
-        deleted, unless the writer `removes` the partition.
+        deleted, unless the writer `removes` the partition. A deletion raises the epoch too: a role that ends with its
+        topic raises Conflict for both.
         """
         if newest is None:
             if self.needs_manifest:
                 raise NotFound(f"{self.attempt}, the partition has no manifest", prefix=prefix)
             return
-        if epoch not in (None, newest.epoch) or writer_id not in (None, newest.writer_id):
+        is_other = epoch not in (None, newest.epoch) or writer_id not in (None, newest.writer_id)
+        is_deleted = newest.deleted_ms is not None and not removes
+        if is_other and not (is_deleted and not self.outlives_topic):  # the deletion of a topic raises the epoch too
             facts = {"prefix": prefix, "epoch": newest.epoch, "ours": epoch, "writer": newest.writer_id}
             raise Fenced(f"{self.attempt}, another writer took over", **facts)
-        if newest.deleted_ms is not None and not removes:
+        if is_deleted:
             raise Conflict(f"{self.attempt}, the topic was deleted", prefix=prefix, deleted_ms=newest.deleted_ms)
 
     def may_commit(self, newest: Manifest) -> None:

@@ -99,6 +99,7 @@ def _check_there(held: Partition) -> None:
 
 
 def _check_ours(held: Partition) -> None:
+    _check_there(held)
     held.check_not_stopped()
     if not held.allows(TierAction.EXPIRE):
         raise Unavailable(

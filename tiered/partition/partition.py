@@ -346,10 +346,10 @@ class Partition:
     def note_append(self) -> None:
         """Mark the log as unconfirmed on the disk before records are appended without the writer role.
 
-        Raises DiskFailed.
+        The role is checked again under the log's lock: the takeover removes the note after it. Raises DiskFailed.
         """
         if self.is_tiered and not self.is_writer:
-            self.log.notes.mark_unconfirmed()
+            self.log.notes.mark_unconfirmed(unless=lambda: self.is_writer)
 
     def snapshot(
         self,

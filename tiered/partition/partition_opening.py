@@ -421,7 +421,11 @@ class Opener:
                 held.log.notes.confirm_appends()  # before a copy is allowed: see there
                 # Before an append is allowed: after a crash the note only refuses too much.
                 held.log.notes.clear_fenced()
+                if not held.is_tiered:
+                    return  # the settings changed during the takeover
                 held.tier.acquire()
+                # An append that began before may have written the note again. From here on no append writes it.
+                held.log.notes.confirm_appends()
                 return
         # The deletion of the topic may have ended without finding this manifest. No other process would mark it
         # deleted.

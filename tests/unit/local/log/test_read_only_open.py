@@ -9,6 +9,7 @@ from disk_model import ModelDisk
 from log_world import NAME, fill, open_log
 
 from local import kernels, names
+from local.errors import Corrupt
 from local.format.batch_header import may_have_producers, walk
 from local.format.record import Record
 from local.index.sealed_indexes import LOOKING
@@ -16,9 +17,10 @@ from local.log import Log
 from local.log.producer_state import Producer
 from local.log.read_only_open import found_segment, load_read_only, trim_to_whole_batches
 from local.records.batch import encode_batch
+from local.records.isolation import Isolation
 from local.segment.segment import Segment
 from local.settings import LogSettings
-from local.storage import FileFacts
+from local.storage import FileFacts, replace_file
 
 ONE_SEGMENT = LogSettings(segment_bytes=1 << 20, index_interval_bytes=600, batch_bytes=300)
 LOG, INDEX, TIMES = (f"./t-0/{names.segment_file(0, suffix)}" for suffix in (".log", ".index", ".timeindex"))
@@ -228,6 +230,19 @@ def test_a_read_only_open_finds_open_transactions_at_any_first_offset(first: int
     _producers_seen(disk, log)
     log.append_marker(7, 0, commit=True, now_ms=1000)
     _producers_seen(disk, log)
+
+
+def test_a_failed_reload_shows_no_record_of_an_aborted_transaction() -> None:
+    disk = ModelDisk()
+    log = open_log(disk, ONE_SEGMENT)
+    log.append([Record(b"k", b"v", 5000)], now_ms=1000, producer=WRITER)
+    onlooker = Log.open(disk, "./t-0", NAME, ONE_SEGMENT, now_ms=1000, read_only=True)
+    log.append_marker(7, 0, commit=False, now_ms=1000)
+    replace_file(disk, "./t-0/leader-epoch-checkpoint", b"damaged\n")
+    with pytest.raises(Corrupt):
+        onlooker.reload_files()
+    assert (onlooker.next_offset, onlooker.last_stable_offset) == (1, 0)
+    assert list(onlooker.records(0, isolation=Isolation.READ_COMMITTED)) == []
 
 
 def test_bytes_of_old_formats_or_without_meaning_may_contain_producers() -> None:

@@ -348,7 +348,7 @@ def test_a_transaction_index_that_differs_from_the_data_is_found(
     bundle = decode_bundle(world.store.get(prefix + manifest.segments[-1].indexes_key))
     entries = txn_index.entries(bundle.txn)
     assert [each.producer_id for each in entries] == [1, 3]
-    wrong = [*entries[kept], *(replace(entries[-1], producer_id=each, last_offset=99) for each in more)]
+    wrong = [*entries[kept], *(entries[-1]._replace(producer_id=each, last_offset=99) for each in more)]
     _put_bundle(world.store, replace(bundle, txn=txn_index.encode(wrong)))
     found = [each.what for each in damage([_report(world.store)])]
     assert (found == []) if what is None else any(what in each for each in found), found

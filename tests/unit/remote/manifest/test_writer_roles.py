@@ -36,6 +36,11 @@ def test_a_role_starts_behind_a_deleted_topic_only_to_remove_it(role: Role) -> N
     role.may_start(DELETED, PREFIX, removes=True)
 
 
+def test_a_job_planned_before_a_topic_deletion_learns_of_the_deletion() -> None:
+    with pytest.raises(Conflict, match="the topic was deleted"):
+        CO_WRITER.may_start(DELETED, PREFIX, epoch=2)
+
+
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_only_reader_and_writer_start_without_a_manifest(role: Role) -> None:
     if role in (READER, WRITER):

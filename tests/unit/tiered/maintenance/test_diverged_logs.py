@@ -325,6 +325,43 @@ def test_offline_appends_are_marked_until_they_are_compared_with_the_bucket(worl
         assert marker not in world.disk.names
 
 
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+def test_append_during_a_takeover_leaves_no_note_about_offline_appends(
+    world: World, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """An append that began before the role was taken may write the note again after it was removed."""
+    store = SwitchableStore(world.store, is_down=False)
+    properties = {**TIERED, "local.retention.ms": "-1", "cleanup.policy": policy}
+    with world.open(store=store) as manager:
+        manager.create_topic("t", 1, properties, now_ms=NOW)
+        send(manager, 40)
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    store.is_down = True
+    confirm, first_calls = LogNotes.confirm_appends, iter([True])
+    with world.open(store=store) as manager:
+        send(manager, 40, start=40)
+        notes = manager.partition(NAME).log.notes
+        assert notes.unconfirmed_from == 40
+
+        def append_after(self: LogNotes) -> None:
+            confirm(self)
+            if next(first_calls, False):
+                with as_other_thread():
+                    send(manager, 10, start=80)
+                assert notes.unconfirmed_from == 80
+
+        monkeypatch.setattr(LogNotes, "confirm_appends", append_after)
+        store.is_down = False
+        settle(manager)
+        assert notes.unconfirmed_from is None
+        manager.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(store=store) as manager:
+        settle(manager)
+        assert (manager.partition(NAME).is_writer, manager.problems) == (True, {})
+
+
 def test_read_only_open_of_a_diverged_log_reports_it_and_reads_the_disk(world: World) -> None:
     other = _fork_history(world)
     with world.open(disk=other) as second:
