@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
@@ -11,7 +12,7 @@ from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, SwitchableStore, Wo
 from local.errors import Conflict, DiskFailed, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
 from local.log.checkpoints import read_offsets
 from tiered.cli.main import invoke
-from tiered.maintenance.delete_records import DeletedRecords
+from tiered.maintenance.delete_records import DeletedRecords, delete_records
 
 
 @pytest.fixture(params=[{}, TIERED], ids=["on disk", "tiered"])
@@ -131,6 +132,16 @@ def test_delete_records_of_a_topic_that_only_compacts_is_refused() -> None:
             manager.delete_records({NAME: 5}, now_ms=NOW)
         manager.alter_topic("t", {"cleanup.policy": "compact,delete"}, now_ms=NOW)
         assert manager.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5
+
+
+def test_delete_records_during_a_topic_deletion_names_the_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    with World().open() as manager:
+        manager.create_topic("t", 1, {}, now_ms=NOW)
+        send(manager, 10)
+        held = manager.partition(NAME)
+        held.tier.delete()  # the topic is deleted after the partition was looked up
+        with pytest.raises(NotFound, match="the topic was deleted"):
+            delete_records({held: 5}, lambda name: pytest.fail(f"{name} changed"), now_ms=NOW, maintenance_lock=Lock())
 
 
 def test_delete_records_of_a_partition_without_the_writer_role_is_refused() -> None:
