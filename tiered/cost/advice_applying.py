@@ -179,15 +179,16 @@ def check_advice(manager: LogManager, saved: SavedPlan) -> list[StepState]:
 
     Raises Conflict, with the names of the changes, if a step is neither done nor due or the common basis has changed.
     """
-    topics = {each.topic for each in saved.steps}
-    own = {_basis_name(each) for each in saved.steps if isinstance(each, AlterStep)}
+    steps = saved.steps or ()
+    topics = {each.topic for each in steps}
+    own = {_basis_name(each) for each in steps if isinstance(each, AlterStep)}
     basis = plan_basis(manager, manager.config, topics, configured_prices(manager.config))
     others = basis_changes(saved.basis, {name: text for name, text in basis.items() if name not in own})
     others.sort(key=lambda each: " topic id " not in each)  # another topic has other settings as well
     states: list[StepState] = []
     changed: list[str] = []
     known = {each.name for each in manager.topics()}
-    for step in saved.steps:
+    for step in steps:
         if step.topic in known:  # a deleted topic is reported with the basis, by its id
             state, wrong = _altered(manager, step) if isinstance(step, AlterStep) else _recoded(manager, step)
             states.append(state)

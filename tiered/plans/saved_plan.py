@@ -125,6 +125,8 @@ Step = AlterStep | RecodeStep
 class SavedPlan:
     """A plan made at `made_ms` for the time `plan.now_ms`, under `settings` (after ``-X``); or `steps`, in order.
 
+    `steps` is None for a plan of decisions; advice may have no step.
+
     `fingerprints`, by partition, are of the state behind the plan. `basis` is the rest of that state.
     """
 
@@ -133,7 +135,7 @@ class SavedPlan:
     settings: Mapping[str, str]
     fingerprints: Mapping[TopicPartition, str]
     basis: Mapping[str, str]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] | None = None
 
     @property
     def is_for_later(self) -> bool:
@@ -143,7 +145,7 @@ class SavedPlan:
     @property
     def fingerprint(self) -> str:
         """One fingerprint of the whole plan."""
-        if self.steps:
+        if self.steps is not None:
             body = msgspec.json.encode([self.steps, sorted(self.basis.items())])
         else:
             facts = [*sorted(self.fingerprints.items()), *sorted(self.basis.items())]
@@ -261,7 +263,7 @@ def encode_plan(saved: SavedPlan) -> bytes:
         for name, decided in sorted(saved.plan.decisions.items())
     ]
     file = PlanFile(
-        schema_version=VERSION_OF_STEPS if saved.steps else VERSION_OF_DECISIONS,
+        schema_version=VERSION_OF_DECISIONS if saved.steps is None else VERSION_OF_STEPS,
         kind=KIND,
         made_ms=saved.made_ms,
         at_ms=saved.plan.now_ms,
@@ -269,10 +271,10 @@ def encode_plan(saved: SavedPlan) -> bytes:
         fingerprint=saved.fingerprint,
         basis=dict(saved.basis),
         partitions=partitions,
-        steps=saved.steps,
+        steps=saved.steps or (),
     )
     content = msgspec.to_builtins(file)
-    if not saved.steps:
+    if saved.steps is None:
         del content["steps"]
     return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
 
@@ -302,9 +304,9 @@ def decode_plan(body: bytes) -> SavedPlan:
         settings=file.settings,
         fingerprints={TopicPartition(each.topic, each.partition): each.fingerprint for each in file.partitions},
         basis=file.basis,
-        steps=file.steps,
+        steps=None if (file.kind, file.schema_version) == (KIND, VERSION_OF_DECISIONS) else file.steps,
     )
-    if saved.fingerprint != file.fingerprint and (file.kind == KIND or saved.steps):  # old advice may have no steps
+    if saved.fingerprint != file.fingerprint:
         raise InvalidRequest(f"{READING}, its fingerprint contradicts its content: the file was edited")
     return saved
 

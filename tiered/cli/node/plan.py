@@ -253,7 +253,7 @@ def apply(
         session.say("the state is unchanged; nothing was applied")
         return Exit.DONE
     confirm("apply it?", yes=yes, without="cannot ask for confirmation without a terminal, add --yes")
-    return (_apply_steps if saved.steps else _apply_decisions)(session, saved, output)
+    return (_apply_decisions if saved.steps is None else _apply_steps)(session, saved, output)
 
 
 def _auto(session: Session, *, dry_run: bool, output: str) -> int:
@@ -273,7 +273,7 @@ def _check(session: Session, saved: SavedPlan, output: str) -> None:
     from tiered.plans.saved_plan import check_unchanged
 
     with session.manager(read_only=True, overrides=saved.settings) as manager:
-        if not saved.steps:
+        if saved.steps is None:
             check_unchanged(saved, manager, now_ms())
             return
         states = check_advice(manager, saved)
@@ -314,7 +314,7 @@ def _summary(saved: SavedPlan) -> str:
     """Summarize in the words of `tiered plan`, or of `tiered cost advise`."""
     from tiered.plans.planning import VERBS
 
-    if saved.steps:
+    if saved.steps is not None:
         once = format_dollars(sum(each.once_dollars for each in saved.steps))
         size = format_bytes(sum(each.size_bytes for each in saved.steps))
         return f"advice {saved.fingerprint}: {counted(len(saved.steps), 'step')}, {size} to move, ${once}"

@@ -207,3 +207,13 @@ def test_advice_is_saved_to_a_file_and_applied(home: Path, capfd) -> None:
     capfd.readouterr()
     assert invoke(["apply", "cut.json", "--yes"]) == 5
     assert "orders retention.ms 259200000 -> 777600000" in capfd.readouterr().err
+
+
+def test_saved_advice_without_steps_is_applied_as_advice(home: Path, capfd) -> None:
+    assert invoke(["cost", "advise", "--least", "1000000", "--out", "none.json"]) == 0
+    for word, is_dry in (("--dry-run", True), ("--yes", False)):
+        capfd.readouterr()
+        assert invoke(["apply", "none.json", word, "-o", "json"]) == 0
+        out, err = capfd.readouterr()
+        assert json.loads(out) == {"schema_version": 1, "dry_run": is_dry, "steps": []}
+        assert "0 steps" in err
