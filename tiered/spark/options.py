@@ -214,9 +214,10 @@ class GivenOptions:
 
     def number(self, name: str, kind: Kind | None = None) -> int:
         """As `limit`, of an option with a default; of another kind than the option's if `kind` says so."""
-        text = self.text(name) or ""
+        text, option = self.text(name) or "", OPTIONS[name]
+        is_wellformed = option.uses is not _WRITE or (text.isascii() and text.isdigit())  # a write takes digits only
         try:
-            value = _PARSERS[kind or OPTIONS[name].kind](text.strip())
+            value = _PARSERS[kind or option.kind](text.strip()) if is_wellformed else None
         except ValueError:
             value = None
         if value is None or value < 1:
