@@ -289,6 +289,7 @@ class CopyJob:
             if waiting and (not plan.at_once or len(committed) + len(waiting) == len(plan.entries)):
                 with self.failures.noted(number):
                     self._commit(number, plan)
+        self._ended |= self.failures.first.keys()  # entries above a failed commit are not committed
 
     def _commit(self, number: int, plan: CopyPlan) -> None:
         waiting, self._waiting[number] = self._waiting[number], []

@@ -20,7 +20,10 @@ from remote.manifest.sealing import keyed
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.health.bucket_check import check_bucket, damage
-from tiered.jobs.bucket_copying import CopyOutcome, compare, copy_entry, plan_copy, run_copy
+from tiered.jobs import bucket_copying
+from tiered.jobs.bucket_copying import CopyJob, CopyOutcome, compare, copy_entry, plan_copy, run_copy
+from tiered.jobs.job_bucket import OpenBucket
+from tiered.jobs.runner import Here, run_job
 
 
 def _target() -> ObjectStore:
@@ -161,6 +164,26 @@ def test_bucket_copy_ends_below_a_damaged_segment() -> None:
     with pytest.raises(Corrupt):
         _copy(world.store, target)
     assert records(target) == [each for each in before if each[0] < entry.base_offset] != []
+
+
+def test_bucket_copy_commits_no_entry_above_a_failed_commit(monkeypatch) -> None:
+    """The entries that other threads have copied by then stay out."""
+    world, target = _uncleaned(3), _target()
+    commit, answers = bucket_copying.commit_entries, iter([Conflict("not now")])
+
+    def commit_after_an_error(*given: object, **more: object) -> None:
+        if (error := next(answers, None)) is not None:
+            raise error
+        commit(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bucket_copying, "commit_entries", commit_after_an_error)
+    plan = plan_copy(world.store, target, named("t"), now_ms=NOW)
+    buckets = {"source": OpenBucket.of(world.store, KEYS), "target": OpenBucket.of(target, KEYS)}
+    with pytest.raises(Conflict, match="not now"):
+        run_job(CopyJob(**buckets, plans=[plan], now_ms=lambda: NOW, batch_size=1), Here(threads=3))
+    assert MetadataLog(target, named("t").prefix).refresh().segments == ()
+    assert _copy(world.store, target).is_complete
+    assert records(target) == records(world.store)
 
 
 def test_copy_of_one_entry_works_with_a_pickled_plan() -> None:
