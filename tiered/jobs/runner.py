@@ -145,8 +145,12 @@ class Failures:
         self.first: dict[int, LogError] = {}
 
     def note(self, number: int, error: LogError) -> None:
+        if self.first.setdefault(number, error) is not error:
+            self._log(number, error)
+
+    def _log(self, number: int, error: LogError) -> None:
+        """Log an error that no caller receives."""
         _log.error("work failed: partition=%s error=%s", self._names[number].topic_partition, error)
-        self.first.setdefault(number, error)
 
     @contextmanager
     def noted(self, number: int) -> Iterator[None]:
@@ -159,11 +163,15 @@ class Failures:
             self.note(number, error)
 
     def settle(self, errors: dict[int, LogError] | None) -> None:
-        """Add the errors to `errors`; without it, raise the first one."""
+        """Add the errors to `errors`; without it, raise the first one and log those of the other plans."""
         if errors is not None:
             errors.update(self.first)
-        elif self.first:
-            raise self.first[min(self.first)]
+            return
+        numbers = sorted(self.first)
+        for number in numbers[1:]:
+            self._log(number, self.first[number])
+        if numbers:
+            raise self.first[numbers[0]]
 
 
 class Job(Protocol[U, R, Outcome]):

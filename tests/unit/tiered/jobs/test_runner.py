@@ -107,3 +107,19 @@ def test_job_commits_batches_skips_unwanted_units_and_raises_the_first_error_at_
     assert (list(errors), sizes) == ([0], [1, 2, 3])
     with pytest.raises(Corrupt):
         run_job(Recorded([Unit(*each) for each in works]), Here())
+
+
+@pytest.mark.parametrize(
+    ("works", "logged"),
+    [
+        ([(0, "damaged"), (1, "bb")], []),
+        ([(0, "damaged"), (1, "damaged")], ["work failed: partition=t/1 error=damaged"]),
+    ],
+)
+def test_job_logs_only_the_errors_that_it_neither_raises_nor_returns(works, logged, caplog) -> None:
+    units = [Unit(*each) for each in works]
+    run_job(Recorded(units), Here(), errors={})
+    assert caplog.messages == []
+    with pytest.raises(Corrupt):
+        run_job(Recorded(units), Here())
+    assert caplog.messages == logged
