@@ -172,6 +172,7 @@ class CompactionOutcome:
     another writer or job replaced some of their segments. The job is not done then: run it again with its id to do the
     rest. Entries are clean through `upto_offset`, the bucket's end unless the job was bounded or `is_cut`. `is_cut`
     means: there were too many entries to compare with each other, or too many pending deletes; a later job continues.
+    `is_stopped`: on request the job ended before another round that it wanted; a run under its id continues it.
     """
 
     name: RemotePartitionName
@@ -180,6 +181,7 @@ class CompactionOutcome:
     upto_offset: int
     was_done: bool = False
     is_cut: bool = False
+    is_stopped: bool = False
     rows_before: int = 0
     rows_after: int = 0
     given_up: int = 0
@@ -288,8 +290,8 @@ def compact_partitions(
     """Compact partitions, in as many rounds as needed; return an outcome for each one without an error.
 
     A parallel executor has all partitions at a time, otherwise one is compacted after the other. A job with the
-    `job_id` of an earlier one skips partitions that the earlier one committed. If `should_stop` the job ends after a
-    round; a run under its `job_id` continues it.
+    `job_id` of an earlier one skips partitions that the earlier one committed. If `should_stop` the job ends before the
+    next partition, and after a round; a run under its `job_id` continues it.
 
     After the commits of all other partitions the first error is raised: Fenced after a takeover by another writer,
     Conflict after too many changes. With `errors` the errors are added there instead. An error of the work itself ends
@@ -299,7 +301,7 @@ def compact_partitions(
     outcomes: list[CompactionOutcome] = []
     with bucket.opened() as store:
         for some in [names] if executor.is_parallel else [[name] for name in names]:
-            if outcomes and should_stop():
+            if not executor.is_parallel and should_stop():
                 break
             try:
                 found = compact_in_rounds(
@@ -362,7 +364,7 @@ def compact_in_rounds(
             outcomes[plan.name] = outcome if earlier is None else earlier.then(outcome)
             if wants_another(store, plan, outcome, rows_max=options.get("rows_max", ROWS_MAX)):
                 remaining.append(plan.name)
-    return [outcomes[name] for name in names if name in outcomes]
+    return [replace(outcomes[name], is_stopped=name in remaining) for name in names if name in outcomes]
 
 
 def wants_another(

@@ -70,8 +70,8 @@ class CompactEstimated(Work):
 class BucketCompactedPartition(PartitionRow):
     """The figures of the commits. `was_done`: by an earlier run of the job.
 
-    `is_cut`: the partition has more than one job compares. `given_up` groups were replaced by another writer; then the
-    job is not `is_done`, and still due.
+    `is_cut`: the partition has more than one job compares. `given_up` groups were replaced by another writer. After
+    such a group, or a stop between two rounds, the job is not `is_done`, and still due.
     """
 
     was_done: bool
@@ -295,6 +295,6 @@ def _compacted_in_bucket(each: CompactionOutcome) -> BucketCompactedPartition:
         segments_before=each.rows_before,
         segments_after=each.rows_after,
         size_reduction=_reduction(each.bytes_before, each.bytes_after),
-        is_done=not each.given_up,
+        is_done=not (each.given_up or each.is_stopped),
         cleaner_offset=each.upto_offset,
     )

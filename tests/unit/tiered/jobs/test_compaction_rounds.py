@@ -13,8 +13,17 @@ from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.store.memory_store import MemoryStore
-from tiered.jobs.bucket_compaction import CompactionOutcome, CompactionPlan, commit_compaction, plan_compaction
+from tiered.cli.topics.compact import _compacted_in_bucket
+from tiered.jobs.bucket_compaction import (
+    CompactionOutcome,
+    CompactionPlan,
+    commit_compaction,
+    compact_partitions,
+    plan_compaction,
+)
 from tiered.jobs.compaction_passes import GroupWork, compact_partition, newest_by_group
+from tiered.jobs.job_bucket import OpenBucket
+from tiered.jobs.runner import Here
 from tiered.read.bucket_reader import RemoteLog
 
 SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "65536"}
@@ -144,4 +153,19 @@ def test_compaction_stops_when_too_many_pending_deletes_wait() -> None:
     assert (done.is_cut, len(manifest.pending_deletes)) == (True, 4 * 2)
     assert done.upto_offset == 4 * 20
     assert not topic.compact().is_cut
+    assert topic.records() == NEWEST
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_stopped_compaction_job_says_that_rounds_remain_and_continues_under_its_id(rounds: int) -> None:
+    """A request from before the job stops it before its first partition."""
+    topic, job = Topic(), {"now_ms": NOW_MS, "settings": SETTINGS, "job_id": "j", "rows_max": 4}
+    bucket, asked = OpenBucket.of(topic.store), iter([False] * rounds)
+    before = topic.manifest()
+    done = compact_partitions(Here(), bucket, [topic.name], should_stop=lambda: next(asked, True), **job)  # type: ignore[arg-type]
+    assert [(each.is_stopped, each.upto_offset) for each in done] == [(True, rounds * 4 * 20)] * (rounds > 0)
+    assert rounds or topic.manifest() == before
+    (rest,) = compact_partitions(Here(), bucket, [topic.name], **job)  # type: ignore[arg-type]
+    assert not rest.is_stopped
+    assert [_compacted_in_bucket(each).is_done for each in (*done, rest)] == [False] * len(done) + [True]
     assert topic.records() == NEWEST
