@@ -19,7 +19,7 @@ from local.errors import InvalidRequest
 from local.records.batch import encode_batch
 from tiered.spark.session import ensure_java
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.deep("a wheel, an environment and a Spark application")]
 
 ROOT = Path(__file__).parents[2]
 KEYS = 7
@@ -113,7 +113,6 @@ def fill(bucket):
         bucket.add("t", 0, [encode_batch(records, base_offset=base)])
 
 
-@pytest.mark.deep("a wheel, an environment and a Spark application")
 @pytest.mark.timeout(900)
 def test_wheel_contains_everything_that_a_job_needs(installed, file_bucket, tmp_path_factory):
     """A user script on two executors, and the command on this machine. Neither can import the checkout."""
