@@ -197,7 +197,7 @@ def buckets_stay_sound(request):
 
 @pytest.fixture
 def every_call(monkeypatch):
-    """A test with a planted bug breaks every call also in the plain profile: it ends at the first that detects it."""
+    """A test with a planted bug breaks every call in both profiles: it ends at the first call that detects it."""
     monkeypatch.setattr("run_profile.CALL_STRIDE", 1)
 
 

@@ -51,7 +51,17 @@ def kinds(tab: Tab) -> Iterator[tuple[str, str]]:
                 waiting.append(each)
 
 
-@pytest.mark.parametrize("name", ["empty", "aged", "evil", "refusing", "hanging", "huge"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "empty",
+        "aged",
+        "evil",
+        "refusing",
+        "hanging",
+        pytest.param("huge", marks=pytest.mark.deep("a node of many segments")),
+    ],
+)
 def test_every_page_loads_without_errors_or_outside_requests_and_is_accessible(
     chromium: Chromium, scenes, pictures, name: str
 ) -> None:
@@ -122,6 +132,7 @@ def test_untrusted_text_is_escaped_on_every_page(chromium: Chromium, scenes) -> 
         assert [each for each in tab.said if "404" not in each] == []
 
 
+@pytest.mark.deep("a partition of many segments")
 def test_segment_list_of_a_huge_partition_is_paged_by_keyboard(chromium: Chromium, scenes) -> None:
     scene = scenes("huge")
     with chromium.open(scene.root, PHONE) as tab:

@@ -523,6 +523,7 @@ class TestS3fsOnMoto(S3fsContract):
 
 @pytest.mark.server
 @pytest.mark.localstack
+@pytest.mark.deep("LocalStack; the plain profile has two other S3 servers")
 class TestS3fsOnLocalStack(S3fsContract):
     holds = staticmethod(str.isascii)  # its start-after compares with the URL-encoded name
 
@@ -597,6 +598,7 @@ class TestObstoreOnMoto(ObstoreContract):
 
 @pytest.mark.server
 @pytest.mark.localstack
+@pytest.mark.deep("LocalStack; the plain profile has two other S3 servers")
 class TestObstoreOnLocalStack(ObstoreContract):
     @pytest.fixture
     def server(self, localstack_server):

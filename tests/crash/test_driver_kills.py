@@ -23,6 +23,7 @@ def swept(*words: object) -> tuple[int, dict[str, dict[str, object]]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.deep("a driver process for each effect")
 @pytest.mark.timeout(600)
 def test_a_job_killed_between_any_two_effects_is_finished_by_a_second_run() -> None:
     code, found = swept("--step", STEP, "--phase", 11)

@@ -579,6 +579,7 @@ PLANTS: tuple[tuple[Callable[[pytest.MonkeyPatch, Day], None], Callable[..., Non
 )
 
 
+@pytest.mark.deep("planted bugs of days with faults")
 @pytest.mark.damages_bucket
 @pytest.mark.parametrize(("plant", "scene", "words"), PLANTS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_planted_bug_fails_its_day(

@@ -116,6 +116,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.deep("planted bugs in the handling of faults")
 @pytest.mark.parametrize("plant", list(PLANTED), ids=lambda plant: plant.__name__.strip("_"))
 def test_a_planted_bug_is_detected(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]

@@ -130,6 +130,7 @@ def _believes_any_answer(self: MetadataLog, manifest: Manifest, body: Body) -> M
     return manifest
 
 
+@pytest.mark.deep("a planted bug of each job")
 @pytest.mark.usefixtures("every_call")
 @pytest.mark.parametrize("fault", [Fault.LATE_3, Fault.EXISTS], ids=lambda fault: fault.value)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.__name__)
@@ -144,6 +145,7 @@ def test_a_commit_that_believes_any_answer_is_detected(monkeypatch: pytest.Monke
         test_a_failing_effect_during_a_managers_commit_loses_and_revives_nothing(job, fault)
 
 
+@pytest.mark.deep("a planted bug of ingests")
 @pytest.mark.usefixtures("every_call")
 def test_an_ingest_that_does_not_check_its_note_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ingest, job_changes):

@@ -320,6 +320,7 @@ def _no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_views.LocalViews, "cut", lambda views, offset, now_ms: None)
 
 
+@pytest.mark.deep("planted bugs of local views")
 @pytest.mark.usefixtures("every_call")
 @pytest.mark.parametrize(
     ("plant", "test"),

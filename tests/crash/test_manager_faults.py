@@ -258,6 +258,7 @@ def kill_at_every_call() -> None:
             run_with_store_fault(at, fault)
 
 
+@pytest.mark.deep("planted bugs of a manager")
 @pytest.mark.parametrize(
     "plant",
     [

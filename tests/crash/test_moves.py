@@ -531,6 +531,7 @@ def _unless_future(real: Callable[..., None]) -> Callable[..., None]:
     return sync
 
 
+@pytest.mark.deep("planted bugs of moves between disks")
 @pytest.mark.usefixtures("every_call")
 @pytest.mark.parametrize(
     "plant",

@@ -216,6 +216,7 @@ def _a_move_waits_for_the_copy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sys.modules[__name__], "LIMIT_S", 3.0)
 
 
+@pytest.mark.deep("planted bugs of moves with uploads")
 @pytest.mark.damages_bucket
 @pytest.mark.parametrize(
     "plant",

@@ -378,6 +378,7 @@ def _explore_until_caught(name: str) -> None:
         explore(BY_NAME[name], draws=3, seed=seed, tally=tally, states_max=STATES_MAX)
 
 
+@pytest.mark.deep("planted bugs of durability")
 @pytest.mark.parametrize(("plant", "name"), BUGS, ids=[plant.__name__.strip("_") for plant, _ in BUGS])
 def test_a_planted_durability_bug_is_detected(monkeypatch: Patch, plant: Plant, name: str) -> None:
     plant(monkeypatch)

@@ -105,6 +105,7 @@ def test_the_seeds_of_the_suite_cover_every_scene_and_every_actor() -> None:
 # --- planted bugs: each must be detected ------------------------------------------------------------------------------
 
 
+@pytest.mark.deep("planted bugs of races")
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.breaks.__name__.strip("_"))
 def test_a_planted_bug_is_detected(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
     plant.breaks(monkeypatch)

@@ -266,6 +266,7 @@ def kill_at_every_call() -> None:
         run_with_store_fault(at, Fault.KILL_BEFORE)
 
 
+@pytest.mark.deep("planted bugs of recompaction")
 @pytest.mark.parametrize(
     "plant",
     [_each_copy_has_its_own_commit, _old_objects_go_before_their_rows],

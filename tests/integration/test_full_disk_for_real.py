@@ -98,7 +98,9 @@ def is_trouble(daemon: Daemon) -> bool:
     return code == 503 and "enospc" in text
 
 
-@pytest.mark.parametrize("way", ["thresholds", "to the last byte"])
+@pytest.mark.parametrize(
+    "way", ["thresholds", pytest.param("to the last byte", marks=pytest.mark.deep("the case of the last byte"))]
+)
 def test_full_disk_refuses_appends_and_recovers_with_free_space(
     disk: SmallDisk, tmp_path: Path, endpoint: S3Endpoint, way: str
 ) -> None:

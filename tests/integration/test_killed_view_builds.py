@@ -77,6 +77,7 @@ def files(at: Path) -> set[str]:
     return {str(each) for each in (at / "data/t-0/view").rglob("*.log")}
 
 
+@pytest.mark.deep("a view build killed in each stage")
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_view_build_leaves_the_old_or_the_new_view_complete(place: Path, stage: str) -> None:
     parts, catalog = files(place), catalog_of(place)

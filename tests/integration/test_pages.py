@@ -38,6 +38,7 @@ def port() -> int:
 
 
 @pytest.mark.server
+@pytest.mark.deep("the commands of every page of how-to and runbooks")
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_page_runs_to_its_end(
     path: Path, tmp_path: Path, commands: Commands, port: int, request: pytest.FixtureRequest

@@ -73,7 +73,13 @@ class Place:
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("localstack", "versitygw", "hdfs")]
+    params=[
+        pytest.param("versitygw", marks=pytest.mark.versitygw),
+        pytest.param(
+            "localstack", marks=[pytest.mark.localstack, pytest.mark.deep("the life of a topic on LocalStack")]
+        ),
+        pytest.param("hdfs", marks=[pytest.mark.hdfs, pytest.mark.deep("the life of a topic on Hadoop")]),
+    ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A place on each server. At the end every object of its bucket is decoded."""

@@ -83,6 +83,7 @@ def test_every_test_named_by_the_audit_exists() -> None:
     assert len(named) > 50
 
 
+@pytest.mark.deep("more than 60 commands")
 def test_commands_of_the_audit_print_the_expected_words(
     deployment: tuple[Path, dict[str, str]],
 ) -> None:

@@ -22,6 +22,7 @@ def endpoint() -> Iterator[S3Endpoint]:
         yield running
 
 
+@pytest.mark.deep("processes with unusable buckets")
 def test_start_without_a_usable_bucket_recovers_or_exits_by_cause(
     tmp_path: Path, endpoint: S3Endpoint, monkeypatch
 ) -> None:

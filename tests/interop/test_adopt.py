@@ -181,7 +181,9 @@ def test_lag_and_bytes_at_risk_are_reported(adopted):
         assert each.tiered_upto <= each.log_end
 
 
-@pytest.mark.parametrize("is_adopted_before", [False, True])
+@pytest.mark.parametrize(
+    "is_adopted_before", [False, pytest.param(True, marks=pytest.mark.deep("the case True: a second broker"))]
+)
 def test_only_records_deleted_at_the_broker_are_deleted_in_the_bucket(kafka, tmp_path, is_adopted_before) -> None:
     """DeleteRecords sets the log start offset inside a segment, and truncates the broker's epoch checkpoint there."""
     settings = AT_WORK + "log.flush.start.offset.checkpoint.interval.ms=300\n"

@@ -22,7 +22,7 @@ from tiered.migrate.restore_plan import RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.deep("a broker starts on restored directories")]
 
 NOW = T0 + 1_000_000
 TOPICS = {"plain": {}, "compacted": {"cleanup.policy": "compact"}, "transactions": {}, "cut": {}}

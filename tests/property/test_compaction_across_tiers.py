@@ -48,6 +48,7 @@ def _name(each: object) -> str:
     )
 
 
+@pytest.mark.deep("planted bugs of compaction across tiers")
 @pytest.mark.parametrize(
     ("rules", "scope", "end"),
     [

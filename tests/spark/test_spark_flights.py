@@ -109,6 +109,7 @@ def test_exported_flights_equal_the_sent_records(spark, bucket, sent, home):
     assert len(named) == len(hours)
 
 
+@pytest.mark.deep("four jobs over a year of flights")
 def test_copy_merge_recode_and_scrub_leave_the_flights_unchanged(spark, bucket, sent, home):
     (home / "copy").mkdir()
     target = Bucket(url=f"file://{home}/copy")
@@ -149,6 +150,7 @@ def test_compaction_of_flights_leaves_the_last_one_of_each_aircraft(spark, bucke
     assert sum(map(len, read(target.url, "aircraft"))) == sum(map(len, wanted))
 
 
+@pytest.mark.deep("a stream with restarts over a year of flights")
 def test_stream_of_flights_returns_each_flight_once_over_restarts(spark, bucket, sent, home):
     for limit in ("2500", "4000", "100000"):
         stream = spark.readStream.format("tiered").options(subscribe="flights", startingOffsets="earliest")

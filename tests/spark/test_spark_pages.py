@@ -206,6 +206,7 @@ PAGES = {
 }
 
 
+@pytest.mark.deep("the commands of every page about Spark")
 @pytest.mark.parametrize("name", PAGES)
 def test_every_spark_page_runs_to_its_end(
     name: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,8 +1,8 @@
 """The profile of a test run: how many cases the sweeps, the races and the drawn examples take.
 
 `pytest` runs the plain profile. `pytest --deep`, or the environment variable `TIERED_TEST_PROFILE=deep`, runs the deep
-profile. Both profiles run every kind of fault and every planted bug. The plain profile takes each n-th case of a long
-sweep and fewer seeds, and leaves out the tests with the marker `deep`. Both are the same on every run.
+profile. Both profiles run every kind of fault. The plain profile takes each n-th case of a long sweep and fewer seeds,
+and leaves out the tests with the marker `deep`, most planted bugs among them. Both are the same on every run.
 
 tests/conftest.py turns the option into the variable before any test module is imported: workers of pytest-xdist and
 commands inherit the variable.
@@ -62,7 +62,7 @@ EXAMPLES = examples(100)  # of a test without a number of its own
 
 # --- tests/crash ------------------------------------------------------------------------------------------------------
 
-CALL_STRIDE = by_profile(plain=5, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
+CALL_STRIDE = by_profile(plain=7, deep=1)  # of the store calls and disk effects that a sweep breaks, one by one
 CRASH_STATES = by_profile(plain=200, deep=1_000)  # distinct disk states of a share of test_log_crashes.py
 CRASH_STATES_OWN = by_profile(plain=60, deep=1_000)  # at most so many of one program; the others are of its recoveries
 CRASH_STATES_SOUND = by_profile(plain=100, deep=300)  # of each program without a planted bug

@@ -82,6 +82,7 @@ def test_every_alert_has_a_planted_problem() -> None:
 
 
 @pytest.mark.prometheus
+@pytest.mark.deep("Prometheus over every planted problem")
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: f"{scene.alert}{scene.plant.__name__}")
 def test_prometheus_fires_the_same_alerts_on_the_same_samples(
     scene: Scene, play: Callable[[Scene], Played], tmp_path: Path
