@@ -269,9 +269,8 @@ def _pipeline(home: Path, spark: Any) -> None:
 
     from tiered.jobs.job_bucket import Bucket
     from tiered.jobs.pipeline import Fleet, Stage, State
-    from tiered.jobs.pipeline_job import run_pipeline
+    from tiered.jobs.pipeline_job import PipelineState, run_pipeline
     from tiered.jobs.runner import Here
-    from tiered.jobs.state_file import PipelineState
 
     runner: Any = Here()
     is_first = not (home / "nightly.jsonl").exists()

@@ -22,7 +22,7 @@ from faulty_job import FaultyBucket
 from local.storage import DiskStorage
 from tiered.jobs import pipeline_job
 from tiered.jobs.pipeline import Fleet, work_node
-from tiered.jobs.state_file import PipelineState
+from tiered.jobs.pipeline_job import PipelineState
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.session import launched_session
 

@@ -81,18 +81,18 @@ def test_each_work_item_runs_once_and_results_are_in_order(spark, tmp_path):
         with open(tmp_path / f"done-{number}", "x"):  # a second run of the item would fail
             return number * 2
 
-    waves = list(SparkRunner(spark, wave_tasks=3).run_in_batches("counting", list(range(7)), work))
-    assert waves == [[0, 2, 4], [6, 8, 10], [12]]
+    waves = list(SparkRunner(spark, wave_tasks=3).run("counting", list(range(7)), work))
+    assert waves == [[(0, 0), (1, 2), (2, 4)], [(3, 6), (4, 8), (5, 10)], [(6, 12)]]
     assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_stopped_job_ends_between_two_waves(spark):
     given = []
     runner = SparkRunner(spark, wave_tasks=2, should_stop=lambda: len(given) >= 4)
-    waves = runner.run_in_batches("counting", [0, 1, 2, 3, 4], abs)
+    waves = runner.run("counting", [0, 1, 2, 3, 4], abs)
     for wave in waves:
         given.extend(wave)
-    assert given == [0, 1, 2, 3]
+    assert given == [(number, number) for number in range(4)]
 
 
 def test_export_has_every_record_once_under_its_date(spark, bucket, target):

@@ -27,9 +27,8 @@ from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.pipeline import Fleet, Stage, State, work_node
-from tiered.jobs.pipeline_job import plan_pipeline, run_pipeline
+from tiered.jobs.pipeline_job import PipelineState, plan_pipeline, run_pipeline
 from tiered.jobs.runner import Here
-from tiered.jobs.state_file import PipelineState
 from tiered.spark.jobs.runner import SparkRunner
 
 pytestmark = pytest.mark.spark

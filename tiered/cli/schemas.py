@@ -12,12 +12,12 @@ import msgspec
 
 # Page: the struct as ``module:name`` below `tiered`, then the commands that print it.
 _PAGES: dict[str, tuple[str, ...]] = {
-    "adopt": ("cli.bucket.adopt:Adopted", "adopt"),
+    "adopt": ("cli.bucket.external_buckets:Adopted", "adopt"),
     "append": ("cli.data.append:Appended", "append"),
     "apply": ("cli.node.plan:PlanApplied", "apply"),
     "apply-advice": ("cli.node.plan:AdviceApplied", "apply"),
-    "backfill": ("cli.data.backfill:Backfilled", "backfill"),
-    "backfill-dry-run": ("cli.data.backfill:BackfillPlan", "backfill"),
+    "backfill": ("cli.bucket.pipeline:Backfilled", "backfill"),
+    "backfill-dry-run": ("cli.bucket.pipeline:BackfillPlan", "backfill"),
     "bench": ("cli.node.bench:BenchMeasured", "bench"),
     "bench-dry-run": ("cli.node.bench:BenchPlanned", "bench"),
     "compact": ("cli.topics.compact:Compacted", "compact"),
@@ -54,8 +54,8 @@ _PAGES: dict[str, tuple[str, ...]] = {
     "dump-timeindex": ("cli.data.dump_results:DumpedTimes", "dump"),
     "dump-txnindex": ("cli.data.dump_results:DumpedAborted", "dump"),
     "fork": ("cli.bucket.restore:Forked", "fork"),
-    "gc": ("cli.bucket.gc:OrphansListed", "gc"),
-    "gc-delete": ("cli.bucket.gc:OrphansDeleted", "gc"),
+    "gc": ("cli.bucket.scrub:OrphansListed", "gc"),
+    "gc-delete": ("cli.bucket.scrub:OrphansDeleted", "gc"),
     "get-offsets": ("cli.data.offsets:Offsets", "get-offsets"),
     "import": ("cli.bucket.external_buckets:Imported", "import"),
     "import-dry-run": ("cli.bucket.external_buckets:ImportPlanned", "import"),

@@ -182,15 +182,12 @@ def read_segments(
         with bucket.opened() as store:
             return [scrub_segment(job, store, bucket.keys()) for job in jobs]
 
-    def on_done(jobs: Sequence[SegmentJob], results: Sequence[SegmentResult]) -> None:
-        for result in results:
+    for finished in executor.run(f"scrubbing {len(plan.jobs)} segments", packs, read):
+        for result in (result for _, results in finished for result in results):
             done[result.name] = result
             if state is not None:
                 state.note(result)
             progress(result.read_bytes)
-
-    for _ in executor.run_in_batches(f"scrubbing {len(plan.jobs)} segments", packs, read, on_done=on_done):
-        pass
     return [done[job.identity] for job in plan.jobs] if all(job.identity in done for job in plan.jobs) else None
 
 

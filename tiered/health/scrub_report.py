@@ -17,7 +17,7 @@ import msgspec
 from local.errors import InvalidRequest
 from local.storage import Storage
 from local.verify.findings import Finding
-from tiered.jobs.state_file import StateFile
+from tiered.jobs.runner import StateFile
 
 SCHEMA_VERSION = 1
 STATE_VERSION = 2

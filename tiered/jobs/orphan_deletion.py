@@ -184,12 +184,12 @@ def search_garbage(
     with bucket.opened() as store:
         url = store.url
     listed, done = GarbageList(store=url, listed_ms=now_ms, entries=[]), 0
-    for found in executor.run_in_batches(f"finding orphans of {len(names)} partitions", packs, search):
-        for each in found:
-            listed = listed.plus(each, entries_max)
-        done += len(found)
-        progress(sum(map(len, packs[:done])))
-    return listed if done == len(packs) else None
+    for finished in executor.run(f"finding orphans of {len(names)} partitions", packs, search):
+        for pack, found in finished:
+            listed = listed.plus(found, entries_max)
+            done += len(pack)
+        progress(done)
+    return listed if done == len(names) else None
 
 
 def delete_listed(
@@ -215,14 +215,10 @@ def delete_listed(
             )
 
     done = Deleted(entries=())
-    for found in executor.run_in_batches(
-        f"deleting orphans of {len(parts)} partitions",
-        lists,
-        delete,
-        on_done=lambda part, deleted: progress(len(part.entries)),
-    ):
-        for deleted in found:
+    for finished in executor.run(f"deleting orphans of {len(parts)} partitions", lists, delete):
+        for part, deleted in finished:
             done = done.plus(deleted)
+            progress(len(part.entries))
     return done
 
 

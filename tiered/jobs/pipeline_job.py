@@ -10,12 +10,15 @@ A run may stop at any point, and every unit may be done twice: the next run read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TypeVar
 
+import msgspec
+
 from local.errors import LogError
+from local.storage import Storage
+from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, chosen_partitions
 from tiered.jobs.pipeline import (
     SMALL_BYTES,
@@ -36,9 +39,9 @@ from tiered.jobs.pipeline import (
     work_node,
 )
 from tiered.jobs.rewriting import RewriteJob, RewritePlan
-from tiered.jobs.runner import Clock, Executor, run_job
-from tiered.jobs.state_file import PipelineState
+from tiered.jobs.runner import Clock, Executor, StateFile, run_job
 
+STATE_VERSION = 1
 LOOKS_A_TASK = 8  # partitions; some milliseconds each
 W = TypeVar("W")
 R = TypeVar("R")
@@ -70,29 +73,29 @@ def plan_pipeline(
     partitions read, all of them), at first with 0 read.
     """
     names = _names(fleet)
-    done, everything = 0, len(fleet.nodes) + len(names)
-
-    def reported(batches: Iterator[list[list[Unit]]], sizes: Iterable[int]) -> list[Unit]:
-        nonlocal done
-        found, remaining = list[Unit](), iter(sizes)
-        for batch in batches:
-            found += [unit for of_task in batch for unit in of_task]
-            done += sum(islice(remaining, len(batch)))
-            progress(done, everything)
-        return found
-
-    progress(0, everything)
-    nodes = runner.run_in_batches(
-        "reading nodes", fleet.nodes, lambda node: [plan_unit_of_node(fleet, node, now_ms=now_ms)]
-    )
-    found = reported(nodes, (1 for _ in fleet.nodes))
     packs = packs_of(names)
+    found, done, everything = list[Unit](), 0, len(fleet.nodes) + len(names)
 
-    def plan_pack(pack: Sequence[RemotePartitionName]) -> list[Unit]:
+    def plan_nodes(pack: Sequence[str]) -> list[Unit]:
+        return [plan_unit_of_node(fleet, node, now_ms=now_ms) for node in pack]
+
+    def plan_partitions(pack: Sequence[RemotePartitionName]) -> list[Unit]:
         with fleet.bucket.opened() as store:
             return [unit for name in pack for unit in plan_units_of_partition(fleet, store, name, now_ms=now_ms)]
 
-    return found + reported(runner.run_in_batches("reading partitions", packs, plan_pack), map(len, packs))
+    def add(finished: Sequence[tuple[Sequence[object], list[Unit]]]) -> None:
+        nonlocal done
+        for pack, units in finished:
+            found.extend(units)
+            done += len(pack)
+        progress(done, everything)
+
+    progress(0, everything)
+    for nodes in runner.run("reading nodes", [(node,) for node in fleet.nodes], plan_nodes):
+        add(nodes)
+    for partitions in runner.run("reading partitions", packs, plan_partitions):
+        add(partitions)
+    return found
 
 
 def run_pipeline(
@@ -176,8 +179,8 @@ class _Run:
         plan = _each(self.fleet, Stage.MERGE, plan_merging, self.now_ms())
         packs = self._packs(Stage.MERGE)
         everything, done = sum(map(len, packs)), 0
-        for batch in self.runner.run_in_batches("finding small segments", packs, plan):
-            found = [each for of_task in batch for each in of_task]
+        for finished in self.runner.run("finding small segments", packs, plan):
+            found = [each for _, of_pack in finished for each in of_pack]
             self._finish([each for each in found if isinstance(each, Unit)])
             plans = [each for each in found if not isinstance(each, Unit) and each.groups]
             if plans and not self.runner.should_stop():
@@ -199,15 +202,15 @@ class _Run:
         self, stage: Stage, description: str, packs: Sequence[Sequence[W]], do: Callable[[Sequence[W]], list[Unit]]
     ) -> None:
         everything, done = sum(len(pack) for pack in packs), 0
-        for batch in self.runner.run_in_batches(description, packs, do):
-            units = [unit for of_task in batch for unit in of_task]
+        for finished in self.runner.run(description, packs, do):
+            units = [unit for _, of_pack in finished for unit in of_pack]
             done += len(units)
             self._finish(units)
             self.progress(stage, done, everything)
         self.was_cut |= done < everything
 
     def _all(self, description: str, work: Sequence[W], do: Callable[[W], R]) -> list[R]:
-        found = [each for batch in self.runner.run_in_batches(description, work, do) for each in batch]
+        found = [result for finished in self.runner.run(description, work, do) for _, result in finished]
         self.was_cut |= len(found) < len(work)
         return found
 
@@ -269,3 +272,46 @@ def _names(fleet: Fleet) -> list[RemotePartitionName]:
 def packs_of(names: Sequence[RemotePartitionName]) -> list[tuple[RemotePartitionName, ...]]:
     """Divide partitions into packs, one for each task."""
     return [tuple(names[at : at + LOOKS_A_TASK]) for at in range(0, len(names), LOOKS_A_TASK)]
+
+
+class _Pipeline(msgspec.Struct, frozen=True):
+    tiered_pipeline: int
+    store: str
+    job_id: str
+    run_id: str
+
+
+class _Finished(msgspec.Struct, frozen=True):
+    stage: str
+    unit: str
+
+
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
+_DECODERS = msgspec.json.Decoder(_Pipeline), msgspec.json.Decoder(_Finished)
+
+
+class PipelineState(StateFile[_Pipeline, _Finished]):
+    """The finished units of a pipeline.
+
+    `run_id` is the job id of the compaction notes in manifests. It changes when the file is removed, so a job of the
+    same name on the next night does not count as done.
+    """
+
+    def __init__(self, storage: Storage, path: str, store_url: str, job_id: str, *, now_ms: int) -> None:
+        super().__init__(
+            storage,
+            path,
+            _Pipeline(STATE_VERSION, store_url, job_id, f"{job_id}-{new_ulid(now_ms)}"),
+            _DECODERS,
+            job="pipeline",
+            is_resumable=lambda found: found.tiered_pipeline == STATE_VERSION and found.job_id == job_id,
+        )
+        self.run_id = self.first.run_id
+        self._done = {(line.stage, line.unit) for line in self.lines}
+
+    def is_over(self, stage: str, unit: str) -> bool:
+        return (stage, unit) in self._done
+
+    def note(self, stage: str, unit: str) -> None:
+        self._done.add((stage, unit))
+        self.append(_Finished(stage, unit))

@@ -17,10 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from itertools import islice
+from os.path import dirname
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
-from local.errors import LogError, Unavailable
+import msgspec
+
+from local.errors import InvalidRequest, LogError, NotFound, Unavailable
+from local.names import TEMPORARY
+from local.storage import Storage
 from remote.manifest.catalog import RemotePartitionName
 from tiered.jobs.job_bucket import Bucket
 
@@ -45,21 +50,13 @@ class Executor(Protocol):
     @property
     def should_stop(self) -> Callable[[], bool]: ...
 
-    def run_in_batches(
-        self,
-        description: str,
-        work: Iterable[W],
-        do: Callable[[W], R],
-        *,
-        total: int | None = None,
-        batch_size: int = 1,
-        on_done: Callable[[W, R], None] = lambda piece, result: None,
-    ) -> Iterator[list[R]]:
-        """Yield the results of `do` for each piece of `work`, in order, in lists. Ends early if `should_stop`.
+    def run(
+        self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
+    ) -> Iterator[list[tuple[W, R]]]:
+        """Yield each piece of `work` with the result of `do`, in order. Ends early if `should_stop`.
 
-        `work` is read as pieces are begun, and may skip pieces that are no longer wanted; `total` is its length if it
-        is no sequence. A list has `batch_size` results, or those of all tasks of a wave. `on_done` is called in this
-        process for each piece, before the list with its result.
+        A list has the pieces that finished together. `work` is read as pieces begin, and may skip pieces that are no
+        longer wanted; `total` is its length if it is no sequence. Raises the error of `do`, after the earlier pieces.
         """
         ...
 
@@ -76,44 +73,25 @@ class Here:
     threads: int = field(default=1, kw_only=True)
     is_parallel: bool = field(default=False, init=False)
 
-    def run_in_batches(
-        self,
-        description: str,
-        work: Iterable[W],
-        do: Callable[[W], R],
-        *,
-        total: int | None = None,
-        batch_size: int = 1,
-        on_done: Callable[[W, R], None] = lambda piece, result: None,
-    ) -> Iterator[list[R]]:
-        done: list[R] = []
-        for piece, result in self._results(work, do):
-            if isinstance(result, LogError):
-                if done:
-                    yield done
-                raise result
-            on_done(piece, result)
-            done.append(result)
-            if len(done) == batch_size:
-                yield done
-                done = []
-        if done:
-            yield done
-
-    def _results(self, work: Iterable[W], do: Callable[[W], R]) -> Iterator[tuple[W, R | LogError]]:
-        def attempt(piece: W) -> R | LogError:
-            try:
-                return do(piece)
-            except LogError as error:
-                return error
-
-        pieces = takewhile(lambda piece: not self.should_stop(), work)
+    def run(
+        self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
+    ) -> Iterator[list[tuple[W, R]]]:
+        pieces = self._until_stopped(work)
         if self.threads == 1:
-            yield from ((piece, attempt(piece)) for piece in pieces)
+            yield from ([(piece, do(piece))] for piece in pieces)
             return
         with ThreadPoolExecutor(self.threads, thread_name_prefix="job") as pool:
             while some := list(islice(pieces, self.threads)):
-                yield from zip(some, pool.map(attempt, some), strict=True)
+                yield from ([pair] for pair in zip(some, pool.map(do, some), strict=True))
+
+    def _until_stopped(self, work: Iterable[W]) -> Iterator[W]:
+        pieces = iter(work)
+        while not self.should_stop():
+            try:
+                piece = next(pieces)
+            except StopIteration:
+                return
+            yield piece
 
     def compacted(self, bucket: Bucket, plans: Sequence[CompactionPlan]) -> Mapping[int, list[GroupResult]]:
         from local.storage import DiskStorage
@@ -186,7 +164,10 @@ class Job(Protocol[U, R, Outcome]):
         ...
 
     def units(self) -> Iterable[U]:
-        """Return the units that are due now, in the order of the plans."""
+        """Return the units that are due now, in the order of the plans.
+
+        In one process the runner reads them one at a time, so a unit may depend on the commits before it.
+        """
         ...
 
     def size_of(self, unit: U) -> int:
@@ -224,28 +205,45 @@ def run_job(
     the number of the plan; without `errors` the first one is raised after all possible commits. Raises Unavailable,
     and Spark's error for a task that failed for good.
     """
-    finished: list[tuple[U, R | LogError]] = []
 
-    def on_done(pack: Sequence[U], results: Sequence[R | LogError]) -> None:
-        for unit, result in zip(pack, results, strict=True):
-            finished.append((unit, result))
-            if isinstance(result, LogError):
-                job.failures.note(unit.number, result)
-            else:
-                progress(job.size_of(unit))
+    def finished() -> Iterator[list[tuple[U, R | LogError]]]:
+        units = job.units()
+        packs = packed(list(units), job.size_of, task_bytes) if executor.is_parallel else None
+        wanted = (tuple(filter(job.is_wanted, pack)) for pack in packs or ((unit,) for unit in units))
+        total = len(packs) if packs is not None else None
+        for done in executor.run(job.description, filter(None, wanted), job.worker(), total):
+            pairs = [pair for pack, results in done for pair in zip(pack, results, strict=True)]
+            for unit, result in pairs:
+                if isinstance(result, LogError):
+                    job.failures.note(unit.number, result)
+                else:
+                    progress(job.size_of(unit))
+            yield pairs
 
     with ExitStack() as opened:
         job.begin(opened)
-        packs = packed(list(job.units()), job.size_of, task_bytes if executor.is_parallel else 0)
-        due = (rest for pack in packs if (rest := tuple(filter(job.is_wanted, pack))))
-        for _ in executor.run_in_batches(
-            job.description, due, job.worker(), total=len(packs), batch_size=job.batch_size, on_done=on_done
-        ):
-            job.commit(finished)
-            finished.clear()
+        for batch in _in_batches(finished(), 1 if executor.is_parallel else job.batch_size):
+            job.commit(batch)
         outcomes = job.outcomes()
     job.failures.settle(errors)
     return outcomes
+
+
+def _in_batches(lists: Iterator[list[W]], batch_size: int) -> Iterator[list[W]]:
+    """Join lists until they have `batch_size` items. The last items are yielded before an error too."""
+    batch: list[W] = []
+    try:
+        for items in lists:
+            batch += items
+            if len(batch) >= batch_size:
+                yield batch
+                batch = []
+    except LogError:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
 
 
 def packed(work: Sequence[W], size_of: Callable[[W], int], task_bytes: int) -> list[tuple[W, ...]]:
@@ -269,3 +267,88 @@ def or_error(do: Callable[[], R]) -> R | LogError:
         raise
     except LogError as error:
         return error
+
+
+class _OfStore(Protocol):
+    @property
+    def store(self) -> str: ...
+
+
+F = TypeVar("F", bound=_OfStore)
+L = TypeVar("L")
+
+
+class StateFile(Generic[F, L]):
+    """The state of a resumable job: JSON lines, the first about the job, then one for each finished unit.
+
+    A crash may lose the last lines or tear one. These units are then done again, which is safe. So no fsync is needed,
+    and an unreadable line ends the file for the reader. A context manager that closes the file; `first` is its first
+    line. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        path: str,
+        first: F,
+        decoders: tuple[msgspec.json.Decoder[F], msgspec.json.Decoder[L]],
+        *,
+        job: str,
+        is_resumable: Callable[[F], bool],
+    ) -> None:
+        """Continue with the file of an earlier run that `is_resumable`, else begin a file with `first`.
+
+        `job` is the job's name for messages. Raises InvalidRequest if the file is for another bucket.
+        """
+        self._storage, self._path = storage, path
+        self.first, self.lines = first, list[L]()
+        self.is_resumed = self._read(decoders, job, is_resumable)
+        if dirname(path):
+            storage.make_directory(dirname(path))
+        # Rewritten: a torn line would join the next one. Written under another name: a crash must not lose the old
+        # file.
+        self._file = storage.create(path + TEMPORARY)
+        for each in (self.first, *self.lines):
+            self._file.append(msgspec.json.encode(each) + b"\n")
+        storage.rename(path + TEMPORARY, path)
+
+    def append(self, line: L) -> None:
+        self._file.append(msgspec.json.encode(line) + b"\n")
+
+    def remove(self) -> None:
+        """Delete the file, because the job is finished."""
+        self.close()
+        self._storage.unlink(self._path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self.close()
+
+    def _read(
+        self,
+        decoders: tuple[msgspec.json.Decoder[F], msgspec.json.Decoder[L]],
+        job: str,
+        is_resumable: Callable[[F], bool],
+    ) -> bool:
+        try:
+            lines = self._storage.read(self._path).split(b"\n")[:-1]
+            first = decoders[0].decode(lines[0]) if lines else None
+        except (NotFound, msgspec.DecodeError):
+            return False
+        if first is None or not is_resumable(first):
+            return False
+        if first.store != self.first.store:
+            facts = {"path": self._path, "store": self.first.store, "found": first.store}
+            raise InvalidRequest(f"cannot resume the {job}, its state belongs to another store", **facts)
+        self.first = first
+        for text in lines[1:]:
+            try:
+                self.lines.append(decoders[1].decode(text))
+            except msgspec.DecodeError:
+                break
+        return True

@@ -10,7 +10,7 @@ No entry names an object of the source: the source's retention could delete the 
 their checksums anyway (decision 0020).
 
 1. `plan_import` lists the source and the target: the entries that are due, with requests and dollars.
-2. `run_import` becomes the target's writer, copies entry by entry and commits each in offset order.
+2. `ImportJob` becomes the target's writer, copies entry by entry and commits each in offset order.
 3. A second run continues behind the existing entries; if nothing is due it changes nothing.
 
 | a crash, or an error, after | leaves in the target | afterwards |
@@ -26,15 +26,16 @@ topic over afterwards appends at its end.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from local.errors import Conflict, Corrupt, InvalidRequest
+from local.errors import Conflict, Corrupt, InvalidRequest, LogError
 from local.format.columns import BatchTable
 from local.format.crc32c import crc32c
 from local.index import txn_index
@@ -63,6 +64,7 @@ from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
+from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.external_partition import list_entries
 from tiered.read.external_segments import INTERVAL_BYTES, has_known_transactions, parse_lineage
@@ -246,76 +248,137 @@ def run_import(
     target: ObjectStore,
     plan: ImportPlan,
     *,
-    now_ms: Callable[[], int],
+    now_ms: Clock,
     keys: KeyRing = NO_KEYS,
     scratch: str | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda size_bytes: None,
 ) -> ImportOutcome:
-    """Run a plan in this process. `should_stop` ends it between two segments: then `is_complete` is False.
+    """Carry out one plan; the arguments are those of `ImportJob`. Earlier commits stay after an error.
 
-    `scratch` is a directory with room for one segment, None for the system's. Raises Corrupt, with the object, for a
-    segment that does not decode or contradicts its place. Raises InvalidRequest for messages of format 0 or 1, which
-    the remote tier does not hold. Raises Conflict and Fenced as `plan_import`. Earlier commits stay.
+    Raises Corrupt, with the object, for a segment that does not decode or contradicts its place. Raises InvalidRequest
+    for messages of format 0 or 1, which the remote tier does not hold. Raises Conflict and Fenced as `plan_import`.
     """
-    target = keyed(target, keys)
-    if not plan.entries:
-        return _outcome(target, plan, [], is_complete=plan.blocked_from is None)
-    log = _begin(source, target, plan)
-    work = _Import(source, layout, target, plan, log.epoch, keys)
-    done: list[SegmentEntry] = []
-    for entry, following in zip_longest(plan.entries, plan.entries[1:]):
-        if should_stop():
-            return _outcome(target, plan, done, is_complete=False)
-        done.append(work.take(entry, following, now_ms, scratch))
-        progress(entry.size_bytes)
-    return _outcome(target, plan, done, is_complete=plan.blocked_from is None)
+    job = ImportJob(
+        source=source, layout=layout, target=target, plans=[plan], now_ms=now_ms, keys=keys, scratch=scratch
+    )
+    (outcome,) = run_job(job, Here(should_stop), progress=progress)
+    return outcome
 
 
-class _Import:
-    """One run over one partition, in offset order."""
+class ImportUnit(NamedTuple):
+    """One segment, and the one after it in the plan."""
 
-    def __init__(
-        self,
-        source: ObjectStore,
-        layout: ExternalFormat,
-        target: ObjectStore,
-        plan: ImportPlan,
-        epoch: int,
-        keys: KeyRing,
-    ) -> None:
-        self._source, self._layout, self._target = source, layout, target
-        self._plan, self._epoch, self._keys = plan, epoch, keys
-        self._producers, self._epochs = _state(target, plan, keys)
+    number: int
+    entry: SegmentEntry
+    following: SegmentEntry | None
+
+
+@dataclass(kw_only=True)
+class ImportJob:
+    """Imports of any number of partitions; a unit is a segment.
+
+    The producers and leader epochs of a segment depend on the segments before it. So the job runs in one process, each
+    segment is committed before the next one begins, and a partition ends with its first error. `scratch` is a directory
+    with room for one segment, None for the system's.
+    """
+
+    source: ObjectStore
+    layout: ExternalFormat
+    target: ObjectStore
+    plans: Sequence[ImportPlan]
+    now_ms: Clock
+    keys: KeyRing = NO_KEYS
+    scratch: str | None = None
+    batch_size: int = field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        self.target = keyed(self.target, self.keys)
+        self.failures = Failures([plan.name for plan in self.plans])
+        self.description = f"importing {len(self.plans)} partitions from {self.source.url}"
+        self._partitions: dict[int, _Partition] = {}
+        self._done: list[list[SegmentEntry]] = [[] for _ in self.plans]
+
+    def begin(self, opened: ExitStack) -> None:
+        pass
+
+    def units(self) -> Iterator[ImportUnit]:
+        """Become the writer of each partition, and yield its segments."""
+        for number, plan in enumerate(self.plans):
+            if not plan.entries:
+                continue
+            with self.failures.noted(number):
+                epoch = _begin(self.source, self.target, plan).epoch
+                self._partitions[number] = _Partition(self, plan, epoch)
+                for entry, following in zip_longest(plan.entries, plan.entries[1:]):
+                    yield ImportUnit(number, entry, following)
+
+    def size_of(self, unit: ImportUnit) -> int:
+        return unit.entry.size_bytes
+
+    def is_wanted(self, unit: ImportUnit) -> bool:
+        return unit.number not in self.failures.first
+
+    def worker(self) -> Callable[[Sequence[ImportUnit]], list[SegmentEntry | LogError]]:
+        def do(units: Sequence[ImportUnit]) -> list[SegmentEntry | LogError]:
+            return [
+                or_error(partial(self._partitions[unit.number].copied, unit.entry, unit.following)) for unit in units
+            ]
+
+        return do
+
+    def commit(self, results: Sequence[tuple[ImportUnit, SegmentEntry | LogError]]) -> None:
+        for unit, result in results:
+            if not isinstance(result, LogError):
+                with self.failures.noted(unit.number):
+                    log = MetadataLog(self.target, self.plans[unit.number].name.prefix)
+                    log.join(epoch=self._partitions[unit.number].epoch)
+                    log.commit(add_segments([result]), self.now_ms())
+                    self._done[unit.number].append(result)
+
+    def outcomes(self) -> list[ImportOutcome]:
+        return [self._outcome(plan, done) for plan, done in zip(self.plans, self._done, strict=True)]
+
+    def _outcome(self, plan: ImportPlan, done: Sequence[SegmentEntry]) -> ImportOutcome:
+        manifest = MetadataLog(self.target, plan.name.prefix).load(exact=True)
+        return ImportOutcome(
+            name=plan.name,
+            entries=len(done),
+            size_bytes=sum(entry.size_bytes for entry in done),
+            record_count=sum(entry.record_count for entry in done),
+            next_offset=0 if manifest is None else manifest.next_offset,
+            is_complete=len(done) == len(plan.entries) and plan.blocked_from is None,
+        )
+
+
+class _Partition:
+    """The state of one partition's import, in offset order."""
+
+    def __init__(self, job: ImportJob, plan: ImportPlan, epoch: int) -> None:
+        self.epoch = epoch
+        self._job, self._source, self._layout, self._plan = job, job.source, job.layout, plan
+        self._producers, self._epochs = _state(job.target, plan, job.keys)
         self._is_cleaned = False  # a batch of this run lacks records: a cleaner has processed the topic
 
-    def take(
-        self, entry: SegmentEntry, following: SegmentEntry | None, now_ms: Callable[[], int], scratch: str | None
-    ) -> SegmentEntry:
-        """Read, check, upload and commit one segment; the new entry."""
+    def copied(self, entry: SegmentEntry, following: SegmentEntry | None) -> SegmentEntry:
+        """Read, check and upload one segment; return the new entry."""
         if following is not None and entry.next_offset < following.base_offset:
             self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(entry)
-        parts = self._layout.parts(self._source, entry)
-        rest = self._plan.partly_imported
+        job, parts, rest = self._job, self._layout.parts(self._source, entry), self._plan.partly_imported
         rest = rest if rest is not None and rest.entry == entry else None
         skipped = 0 if rest is None else rest.skipped_bytes
-        with tempfile.TemporaryFile(dir=scratch) as file:
+        with tempfile.TemporaryFile(dir=job.scratch) as file:
             _fetch(ExternalObject(self._source, entry.data_key, parts), skipped + entry.size_bytes, file)
             if rest is not None:
                 rest.check(partial(_read, file, 0))
-            segment = self._segment(entry, following, parts, partial(_read, file, skipped))
-            made = copy_segment(
-                self._target,
+            return copy_segment(
+                job.target,
                 self._plan.name.prefix,
-                segment,
-                epoch=self._epoch,
-                now_ms=now_ms(),
-                object_encoding=self._plan.encoding.object_encoding(self._keys),
+                self._segment(entry, following, parts, partial(_read, file, skipped)),
+                epoch=self.epoch,
+                now_ms=job.now_ms(),
+                object_encoding=self._plan.encoding.object_encoding(job.keys),
             )
-        co_writer = MetadataLog(self._target, self._plan.name.prefix)
-        co_writer.join(epoch=self._epoch)
-        co_writer.commit(add_segments([made]), now_ms())
-        return made
 
     def _is_cleaned_behind(self, entry: SegmentEntry) -> bool:
         """Whether some later segment lacks records: then the part in front of it was cleaned as well."""
@@ -442,18 +505,6 @@ def _fetch(body: ExternalObject, size_bytes: int, file: BinaryIO) -> None:
 def _read(file: BinaryIO, start: int, position: int, length: int) -> bytes:
     file.seek(start + position)
     return file.read(length)
-
-
-def _outcome(target: ObjectStore, plan: ImportPlan, done: list[SegmentEntry], *, is_complete: bool) -> ImportOutcome:
-    manifest = MetadataLog(target, plan.name.prefix).load(exact=True)
-    return ImportOutcome(
-        name=plan.name,
-        entries=len(done),
-        size_bytes=sum(entry.size_bytes for entry in done),
-        record_count=sum(entry.record_count for entry in done),
-        next_offset=0 if manifest is None else manifest.next_offset,
-        is_complete=is_complete,
-    )
 
 
 def _check_ours(source: ObjectStore, target: ObjectStore, name: RemotePartitionName, manifest: Manifest | None) -> None:

@@ -1,6 +1,6 @@
 """Plans for restoring topics of a bucket to a disk: entries that become files, ends and prices.
 
-`tiered.migrate.restore_files` and `tiered.migrate.restore_running` carry them out.
+`tiered.migrate.restore_running` carries them out.
 
 The bucket is sufficient: its manifests have the settings, entries, leader epochs and producers. The result is a Kafka
 log directory that a broker and `LogManager` open.

@@ -240,7 +240,7 @@ def test_apply_needs_either_a_plan_or_auto(words: list[str], capsys: pytest.Capt
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
 def test_backfill_refuses_an_invalid_number_of_tasks(text: str) -> None:
     from local.errors import InvalidRequest
-    from tiered.cli.data.backfill import parse_parallel
+    from tiered.cli.bucket.pipeline import parse_parallel
 
     assert (parse_parallel("auto"), parse_parallel("7")) == (None, 7)
     with pytest.raises(InvalidRequest):

@@ -1,4 +1,5 @@
 """Commands for a bucket.
 
-remote, restore, fork, import, adopt, gc, scrub, repair, rewrite, rotate-keys, compact in the bucket, pipeline.
+remote, restore, fork, import, adopt, gc, scrub, repair, rewrite, rotate-keys, compact in the bucket, pipeline,
+backfill.
 """

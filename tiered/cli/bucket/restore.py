@@ -91,9 +91,8 @@ def restore(
 ) -> int:
     """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
     from local.storage import DiskStorage
-    from tiered.migrate.restore_files import check_restore
     from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
-    from tiered.migrate.restore_running import run_restore
+    from tiered.migrate.restore_running import check_restore, run_restore
 
     wish = RestoreWish(
         kept=LocalSegments(local_segments),

@@ -1,4 +1,4 @@
 """Commands for records.
 
-append, consume, dump, get-offsets, delete-records, backfill, transactions.
+append, consume, dump, get-offsets, delete-records, transactions.
 """

@@ -146,14 +146,15 @@ def export(
             _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
         ]
         description = f"exporting to {store.url}, job {job.job_id}"
-        for number, results in enumerate(runner.run_in_batches(description, tasks, _writing(target, request, codec))):
-            through = min(len(splits), (number + 1) * step)
+        through = 0
+        for finished in runner.run(description, tasks, _writing(target, request, codec)):
+            through += len(finished)
             following = splits[through] if through < len(splits) else None
-            job.finish_wave(splits[number * step : through], [file for files in results for file in files], following)
-            done += _size(splits[number * step : through])
+            of_wave = [task.split for task, _ in finished]
+            job.finish_wave(of_wave, [file for _, files in finished for file in files], following)
+            done += _size(of_wave)
             progress(done, everything)
-        is_complete = len(job.waves) - first == -(-len(tasks) // step)
-        return job.result(is_complete=is_complete)
+        return job.result(is_complete=through == len(splits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """Read the bucket as a Spark data source.
 
-`source` is the entry point. `planning` and `splits` turn segments into tasks. `task` reads one split. `stream_planning`
-plans micro-batches.
+`source` is the entry point. `planning` and `splits` turn segments into tasks. `task` reads one split. `stream` plans
+micro-batches.
 """

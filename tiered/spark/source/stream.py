@@ -1,12 +1,22 @@
-"""The adapter between Spark's streaming engine and `tiered.spark.source.stream_planning`.
+"""A streaming read: the planner of its micro-batches, and the adapter to Spark's streaming engine.
 
-Spark creates this reader twice. One instance lives in a Python process next to the driver for the whole query and
-returns offsets and batches. The other is pickled once, and the workers call its `read`: it has only options.
+The planner lives in the driver as long as the query. Its only state is its view of the bucket: a restart finds the same
+again. Polling costs one small GET a partition, for the manifest after the last one seen, at most every POLL_MS even if
+Spark asks more often. New partitions and topics are listed every LIST_MS.
+
+A batch is planned on the newest manifests seen, without a pin: it is far shorter than the grace period. If an object is
+missing, the batch fails; at the restart of the query it is planned again, by newer manifests. A batch is a range of
+offsets. Its replay has the same offsets, with fewer records if compaction ran in between.
+
+Data loss means that the bucket lacks the checkpoint's next offsets: they are below the log start, or a partition or
+topic is missing or was created again. It is an error; with failOnDataLoss=false it is skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -19,20 +29,334 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from local.errors import InvalidRequest, NotFound, OffsetOutOfRange
+from local.names import TopicPartition
+from remote.fetch.chunk_cache import ChunkCache
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.manifest_lookup import MetadataIndex
+from remote.store import ObjectStore
 from tiered.spark.options import StreamOptions
-from tiered.spark.source.stream_planning import StreamPosition
+from tiered.spark.source.pinning import wall_ms
+from tiered.spark.source.planning import (
+    OpenPartition,
+    check_complete,
+    chosen_partitions,
+    listed_partitions,
+    named_partitions,
+    side_by_side,
+    splits_of,
+)
+from tiered.spark.source.splits import Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from remote.store import ObjectStore
-    from tiered.spark.source.stream_planning import StreamPlanner
 
 Offset = dict[str, Any]
+POLL_MS = 1_000  # Spark asks every 10 ms if a trigger has no interval
+LIST_MS = 60_000
+_CACHE_BYTES = 64 << 20
+Partitions = Mapping[TopicPartition, OpenPartition]
+Offsets = Mapping[TopicPartition, int]
+_IDS, _SINCE, _INITIAL = "@ids", "@since", "@initial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """A stream's position: offsets as JSON in Spark's checkpoint.
+
+    | JSON | meaning |
+    |---|---|
+    | ``{"orders":{"0":120}}`` | the first unread offset, as Spark's Kafka source writes it |
+    | ``"@ids": {"orders":"<topic id>"}`` | the topic of the offsets: a topic that is created again begins at 0 |
+    | ``"@since": {"orders":{"0":100}}`` | the begin of the batch that ends here, if its start position lacks it |
+    | ``"@initial": true`` | no batch was read: a restart may choose another start |
+
+    With the last two, a batch that was planned and not finished is the same batch after a restart. Spark does not store
+    the initial offsets; after a restart `latest` is another offset, and a new partition's log may begin later. No topic
+    name begins with ``@``.
+    """
+
+    offsets: Offsets
+    topic_ids: Mapping[str, str]
+    since: Offsets = field(default_factory=dict)
+    is_initial: bool = False
+
+    def encode(self) -> dict[str, object]:
+        found: dict[str, object] = dict(_nested(self.offsets))
+        found[_IDS] = dict(sorted(self.topic_ids.items()))
+        if self.since:
+            found[_SINCE] = _nested(self.since)
+        if self.is_initial:
+            found[_INITIAL] = True
+        return found
+
+    @staticmethod
+    def decode(given: Mapping[str, object]) -> StreamPosition:
+        """Raises InvalidRequest for a value that is no position, as in the checkpoint of another source."""
+        try:
+            return StreamPosition(
+                offsets=_flat({name: each for name, each in given.items() if not name.startswith("@")}),
+                topic_ids=_words(given.get(_IDS, {})),
+                since=_flat(given.get(_SINCE, {})),
+                is_initial=given.get(_INITIAL) is True,
+            )
+        except (TypeError, ValueError, AttributeError) as error:
+            wrong = "cannot read the checkpoint of a stream, it is not an offset of this source"
+            raise InvalidRequest(wrong, offset=given) from error
+
+
+def batch_start(start: StreamPosition, end: StreamPosition, partition: TopicPartition) -> int:
+    """The begin of the batch between the two positions in a partition of `end`."""
+    if partition in end.since:
+        return end.since[partition]
+    return start.offsets[partition]
+
+
+def prorated(start: Offsets, ends: Offsets, limit: int) -> dict[TopicPartition, int]:
+    """Ends that are `limit` offsets in all behind `start`, each partition by its share of the backlog.
+
+    As in Kafka's source a share below one is one: with many partitions the total may exceed `limit` by a few.
+    """
+    sizes = {each: max(0, ends[each] - start[each]) for each in ends}
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(ends)
+    return {each: min(ends[each], start[each] + share(limit, sizes[each], total)) for each in ends}
+
+
+def share(limit: int, size: int, total: int) -> int:
+    """The share of `limit` for `size` of `total`; at least one if `size` is not zero."""
+    exact = limit * size / total
+    return ceil(exact) if exact < 1 else floor(exact)
+
+
+def _nested(offsets: Offsets) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for partition, offset in sorted(offsets.items()):
+        found.setdefault(partition.topic, {})[str(partition.partition)] = offset
+    return found
+
+
+def _flat(nested: object) -> dict[TopicPartition, int]:
+    if not isinstance(nested, dict):
+        raise TypeError("it is not an object")
+    return {
+        TopicPartition(topic, int(number)): int(offset)
+        for topic, partitions in nested.items()
+        for number, offset in partitions.items()
+    }
+
+
+def _words(given: object) -> dict[str, str]:
+    if not isinstance(given, dict) or not all(isinstance(each, str) for each in given.values()):
+        raise TypeError("it is not an object of strings")
+    return given
+
+
+class StreamPlanner:
+    """One query's view of the bucket. Not thread safe.
+
+    Every method raises Unavailable if the store is out of reach.
+    """
+
+    def __init__(self, store: ObjectStore, options: StreamOptions, clock: Callable[[], int] = wall_ms) -> None:
+        self._store = store
+        self._asked = options
+        self._options = options.read
+        self._clock = clock
+        self._cache, self._keys = ChunkCache(_CACHE_BYTES), options.read.bucket.keys()
+        self._names: list[RemotePartitionName] = []
+        self._logs: dict[RemotePartitionName, MetadataLog] = {}
+        self._opened: dict[RemotePartitionName, OpenPartition] = {}
+        self._seen: Partitions = {}
+        self._listed_ms = self._polled_ms = -LIST_MS
+        self._batch_ms: int | None = None  # when the last batch was planned
+        self._target: Offsets | None = None
+
+    def initial(self) -> StreamPosition:
+        """The first position by the options. Raises the errors of planning a batch read."""
+        seen = self._look()
+        check_complete("starting", self._options.start, set(seen))
+        starts = side_by_side(self._initial_of, seen.values())
+        return StreamPosition(offsets=dict(zip(seen, starts, strict=True)), topic_ids=_ids(seen), is_initial=True)
+
+    def freeze(self) -> None:
+        """Set the present end as the end of the stream: later records are not read."""
+        self._target = self._ends(self._look())
+
+    def newest(self) -> StreamPosition:
+        """The end of all present records."""
+        seen = self._look()
+        return StreamPosition(offsets=self._ends(seen), topic_ids=_ids(seen))
+
+    def next_end(
+        self, start: StreamPosition, *, offsets_max: int | None, bytes_max: int | None, may_wait: bool = True
+    ) -> StreamPosition:
+        """The end of the batch that begins at `start`; `start` itself if there is nothing to read yet.
+
+        `offsets_max` and `bytes_max` limit the batch over all partitions; None for no limit. Raises OffsetOutOfRange
+        and NotFound for lost data.
+        """
+        now_ms = self._clock()
+        self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
+        seen = self._checked(start, self._look())
+        starts = {name: self._start_of(start, each) for name, each in seen.items()}
+        ends = {name: max(starts[name], end) for name, end in self._ends(seen).items()}
+        if self._target is not None:
+            ends = {name: max(starts[name], min(end, self._target.get(name, 0))) for name, end in ends.items()}
+        total = sum(ends.values()) - sum(starts.values())
+        waits = may_wait and self._target is None and now_ms - self._batch_ms < self._asked.delay_max_ms
+        if total == 0 or (waits and total < self._asked.offsets_min):
+            return start
+        if bytes_max is not None:
+            ends = self._within_bytes(seen, starts, ends, bytes_max)
+        if offsets_max is not None:
+            ends = prorated(starts, ends, offsets_max)
+        self._batch_ms = now_ms
+        new = {name: at for name, at in starts.items() if start.is_initial or start.offsets.get(name) != at}
+        return StreamPosition(offsets=ends, topic_ids=_ids(seen), since=new)
+
+    def splits(self, start: StreamPosition, end: StreamPosition) -> list[Split]:
+        """The tasks that read the batch between two positions. Raises as `next_end`."""
+        seen = self._checked(end, self._look())
+        wanted = []
+        for name, each in seen.items():
+            if name in end.offsets and end.topic_ids.get(name.topic) in (None, each.name.topic_id):
+                edges = each.edges(self._options)
+                begin = each.within(batch_start(start, end, name), self._options, edges)
+                wanted.append((each, begin, each.within(end.offsets[name], self._options, edges)))
+        ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2], self._options), wanted)
+        return splits_of(list(seen.values()), [part for each in ranges for part in each], self._options)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> Partitions:
+        """The partitions by their newest manifests, at most POLL_MS old."""
+        now_ms = self._clock()
+        is_due = now_ms - self._listed_ms >= LIST_MS
+        if is_due:
+            self._names = named_partitions(listed_partitions(self._store, None, self._options), self._options)
+            self._listed_ms = now_ms
+        if is_due or now_ms - self._polled_ms >= POLL_MS:
+            opened = side_by_side(self._open, self._names)
+            self._seen = {each.name.topic_partition: each for each in chosen_partitions(opened, self._options)}
+            self._polled_ms = now_ms
+        return self._seen
+
+    def _open(self, name: RemotePartitionName) -> OpenPartition:
+        metadata = self._logs.get(name)
+        if metadata is None:
+            metadata = self._logs[name] = MetadataLog(self._store, name.prefix)
+        metadata.refresh()
+        known = self._opened.get(name)
+        if known is None or known.manifest is not metadata.cached:
+            known = OpenPartition.of(self._store, name, metadata, cache=self._cache, keys=self._keys)
+            self._opened[name] = known
+        return known
+
+    def _ends(self, seen: Partitions) -> dict[TopicPartition, int]:
+        if not self._options.is_committed:  # the manifests have it, and Spark may ask every few ms
+            return {name: self._end_of(each) for name, each in seen.items()}
+        return dict(zip(seen, side_by_side(self._end_of, seen.values()), strict=True))
+
+    def _end_of(self, each: OpenPartition) -> int:
+        return each.edges(self._options)[1]
+
+    def _initial_of(self, each: OpenPartition) -> int:
+        return each.offset_of(self._options.start, self._options, each.edges(self._options))
+
+    # --- data loss ---------------------------------------------------------------------------------------------------
+
+    def _checked(self, position: StreamPosition, seen: Partitions) -> Partitions:
+        """The partitions to read further.
+
+        Raises NotFound if one of `position` is missing or was created again.
+        """
+        for name in sorted(position.offsets):
+            each = seen.get(name)
+            known_id = position.topic_ids.get(name.topic)
+            if each is None:
+                self._lost(NotFound("cannot read the stream, one of its partitions no longer exists", partition=name))
+            elif known_id not in (None, each.name.topic_id):
+                facts = {"partition": name, "topic_id": each.name.topic_id, "before": known_id}
+                self._lost(NotFound("cannot read the stream, the topic was deleted and created again", **facts))
+        return seen
+
+    def _start_of(self, start: StreamPosition, each: OpenPartition) -> int:
+        """The next offset to read: that of `start`, or the log's first offset if `start` has none."""
+        name = each.name.topic_partition
+        edges = each.edges(self._options)
+        is_the_same = start.topic_ids.get(name.topic) in (None, each.name.topic_id)
+        if name not in start.offsets or not is_the_same:
+            return edges[0]
+        return each.within(start.offsets[name], self._options, edges)
+
+    def _lost(self, error: NotFound | OffsetOutOfRange) -> None:
+        if self._options.fail_on_data_loss:
+            raise error.restated(f"{error.attempt}; data was lost, failOnDataLoss=false continues", **error.facts)
+
+    # --- admission by bytes ------------------------------------------------------------------------------------------
+
+    def _within_bytes(
+        self, seen: Partitions, starts: Offsets, ends: Offsets, bytes_max: int
+    ) -> dict[TopicPartition, int]:
+        """Ends about `bytes_max` of batches behind `starts`, each partition with its share of the backlog."""
+
+        def backlog(name: TopicPartition) -> int:
+            return seen[name].source.ask(lambda index: _bytes_between(index, starts[name], ends[name])) or 0
+
+        sizes = dict(zip(ends, side_by_side(backlog, ends), strict=True))
+        total = sum(sizes.values())
+        if total <= bytes_max:
+            return dict(ends)
+
+        def end_of(name: TopicPartition) -> int:
+            budget = share(bytes_max, sizes[name], total)
+            found = seen[name].source.ask(lambda index: _reached(index, starts[name], ends[name], budget))
+            return ends[name] if found is None else found
+
+        return dict(zip(ends, side_by_side(end_of, ends), strict=True))
+
+
+def _bytes_between(index: MetadataIndex, start: int, end: int) -> int:
+    """Bytes by the manifest alone; a part that is only partly inside counts by its share of offsets."""
+    return sum(
+        _part_bytes(part.base_offset, part.next_offset, part.size_bytes, start, end) for part in index.parts(start, end)
+    )
+
+
+def _part_bytes(base_offset: int, next_offset: int, size_bytes: int, start: int, end: int) -> int:
+    inside = min(next_offset, end) - max(base_offset, start)
+    return size_bytes * inside // (next_offset - base_offset)
+
+
+def _reached(index: MetadataIndex, start: int, end: int, budget: int) -> int:
+    """The offset `budget` bytes behind `start`: at least one offset further, at most `end`."""
+    at = start
+    for row in index.entries(start, end):
+        inside = _part_bytes(row.base_offset, row.next_offset, row.size_bytes, start, end)
+        if inside > budget:
+            span = min(row.next_offset, end) - max(row.base_offset, start)
+            at = max(at, row.base_offset) + span * budget // inside
+            return min(end, max(at, start + 1))
+        budget -= inside
+        at = row.next_offset
+    return end
+
+
+def _ids(seen: Partitions) -> dict[str, str]:
+    return {name.topic: each.name.topic_id for name, each in seen.items()}
 
 
 class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The stream reader of the module text."""
+    """The stream reader. Spark creates it twice.
+
+    One instance lives in a Python process next to the driver for the whole query and returns offsets and batches. The
+    other is pickled once, and the workers call its `read`: it has only options.
+    """
 
     def __init__(self, options: StreamOptions, names: tuple[str, ...]) -> None:
         self._options = options
@@ -91,8 +415,6 @@ class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self) -> StreamPlanner:
         if self._planner is None:
-            from tiered.spark.source.stream_planning import StreamPlanner
-
             self._store = self._options.read.bucket.open_store()
             self._planner = StreamPlanner(self._store, self._options)
         return self._planner

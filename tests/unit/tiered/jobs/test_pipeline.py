@@ -24,9 +24,8 @@ from tiered.jobs.bucket_retention import commit_retention, plan_retention
 from tiered.jobs.ingest import commit_ingest, plan_ingest
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.pipeline import Fleet, Stage, State, Unit, dirty_bytes
-from tiered.jobs.pipeline_job import PipelineResult, by_size, plan_pipeline, run_pipeline
+from tiered.jobs.pipeline_job import PipelineResult, PipelineState, by_size, plan_pipeline, run_pipeline
 from tiered.jobs.runner import Here
-from tiered.jobs.state_file import PipelineState
 from tiered.node.writer_ids import is_of_node, new_writer_id, node_mark
 from tiered.read.bucket_reader import RemoteLog
 

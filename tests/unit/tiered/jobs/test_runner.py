@@ -21,28 +21,27 @@ def test_pieces_are_packed_in_order_up_to_the_size_limit():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_executor_returns_results_in_order_and_in_batches(threads: int) -> None:
-    done: list[int] = []
-    batches = Here(threads=threads).run_in_batches(
-        "doubling", range(7), lambda n: 2 * n, batch_size=3, on_done=lambda piece, result: done.append(piece)
-    )
-    assert list(batches) == [[0, 2, 4], [6, 8, 10], [12]]
-    assert done == list(range(7))
+def test_executor_returns_each_piece_with_its_result_in_order(threads: int) -> None:
+    lists = Here(threads=threads).run("doubling", range(7), lambda n: 2 * n)
+    assert [pair for pairs in lists for pair in pairs] == [(n, 2 * n) for n in range(7)]
 
 
 def test_executor_runs_as_many_pieces_at_a_time_as_it_has_threads() -> None:
     together = threading.Barrier(3, timeout=30)
-    batches = Here(threads=3).run_in_batches("waiting", range(3), lambda n: together.wait() >= 0)
-    assert list(batches) == [[True]] * 3
+    lists = Here(threads=3).run("waiting", range(3), lambda n: together.wait() >= 0)
+    assert list(lists) == [[(n, True)] for n in range(3)]
 
 
-def test_stopped_executor_yields_the_finished_pieces() -> None:
+def test_stopped_executor_reads_no_further_piece() -> None:
     begun: list[int] = []
-    batches = Here(lambda: len(begun) == 2).run_in_batches("adding", range(9), begun.append, batch_size=5)
-    assert list(batches) == [[None, None]]
+    pieces = iter(range(9))
+    lists = Here(lambda: len(begun) == 2).run("adding", pieces, begun.append)
+    assert list(lists) == [[(0, None)], [(1, None)]]
+    assert next(pieces) == 2
 
 
-def test_executor_yields_the_finished_pieces_before_an_error() -> None:
+@pytest.mark.parametrize("threads", [1, 4])
+def test_executor_yields_the_finished_pieces_before_an_error(threads: int) -> None:
     def work(number: int) -> int:
         if number == 2:
             raise Unavailable("away")
@@ -50,8 +49,8 @@ def test_executor_yields_the_finished_pieces_before_an_error() -> None:
 
     found = []
     with pytest.raises(Unavailable):
-        found.extend(Here().run_in_batches("failing", range(9), work, batch_size=5))
-    assert found == [[0, 1]]
+        found.extend(Here(threads=threads).run("failing", range(9), work))
+    assert found == [[(0, 0)], [(1, 1)]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Unit:
 
 @dataclass
 class Recorded:
-    """A job of two plans. The unit ``damaged`` fails, and ends its plan."""
+    """A job of two plans. The unit ``damaged`` fails, and ends its plan; at the unit ``away`` the store is away."""
 
     description = "recording"
     batch_size = 2
@@ -86,6 +85,8 @@ class Recorded:
         def attempt(unit: Unit) -> str:
             if unit.work == "damaged":
                 raise Corrupt("damaged")
+            if unit.work == "away":
+                raise Unavailable("away")
             return unit.work.upper()
 
         return lambda units: [or_error(lambda unit=unit: attempt(unit)) for unit in units]
@@ -107,6 +108,21 @@ def test_job_commits_batches_skips_unwanted_units_and_raises_the_first_error_at_
     assert (list(errors), sizes) == ([0], [1, 2, 3])
     with pytest.raises(Corrupt):
         run_job(Recorded([Unit(*each) for each in works]), Here())
+
+
+def test_job_commits_the_finished_units_before_it_raises_unavailable() -> None:
+    job = Recorded([Unit(0, work) for work in ("a", "b", "c", "away", "d")])
+    with pytest.raises(Unavailable):
+        run_job(job, Here())
+    assert job.commits == [["A", "B"], ["C"], ["closed"]]
+
+
+def test_job_in_one_process_reads_a_unit_after_the_commit_of_the_one_before() -> None:
+    job = Recorded([])
+    job.batch_size = 1
+    job.units = lambda: (Unit(0, str(len(job.commits))) for _ in range(3))  # type: ignore[method-assign]
+    run_job(job, Here())
+    assert job.commits == [["0"], ["1"], ["2"], ["closed"]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from local import names
 from local.errors import Conflict
 from local.log import checkpoints
 from local.storage import DiskStorage, join
-from tiered.cli.bucket.adopt import _serving
+from tiered.cli.bucket.external_buckets import _serving
 from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
 from tiered.observe.metric_table import BY_NAME
 

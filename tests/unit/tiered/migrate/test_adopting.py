@@ -26,7 +26,7 @@ from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
-from tiered.cli.bucket import adopt
+from tiered.cli.bucket import external_buckets
 from tiered.cli.main import invoke
 from tiered.health.bucket_check import check_bucket, damage
 from tiered.migrate import adopt as adopting
@@ -612,7 +612,7 @@ def test_partitions_stopped_by_one_cause_are_one_line_with_their_count(capfd) ->
         problem = Unavailable("cannot store an object", object=f"orders-{number}/x.log", cause="timeout")
         done[number] = replace(done[number], problem=problem)
     done[7] = replace(done[7], problem=Corrupt("cannot decode a batch, crc differs", at=5))
-    adopt._print_problems(done)
+    external_buckets._print_problems(done)
     assert capfd.readouterr().err.splitlines() == [
         "! 5 partitions (orders/0, orders/1, orders/2, ...): cannot store an object: cause=timeout",
         "! orders/7: cannot decode a batch, crc differs: at=5",

@@ -17,7 +17,7 @@ from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
 from tiered.spark.options import EARLIEST, LATEST, Bound, parse_stream_options
 from tiered.spark.source import task
-from tiered.spark.source.stream_planning import LIST_MS, POLL_MS, StreamPlanner, StreamPosition, prorated
+from tiered.spark.source.stream import LIST_MS, POLL_MS, StreamPlanner, StreamPosition, prorated
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
 

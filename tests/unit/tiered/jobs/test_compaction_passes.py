@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from local.errors import Corrupt
-from tiered.jobs.key_exchange import (
+from tiered.jobs.compaction_passes import (
     Combiner,
     KeyRun,
     bucket_count,
@@ -114,7 +114,7 @@ def test_offsets_are_returned_to_the_group_that_has_them(start):
 
 
 def test_encoded_runs_are_split_at_the_maximum_length(monkeypatch):
-    monkeypatch.setattr("tiered.jobs.key_exchange.STRING_RECORDS", 10)
+    monkeypatch.setattr("tiered.jobs.compaction_passes.STRING_RECORDS", 10)
     keys, offsets = drawn(np.random.default_rng(3), 95, 0)
     strings = [string for _, string in parted(run_of(keys, offsets), 1)]
     assert len(strings) == 10
