@@ -108,6 +108,11 @@ class LogDirectories:
     def online(self) -> list[LogDirectory]:
         return [each for root, each in self._directories.items() if root not in self._offline]
 
+    def check_writable(self) -> None:
+        """Raise InvalidRequest in a read-only open."""
+        if self.read_only:
+            raise InvalidRequest("cannot change a directory that is open read-only", directory=self.roots[0])
+
     def places(self) -> list[tuple[Storage, str]]:
         """Every root with its storage. The storage of an offline root refuses every call."""
         return [(self._storages[root], root) for root in self.roots]

@@ -158,9 +158,9 @@ def _bench_tiered(root: Path, records: list[Record]) -> None:
     path.write_text(f'[local]\ndir = "data"\n[remote]\nurl = "file://{root / "bucket"}"\n')
     config = Config.load(str(path), {"segment.bytes": "64MiB"}, {})
     with LogManager.open(config, now_ms=NOW) as manager:
-        manager.create_topic(NAME.topic, 1, properties, now_ms=NOW)
+        manager.topics.create(NAME.topic, 1, properties, now_ms=NOW)
         manager.append(NAME.topic, records, 0, now_ms=NOW)
-        manager.roll(NAME.topic, now_ms=NOW)
+        manager.partitions.roll(NAME.topic, now_ms=NOW)
         while manager.tick(NOW * 2):
             pass
     objects = sorted((root / "bucket").rglob("*.log"))

@@ -47,7 +47,7 @@ def make(root: str, partitions: int, segments: int) -> None:
     with LogManager.open(config, now_ms=NOW) as manager:
         for number in range(partitions // per_topic):
             topic = f"t{number}"
-            manager.create_topic(topic, per_topic, settings, now_ms=NOW)
+            manager.topics.create(topic, per_topic, settings, now_ms=NOW)
             for partition in range(per_topic):
                 for at in range(segments):
                     records = [Record(b"k", b"v" * 80, NOW + at)] * 10
@@ -78,12 +78,12 @@ def measure(root: str, rounds: int) -> dict[str, float]:
         while worker.round(NOW):
             pass
         found["first_round_cpu_s"] = time.process_time() - cpu
-        before, cpu = manager.request_counts(), time.process_time()
+        before, cpu = manager.store.counts(), time.process_time()
         for at in range(rounds):
             worker.round(NOW + at * 30_000)
         found["idle_round_cpu_s"] = (time.process_time() - cpu) / rounds
         found["idle_requests"] = sum(
-            getattr(manager.request_counts() - before, each) for each in ("puts", "gets", "lists", "deletes")
+            getattr(manager.store.counts() - before, each) for each in ("puts", "gets", "lists", "deletes")
         )
         metrics = Metrics(manager, seen, worker)
         cpu = time.process_time()

@@ -63,7 +63,7 @@ def make(root: str, topics: int, segments: int) -> None:
     with LogManager.open(config, now_ms=NOW) as manager:
         for number in range(topics):
             topic = f"topic-{number}"
-            manager.create_topic(topic, 1, settings, now_ms=NOW)
+            manager.topics.create(topic, 1, settings, now_ms=NOW)
             for at in range(segments):
                 manager.append(topic, [Record(b"k", b"v" * 80, NOW + at)] * 10, 0, now_ms=NOW)
                 if at % 5 == 4:

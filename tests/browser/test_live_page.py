@@ -25,7 +25,7 @@ NO_ANSWER = "document.getElementById('asked').textContent.includes('does not ans
 @pytest.fixture
 def scene():
     with Scene() as made:
-        made.manager.create_topic("t", 1, {}, now_ms=NOW)
+        made.manager.topics.create("t", 1, {}, now_ms=NOW)
         send(made.manager, 10)
         yield made
 
@@ -64,7 +64,7 @@ def test_new_problem_on_an_open_page_keeps_focus_and_scroll_position(scene: Scen
     tab.resize(PHONE)
     tab.js("document.querySelector('main tbody a').focus()")
     tab.js("document.querySelector('main .wide').scrollLeft = 150")
-    scene.manager.table.problems = {TopicPartition("t", 0): Corrupt("bad, all of it")}
+    scene.manager.partitions.problems = {TopicPartition("t", 0): Corrupt("bad, all of it")}
     later(scene, tab)
     tab.wait("document.querySelector('.trouble')")
     assert tab.js("document.activeElement.closest('tbody') !== null"), (
@@ -74,19 +74,19 @@ def test_new_problem_on_an_open_page_keeps_focus_and_scroll_position(scene: Scen
 
 
 def test_opened_details_stay_open_and_keep_the_focus_after_an_update(scene: Scene, tab: Tab) -> None:
-    scene.manager.create_topic("many", 3, {}, now_ms=NOW)
+    scene.manager.topics.create("many", 3, {}, now_ms=NOW)
     names = [TopicPartition("many", number) for number in range(3)]
-    scene.manager.table.problems = {name: Unavailable("the store is down", partition=name) for name in names[:2]}
+    scene.manager.partitions.problems = {name: Unavailable("the store is down", partition=name) for name in names[:2]}
     tab.go("/topics/many")
     tab.js("document.querySelector('.trouble summary').focus()")
     tab.press("Enter")
     tab.wait("document.querySelector('.trouble details').open")
-    scene.manager.table.problems = {name: Unavailable("the store is down", partition=name) for name in names}
+    scene.manager.partitions.problems = {name: Unavailable("the store is down", partition=name) for name in names}
     later(scene, tab)
     tab.wait("document.querySelector('.trouble strong').textContent === '3 partitions'")
     assert tab.js("document.querySelector('.trouble details').open")
     assert tab.js("document.activeElement.tagName") == "SUMMARY"
-    scene.manager.table.problems = {}
+    scene.manager.partitions.problems = {}
     later(scene, tab)
     tab.wait("document.querySelector('.trouble') === null")
 
@@ -155,7 +155,7 @@ def test_answer_without_a_page_changes_only_the_footer(scene: Scene, tab: Tab) -
 
 
 def test_open_page_of_a_deleted_topic_becomes_not_found(scene: Scene, tab: Tab) -> None:
-    scene.manager.delete_topic("t", now_ms=NOW)
+    scene.manager.topics.delete("t", now_ms=NOW)
     later(scene, tab)
     tab.wait("document.querySelector('h1').textContent === 'Not found'")
     assert tab.js("document.title").startswith("Not found")
@@ -165,7 +165,7 @@ def test_open_page_shows_an_unreachable_bucket_and_its_recovery(chromium: Chromi
     world = World()
     store = SwitchableStore(world.store, is_down=False)
     with Scene(world, store) as scene, chromium.open(scene.root) as tab:
-        scene.manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        scene.manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(scene.manager, 200)
         scene.settle()
         tab.hold_clock()

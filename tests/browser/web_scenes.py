@@ -103,16 +103,16 @@ def busy() -> Scene:
     """A topic in both tiers, a compacted topic, a local-only topic, and one corrupt partition."""
     scene = Scene()
     manager = scene.manager
-    manager.create_topic("orders", 3, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
-    manager.create_topic("clicks", 1, COMPACTED, now_ms=NOW)
-    manager.create_topic(
+    manager.topics.create("orders", 3, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+    manager.topics.create("clicks", 1, COMPACTED, now_ms=NOW)
+    manager.topics.create(
         "a.topic_with-a_name_that_is_long_enough_to_be_in_the_way_of_everything_beside_it", 1, {}, now_ms=NOW
     )
     send(manager, 400, topic="orders")
     send(manager, 400, topic="clicks")
     scene.settle()
     send(manager, 60, topic="orders", start=400)
-    manager.table.problems = {
+    manager.partitions.problems = {
         TopicPartition("orders", 2): Corrupt("cannot read a batch, checksum differs", segment="00000000000000000000")
     }
     scene.now_ms = NOW + 10_000
@@ -148,8 +148,8 @@ def aged() -> Scene:
 def evil() -> Scene:
     """Messages that are HTML, which no topic name can be."""
     scene = Scene()
-    scene.manager.create_topic("t", 1, {}, now_ms=NOW)
-    scene.manager.table.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
+    scene.manager.topics.create("t", 1, {}, now_ms=NOW)
+    scene.manager.partitions.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
     return scene
 
 
@@ -158,17 +158,17 @@ def huge() -> Scene:
     scene = Scene()
     manager = scene.manager
     wide = {"segment.bytes": "1024", "remote.storage.enable": "true"}
-    manager.create_topic("huge", PARTITIONS, wide, now_ms=NOW)
+    manager.topics.create("huge", PARTITIONS, wide, now_ms=NOW)
     for number in range(SEGMENTS):
         manager.append("huge", [Record(b"k", b"v" * 940, NOW - DAY + number)], 0, now_ms=NOW)
     for number in range(TOPICS):
-        manager.create_topic(f"topic-{number:03}", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
-    manager.table.problems = {name: Unavailable("the store is down", partition=name) for name in names(manager)}
+        manager.topics.create(f"topic-{number:03}", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
+    manager.partitions.problems = {name: Unavailable("the store is down", partition=name) for name in names(manager)}
     return scene
 
 
 def names(manager: LogManager) -> list[TopicPartition]:
-    return [name for topic in manager.topics() for name in topic.partitions()]
+    return [name for topic in manager.topics.all() for name in topic.partitions()]
 
 
 def refusing() -> Scene:
@@ -199,7 +199,7 @@ def hanging() -> Scene:
 def _with_a_backlog(world: World, store: SwitchableStore) -> Scene:
     """A hundred records were appended after the store failed. Earlier records are in both tiers."""
     scene = Scene(world, store)
-    scene.manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    scene.manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(scene.manager, 200, topic="t")
     scene.settle()
     send(scene.manager, 100, topic="t", start=200)

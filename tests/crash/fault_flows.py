@@ -119,11 +119,11 @@ class World:
             return LogManager.open(config, now_ms=self.clock.now_ms, storage=storage, store=store)
 
     def create_topic(self, manager: LogManager) -> None:
-        if not manager.topics():
-            manager.create_topic("t", 1, {**TOPIC, **self.mode.settings}, now_ms=NOW)
+        if not manager.topics.all():
+            manager.topics.create("t", 1, {**TOPIC, **self.mode.settings}, now_ms=NOW)
 
     def append(self, manager: LogManager, count: int) -> None:
-        first = manager.partitions()[0].log.next_offset
+        first = manager.partitions.all()[0].log.next_offset
         records = [
             Record(b"k%d" % at, b"%d at %d" % (at, self.clock.now_ms) + b"." * 25, self.clock.now_ms)
             for at in range(first, first + count)
@@ -203,13 +203,13 @@ def delete_pending(world: World, manager: LogManager) -> None:
 
 def delete_records(world: World, manager: LogManager) -> None:
     world.log_start = 45  # no promise holds any more for the records below
-    manager.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
+    manager.maintenance.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
     world.settle(manager)
 
 
 def write_on(world: World, manager: LogManager) -> None:
     world.append(manager, 30)
-    manager.roll("t", now_ms=world.clock.now_ms)
+    manager.partitions.roll("t", now_ms=world.clock.now_ms)
     world.settle(manager)
 
 
@@ -218,12 +218,12 @@ def switch_off_and_on(world: World, manager: LogManager) -> None:
 
     Unlinked segments are deleted after the grace period.
     """
-    world.log_start = manager.partitions()[0].log.local_log_start_offset
-    manager.alter_topic("t", {ENABLE: "false", "remote.log.delete.on.disable": "true"}, now_ms=world.clock.now_ms)
+    world.log_start = manager.partitions.all()[0].log.local_log_start_offset
+    manager.topics.alter("t", {ENABLE: "false", "remote.log.delete.on.disable": "true"}, now_ms=world.clock.now_ms)
     world.settle(manager)
     world.clock.now_ms += 2 * HOUR
     world.settle(manager)
-    manager.alter_topic("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
+    manager.topics.alter("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
     world.settle(manager)
 
 
@@ -255,7 +255,7 @@ def _written(mode: Mode) -> World:
     for _ in range(3):
         world.append(manager, 30)
         world.clock.now_ms += 1000
-    manager.roll("t", now_ms=world.clock.now_ms)
+    manager.partitions.roll("t", now_ms=world.clock.now_ms)
     manager.close()
     return world
 
@@ -266,7 +266,7 @@ def _tiered(mode: Mode) -> World:
     world = _written(mode).copied()
     manager = world.open()
     world.settle(manager)
-    manifest = manager.partitions()[0].manifest()
+    manifest = manager.partitions.all()[0].manifest()
     assert manifest is not None
     assert all(entry.data_key.endswith(mode.suffix) for entry in manifest.segments)
     world.append(manager, 10)
@@ -281,7 +281,7 @@ def _dropped(mode: Mode) -> World:
     world.clock.now_ms += 2 * HOUR
     manager = world.open()
     world.settle(manager)
-    assert manager.partitions()[0].log.local_log_start_offset > 80
+    assert manager.partitions.all()[0].log.local_log_start_offset > 80
     world.append(manager, 5)
     manager.close()
     return world
@@ -293,9 +293,9 @@ def _expired(mode: Mode) -> World:
     world = _dropped(mode).copied()
     world.log_start = 45
     manager = world.open()
-    manager.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
+    manager.maintenance.delete_records({NAME: 45}, now_ms=world.clock.now_ms)
     world.settle(manager)
-    manifest = manager.partitions()[0].manifest()
+    manifest = manager.partitions.all()[0].manifest()
     assert manifest is not None
     assert manifest.pending_deletes
     manager.close()
@@ -312,7 +312,7 @@ def _in_pages(mode: Mode) -> World:
         world.append(manager, 10)
         world.clock.now_ms += 2 * HOUR
         world.settle(manager)
-        manifest = manager.partitions()[0].manifest()
+        manifest = manager.partitions.all()[0].manifest()
         assert manifest is not None
         assert len(manifest.pages) > 1
         manager.close()
@@ -326,9 +326,9 @@ def _pages_expired(mode: Mode) -> World:
         world = _in_pages(mode).copied()
         world.log_start = 60
         manager = world.open()
-        manager.delete_records({NAME: 60}, now_ms=world.clock.now_ms)
+        manager.maintenance.delete_records({NAME: 60}, now_ms=world.clock.now_ms)
         world.settle(manager)
-        manifest = manager.partitions()[0].manifest()
+        manifest = manager.partitions.all()[0].manifest()
         assert manifest is not None
         assert manifest.pending_page_deletes
         manager.close()
@@ -527,9 +527,9 @@ def _check_records(world: World, manager: LogManager) -> None:
 
 def _check_end(world: World, manager: LogManager) -> None:
     """Copy everything and read it from the bucket; no unlinked object outlives the grace period."""
-    if manager.topic("t").properties[ENABLE] == "false":
-        manager.alter_topic("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
-    manager.roll("t", now_ms=world.clock.now_ms)
+    if manager.topics.get("t").properties[ENABLE] == "false":
+        manager.topics.alter("t", {ENABLE: "true"}, now_ms=world.clock.now_ms)
+    manager.partitions.roll("t", now_ms=world.clock.now_ms)
     world.settle(manager)
     for _ in range(2):
         world.clock.now_ms += 2 * HOUR

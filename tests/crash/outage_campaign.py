@@ -166,7 +166,7 @@ def outage(
     node.configure()
     with node.manager() as manager:
         for topic, (told, _, _) in TOPICS.items():
-            manager.create_topic(topic, 1, told, now_ms=time.time_ns() // 1_000_000)
+            manager.topics.create(topic, 1, told, now_ms=time.time_ns() // 1_000_000)
     acks = home.with_name("acks")
     environ = {"OUTAGE_ACKS": str(acks)}
     with Daemon(node, ("run", "--metrics", ":0"), program=("-c", PROGRAM), environ=environ) as daemon:
@@ -247,7 +247,7 @@ def check(node: Node, endpoint: S3Endpoint, appends: Appends) -> list[str]:
     wrong: list[str] = []
     with node.manager() as manager:
         for topic in TOPICS:
-            manager.roll(topic, now_ms=now_ms)
+            manager.partitions.roll(topic, now_ms=now_ms)
     once = [sys.executable, "-m", "tiered", "-C", str(node.home)]
     done = subprocess.run([*once, "run", "--once"], capture_output=True, text=True, timeout=600)
     if done.returncode:

@@ -90,7 +90,7 @@ class Machine:
 
     def may_upload(self) -> bool:
         """Whether the state of the partition allows an upload."""
-        held = self.manager.partitions() if self.manager is not None else []
+        held = self.manager.partitions.all() if self.manager is not None else []
         return all(each.allows(TierAction.UPLOAD) for each in held if each.name == self.partition)
 
     def check_states(self) -> None:
@@ -98,7 +98,7 @@ class Machine:
 
         `TierMachine` asserts each single transition.
         """
-        for held in self.manager.partitions() if self.manager is not None else ():
+        for held in self.manager.partitions.all() if self.manager is not None else ():
             before, after = self.states.get(held, after_open(held)), held.tier_state
             assert after in reachable(before), f"{self.name} moved from {before.name} to {after.name}"
             assert (held.fatal_error is not None) is (held.tier.state in STOPPED), "a state contradicts its error"
@@ -142,7 +142,7 @@ def new_machines(race: Race, count: int) -> tuple[list[Machine], Topic]:
     """`count` disks that know the race's topic and hold no log of it."""
     first = ModelDisk()
     with LogManager.open(config(), now_ms=NOW, storage=first, store=MemoryStore("memory://b")) as manager:
-        topic = manager.create_topic("t", 1, race.scene.topic, now_ms=NOW)
+        topic = manager.topics.create("t", 1, race.scene.topic, now_ms=NOW)
     names = ("last", *"abc"[:count])
     return [Machine(name, fresh_disk(first), race.scene, race.truth) for name in names], topic
 
@@ -214,13 +214,13 @@ def _work(machine: Machine, actor: Actor, manager: LogManager) -> None:
         _do_one(machine, actor, manager, rng.choice(_deeds(machine, race, manager)))
         machine.check()
         machine.check_states()
-        for held in manager.partitions():
+        for held in manager.partitions.all():
             machine.truth.check_head(held.manifest())
         actor.step("between two calls")
 
 
 def _deeds(machine: Machine, race: Race, manager: LogManager) -> list[str]:
-    if not manager.topics():
+    if not manager.topics.all():
         return ["tick"]
     deeds = ["append", "append", "tick", "tick", "tick", "roll", "read"]
     if race.scene.topic.get("cleanup.policy") != "compact":
@@ -244,7 +244,7 @@ def _do_one(machine: Machine, actor: Actor, manager: LogManager, deed: str) -> N
         case "tick":
             manager.tick(race.now_ms)
         case "roll":
-            manager.roll(machine.partition.topic, now_ms=race.now_ms)
+            manager.partitions.roll(machine.partition.topic, now_ms=race.now_ms)
         case "read":
             with suppress(Unavailable, OffsetOutOfRange):
                 _check_own_reads(machine, race, manager)
@@ -261,11 +261,11 @@ def _do_one(machine: Machine, actor: Actor, manager: LogManager, deed: str) -> N
             _pause(machine, race, manager, deed)
         case "delete topic":
             machine.acked = {}  # `sent` stays: when a process dies before its registry is written, the topic remains
-            manager.delete_topic(machine.partition.topic, now_ms=race.now_ms)
+            manager.topics.delete(machine.partition.topic, now_ms=race.now_ms)
 
 
 def append(machine: Machine, race: Race, manager: LogManager, rng: random.Random, count: int) -> None:
-    first = manager.partition(machine.partition).log.next_offset
+    first = manager.partitions.find(machine.partition).log.next_offset
     machine.count += 1
     records = [_record(machine, race, rng, at) for at in range(first, first + count)]
     for at, record in enumerate(records, start=first):
@@ -295,7 +295,7 @@ def _delete_records(machine: Machine, race: Race, rng: random.Random, manager: L
     if rng.random() < 0.3:
         start, end = manager.reader().offsets(machine.partition)
         if end > start:
-            manager.delete_records({machine.partition: rng.randrange(start, end)}, now_ms=race.now_ms)
+            manager.maintenance.delete_records({machine.partition: rng.randrange(start, end)}, now_ms=race.now_ms)
 
 
 def _pause(machine: Machine, race: Race, manager: LogManager, deed: str) -> None:
@@ -305,7 +305,7 @@ def _pause(machine: Machine, race: Race, manager: LogManager, deed: str) -> None
     """
     machine.is_paused = None
     if deed == "pause":
-        manager.pause_uploads(now_ms=race.now_ms)
+        manager.pauses.pause(now_ms=race.now_ms)
     else:
-        manager.resume_uploads()
+        manager.pauses.resume()
     machine.is_paused = deed == "pause"

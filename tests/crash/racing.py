@@ -125,14 +125,14 @@ def _finish(machine: Machine, is_last: bool, actor: Actor) -> None:
     name = machine.partition
     if truth.is_deleted:
         assert isinstance(manager.problems.get(name), Conflict), "a deleted partition accepted a writer"
-        manager.delete_topic(name.topic, now_ms=race.now_ms)
+        manager.topics.delete(name.topic, now_ms=race.now_ms)
     else:
         append(machine, race, manager, actor.rng, 20)
-        manager.roll(name.topic, now_ms=race.now_ms)
+        manager.partitions.roll(name.topic, now_ms=race.now_ms)
     _finish_rounds(machine, race, manager)
     if not is_last and actor.rng.random() < 0.5:
         machine.acked = {}
-        manager.delete_topic(name.topic, now_ms=race.now_ms)
+        manager.topics.delete(name.topic, now_ms=race.now_ms)
         _finish_rounds(machine, race, manager)
     if is_last:
         assert collect_all(actor) == 0, "orphans are never deleted"

@@ -86,10 +86,10 @@ class Node:
         told |= {key.replace("_", "."): value for key, value in settings.items()}
         with self.manager() as manager:
             for topic in topics:
-                manager.create_topic(topic, 1, told, now_ms=at_ms)
+                manager.topics.create(topic, 1, told, now_ms=at_ms)
                 self.sent[topic] = [Record(b"k", b"%s %d" % (topic.encode(), at), at_ms) for at in range(count)]
                 manager.append(topic, self.sent[topic], 0, now_ms=at_ms, durability=Durability.FLUSHED)
-                manager.roll(topic, now_ms=at_ms)
+                manager.partitions.roll(topic, now_ms=at_ms)
 
     def file(self, topic: str) -> Path:
         return self.files(topic)[1]

@@ -37,7 +37,7 @@ class Scene:
     def __init__(self, **settings: str) -> None:
         self.disk, self.store, self.story = ModelDisk(), MemoryStore("memory://b"), Story()
         self.manager: LogManager = open_manager(self.disk, self.store, self.story.clock)
-        self.manager.create_topic("t", 1, {**TOPIC, **settings}, now_ms=self.story.clock)
+        self.manager.topics.create("t", 1, {**TOPIC, **settings}, now_ms=self.story.clock)
         self.round("abcdef", "1")
         self.round("ghij", "1")
         self.round("abcgh", "2")
@@ -177,7 +177,7 @@ def test_entries_that_expire_during_a_job_stay_expired_and_the_rest_is_committed
 
         def meanwhile(number: int, at: int = at, scene: Scene = scene) -> None:
             if number == at:
-                scene.manager.delete_records({NAME: 7}, now_ms=scene.story.clock)
+                scene.manager.maintenance.delete_records({NAME: 7}, now_ms=scene.story.clock)
                 scene.story.settle(scene.manager)
 
         with suppress(*UNSEEN):

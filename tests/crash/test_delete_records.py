@@ -32,9 +32,9 @@ def open_manager(disk: ModelDisk, store: object) -> LogManager:
 
 def fill(disk: ModelDisk, store: object) -> None:
     with open_manager(disk, store) as manager:
-        manager.create_topic("disk", 1, {"retention.ms": "-1", "remote.storage.enable": "false"}, now_ms=NOW)
+        manager.topics.create("disk", 1, {"retention.ms": "-1", "remote.storage.enable": "false"}, now_ms=NOW)
         tiered = {"retention.ms": "-1", "remote.storage.enable": "true", "local.retention.ms": "1ms"}
-        manager.create_topic("bucket", 1, tiered, now_ms=NOW)
+        manager.topics.create("bucket", 1, tiered, now_ms=NOW)
         for name in (DISK, BUCKET):
             for at in range(0, COUNT, 10):
                 records = [Record(b"k%d" % n, b"value %d" % n, NOW - 1000 + n) for n in range(at, at + 10)]
@@ -54,7 +54,7 @@ class Deletion:
         manager = open_manager(disk, store)
         for name in (DISK, BUCKET):
             self.asked.add(name)
-            manager.delete_records({name: TO}, now_ms=NOW)
+            manager.maintenance.delete_records({name: TO}, now_ms=NOW)
             self.answered.add(name)
             assert manager.reader().offsets(name)[0] == TO
         for _ in range(3):
@@ -72,7 +72,7 @@ class Deletion:
                     assert start == 0 or name in self.asked, "records are missing that no call deleted"
                     found = [(record.offset, record.value) for record in manager.reader().records(name, start)]
                     assert found[: COUNT - start] == [(at, b"value %d" % at) for at in range(start, COUNT)]
-                    manager.delete_records({name: TO}, now_ms=NOW)
+                    manager.maintenance.delete_records({name: TO}, now_ms=NOW)
                     self.asked.add(name)
                     self.answered.add(name)
                     manager.append(name.topic, [Record(b"k", b"more", NOW)], 0, now_ms=NOW)

@@ -118,7 +118,7 @@ class Day:
         self.passed_ms = self.skew_ms = 0
         self.start()
         for topic, properties in TOPICS.items():
-            self.manager.create_topic(topic, 2 if topic == "orders" else 1, properties, now_ms=NOW)
+            self.manager.topics.create(topic, 2 if topic == "orders" else 1, properties, now_ms=NOW)
 
     @property
     def clock_ms(self) -> int:
@@ -162,7 +162,7 @@ class Day:
                 name.topic, records, name.partition, now_ms=self.clock_ms, durability=Durability.FLUSHED
             )
         except LogError:
-            end = self.manager.partition(name).log.next_offset  # unacknowledged records may be in the log too
+            end = self.manager.partitions.find(name).log.next_offset  # unacknowledged records may be in the log too
             told += records[: end - len(told)]
             return False
         told += records
@@ -186,7 +186,7 @@ class Day:
             is_busy = self.worker.round(self.clock_ms)
         finally:
             self.bucket.answers.set()
-        assert self.manager.wait_for_tasks(60)
+        assert self.manager.maintenance.tasks.wait_idle(60)
         return is_busy
 
     # -- observers
@@ -205,7 +205,7 @@ class Day:
         return sum(each.value for each in found if set(wanted) <= set(each.labels))
 
     def expired_end_offset(self, name: TopicPartition) -> int:
-        manifest = self.manager.partition(name).manifest()
+        manifest = self.manager.partitions.find(name).manifest()
         assert manifest is not None
         return manifest.allocated_end_offset
 
@@ -322,7 +322,7 @@ def test_manager_continues_and_recovers_when_a_disk_is_full_for_an_hour(
     # Only durable records are acknowledged. Work that needs no space continues: copied segments are dropped from the
     # disk.
     assert {name: len(told) for name, told in day.acked.items()} == kept
-    assert [each.is_active for each in day.manager.partition(ORDERS).log.segments()] == [True]
+    assert [each.is_active for each in day.manager.partitions.find(ORDERS).log.segments()] == [True]
     # the problem is reported
     code, text = day.health()
     assert (code, "enospc" in text) == (503, True), text
@@ -435,7 +435,7 @@ def test_manager_continues_with_the_rest_when_a_local_segment_is_damaged(
     day.append(ORDERS, 200)
     waiting = [
         each
-        for each in day.manager.partition(ORDERS).log.segments()
+        for each in day.manager.partitions.find(ORDERS).log.segments()
         if each.base_offset >= day.expired_end_offset(ORDERS)
     ]
     assert len(waiting) > 2
@@ -467,7 +467,7 @@ def test_manager_continues_with_the_rest_when_a_local_segment_is_damaged(
 def test_manager_continues_with_the_rest_when_a_manifest_is_damaged(day: Day, caplog: pytest.LogCaptureFixture) -> None:
     """The damaged object is the newest manifest, which an open reads."""
     caplog.set_level(logging.INFO)
-    held = day.manager.partition(ORDERS)
+    held = day.manager.partitions.find(ORDERS)
     manifest = held.manifest()
     assert manifest is not None
     key = held.prefix + manifest_key(manifest.sequence)

@@ -51,7 +51,7 @@ def open_manager(disk: TwoDisks) -> LogManager:
 def begun() -> TwoDisks:
     disk = TwoDisks()
     with open_manager(disk) as manager:
-        manager.create_topic("t", 4, now_ms=NOW)
+        manager.topics.create("t", 4, now_ms=NOW)
     return disk
 
 
@@ -69,7 +69,7 @@ def is_taken(act: Callable[[], object]) -> bool:
 def appended(manager: LogManager, name: TopicPartition) -> bool:
     def act() -> None:
         manager.append("t", [Record(b"k", b"v" * 300, NOW)] * 5, name.partition, now_ms=NOW)
-        manager.partition(name).log.flush()
+        manager.partitions.find(name).log.flush()
 
     return is_taken(act)
 
@@ -82,14 +82,14 @@ def work(disk: TwoDisks) -> dict[TopicPartition, int]:
             for number in range(4):
                 name = TopicPartition("t", number)
                 if appended(manager, name):
-                    acked[name] = manager.partition(name).log.next_offset
+                    acked[name] = manager.partitions.find(name).log.next_offset
                 else:
                     assert name not in manager.directories.partitions_of(A), (
                         "an append to disk A failed, although it has space"
                     )
             manager.tick(NOW + turn)
-        is_taken(lambda: manager.create_topic("new", 2, now_ms=NOW))
-        assert "new" in {each.name for each in manager.topics()}
+        is_taken(lambda: manager.topics.create("new", 2, now_ms=NOW))
+        assert "new" in {each.name for each in manager.topics.all()}
     return acked
 
 
@@ -134,12 +134,12 @@ def test_manager_refused_checkpoints_are_written_in_the_first_round_with_space()
         manager.flush()
         disk.full_from = 0
         manager.tick(NOW)
-        assert manager.refused_checkpoints is not None
+        assert manager.maintenance.refused is not None
         before = disk.read(f"{B}/{RECOVERY_POINTS}")
-        manager.create_topic("new", 1, now_ms=NOW)
+        manager.topics.create("new", 1, now_ms=NOW)
         disk.full_from = None
         manager.tick(NOW + 1)
-        assert manager.refused_checkpoints is None
+        assert manager.maintenance.refused is None
         assert disk.read(f"{B}/{RECOVERY_POINTS}") != before
         assert {each.name for each in TopicRegistry([(disk, B)]).all()} == {"t", "new"}, (
             "the disk's copy of the topic registry is old"
@@ -149,17 +149,17 @@ def test_manager_refused_checkpoints_are_written_in_the_first_round_with_space()
 def test_manager_move_and_delete_are_durable_without_checkpoints_on_a_full_disk() -> None:
     disk = NoCheckpoints()
     with open_manager(disk) as manager:
-        manager.create_topic("t", 4, now_ms=NOW)
-        manager.create_topic("gone", 2, now_ms=NOW)
+        manager.topics.create("t", 4, now_ms=NOW)
+        manager.topics.create("gone", 2, now_ms=NOW)
         (moved, *_) = [name for name in manager.directories.partitions_of(B) if name.topic == "t"]
         disk.full_from = 0
-        manager.move(moved, A, now_ms=NOW)
+        manager.maintenance.move(moved, A, now_ms=NOW)
         assert moved in manager.directories.partitions_of(A)
-        manager.delete_topic("gone", now_ms=NOW)
+        manager.topics.delete("gone", now_ms=NOW)
         manager.tick(NOW)
         assert disk.refused >= 2
     with open_manager(disk) as manager:
-        assert {each.name for each in manager.topics()} == {"t"}
+        assert {each.name for each in manager.topics.all()} == {"t"}
         assert not manager.problems
         assert moved in manager.directories.partitions_of(A)
 
@@ -202,7 +202,7 @@ def test_manager_close_with_records_that_are_not_durable_raises() -> None:
 
     disk = Unsynced()
     manager = open_manager(disk)
-    manager.create_topic("t", 1, now_ms=NOW)
+    manager.topics.create("t", 1, now_ms=NOW)
     manager.append("t", [Record(b"k", b"v", NOW)], 0, now_ms=NOW)
     disk.full_from = 1 << 60
     with pytest.raises(LogError, match="cannot close the logs durably"):

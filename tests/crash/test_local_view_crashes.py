@@ -41,7 +41,7 @@ def prepared() -> World:
     """A view of the first half; the second half of the log has new values, a deletion, a new key."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
         write(manager, [Record(b"k%d" % at, b"old value %d" % at, NOW) for at in range(KEYS)])
         build(manager)
         write(manager, [Record(b"k%d" % at, None if at == 3 else b"new value %d" % at, NOW) for at in range(10)])
@@ -110,7 +110,9 @@ def check(world: World, expected: tuple[Found, ...], where: str) -> Found:
         manager.tick(NOW)
         assert read(manager) == NEW, where
     check_files(world, where)
-    assert not view_files(world.disk, "./data/t-0").keys() - manager.partitions()[0].local_views.catalog().named_keys
+    assert (
+        not view_files(world.disk, "./data/t-0").keys() - manager.partitions.all()[0].local_views.catalog().named_keys
+    )
     return found
 
 
@@ -207,7 +209,7 @@ def test_a_dropped_view_with_a_power_cut_is_complete_or_absent(before: bool) -> 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_view_never_has_records_that_a_truncation_removed_from_its_log(before: bool) -> None:
     def truncate(manager: LogManager) -> None:
-        manager.partitions()[0].log.truncate_to(60, now_ms=NOW)
+        manager.partitions.all()[0].log.truncate_to(60, now_ms=NOW)
         write(manager, [Record(b"other", b"%d" % at, NOW) for at in range(100)])
         manager.flush()
 
@@ -232,8 +234,8 @@ def enabled() -> World:
     """As `prepared`, with a remote tier that was enabled later and holds the whole log."""
     world = prepared()
     with world.open() as manager:
-        manager.alter_topic("t", {"remote.storage.enable": "true"}, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.topics.alter("t", {"remote.storage.enable": "true"}, now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     return world
 
@@ -248,7 +250,7 @@ def check_carried(world: World, where: str) -> Found:
         assert read(manager) == NEW, where
         settle(manager)
         assert view_files(world.disk, "./data/t-0") == {}, where
-        assert manager.partitions()[0].local_views.known() == (), where
+        assert manager.partitions.all()[0].local_views.known() == (), where
     with RemoteLog(world.store) as bucket:
         reader = bucket.reader(read_compacted=True)
         assert [(each.offset, each.value) for each in reader.records(NAME, 0, KEYS + 11)] == NEW, where

@@ -82,14 +82,14 @@ def open_manager(disk: ModelDisk, store: object, now_ms: int) -> LogManager:
 
 def play(disk: ModelDisk, store: object, story: Story) -> None:
     manager = open_manager(disk, store, story.clock)
-    if not manager.topics():
-        manager.create_topic("plain", 1, {**TIERED, "retention.ms": "2d"}, now_ms=story.clock)
+    if not manager.topics.all():
+        manager.topics.create("plain", 1, {**TIERED, "retention.ms": "2d"}, now_ms=story.clock)
         compact = {**TIERED, "cleanup.policy": "compact", "retention.ms": "-1", "remote.compression": "zstd"}
-        manager.create_topic("compacted", 1, compact, now_ms=story.clock)
+        manager.topics.create("compacted", 1, compact, now_ms=story.clock)
     for _ in range(2):
         story.append(manager, PLAIN, 50)
         story.append(manager, COMPACTED, 40)
-        manager.roll("compacted", now_ms=story.clock)
+        manager.partitions.roll("compacted", now_ms=story.clock)
         story.clock += DAY
         story.settle(manager)
     story.clock += 2 * DAY - 1000
@@ -104,7 +104,7 @@ def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
     """Restart and compare; then append, restart and compare again."""
     for _ in range(2):
         manager = open_manager(disk, store, story.clock)
-        names = [name for topic in manager.topics() for name in topic.partitions()]
+        names = [name for topic in manager.topics.all() for name in topic.partitions()]
         for name in names:
             _check_partition(manager, store, story, name)
         if names == [COMPACTED, PLAIN]:

@@ -26,6 +26,7 @@ from remote.store import Body, UploadSource
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
 from tiered.maintenance import upload_and_commit
+from tiered.maintenance.maintenance import Maintenance
 from tiered.manager.manager import LogManager
 
 NOW = 1_800_000_000_000
@@ -98,17 +99,17 @@ class World:
         self.disk, self.inner = ModelDisk(), MemoryStore("memory://bucket")
         self.store = Stepping(self.inner)
         self.manager = self.open()
-        self.manager.create_topic("t", 1, {**TOPIC, **own}, now_ms=NOW)
+        self.manager.topics.create("t", 1, {**TOPIC, **own}, now_ms=NOW)
         for start in range(0, COUNT, 30):
             records = [Record(b"k%d" % at, b"value %d" % at, NOW - HOUR) for at in range(start, start + 30)]
             self.manager.append("t", records, 0, now_ms=NOW)
-            self.manager.roll("t", now_ms=NOW)
+            self.manager.partitions.roll("t", now_ms=NOW)
         if "compact" in own.values():
             off = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
-            self.manager.alter_topic("t", off, now_ms=NOW)
+            self.manager.topics.alter("t", off, now_ms=NOW)
             self.settle()
             on = {"remote.log.copy.disable": "", "local.retention.ms": "1ms"}
-            self.manager.alter_topic("t", on, now_ms=NOW)
+            self.manager.topics.alter("t", on, now_ms=NOW)
 
     def open(self) -> LogManager:
         loaded = Config.load(None, {"num.recovery.threads.per.data.dir": "1"}, {}, local_dir="data")
@@ -118,14 +119,14 @@ class World:
     def settle(self, now_ms: int = NOW) -> None:
         for _ in range(20):
             is_busy = self.manager.tick(now_ms, waits=False)
-            assert self.manager.wait_for_tasks(LIMIT_S)
+            assert self.manager.maintenance.tasks.wait_idle(LIMIT_S)
             if not is_busy:
                 break
 
     def move(self) -> str:
         root = self.manager.directories.root_of(NAME)
         to = B if root == A else A
-        turn = threading.Thread(target=lambda: self.manager.move(NAME, to, now_ms=NOW), daemon=True)
+        turn = threading.Thread(target=lambda: self.manager.maintenance.move(NAME, to, now_ms=NOW), daemon=True)
         turn.start()
         turn.join(LIMIT_S / 3)
         assert not turn.is_alive(), "the move waits for the store"
@@ -136,11 +137,11 @@ class World:
         """Every segment is in the bucket once, dropped from the disk, and no file is left over."""
         manager = self.manager
         assert manager.problems == {}
-        manifest = manager.partition(NAME).manifest()
+        manifest = manager.partitions.find(NAME).manifest()
         assert manifest is not None
-        entries = list(manager.partition(NAME).metadata.index(manifest).entries())  # type: ignore[union-attr]
+        entries = list(manager.partitions.find(NAME).metadata.index(manifest).entries())  # type: ignore[union-attr]
         assert [0, *(entry.next_offset for entry in entries)] == [*(entry.base_offset for entry in entries), COUNT]
-        assert [info.base_offset for info in manager.partition(NAME).log.segments()] == [COUNT]
+        assert [info.base_offset for info in manager.partitions.find(NAME).log.segments()] == [COUNT]
         start, end = manager.reader().offsets(NAME)
         found = [(each.offset, each.value) for each in manager.reader().records(NAME, start, end)]
         assert found == [(at, b"value %d" % at) for at in range(COUNT)]
@@ -159,7 +160,7 @@ def story(at: int, moves: int, own: dict[str, str]) -> bool:
     step = world.store.step = Steps(at)
     world.manager.tick(NOW, waits=False)
     while not step.reached.wait(0.02):
-        if world.manager.wait_for_tasks(0.0):
+        if world.manager.maintenance.tasks.wait_idle(0.0):
             break
     is_held = step.reached.is_set()
     try:
@@ -168,7 +169,7 @@ def story(at: int, moves: int, own: dict[str, str]) -> bool:
     finally:
         step.opened.set()
     if is_held:
-        assert world.manager.wait_for_tasks(LIMIT_S)
+        assert world.manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert world.manager.problems == {}, "a move caused a problem"
         world.settle()
         world.check(root)
@@ -206,13 +207,13 @@ def _a_segment_that_moved_is_a_trouble(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_move_waits_for_the_copy(patch: pytest.MonkeyPatch) -> None:
-    real = LogManager.move
+    real = Maintenance.move
 
-    def move(self: LogManager, name: TopicPartition, to: str, *, now_ms: int) -> None:
-        with self.partition(name).tier_lock:
+    def move(self: Maintenance, name: TopicPartition, to: str, *, now_ms: int) -> None:
+        with self._table.find(name).tier_lock:
             real(self, name, to, now_ms=now_ms)
 
-    patch.setattr(LogManager, "move", move)
+    patch.setattr(Maintenance, "move", move)
     patch.setattr(sys.modules[__name__], "LIMIT_S", 3.0)
 
 

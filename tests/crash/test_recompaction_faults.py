@@ -72,7 +72,7 @@ class Story:
             self.sent.setdefault(at, set()).add(record)
             manager.append("t", [record], 0, now_ms=self.clock, durability=Durability.FLUSHED)
             self.acked[at] = record
-        manager.roll("t", now_ms=self.clock)
+        manager.partitions.roll("t", now_ms=self.clock)
 
     def settle(self, manager: LogManager) -> None:
         for _ in range(12):
@@ -87,7 +87,7 @@ def open_manager(disk: ModelDisk, store: object, now_ms: int) -> LogManager:
 
 def play(disk: ModelDisk, store: object, story: Story, *, begun: Callable[[], None] = lambda: None) -> None:
     manager = open_manager(disk, store, story.clock)
-    manager.create_topic("t", 1, TOPIC, now_ms=story.clock)
+    manager.topics.create("t", 1, TOPIC, now_ms=story.clock)
     story.put(manager, "abcdef", "1")
     story.put(manager, "ghij", "1")
     story.settle(manager)
@@ -106,7 +106,7 @@ def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
     check_bucket_alone(store, story)
     for _ in range(2):
         manager = open_manager(disk, store, story.clock)
-        if not manager.topics():
+        if not manager.topics.all():
             return
         start, end = manager.reader().offsets(NAME)
         records = list(manager.reader().records(NAME, start)) if start < end else []
@@ -116,9 +116,9 @@ def check(disk: ModelDisk, store: MemoryStore, story: Story) -> None:
         story.put(manager, "y", "4")
         story.settle(manager)
         assert manager.problems == {}
-        manifest = manager.partitions()[0].manifest()
+        manifest = manager.partitions.all()[0].manifest()
         assert manifest is not None
-        check_objects(store, manager.partitions()[0].prefix, manifest)
+        check_objects(store, manager.partitions.all()[0].prefix, manifest)
         check_bucket_alone(store, story)
         manager.close()
 

@@ -24,7 +24,7 @@ KEEPS = {**TIERED, "remote.log.delete.grace.ms": "1h"}
 
 
 def head_of(manager: LogManager) -> Manifest:
-    manifest = manager.partitions()[0].manifest()
+    manifest = manager.partitions.all()[0].manifest()
     assert manifest is not None
     return manifest
 
@@ -37,20 +37,20 @@ def test_a_writer_that_stalls_before_its_deletes_deletes_no_object_still_in_use(
     world, pinned = World(), []
     late = NOW + HOUR
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEPS, now_ms=NOW)
+        manager.topics.create("t", 1, KEEPS, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        manager.delete_records({NAME: 150}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager)
-        held = manager.partitions()[0]
+        held = manager.partitions.all()[0]
         assert head_of(manager).pending_deletes
         assert head_of(manager).segments
         deleting: Callable[[list[str]], None] = world.store.delete
 
         def meanwhile(keys: list[str]) -> None:
             world.store.delete = deleting  # type: ignore[method-assign]
-            other, topic = MetadataLog(world.store, held.prefix), manager.topic("t")
+            other, topic = MetadataLog(world.store, held.prefix), manager.topics.get("t")
             other.become_writer("another", late, topic="t", topic_id=topic.topic_id, partition=0)
             other.commit(set_properties({"some": "news"}), late)
             pinned.append(pin_newest(world.store, held.prefix, other, now_ms=late, expires_ms=late + DAY, holder="r"))
@@ -77,7 +77,7 @@ class Timeline:
         self.world = World()
         settings = {**TIERED, "local.retention.ms": "-2" if keeps_disk else "1ms"}
         self.manager = self.world.open()
-        self.manager.create_topic("t", 1, settings, now_ms=NOW)
+        self.manager.topics.create("t", 1, settings, now_ms=NOW)
         self._copied(0)
         self.backup = dict(self.world.store._objects)
         self._copied(200)
@@ -86,7 +86,7 @@ class Timeline:
 
     def _copied(self, start: int) -> None:
         send(self.manager, 200, start=start)
-        self.manager.roll("t", now_ms=NOW)
+        self.manager.partitions.roll("t", now_ms=NOW)
         settle(self.manager)
 
     def restore(self, *, all_of_it: bool) -> None:
@@ -105,7 +105,7 @@ def test_a_disk_with_the_records_that_an_older_manifest_lacks_copies_them_again(
     with line.world.open() as manager:
         settle(manager)
         assert values(manager.reader()) == line.expected
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         assert head_of(manager).next_offset == 430, "the records were not copied again under new names"
 
@@ -135,9 +135,9 @@ def test_a_running_manager_commits_its_whole_manifest_above_a_restored_older_one
     line.restore(all_of_it=all_of_it)
     before = head_of(line.manager).sequence
     send(line.manager, 100, start=430)
-    line.manager.roll("t", now_ms=NOW)
+    line.manager.partitions.roll("t", now_ms=NOW)
     settle(line.manager)
-    newest = MetadataLog(line.world.store, line.manager.partitions()[0].prefix).refresh()
+    newest = MetadataLog(line.world.store, line.manager.partitions.all()[0].prefix).refresh()
     assert newest.sequence > before
     assert newest.next_offset == 530
     with RemoteLog(line.world.store) as bucket:  # the manager has cached its earlier reads
@@ -157,7 +157,7 @@ def test_objects_of_the_epoch_before_a_restore_are_orphans_after_the_next_takeov
     line.restore(all_of_it=False)
     with line.world.open() as manager:
         settle(manager)
-        prefix, expected = manager.partitions()[0].prefix, values(manager.reader())
+        prefix, expected = manager.partitions.all()[0].prefix, values(manager.reader())
         names = list_partitions(line.world.store)
         found = list_garbage(line.world.store, names, now_ms=NOW + DAY)
         assert found.entries, "expected orphans of the epoch before the restore"
@@ -174,7 +174,7 @@ def test_a_disk_with_records_of_a_later_epoch_reports_a_restored_older_bucket(
     line.manager.close()
     with line.world.open() as manager:
         send(manager, 20, start=430)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         expected = values(manager.reader())
     if is_put_back:

@@ -89,7 +89,7 @@ class Story:
         self.manager = self._open()
         for topic, own in TOPICS.items():
             properties = {**TIERED, "remote.log.delete.grace.ms": "1h", **own}
-            self.manager.create_topic(topic, 1, properties, now_ms=self.now_ms)
+            self.manager.topics.create(topic, 1, properties, now_ms=self.now_ms)
         self.sent: dict[str, dict[int, Record]] = {topic: {} for topic in TOPICS}
         self.low = dict.fromkeys(TOPICS, 0)
         self.store.rate = self.rng.choice((0.0, 0.02))
@@ -108,7 +108,7 @@ class Story:
             case "waiting tick":
                 self.manager.tick(self.now_ms)
             case "roll":
-                self.manager.roll(topic, now_ms=self.now_ms)
+                self.manager.partitions.roll(topic, now_ms=self.now_ms)
             case "delete records" if topic != "c":
                 self._delete_records(topic)
             case "alter":
@@ -116,7 +116,7 @@ class Story:
             case "time passes":
                 self.now_ms += HOUR * self.rng.choice((1, 2, 9))
             case "tasks end":
-                assert self.manager.wait_for_tasks(LIMIT_S)
+                assert self.manager.maintenance.tasks.wait_idle(LIMIT_S)
             case "close":
                 self._reopen(LIMIT_S)
             case "cut":
@@ -148,7 +148,7 @@ class Story:
             start, end = self.manager.reader().offsets(name)
             if end > start:
                 at = self.rng.randrange(start, end)
-                self.manager.delete_records({name: at}, now_ms=self.now_ms)
+                self.manager.maintenance.delete_records({name: at}, now_ms=self.now_ms)
                 self.low[topic] = max(self.low[topic], at)
         except (Unavailable, Fenced, OffsetOutOfRange):
             return
@@ -156,17 +156,17 @@ class Story:
     def _alter(self, topic: str) -> None:
         disabled = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
         enabled = {"remote.log.copy.disable": "", "local.retention.ms": self.rng.choice(("1ms", "-2"))}
-        self.manager.alter_topic(topic, disabled if self.rng.random() < 0.3 else enabled, now_ms=self.now_ms)
+        self.manager.topics.alter(topic, disabled if self.rng.random() < 0.3 else enabled, now_ms=self.now_ms)
 
     def end(self) -> None:
         """The store works, rounds of both kinds find no more work, and every record is readable."""
         self.store.rate = 0.0
         self.store.deed(waits=True)
-        assert self.manager.wait_for_tasks(LIMIT_S)
+        assert self.manager.maintenance.tasks.wait_idle(LIMIT_S)
         self._reopen(LIMIT_S)  # a manager that was fenced by the last commit of a killed one opens again
         for turn in range(40):
             is_busy = self.manager.tick(self.now_ms, waits=turn % 2 == 0)
-            assert self.manager.wait_for_tasks(LIMIT_S)
+            assert self.manager.maintenance.tasks.wait_idle(LIMIT_S)
             if not is_busy and turn % 2 == 0:
                 break
         assert not self.manager.problems, self.manager.problems

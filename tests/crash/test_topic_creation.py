@@ -23,9 +23,9 @@ def begun(roots: int = 1) -> World:
     world = World()
     world.config = replace(world.config, more_data_dirs=tuple(f"./more{at}" for at in range(1, roots)))
     with world.open() as manager:
-        manager.create_topic("t", 1, now_ms=NOW)
+        manager.topics.create("t", 1, now_ms=NOW)
         send(manager, 20)
-        manager.partition(TopicPartition("t", 0)).log.flush()
+        manager.partitions.find(TopicPartition("t", 0)).log.flush()
     return world
 
 
@@ -33,19 +33,19 @@ def goes_on(world: World, disk: ModelDisk, *, is_acknowledged: bool) -> bool:
     """Whether the topics exist after a crash; checks all invariants and that appends still work."""
     for _ in range(2):  # the second time opens the result of the recovery
         with world.open(disk=disk) as manager:
-            there = {each.name for each in manager.topics()}
+            there = {each.name for each in manager.topics.all()}
             assert there in ({"t"}, {"t", *NAMES}), "some of the topics exist, others do not"
             assert "a" in there or not is_acknowledged, "an acknowledged topic was lost"
             assert manager.problems == {}
-            assert manager.partition(TopicPartition("t", 0)).log.next_offset >= 20
+            assert manager.partitions.find(TopicPartition("t", 0)).log.next_offset >= 20
             if "a" not in there:
-                manager.create_topics(ASKED, now_ms=NOW)
+                manager.topics.create_all(ASKED, now_ms=NOW)
             for name in NAMES:
-                assert len(manager.partitions([name])) == 2
+                assert len(manager.partitions.all([name])) == 2
                 send(manager, 10, topic=name)
-            lengths = {each.name: each.log.next_offset for each in manager.partitions()}
+            lengths = {each.name: each.log.next_offset for each in manager.partitions.all()}
     with world.open(disk=disk) as manager:
-        assert {each.name: each.log.next_offset for each in manager.partitions()} == lengths
+        assert {each.name: each.log.next_offset for each in manager.partitions.all()} == lengths
         assert lengths[TopicPartition("b", 0)] == 20
     return "a" in there
 
@@ -64,7 +64,7 @@ def test_a_crash_at_any_moment_of_a_creation_leaves_all_topics_or_none(roots):
             disk.watch = look
 
         disk.watch = look
-        manager.create_topics(ASKED, now_ms=NOW)
+        manager.topics.create_all(ASKED, now_ms=NOW)
         disk.watch = None
         for _ in range(50):
             goes_on(world, disk.crash(rng), is_acknowledged=True)
@@ -76,14 +76,14 @@ def test_acknowledged_records_of_a_new_topic_survive_a_crash(roots):
     """Records are accepted only when every name above them is durable."""
     world, rng = begun(roots), random.Random(roots)
     manager = world.open()
-    manager.create_topics(ASKED, now_ms=NOW)
+    manager.topics.create_all(ASKED, now_ms=NOW)
     for name in NAMES:
         send(manager, 10, topic=name)
         for number in (0, 1):
-            manager.partition(TopicPartition(name, number)).log.flush()
+            manager.partitions.find(TopicPartition(name, number)).log.flush()
     for _ in range(60):
         with world.open(disk=world.disk.crash(rng)) as again:
-            assert [again.partition(TopicPartition(name, 0)).log.next_offset for name in NAMES] == [10] * 2
+            assert [again.partitions.find(TopicPartition(name, 0)).log.next_offset for name in NAMES] == [10] * 2
     manager.abandon()
 
 
@@ -97,14 +97,14 @@ def test_creating_topics_costs_three_syncs_and_two_for_each_partition(topics, pa
     with world.open() as manager:
         before = len(world.disk.journal)
         asked = [AskedTopic(name=f"n{at}", partitions=partitions) for at in range(topics)]
-        manager.create_topics(asked, now_ms=NOW)
+        manager.topics.create_all(asked, now_ms=NOW)
         assert syncs(world.disk, before) == 3 + 2 * topics * partitions
 
 
 def test_partitions_without_records_are_opened_and_closed_without_a_sync():
     world = begun()
     with world.open() as manager:
-        manager.create_topics([AskedTopic(name="n", partitions=50)], now_ms=NOW)
+        manager.topics.create_all([AskedTopic(name="n", partitions=50)], now_ms=NOW)
     before = len(world.disk.journal)
     with world.open():
         pass
@@ -126,8 +126,8 @@ def test_a_refused_topic_prevents_the_creation_of_all_topics_of_the_call(asked):
     with world.open() as manager:
         before = len(world.disk.journal)
         with pytest.raises(InvalidRequest):
-            manager.create_topics(asked, now_ms=NOW)
-        assert [each.name for each in manager.topics()] == ["t"]
+            manager.topics.create_all(asked, now_ms=NOW)
+        assert [each.name for each in manager.topics.all()] == ["t"]
         assert len(world.disk.journal) == before
 
 
@@ -137,7 +137,7 @@ def test_a_creation_stopped_by_a_disk_error_raises_and_the_next_open_finishes_it
         manager = world.open()
         world.disk.fail_at, is_told = world.disk.effects + at, False
         try:
-            manager.create_topics(ASKED, now_ms=NOW)
+            manager.topics.create_all(ASKED, now_ms=NOW)
         except Exception:  # noqa: BLE001 - any error: nothing was acknowledged
             is_told = True
         reached = world.disk.effects >= world.disk.fail_at

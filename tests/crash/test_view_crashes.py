@@ -27,7 +27,7 @@ def prepared() -> World:
     """A view of the first half; the second half of the log has new values, a deletion, a new key."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         write(manager, [Record(b"k%d" % at, b"old value %d" % at, NOW) for at in range(KEYS)])
         build(manager)
         write(manager, [Record(b"k%d" % at, None if at == 3 else b"new value %d" % at, NOW) for at in range(10)])
@@ -37,7 +37,7 @@ def prepared() -> World:
 
 def write(manager: LogManager, records: list[Record]) -> None:
     manager.append("t", records, 0, now_ms=NOW)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
 
 
@@ -67,9 +67,9 @@ def test_building_a_view_reuses_one_part_and_writes_two() -> None:
     world = prepared()
     assert read(world) == OLD
     with world.open() as manager:
-        before = {entry.ulid for entry in manager.partitions()[0].manifest().view_entries}
+        before = {entry.ulid for entry in manager.partitions.all()[0].manifest().view_entries}
         build(manager)
-        after = {entry.ulid for entry in manager.partitions()[0].manifest().view_entries}
+        after = {entry.ulid for entry in manager.partitions.all()[0].manifest().view_entries}
     assert read(world) == NEW
     assert before & after
     assert before - after
@@ -105,7 +105,7 @@ def test_a_build_with_a_store_fault_at_any_call_leaves_the_old_or_the_new_view(f
         seen.add(found == NEW)
         assert damage(check_bucket(world.store)) == []
         with world.open() as manager:
-            manifest = manager.partitions()[0].manifest()
+            manifest = manager.partitions.all()[0].manifest()
             state = find_view(manifest.views, "compacted").state(manifest.epoch)
             assert state is ViewState.SUCCESS or found == OLD, f"call {at}: {state}"
             build(manager)
@@ -140,7 +140,7 @@ def test_a_build_interrupted_by_a_crash_differs_from_a_running_one() -> None:
     view = find_view(manifest.views, "compacted")
     assert view.state(manifest.epoch) is ViewState.RUNNING
     with world.open() as manager:
-        assert view.state(manager.partitions()[0].manifest().epoch) is ViewState.INTERRUPTED
+        assert view.state(manager.partitions.all()[0].manifest().epoch) is ViewState.INTERRUPTED
 
 
 def test_a_writer_fenced_during_a_build_changes_nothing_that_readers_see() -> None:
@@ -157,7 +157,7 @@ def test_a_writer_fenced_during_a_build_changes_nothing_that_readers_see() -> No
 
         store._before_call = take_over
         build(late)
-        manifest = taken[0].partitions()[0].manifest()
+        manifest = taken[0].partitions.all()[0].manifest()
         with RemoteLog(world.store) as bucket:
             newest = bucket.manifest(NAME)
         if newest.epoch == manifest.epoch and newest.sequence == manifest.sequence:

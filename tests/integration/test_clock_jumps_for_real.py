@@ -66,7 +66,7 @@ class Town:
             now_ms = self.now_ms
             while manager.tick(now_ms):
                 pass
-            manager.delete_records({TopicPartition("orders", 0): 100}, now_ms=now_ms)
+            manager.maintenance.delete_records({TopicPartition("orders", 0): 100}, now_ms=now_ms)
             while manager.tick(now_ms):
                 pass
         del self.node.sent["orders"][:100]

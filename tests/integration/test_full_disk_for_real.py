@@ -119,7 +119,7 @@ def test_full_disk_refuses_appends_and_recovers_with_free_space(
     node.configure()
     with node.manager() as manager:
         for topic, settings in TOPICS.items():
-            manager.create_topic(topic, 1, settings, now_ms=0)
+            manager.topics.create(topic, 1, settings, now_ms=0)
     day = Day(node)
     with Daemon(node, program=PROGRAM, said=tmp_path / "said") as daemon:
         assert day.send(daemon, 5) == 15

@@ -39,7 +39,7 @@ from tiered.manager.manager import LogManager
 config = Config.load(sys.argv[1], {}, {})
 manager = LogManager.open(config, now_ms=time.time_ns() // 10**6)
 while True:
-    first = manager.reader().offsets(manager.topic("t").partitions()[0])[1]
+    first = manager.reader().offsets(manager.topics.get("t").partitions()[0])[1]
     records = [Record(b"k%d" % (at % 11), b"v%d" % at, at) for at in range(first, first + 20)]
     for given in manager.append("t", records, 0, now_ms=1, durability=Durability.FLUSHED).values():
         print(given.base_offset, given.next_offset, flush=True)
@@ -97,8 +97,8 @@ def test_repeatedly_killed_run_neither_loses_nor_repeats_a_record(config_path: s
     rng = random.Random(11)
     sent: dict[str, list[Record]] = {"t": [], "c": []}
     with LogManager.open(config, now_ms=NOW) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        manager.create_topic("c", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("c", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
     command = [sys.executable, "-m", "tiered", "-C", str(Path(config_path).parent), "run", "--interval", "10ms"]
     for draw in range(KILLS):
         with LogManager.open(config, now_ms=NOW) as manager:
@@ -107,7 +107,7 @@ def test_repeatedly_killed_run_neither_loses_nor_repeats_a_record(config_path: s
                 records = [Record(b"k%d" % (at % 11), b"v%d" % at, NOW + at) for at in range(first, first + 300)]
                 manager.append(topic, records, 0, now_ms=NOW, durability=Durability.FLUSHED)
                 all_sent += records
-                manager.roll(topic, now_ms=NOW)
+                manager.partitions.roll(topic, now_ms=NOW)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _kill_after(process, 0.4 + rng.random() * (0.5 + 0.1 * draw))
     found = _read(config_path)
@@ -124,7 +124,7 @@ def test_repeatedly_killed_run_neither_loses_nor_repeats_a_record(config_path: s
 
 def test_killed_appending_manager_keeps_every_acknowledged_record(config_path: str) -> None:
     with LogManager.open(Config.load(config_path, {}, {}), now_ms=NOW) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     rng = random.Random(12)
     acked = 0
     for _ in range(KILLS):

@@ -123,7 +123,7 @@ def stage(tmp_path: Path, endpoint: S3Endpoint) -> Iterator[Stage]:
     found = Stage(tmp_path / "home", endpoint)
     found.node.fill("orders")
     with found.node.manager() as manager:
-        manager.create_topic("all", 3, {"remote.storage.enable": "true"}, now_ms=NOW)  # acquired in parallel
+        manager.topics.create("all", 3, {"remote.storage.enable": "true"}, now_ms=NOW)  # acquired in parallel
     yield found
     found.close()
 

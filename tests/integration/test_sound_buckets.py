@@ -20,7 +20,7 @@ def test_damage_in_any_store_of_a_bucket_is_found_before_its_server_ends() -> No
     for root in ("a", "b/c"):
         store = open_store(f"{BUCKET}/{root}", endpoint.options())
         with World().open(store=store) as manager:
-            manager.create_topic("t", 1, TIERED, now_ms=NOW)
+            manager.topics.create("t", 1, TIERED, now_ms=NOW)
             send(manager, 200)
             settle(manager)
     assert sound_roots(BUCKET, endpoint.options()) == ["a", "b/c"]

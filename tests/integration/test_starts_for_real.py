@@ -59,7 +59,7 @@ def test_start_without_a_usable_bucket_recovers_or_exits_by_cause(
         node.configure("orders")
         node.fill("orders")
         with node.manager() as manager:
-            manager.create_topic("here", 1, {}, now_ms=0)
+            manager.topics.create("here", 1, {}, now_ms=0)
 
         refusal = (503, "SlowDown")
         with Daemon(node, program=("-c", appending(IMPATIENT))) as daemon:

@@ -26,10 +26,10 @@ def test_whole_life_of_a_compacted_view_on_s3(endpoint: S3Endpoint) -> None:
     url = "s3://views/logs"
     store = open_store(url, endpoint.options())
     manager = World().open(store=store)
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     for turn in range(3):
         send(manager, 200, start=200 * turn, keys=50)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         with open_remote(url, endpoint.options()) as before:
             begun = before.reader(read_compacted=True).records(NAME, 0) if turn else iter(())
@@ -45,8 +45,8 @@ def test_whole_life_of_a_compacted_view_on_s3(endpoint: S3Endpoint) -> None:
         assert [each.offset for each in found] == list(range(200 * turn + 150, 200 * (turn + 1)))
         assert [each.value for each in found] == [b"value %d" % each.offset for each in found]
     settle(manager, NOW + DAY + HOUR)
-    prefix = manager.partitions()[0].prefix
-    views = {row.data_key for row in manager.partitions()[0].manifest().view_entries}
+    prefix = manager.partitions.all()[0].prefix
+    views = {row.data_key for row in manager.partitions.all()[0].manifest().view_entries}
     assert {each.key.removeprefix(prefix) for each in store.list(prefix + "view/") if ".log" in each.key} == views
     assert damage(check_bucket(store)) == []
     manager.close()

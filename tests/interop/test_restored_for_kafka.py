@@ -39,12 +39,12 @@ def _tiered(home: Path) -> FileStore:
     with LogManager.open(Config.load(str(path), overrides, {}), now_ms=NOW) as manager:
         for topic, settings in TOPICS.items():
             tiered = {"remote.storage.enable": "true", "local.retention.ms": "1", "retention.ms": "-1"}
-            manager.create_topic(topic, 1, {**tiered, **settings}, now_ms=NOW)
+            manager.topics.create(topic, 1, {**tiered, **settings}, now_ms=NOW)
             for at in range(0, 600, 30):
                 manager.append(topic, sample_records(30, keyed=True, start=at), 0, now_ms=NOW)
         _add_transactions(manager)
         for topic in TOPICS:
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         while manager.tick(NOW):
             pass
         assert manager.problems == {}
@@ -52,7 +52,7 @@ def _tiered(home: Path) -> FileStore:
 
 
 def _add_transactions(manager: LogManager) -> None:
-    log = manager.partition(TopicPartition("transactions", 0)).log
+    log = manager.partitions.find(TopicPartition("transactions", 0)).log
     for turn in range(6):
         producer = Producer(producer_id=900_010, producer_epoch=1, base_sequence=turn * 10, is_transactional=True)
         log.append(sample_records(10, start=turn * 10), now_ms=NOW, producer=producer)

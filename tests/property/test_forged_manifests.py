@@ -68,10 +68,10 @@ def bucket() -> Bucket:
         world = World()
         World.made.remove(world)  # the forged bucket must not be checked at the end of the test
         with world.open() as manager:
-            manager.create_topic("t", 1, TIERED, now_ms=NOW)
+            manager.topics.create("t", 1, TIERED, now_ms=NOW)
             send(manager, 600)
             settle(manager)
-            manager.delete_records({NAME: 130}, now_ms=NOW)
+            manager.maintenance.delete_records({NAME: 130}, now_ms=NOW)
             settle(manager)
         with world.open() as manager:
             send(manager, 300, start=600)

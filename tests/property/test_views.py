@@ -45,8 +45,8 @@ class Story:
         retain = {"compaction.view.retain.null.key": str(retain_null_key).lower()}
         retain["compaction.view.empty.value.deletes"] = str(empty_deletes).lower()
         tier = TIERED if is_tiered else {"retention.ms": "-1"}
-        self.manager.create_topic("t", 1, {**tier, **retain}, now_ms=NOW)
-        self.held = self.manager.partitions()[0]
+        self.manager.topics.create("t", 1, {**tier, **retain}, now_ms=NOW)
+        self.held = self.manager.partitions.all()[0]
         self.committed: dict[int, StoredRecord] = {}
         self.sequences: dict[int, int] = {}
         self.retain_null_key, self.empty_deletes = retain_null_key, empty_deletes
@@ -54,7 +54,7 @@ class Story:
     def enable(self) -> None:
         """Enable the remote tier of the topic. Its local view becomes a remote view."""
         before = self.view()
-        self.manager.alter_topic("t", TIERED, now_ms=NOW)
+        self.manager.topics.alter("t", TIERED, now_ms=NOW)
         self.copy()
         assert self.view() == before
         if before is not None:
@@ -87,7 +87,7 @@ class Story:
 
     def copy(self) -> None:
         self._remember()
-        self.manager.roll("t", now_ms=NOW)
+        self.manager.partitions.roll("t", now_ms=NOW)
         settle(self.manager)
 
     def build(self, buffer_bytes: int) -> None:
@@ -102,7 +102,7 @@ class Story:
         view = self.view()
         start = self.held.source().start_offset()
         end = view.horizon_offset if view is not None else self.held.log.next_offset
-        self.manager.delete_records({NAME: start + (end - start) * share // 100}, now_ms=NOW)
+        self.manager.maintenance.delete_records({NAME: start + (end - start) * share // 100}, now_ms=NOW)
         settle(self.manager)
         if view is not None:
             self.check()

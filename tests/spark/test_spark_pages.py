@@ -76,12 +76,12 @@ class Follower:
         now_ms = time.time_ns() // 1_000_000 - 60_000
         with LogManager.open(Config.load(str(home / "tiered.toml"), {}, {}), now_ms=now_ms) as manager:
             for topic, properties in topics.items():
-                manager.create_topic(topic, 1, properties, now_ms=now_ms)
+                manager.topics.create(topic, 1, properties, now_ms=now_ms)
             for at in range(0, RECORDS, RECORDS // 4):  # each part is dropped before the next is cleaned
                 records = [Record(b"k%d" % (n % 13), b"value %d" % n, now_ms) for n in range(at, at + RECORDS // 4)]
                 for topic in topics:
                     manager.append(topic, records, now_ms=now_ms)
-                    manager.roll(topic, now_ms=now_ms)
+                    manager.partitions.roll(topic, now_ms=now_ms)
                 while manager.tick(now_ms):
                     pass
 

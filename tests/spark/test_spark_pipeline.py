@@ -171,8 +171,8 @@ def test_running_manager_continues_during_pipelines_of_its_bucket(spark, tmp_pat
         pass
     assert busy.problems == {}
     assert busy.reader().offsets(TopicPartition("prices-0", 0))[1] == len(world.sent[TopicPartition("prices-0", 0)])
-    busy.roll("events-0", now_ms=NOW)
-    busy.roll("prices-0", now_ms=NOW)
+    busy.partitions.roll("events-0", now_ms=NOW)
+    busy.partitions.roll("prices-0", now_ms=NOW)
     while busy.tick(NOW):
         pass
     busy.close()

@@ -64,8 +64,8 @@ class Bucket:
         self.appended.setdefault(name, []).extend((each.key, each.value, each.timestamp_ms) for each in records)
 
     def settle(self, now_ms=NOW):
-        for topic in self.manager.topics():
-            self.manager.roll(topic.name, now_ms=now_ms)
+        for topic in self.manager.topics.all():
+            self.manager.partitions.roll(topic.name, now_ms=now_ms)
         while self.manager.tick(now_ms):
             pass
         assert self.manager.problems == {}
@@ -109,30 +109,30 @@ def everything(tmp_path_factory):
             "zstd": {"remote.compression": "zstd"},
             "sealed": {"remote.compression": "zstd", "remote.encryption.key.id": "one"},
         }.items():
-            bucket.manager.create_topic(topic, 3, properties, now_ms=NOW)
+            bucket.manager.topics.create(topic, 3, properties, now_ms=NOW)
             for partition in (0, 1):  # the third partition stays empty
                 for _ in range(12):
                     bucket.append(topic, drawn(source, 30), partition)
         fill_others(bucket, source)
         bucket.settle()
-        bucket.manager.delete_records({TopicPartition("zstd", 1): 101}, now_ms=NOW)
+        bucket.manager.maintenance.delete_records({TopicPartition("zstd", 1): 101}, now_ms=NOW)
         bucket.settle()
-        manifests = [held.manifest() for held in bucket.manager.partitions()]
+        manifests = [held.manifest() for held in bucket.manager.partitions.all()]
         assert sum(len(manifest.pages) for manifest in manifests if manifest is not None) > 10
         yield bucket
         bucket.manager.close()
 
 
 def fill_others(bucket, source):
-    bucket.manager.create_topic("compacted", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
+    bucket.manager.topics.create("compacted", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
     for _ in range(20):
         bucket.append("compacted", [each for each in drawn(source, 30) if each.key is not None])
-    bucket.manager.create_topic("single", 1, now_ms=NOW)  # one record in each segment
+    bucket.manager.topics.create("single", 1, now_ms=NOW)  # one record in each segment
     for record in drawn(source, 12):
         bucket.append("single", [record])
-        bucket.manager.roll("single", now_ms=NOW)
-    bucket.manager.create_topic("nothing", 2, now_ms=NOW)
-    bucket.manager.create_topic("transactions", 1, now_ms=NOW)
+        bucket.manager.partitions.roll("single", now_ms=NOW)
+    bucket.manager.topics.create("nothing", 2, now_ms=NOW)
+    bucket.manager.topics.create("transactions", 1, now_ms=NOW)
     log = bucket.manager._source(TopicPartition("transactions", 0)).log
     for number in range(60):
         who = Producer(producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
@@ -214,7 +214,7 @@ def _json(offset):
 def test_offsets_deleted_during_a_job_are_read_from_the_pinned_manifest(spark, tmp_path):
     grace = {"remote.log.delete.grace.ms": str(HOUR), "retention.ms": str(2 * DAY)}
     bucket = open_bucket(tmp_path / "home", **grace)
-    bucket.manager.create_topic("orders", 1, now_ms=NOW)
+    bucket.manager.topics.create("orders", 1, now_ms=NOW)
     bucket.append("orders", drawn(random.Random(3), 200))
     bucket.settle()
     source = spark.read.format("tiered").options(subscribe="orders", splitBytes="4KiB", **bucket.options)
@@ -226,7 +226,7 @@ def test_offsets_deleted_during_a_job_are_read_from_the_pinned_manifest(spark, t
         assert source.load(bucket.url).count() == 0, "a new read must find no records"
         assert sorted(row["offset"] for row in frame.collect()) == list(range(200))
         assert source.options(**manifests.options).load(bucket.url).count() == 200
-    (held,) = bucket.manager.partitions()
+    (held,) = bucket.manager.partitions.all()
     store = open_store(bucket.url)
     for pin in list_pins(store, held.prefix):
         store.delete([held.prefix + pin.key])
@@ -246,14 +246,14 @@ REWRITINGS = {
 def test_job_and_reader_see_every_record_once_during_a_rewrite(spark, tmp_path, kind):
     """A running manager deletes replaced objects during both reads. The job has a pin, the reader has none."""
     bucket = open_bucket(tmp_path / "home", **{"remote.log.delete.grace.ms": str(HOUR)})
-    bucket.manager.create_topic("orders", 1, now_ms=NOW)
+    bucket.manager.topics.create("orders", 1, now_ms=NOW)
     bucket.append("orders", drawn(random.Random(3), 300))
     bucket.settle()
     everything = list(range(300))
     source = spark.read.format("tiered").options(subscribe="orders", splitBytes="4KiB", **bucket.options)
     planned = source.load(bucket.url).select("offset")
     assert planned.count() == 300
-    (held,) = bucket.manager.partitions()
+    (held,) = bucket.manager.partitions.all()
     store = open_store(bucket.url)
     replaced = {row.data_key for row in held.manifest().segments}
     with open_remote(bucket.url) as remote:
@@ -287,7 +287,7 @@ def test_flights_of_a_year_are_equal_in_spark(spark, tmp_path):
     bucket = open_bucket(
         tmp_path / "home", **{"segment.bytes": "1MiB", "append.batch.bytes": "16KiB", "remote.compression": "zstd"}
     )
-    bucket.manager.create_topic("flights", 2, now_ms=NOW)
+    bucket.manager.topics.create("flights", 2, now_ms=NOW)
     for partition in (0, 1):
         bucket.append("flights", flights.events[partition::2], partition)
     bucket.settle()

@@ -72,7 +72,7 @@ class Busy(threading.Thread):
         try:
             while not self.should_stop.is_set():
                 self.round()
-                manifest = self.manager.partition(NAME).manifest()
+                manifest = self.manager.partitions.find(NAME).manifest()
                 if manifest is not None and manifest.segment_count >= 5:
                     self.has_begun.set()
         except LogError as error:
@@ -86,10 +86,10 @@ class Busy(threading.Thread):
         records = [Record(b"k%d-%d" % (n // 500, n % 20), b"value %d" % n, NOW + n) for n in range(at, at + 100)]
         self.manager.append("t", records, 0, now_ms=NOW)
         self.sent.update(zip(range(at, at + 100), records, strict=True))
-        self.manager.roll("t", now_ms=NOW)
+        self.manager.partitions.roll("t", now_ms=NOW)
         self.rounds += 1
         if self.rounds % 5 == 0:
-            self.manager.delete_records({NAME: at // 2}, now_ms=NOW)
+            self.manager.maintenance.delete_records({NAME: at // 2}, now_ms=NOW)
         for _ in range(3):
             self.manager.tick(NOW)
 
@@ -97,7 +97,7 @@ class Busy(threading.Thread):
 def test_compaction_is_correct_concurrently_with_a_busy_manager(spark, file_bucket, tmp_path_factory):
     config = Config.load(None, SETTINGS, {}, local_dir=str(tmp_path_factory.mktemp("log")))
     with LogManager.open(config, now_ms=NOW, store=open_store(file_bucket.url)) as manager:
-        manager.create_topic("t", 1, TOPIC, now_ms=NOW)
+        manager.topics.create("t", 1, TOPIC, now_ms=NOW)
         busy = Busy(manager)
         busy.start()
         assert busy.has_begun.wait(120), "the manager must have uploaded segments"

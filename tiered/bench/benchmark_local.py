@@ -31,8 +31,8 @@ def measure_disk(bench: Bench) -> None:
     _fsync(bench)
     with LogManager.open(local_config(os.path.join(bench.root, "data")), now_ms=bench.now_ms) as manager:
         for topic in (EACH, GROUP, BULK):
-            manager.create_topic(topic, now_ms=bench.now_ms)
-        manager.create_topic(COMPACT, properties={"cleanup.policy": "compact"}, now_ms=bench.now_ms)
+            manager.topics.create(topic, now_ms=bench.now_ms)
+        manager.topics.create(COMPACT, properties={"cleanup.policy": "compact"}, now_ms=bench.now_ms)
         _append_each(bench, manager)
         _append_group(bench, manager)
         _append_bulk(bench, manager)
@@ -118,7 +118,7 @@ def _read(bench: Bench, manager: LogManager) -> None:
 
 def _look_up(bench: Bench, manager: LogManager) -> None:
     name = TopicPartition(BULK, 0)
-    log, chance = manager.partition(name).log, Random(bench.options.seed)  # noqa: S311 - the same places every time
+    log, chance = manager.partitions.find(name).log, Random(bench.options.seed)  # noqa: S311 - the same places every time
     start, end = log.log_start_offset, log.next_offset
     offsets = [chance.randrange(start, end) for _ in range(bench.options.lookups)]
     sizes: list[int] = []
@@ -139,7 +139,7 @@ def _compact(bench: Bench, manager: LogManager) -> None:
     count = bench.options.size_bytes // (bench.options.value_bytes + 32)
     given = records(bench, bench.options.size_bytes, keys=max(1, count // KEYS_SHARE))
     manager.append(COMPACT, given, 0, now_ms=bench.now_ms)
-    manager.roll(COMPACT, now_ms=bench.now_ms)
+    manager.partitions.roll(COMPACT, now_ms=bench.now_ms)
     size = sum(map(os.path.getsize, log_files(bench, COMPACT)))
     raw = bench.timed(lambda: _copied(bench, log_files(bench, COMPACT)))
     bench.check()

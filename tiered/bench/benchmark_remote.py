@@ -54,9 +54,9 @@ def _upload(bench: Bench, store: ObjectStore) -> None:
     settings = {"remote.storage.enable": "true", "segment.bytes": str(segment)}
     config = replace(local_config(os.path.join(bench.root, DATA), settings), remote_url=store.url)
     with LogManager.open(config, now_ms=bench.now_ms, store=_Borrowed(store)) as manager:
-        manager.create_topic(TOPIC, now_ms=bench.now_ms)
+        manager.topics.create(TOPIC, now_ms=bench.now_ms)
         manager.append(TOPIC, records(bench, bench.options.size_bytes), 0, now_ms=bench.now_ms)
-        manager.roll(TOPIC, now_ms=bench.now_ms)
+        manager.partitions.roll(TOPIC, now_ms=bench.now_ms)
         paths = [path for path in log_files(bench, TOPIC, DATA) if os.path.getsize(path)]
         bench.check()
         seconds = bench.timed(lambda: _tick(bench, manager))

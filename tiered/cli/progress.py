@@ -346,7 +346,7 @@ def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
     """As `copy_progress_of`, for all partitions of a manager."""
     with copy_progress_of(session) as report:
         if report is not None:
-            for held in manager.partitions():
+            for held in manager.partitions.all():
                 held.on_copied = _of_partition(report, held.name)
         yield
 

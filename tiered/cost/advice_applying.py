@@ -100,11 +100,11 @@ def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_
 def _alter_step(manager: LogManager, advice: CostAdvice, key: str, value: str, now_ms: int) -> AlterStep | None:
     value = canonical(key, value)
     try:
-        if manager.plan_altered_topic(advice.topic, {key: value}, now_ms=now_ms).outranked:
+        if manager.topics.dry_run.altered_topic(advice.topic, {key: value}, now_ms=now_ms).outranked:
             return None
     except InvalidRequest:
         return None
-    puts = manager.topic(advice.topic).partition_count
+    puts = manager.topics.get(advice.topic).partition_count
     return AlterStep(
         topic=advice.topic,
         key=key,
@@ -123,7 +123,7 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
     entry_filter = EntryFilter(min_bytes=move.min_bytes, since_ms=move.since_ms, until_ms=move.until_ms)
     moved: list[MovedSegment] = []
     puts, gets, dollars = 0, 0, 0.0
-    for held in manager.partitions([advice.topic]):
+    for held in manager.partitions.all([advice.topic]):
         rows = [each for each in _rows(held) if entry_filter(each) and (each.storage_class or STANDARD) != move.to]
         moved += [_moved(held, each) for each in rows]
         costs = [cost_of([each], _encoding_with_class(each, move.to), prices, replaced_ms=now_ms) for each in rows]
@@ -164,7 +164,7 @@ def _rows(held: Partition) -> Iterator[SegmentEntry]:
 
 
 def _effective(manager: LogManager, topic: str, key: str) -> str:
-    return manager.config.topic_properties(topic, manager.topic(topic).properties)[key]
+    return manager.config.topic_properties(topic, manager.topics.get(topic).properties)[key]
 
 
 def _basis_name(step: AlterStep) -> str:
@@ -187,7 +187,7 @@ def check_advice(manager: LogManager, saved: SavedPlan) -> list[StepState]:
     others.sort(key=lambda each: " topic id " not in each)  # another topic has other settings as well
     states: list[StepState] = []
     changed: list[str] = []
-    known = {each.name for each in manager.topics()}
+    known = {each.name for each in manager.topics.all()}
     for step in steps:
         if step.topic in known:  # a deleted topic is reported with the basis, by its id
             state, wrong = _altered(manager, step) if isinstance(step, AlterStep) else _recoded(manager, step)
@@ -210,7 +210,7 @@ def _altered(manager: LogManager, step: AlterStep) -> tuple[StepState, list[str]
 
 def _recoded(manager: LogManager, step: RecodeStep) -> tuple[StepState, list[str]]:
     rows: dict[tuple[int, int, int], SegmentEntry] = {}
-    for held in manager.partitions([step.topic]):
+    for held in manager.partitions.all([step.topic]):
         rows |= {(held.name.partition, row.base_offset, row.next_offset): row for row in _rows(held)}
     due, wrong = 0, []
     for each in step.segments:
@@ -255,7 +255,7 @@ def apply_advice(
             step, due = state.step, state.due
             if due and not should_stop():
                 if isinstance(step, AlterStep):
-                    manager.alter_topic(step.topic, {step.key: step.value}, now_ms=now_ms())
+                    manager.topics.alter(step.topic, {step.key: step.value}, now_ms=now_ms())
                     due = 0
                 else:
                     target = targets[step.storage_class]
@@ -278,7 +278,7 @@ def _move(
     wanted: Mapping[int, set[str]] = {each.partition: set() for each in step.segments}
     for each in step.segments:
         wanted[each.partition].add(each.ulid)
-    moved, topic_id = 0, manager.topic(step.topic).topic_id
+    moved, topic_id = 0, manager.topics.get(step.topic).topic_id
     for partition, ulids in sorted(wanted.items()):
         if should_stop():
             break

@@ -90,7 +90,7 @@ def stored_segments_of(manager: LogManager, topic: str, now_ms: int) -> list[Sto
     """
     return [
         _kept(held, row, now_ms)
-        for held in manager.partitions([topic])
+        for held in manager.partitions.all([topic])
         for row in all_rows(held)
         if row.data_key.startswith("data/")
     ]

@@ -89,11 +89,11 @@ def measured_streams(
     topic, instead of measured ones; the key None stands for the only topic. A topic with an unreadable tier has no
     stream.
     """
-    history = manager.request_history()
+    history = manager.store.history() if manager.store is not None else None
     wanted = None if topics is None else set(topics)
     for name in wanted or ():
-        manager.topic(name)
-    chosen = [each for each in manager.topics() if each.was_tiered and (wanted is None or each.name in wanted)]
+        manager.topics.get(name)
+    chosen = [each for each in manager.topics.all() if each.was_tiered and (wanted is None or each.name in wanted)]
     names = sorted(each.name for each in chosen)
     given = rates_of(rates, names) if rates else {}
     unread = {name.topic: error for name, error in unread_partitions(manager, names).items()}
@@ -120,7 +120,7 @@ def measured(
     bytes_per_day: float | None = None,
 ) -> Measured:
     """Measure one topic. All its partitions are combined, and each counts as the average."""
-    held = manager.partitions([topic])
+    held = manager.partitions.all([topic])
     entries_of = {each.name: list(all_rows(each) if may_ask else _rows_at_hand(each)) for each in held}
     rows = [row for each in entries_of.values() for row in each]
     pieces = [Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
@@ -324,7 +324,7 @@ def _reads(
     manager: LogManager, topic: str, history: RequestHistory | None, rows: Sequence[SegmentEntry], now_ms: int
 ) -> tuple[float, int, int]:
     """Return (share of stored bytes read in a month, bytes of an average data GET, metered ms)."""
-    directory = topic_directory(topic, manager.topic(topic).topic_id)
+    directory = topic_directory(topic, manager.topics.get(topic).topic_id)
     counts, period_ms = history.recent(directory, now_ms) if history is not None else (RequestCounts(), 0)
     stored = sum(row.stored_bytes for row in rows)
     if not stored or not counts.data_bytes_out:

@@ -85,16 +85,16 @@ class CostReport:
 def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> CostReport:
     """Bill each topic (None: all) for a month. Changes nothing. Raises NotFound for an unknown topic."""
     prices = configured_prices(manager.config)
-    history = manager.request_history()
-    names = sorted(set(topics)) if topics is not None else [topic.name for topic in manager.topics()]
+    history = manager.store.history() if manager.store is not None else None
+    names = sorted(set(topics)) if topics is not None else [topic.name for topic in manager.topics.all()]
     for name in names:
-        manager.topic(name)
-    everything = [topic_facts(manager, each.name, prices, history, now_ms) for each in manager.topics()]
+        manager.topics.get(name)
+    everything = [topic_facts(manager, each.name, prices, history, now_ms) for each in manager.topics.all()]
     left, unread = _deleted_facts(manager, prices)
     if topics is None:
         names += [each.topic for each in left]
     missing = unread_partitions(manager, names)
-    opened = {each.name for each in manager.partitions()}
+    opened = {each.name for each in manager.partitions.all()}
     found = {each.topic: each for each in bills(everything, prices, left)}
     return CostReport(
         bills=tuple(found[name] for name in sorted(names)),
@@ -112,7 +112,7 @@ def topic_facts(
     manager: LogManager, topic: str, prices: PriceTable, history: RequestHistory | None, now_ms: int
 ) -> TopicFacts:
     """Return the facts of both tiers of one topic, and its requests."""
-    held = manager.partitions([topic])
+    held = manager.partitions.all([topic])
     rows = {each.name: list(all_rows(each)) for each in held}
     local_bytes = both_bytes = 0
     for snapshot in manager.snapshots(now_ms, [topic]):
@@ -120,7 +120,7 @@ def topic_facts(
             local_bytes += segment.size_bytes
             if snapshot.is_committed(segment.base_offset, segment.next_offset):
                 both_bytes += segment.size_bytes
-    asked = manager.topic(topic)
+    asked = manager.topics.get(topic)
     directory = topic_directory(topic, asked.topic_id)
     counts, period_ms = history.recent(directory, now_ms) if history is not None else (None, 0)
     return TopicFacts(
@@ -144,7 +144,7 @@ def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicF
     """Return the remaining remote data of deleted topics, by name, and the errors of unreadable ones."""
     usage: dict[str, list[StorageUsage]] = {}
     unread: dict[TopicPartition, LogError] = {}
-    for each in manager.deleted_partitions():
+    for each in manager.topics.deleted_partitions():
         topic = deleted_label(each.name.topic)
         if each.error is not None:
             unread[each.name] = each.error

@@ -162,7 +162,7 @@ def run_demo(
             if with_spark:
                 _ask_spark(job, url, options)
             status = tuple(partition_status(snapshot) for snapshot in manager.snapshots(job.now_ms))
-            requests = manager.request_counts() or RequestCounts()
+            requests = manager.store.counts() if manager.store is not None else RequestCounts()
         bucket_bytes = _keep_bucket(job, root, url, options)
         return DemoResult(
             directory=directory,
@@ -214,15 +214,15 @@ def _load(job: _Job, limit: int | None) -> Flights:
 def _append(job: _Job, flights: Flights) -> None:
     manager = job.manager
     for topic, (partitions, properties) in TOPICS.items():
-        manager.create_topic(topic, partitions, {**EVERY_TOPIC, **properties}, now_ms=job.now_ms)
-        job.sent.update({name: [] for name in manager.topic(topic).partitions()})
+        manager.topics.create(topic, partitions, {**EVERY_TOPIC, **properties}, now_ms=job.now_ms)
+        job.sent.update({name: [] for name in manager.topics.get(topic).partitions()})
     total = len(flights.events) + len(flights.latest)
     with job.steps.step("append") as measured:
         done = 0
         for topic, records in ((EVENTS, flights.events), (LATEST, flights.latest)):
             for at in range(0, len(records), APPEND_RECORDS):
                 batch = records[at : at + APPEND_RECORDS]
-                shares = manager.split(topic, batch)
+                shares = manager.appender.split(topic, batch)
                 for name, share in shares.items():
                     manager.append(topic, share, name.partition, now_ms=job.now_ms)
                     job.sent[name] += share
@@ -231,7 +231,7 @@ def _append(job: _Job, flights: Flights) -> None:
         measured.records = done
         # The compacted topic is rolled, so that its newest records are cleaned and copied too. The other topic keeps
         # its active segments, so that a read crosses from the bucket to the disk.
-        manager.roll(LATEST, now_ms=job.now_ms)
+        manager.partitions.roll(LATEST, now_ms=job.now_ms)
         manager.flush()
         measured.size_bytes = sum(len(r.value or b"") + len(r.key or b"") for s in job.sent.values() for r in s)
 

@@ -181,8 +181,8 @@ def partitions(patient: Patient) -> Iterator[Finding]:
             name = group.first.partition
             step = next_step(manager.problems[name]) if name is not None else None
             yield _UNOPENED.found(shared_places(group.places), what=group.what, next_step=step)
-        held = manager.partitions()
-        count = sum(topic.partition_count for topic in manager.topics())
+        held = manager.partitions.all()
+        count = sum(topic.partition_count for topic in manager.topics.all())
         opened = sum(each.name not in manager.problems for each in held)
         # A partition with a problem does not count, although its log opens: a start refuses it.
         what = f"{opened} of {count} can be opened"

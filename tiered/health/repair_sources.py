@@ -402,9 +402,9 @@ class LocalCopies:
         """Return the partition's log; None if this machine has none, or another topic of that name."""
         manager = self._manager()
         try:
-            if manager is None or manager.topic(name.topic).topic_id != name.topic_id:
+            if manager is None or manager.topics.get(name.topic).topic_id != name.topic_id:
                 return None
-            return manager.partition(name.topic_partition).log
+            return manager.partitions.find(name.topic_partition).log
         except LogError:
             return None
 

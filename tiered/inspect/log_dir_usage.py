@@ -74,7 +74,7 @@ class PlannedMove:
 
 
 def plan_move(config: Config, partition: TopicPartition, target: str, *, storage: Storage | None = None) -> PlannedMove:
-    """Return the effect of `LogManager.move`, while another process works. Raises the reason against it."""
+    """Return the effect of `Maintenance.move`, while another process works. Raises the reason against it."""
     dirs = describe_log_dirs(config, [partition.topic], storage=storage)
     found = next(
         ((each, one) for each in dirs for one in each.replicas if one.partition == partition and not one.is_future),

@@ -65,8 +65,8 @@ def rotate_keys(
     `progress` is called with (partitions done, all partitions), at first with 0 done. Raises NotFound for an unknown
     topic before any change. Raises the errors of `rewrap_keys`; the partitions before the failed one are done.
     """
-    names = None if topics is None else [manager.topic(name).name for name in topics]
-    partitions = manager.partitions(names)
+    names = None if topics is None else [manager.topics.get(name).name for name in topics]
+    partitions = manager.partitions.all(names)
     progress(0, len(partitions))
     found = []
     for done, held in enumerate(partitions, 1):

@@ -408,7 +408,7 @@ def _skip_reason(fleet: Fleet, config: Config, manager: LogManager) -> str:
     if fleet.takes_over:
         return ""
     mark = node_mark(DiskStorage(), config.data_dirs)
-    for held in manager.partitions():
+    for held in manager.partitions.all():
         manifest = held.manifest()
         if manifest is not None and not is_of_node(manifest.writer_id, mark):
             return f"{held.name} was last written by another node: {manifest.writer_id}"

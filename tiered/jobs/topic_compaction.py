@@ -93,7 +93,7 @@ def compact_topic(
     """
     check_compacted(manager, topic, now_ms)
     if roll:
-        manager.roll(topic, now_ms=now_ms)
+        manager.partitions.roll(topic, now_ms=now_ms)
     found = {each.partition: forced_cleaning(each) for each in manager.snapshots(now_ms, [topic])}
     decisions = {name: [decision] for name, decision in found.items() if decision is not None}
     return manager.apply(Plan(now_ms=now_ms, decisions=decisions), should_stop=should_stop, progress=progress)
@@ -104,7 +104,7 @@ def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Esti
     check_compacted(manager, topic, now_ms)
     logs = {each.partition: log_to_clean(each) for each in manager.snapshots(now_ms, [topic])}
     found = []
-    for held in manager.partitions([topic]):
+    for held in manager.partitions.all([topic]):
         manifest = held.manifest()
         found.append(
             estimate(held.log, logs[held.name], bucket_end=manifest.next_offset if manifest is not None else 0)
@@ -114,7 +114,7 @@ def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Esti
 
 def check_compacted(manager: LogManager, topic: str, now_ms: int) -> None:
     """Raise NotFound for an unknown topic, InvalidRequest for a topic without the compact policy."""
-    manager.topic(topic)
+    manager.topics.get(topic)
     if any(not each.rules.cleanup_compact for each in manager.snapshots(now_ms, [topic])):
         raise InvalidRequest("cannot compact the topic, its cleanup.policy does not include compact", topic=topic)
 

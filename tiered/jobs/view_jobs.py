@@ -49,7 +49,7 @@ def plan_views(
     Raises NotFound for the topic, InvalidRequest for the name.
     """
     check_view(name)
-    manager.topic(topic)
+    manager.topics.get(topic)
     decisions = {}
     for snapshot in manager.snapshots(now_ms, [topic]):
         backlog = view_backlog(snapshot, name)
@@ -91,7 +91,7 @@ def view_status(
     for one. A damaged local view catalog is reported as the failure of its view.
     """
     found: list[ViewStatus] = []
-    held = {each.name: each for each in manager.partitions(topics)}
+    held = {each.name: each for each in manager.partitions.all(topics)}
     for snapshot in manager.snapshots(now_ms, topics):
         partition = held[snapshot.partition]
         if partition.manifest() is None and not snapshot.keeps_views_on_disk:
@@ -124,7 +124,7 @@ def _status(held: Partition, snapshot: PartitionSnapshot, name: str) -> ViewStat
 
 def views_to_drop(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now_ms: int) -> list[ViewStatus]:
     """Return the views that `drop_views` would drop. Changes nothing. Raises NotFound as it does."""
-    manager.topic(topic)
+    manager.topics.get(topic)
     found = view_status(manager, now_ms, [topic], name=name)
     if not found:
         raise _no_view(topic, name)
@@ -143,8 +143,8 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
 
     Raises NotFound if no partition has the view, before any change. Raises the errors of the commits.
     """
-    manager.topic(topic)
-    held = [each for each in manager.partitions([topic]) if _has_view(each, name)]
+    manager.topics.get(topic)
+    held = [each for each in manager.partitions.all([topic]) if _has_view(each, name)]
     if not held:
         raise _no_view(topic, name)
     for each in held:

@@ -14,12 +14,12 @@ Source: kafka `UnifiedLog.maybeIncrementLogStartOffset`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest, LogError, NotFound, OffsetOutOfRange, Unavailable
-from local.logdirs.log_dir import LogDirectory
+from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from tiered.maintenance.apply import advance_log_start, commit_log_start
 from tiered.partition.partition import Partition
@@ -61,7 +61,7 @@ def log_start(held: Partition) -> int:
 
 def delete_records(
     partitions: Mapping[Partition, int],
-    directory_of: Callable[[TopicPartition], LogDirectory],
+    directories: LogDirectories,
     *,
     now_ms: int,
     maintenance_lock: AbstractContextManager[object],
@@ -83,7 +83,7 @@ def delete_records(
             commit_log_start(held, each.low_watermark, now_ms=now_ms)
             with maintenance_lock, held.lock:
                 _check_there(held)
-                advance_log_start(held, directory_of(held.name), each.low_watermark, now_ms=now_ms)
+                advance_log_start(held, directories.of(held.name), each.low_watermark, now_ms=now_ms)
         except LogError as error:
             told = ",".join(f"{name}:{was.low_watermark}" for name, was in done.items()) or None
             raise error.restated(error.attempt, **{**error.facts, "deleted": told}) from error

@@ -24,20 +24,18 @@ from dataclasses import replace
 from functools import partial
 
 from local.errors import DiskFailed, Fenced, LogError, Unavailable
-from local.logdirs.log_dirs import LogDirectories
+from local.logdirs.log_moves import Progress
 from local.names import TopicPartition
 from policies.decisions import CleanLog, Decision, DropLocal, Plan
 from policies.plan import plan as plan_snapshots
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.store import ObjectStore
 from tiered.maintenance.apply import Applied, apply_on_disk, apply_partition
 from tiered.maintenance.cleaning import Cleaning, reset_misplaced
+from tiered.maintenance.delete_records import DeletedRecords, delete_records
 from tiered.maintenance.remote_tasks import Due, RemoteTasks, due_tasks, on_disk
-from tiered.node.topic_registry import TopicRegistry
 from tiered.partition.partition import Partition
-from tiered.partition.partition_opening import Opener
 from tiered.partition.partition_table import PartitionTable
 from tiered.read.view_places import maintain_views
 from tiered.topics.topic_deletion import TopicDeletion
@@ -53,35 +51,20 @@ ShouldStop = Callable[[], bool]
 class Maintenance:
     """The maintenance of one manager, one run at a time."""
 
-    def __init__(
-        self,
-        *,
-        lock: threading.RLock,
-        table: PartitionTable,
-        directories: LogDirectories,
-        registry: TopicRegistry,
-        opener: Opener,
-        store: ObjectStore | None,
-        deletion: TopicDeletion,
-        cleaning: Cleaning,
-        threads: tuple[int, int],
-    ) -> None:
-        """`lock` lets a single run work. `threads` are the numbers of copiers and expirers (`RemoteTasks`)."""
-        self.lock = lock
+    def __init__(self, table: PartitionTable, deletion: TopicDeletion, cleaning: Cleaning) -> None:
         self.cleaning = cleaning
-        self.tasks = RemoteTasks(table, directories, opener, store, deletion, *threads)
-        self.refused: DiskFailed | None = None  # why checkpoints wait; each run tries again
+        self.tasks = RemoteTasks(table, deletion)
+        self.refused: DiskFailed | None = None  # why checkpoints wait for room; each run tries again
+        self._lock = table.maintenance_lock
         self._table = table
-        self._directories = directories
-        self._registry = registry
-        self._opener = opener
-        self._store = store
+        self._directories = table.directories
+        self._opener = table.opener
         self._deletion = deletion
         self._checkpointed_ms = 0
 
     def round(self, now_ms: int, *, should_stop: ShouldStop, waits: bool) -> bool:
         """One maintenance run; True if more work is due (tasks requeue their own)."""
-        with self.lock:
+        with self._lock:
             self._opener.pauses.refresh()
             self._check_disks(now_ms)
             self.tasks.pass_time(now_ms)
@@ -94,7 +77,7 @@ class Maintenance:
                 if self.refused is None:
                     self._checkpointed_ms = now_ms
                     if was_refused is not None:  # the same disk may have refused its copy of the topics
-                        self._registry.heal()
+                        self._table.registry.heal()
         return more
 
     def apply(
@@ -116,7 +99,7 @@ class Maintenance:
         self._opener.pauses.refresh()
         while True:
             busy: list[TopicPartition] = []
-            with self.lock:
+            with self._lock:
                 done |= self._apply_idle(plan, busy.append, progress, should_stop, drops_copied, rules or {})
             plan = replace(plan, decisions={name: plan.decisions[name] for name in busy})
             if not busy or not self._wait_for_task(busy[0], should_stop):
@@ -159,7 +142,7 @@ class Maintenance:
                     held,
                     decisions,
                     directory=self._directories.of(name),
-                    store=self._store,
+                    store=self._opener.store,
                     now_ms=plan.now_ms,
                     clean=partial(self.cleaning.clean, now_ms=plan.now_ms, should_stop=must_let_go),
                     progress=partial(progress, name),
@@ -179,9 +162,41 @@ class Maintenance:
 
         return apply_plan(plan, apply_one, threads=self.cleaning.settings.threads)
 
+    def delete_records(
+        self, offsets: Mapping[TopicPartition, int], *, now_ms: int
+    ) -> dict[TopicPartition, DeletedRecords]:
+        """Delete the records below each offset (-1: all): readers lose them at once, files follow later.
+
+        All checks come before any deletion. Raises OffsetOutOfRange above a log's end, and InvalidRequest for a topic
+        that only compacts. Raises an error if this manager may not write to a partition.
+        `tiered.maintenance.delete_records` has order and crashes.
+        """
+        partitions = {self._table.find(name): offset for name, offset in offsets.items()}
+        return delete_records(partitions, self._directories, now_ms=now_ms, maintenance_lock=self._lock)
+
+    def move(
+        self, partition: TopicPartition, directory: str, *, now_ms: int, progress: Progress = lambda done, all_: None
+    ) -> None:
+        """Move a partition to another log directory during writes and reads; maintenance waits.
+
+        Its old files are deleted ``file.delete.delay.ms`` later. Raises InvalidRequest, NotFound, and DiskFailed (no
+        room, a failing disk): then it is in its old place, or the next start finishes the move.
+        """
+        # A pass over this log is cancelled first, because the maintenance run around it is waited for next.
+        with self._table.find(partition).log.cleaning.paused(), self._lock:
+            held = self._table.find(partition)
+            with held.lock:
+                unconfirmed_from = held.log.notes.unconfirmed_from
+                self._directories.move(
+                    partition, directory, now_ms=now_ms, delay_ms=held.rules.file_delete_delay_ms, progress=progress
+                )
+                if unconfirmed_from is not None:
+                    held.log.notes.mark_unconfirmed(unconfirmed_from)
+            self._directories.remove_deleted(now_ms)
+
     def drop_early(self, plan: Plan) -> dict[TopicPartition, Applied]:
         """Apply a plan of drops to the segments still present, in parallel to tasks. Never waits."""
-        with self.lock:
+        with self._lock:
             done = {name: self._drop_early(name, drops, plan.now_ms) for name, drops in plan.decisions.items()}
         return {name: applied for name, applied in done.items() if applied is not None}
 
@@ -258,7 +273,7 @@ class Maintenance:
             if mine and (held.is_writer or not snapshot.is_tiered):
                 decisions[name] = list(mine)
         plan = self.cleaning.take_turns(Plan(now_ms=now_ms, decisions=decisions), partial(self._snapshots, now_ms))
-        with self.lock:
+        with self._lock:
             apply_one = partial(self._apply_on_disk, now_ms, should_stop)
             applied = apply_plan(plan, apply_one, threads=self.cleaning.settings.threads)
         if not should_stop():

@@ -46,7 +46,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from local.errors import LogError
-from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from policies.decisions import (
     AdvanceCleanedOffset,
@@ -64,12 +63,10 @@ from policies.plan import plan_partition
 from policies.remote_retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
-from remote.store import ObjectStore
 from tiered.maintenance.apply import SENDING, apply_in_task
 from tiered.maintenance.task_pool import Load, State, TaskPool
 from tiered.maintenance.upload_and_commit import Clock
 from tiered.partition.partition import Partition
-from tiered.partition.partition_opening import Opener
 from tiered.partition.partition_table import PartitionTable
 from tiered.topics.topic_deletion import TopicDeletion
 
@@ -87,22 +84,11 @@ _Key = TopicPartition | None  # None: the remains of deleted topics
 class RemoteTasks:
     """The two task pools of a manager. Thread safe."""
 
-    def __init__(
-        self,
-        table: PartitionTable,
-        directories: LogDirectories,
-        opener: Opener,
-        store: ObjectStore | None,
-        deletion: TopicDeletion,
-        copiers: int,
-        expirers: int,
-        *,
-        clock: Clock = time.monotonic,
-    ) -> None:
+    def __init__(self, table: PartitionTable, deletion: TopicDeletion, *, clock: Clock = time.monotonic) -> None:
+        copiers, expirers = table.opener.config.tier_threads
         self._table = table
-        self._directories = directories
-        self._opener = opener
-        self._store = store
+        self._directories = table.directories
+        self._opener = table.opener
         self._deletion = deletion
         self._clock = clock
         self._now_ms = 0
@@ -233,7 +219,7 @@ class RemoteTasks:
             held,
             decide,
             where=lambda: self._directories.of(held.name),
-            store=self._store,
+            store=self._opener.store,
             now_ms=now_ms,
             should_stop=lambda: self._must_stop(held),
             clock=self._clock,

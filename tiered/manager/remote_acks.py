@@ -64,7 +64,7 @@ def check_remote_acks(manager: LogManager, names: Iterable[TopicPartition], *, n
         if snapshot.paused is not None:
             raise InvalidRequest(f"{_ATTEMPT}, uploads are paused: run 'tiered resume' first", **facts)
     for name in sorted(wanted):
-        held = manager.partition(name)
+        held = manager.partitions.find(name)
         if (problem := manager.problems.get(name)) is not None:
             raise problem
         if not held.is_writer:
@@ -111,7 +111,7 @@ def held_upto(manager: LogManager, name: TopicPartition) -> int:
 
     Raises Fenced if that manifest is another writer's: it has other records at these offsets.
     """
-    held = manager.partition(name)
+    held = manager.partitions.find(name)
     manifest = held.manifest()
     held.check_not_fenced()  # after the read: another thread may see that manifest first
     return manifest.next_offset if manifest is not None else 0
@@ -127,7 +127,7 @@ def _try_once(
     """One attempt for all; the first error that blocks an unfinished partition, None without one."""
     for each in _snapshots(manager, unfinished, now_ms):
         if each.active is not None and each.active.base_offset < ends[each.partition]:
-            manager.partition(each.partition).log.roll(now_ms=now_ms)
+            manager.partitions.find(each.partition).log.roll(now_ms=now_ms)
     before = {name: held_upto(manager, name) for name in unfinished}
     chosen = {each.partition: copies_at_once(each) for each in _snapshots(manager, unfinished, now_ms)}
     plan = Plan(now_ms=now_ms, decisions={name: found for name, found in chosen.items() if found})

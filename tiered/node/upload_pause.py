@@ -27,6 +27,7 @@ from contextlib import contextmanager
 import msgspec
 
 from local.errors import AccessDenied, Conflict, DiskFailed, InvalidRequest, LogError, NotFound
+from local.logdirs.log_dirs import LogDirectories
 from local.storage import StorageFile, join
 from policies.rules import Pause
 from tiered.node.topic_registry import CopiedFile, Copies, Places, Topic, TopicRegistry
@@ -57,20 +58,21 @@ _DECODER = msgspec.json.Decoder(_File)
 _NOTHING = _File(format_version=FORMAT_VERSION, version=0)
 
 
-class Pauses:
-    """The pauses of a node as of the last `refresh`. Thread safe."""
+class UploadPauses:
+    """The pauses of a node as of the last `refresh`, and their changes. Thread safe."""
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, directories: LogDirectories) -> None:
+        self._directories = directories
         self._lock = threading.Lock()
-        self._file = _current(_read(places))
+        self._file = _current(_read(directories.places()))
 
     def refresh(self) -> None:
         """Read the file again. Never raises: state that cannot be read now stays unchanged."""
         with self._lock:
             before = self._file
-            copies = _read(self._places)
-            if len(copies.unavailable) < len(self._places):  # else the known state stays
+            places = self._directories.places()
+            copies = _read(places)
+            if len(copies.unavailable) < len(places):  # else the known state stays
                 self._file = _current(copies)
             if self._file != before:
                 _log.warning("the upload pauses changed: %s", _summary(self._file))
@@ -78,6 +80,20 @@ class Pauses:
     def of(self, topic: Topic) -> Pause | None:
         """As `_pause_of` as of the last `refresh`."""
         return _pause_of(self._file, topic)
+
+    def pause(self, names: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
+        """As `pause_uploads`; a running upload is committed. Raises InvalidRequest in a read-only open."""
+        self._directories.check_writable()
+        return pause_uploads(self._directories.places(), names, now_ms=now_ms, reason=reason)
+
+    def resume(self, names: Iterable[str] | None = None) -> dict[str, Pause]:
+        """As `resume_uploads`; the next maintenance continues the uploads. Raises as `pause`."""
+        self._directories.check_writable()
+        return resume_uploads(self._directories.places(), names)
+
+    def by_topic(self) -> dict[str, Pause]:
+        """As `paused_topics`."""
+        return paused_topics(self._directories.places())
 
 
 def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:

@@ -86,10 +86,10 @@ class Metrics:
         self._texts: dict[Form, str] = {}
         self._text_ms = -CACHE_MS
         # Log end offsets at the start of counting, and the partitions that existed but could not be opened yet.
-        self._begun = {held.name: held.log.next_offset for held in manager.partitions()}
+        self._begun = {held.name: held.log.next_offset for held in manager.partitions.all()}
         self._unopened = {
             name
-            for topic in manager.topics()
+            for topic in manager.topics.all()
             for number in range(topic.partition_count)
             if (name := TopicPartition(topic.name, number)) not in self._begun
         }
@@ -121,7 +121,7 @@ class Metrics:
             name = status.partition
             more = (("partition", str(name.partition)),) if self._by_partition else ()
             groups.setdefault((("topic", name.topic), *more), []).append(status)
-        unseen = {each.name for each in self._manager.partitions() if is_unseen(self._manager, each)}
+        unseen = {each.name for each in self._manager.partitions.all() if is_unseen(self._manager, each)}
         for labels, group in groups.items():
             is_known = unseen.isdisjoint(each.partition for each in group)
             for metric, field in _GAUGES.items():
@@ -153,7 +153,7 @@ class Metrics:
 
     def _appends(self) -> Iterator[Sample]:
         records = Counter[str]()
-        for held in self._manager.partitions():
+        for held in self._manager.partitions.all():
             begun = self._begun.setdefault(held.name, held.log.next_offset if held.name in self._unopened else 0)
             records[held.name.topic] += max(0, held.log.next_offset - begun)
         for topic, count in sorted(records.items()):
@@ -161,7 +161,7 @@ class Metrics:
 
     def _seen(self) -> Iterator[Sample]:
         seen = self._observations
-        topics = [topic.name for topic in self._manager.topics()]
+        topics = [topic.name for topic in self._manager.topics.all()]
         for metric, name in _BY_TOPIC.items():
             counts = seen.of(name)
             for topic in topics:
@@ -205,13 +205,13 @@ class Metrics:
     def _work(self, snapshots: Sequence[PartitionSnapshot], now_ms: int) -> Iterator[Sample]:
         todo = {name: each.count for name, each in plan(snapshots, now_ms).totals().items()}
         actions = {"CopySegment", "DropLocal", "ExpireRemote", "DeletePending", "CleanLog", *todo}
-        if any(is_unseen(self._manager, each) for each in self._manager.partitions()):
+        if any(is_unseen(self._manager, each) for each in self._manager.partitions.all()):
             actions &= _LOCAL_ACTIONS  # the number of other due actions is unknown
         for action in sorted(actions):
             yield Sample("tiered_todo_segments", todo.get(action, 0), (("action", action),))
         problems = dict(self._manager.problems)
-        count = sum(topic.partition_count for topic in self._manager.topics())
-        is_open = len(self._manager.partitions())
+        count = sum(topic.partition_count for topic in self._manager.topics.all())
+        is_open = len(self._manager.partitions.all())
         yield Sample("tiered_partitions", is_open, (("state", "open"),))
         yield Sample("tiered_partitions", max(0, count - is_open), (("state", "unopened"),))
         kinds = Counter(type(error).__name__ for error in problems.values())
@@ -243,9 +243,8 @@ class Metrics:
         yield from self._pools()
 
     def _pools(self) -> Iterator[Sample]:
-        maintenance = self._manager.maintenance
-        loads = maintenance.tasks.loads if maintenance is not None else {}
-        for kind, load in loads.items():
+        is_read_only = self._manager.directories.read_only
+        for kind, load in ({} if is_read_only else self._manager.maintenance.tasks.loads).items():
             yield Sample(f"tiered_{kind}_tasks", load.queued, (("state", "queued"),))
             yield Sample(f"tiered_{kind}_tasks", load.running, (("state", "running"),))
             yield Sample(f"tiered_{kind}_threads", load.threads)

@@ -16,23 +16,81 @@ shares written before it are still flushed, because the error names them. The sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import LogError
 from local.format.record import Record
 from local.log import AppendResult, Durability, Log
 from local.names import TopicPartition
+from tiered.partition.partition_table import PartitionTable, flush_all
 
 if TYPE_CHECKING:
     from local.records.record_columns import RecordColumns
 
-Encoded = Mapping[TopicPartition, tuple[Log, Iterable[bytearray | memoryview]]]
+Batches = Iterable[bytearray | memoryview]
+Encoded = Mapping[TopicPartition, tuple[Log, Batches]]
+T = TypeVar("T")
 
-# Syncs of different files wait for the same journal, so more parallel syncs gain little.
-_SYNCS_AT_ONCE = 8
+
+class Appender:
+    """Appends to the partitions of a manager. Thread safe; raises as `LogManager.append`."""
+
+    def __init__(self, table: PartitionTable) -> None:
+        self._table = table
+        self._partitioner = Partitioner()
+
+    def append(
+        self,
+        topic: str,
+        records: Sequence[Record],
+        partition: int | None,
+        *,
+        now_ms: int,
+        durability: Durability,
+    ) -> dict[TopicPartition, AppendResult]:
+        """As `LogManager.append`."""
+        self._table.directories.check_writable()
+        shares: Mapping[TopicPartition, Sequence[Record]]
+        shares = self.split(topic, records) if partition is None else {TopicPartition(topic, partition): records}
+        return self._append(shares, lambda log, share: log.encode(share, now_ms=now_ms), now_ms, durability)
+
+    def append_columns(
+        self, topic: str, columns: object, partition: int | None, *, now_ms: int, durability: Durability
+    ) -> dict[TopicPartition, AppendResult]:
+        """As `LogManager.append_columns`."""
+        from local.records.record_columns import record_columns
+
+        self._table.directories.check_writable()
+        chunks = record_columns(columns, now_ms=now_ms)
+        count = self._table.registry.get(topic).partition_count
+        numbered = self._partitioner.split_columns(chunks, count) if partition is None else {partition: chunks}
+        shares = {TopicPartition(topic, number): share for number, share in sorted(numbered.items())}
+        return self._append(shares, lambda log, share: log.encode_columns(share, now_ms=now_ms), now_ms, durability)
+
+    def split(self, topic: str, records: Sequence[Record]) -> dict[TopicPartition, list[Record]]:
+        """The split of records by key, as Kafka's default partitioner does it; nothing is appended."""
+        shares = self._partitioner.split(records, self._table.registry.get(topic).partition_count)
+        return {TopicPartition(topic, number): share for number, share in sorted(shares.items())}
+
+    def _append(
+        self,
+        shares: Mapping[TopicPartition, T],
+        encode: Callable[[Log, T], Batches],
+        now_ms: int,
+        durability: Durability,
+    ) -> dict[TopicPartition, AppendResult]:
+        encoded: dict[TopicPartition, tuple[Log, Batches]] = {}
+        for name, share in shares.items():
+            # Every check that can refuse comes before the first append.
+            held = self._table.find(name)
+            held.check_appendable()
+            encoded[name] = (held.log, encode(held.log, share))
+        for name in encoded:
+            self._table.find(name).note_append()
+        return append_shares(encoded, now_ms, durability)
 
 
 class Partitioner:
@@ -107,32 +165,9 @@ def append_shares(shares: Encoded, now_ms: int, durability: Durability) -> dict[
     return results
 
 
-def flush_all(logs: Sequence[Log]) -> list[LogError | None]:
-    """Flush these logs in parallel; the error of each, None on success."""
-    if len(logs) < 2:
-        return [_flush(log) for log in logs]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(len(logs), _SYNCS_AT_ONCE)) as pool:
-        return list(pool.map(_flush, logs))
-
-
-def _flush(log: Log) -> LogError | None:
-    try:
-        log.flush()
-    except LogError as error:
-        return error
-    return None
-
-
 def _partly(error: LogError, results: Mapping[TopicPartition, AppendResult]) -> LogError:
     """The error of one share, with the shares that are in their logs as the fact `appended`."""
     if not results:
         return error
     appended = ",".join(f"{name}:{given.base_offset}-{given.next_offset - 1}" for name, given in results.items())
     return error.restated(error.attempt, **{**error.facts, "appended": appended})
-
-
-def raise_first(failures: Sequence[LogError]) -> None:
-    if failures:
-        raise failures[0]

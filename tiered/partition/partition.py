@@ -29,7 +29,7 @@ from remote.manifest.writer_roles import LogState
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from tiered.config.clock_guard import JUMP_MS, counted_ms
 from tiered.node.topic_registry import Topic
-from tiered.node.upload_pause import Pauses
+from tiered.node.upload_pause import UploadPauses
 from tiered.partition.tier_state import (
     PERMISSIONS,
     WRITING,
@@ -145,7 +145,7 @@ class Partition:
     object_encoding: ObjectEncoding = PLAIN_ENCODING
     on_copied: Callable[[int, int, int], None] = _ignore_progress
     check_room: Callable[[], None] = _has_room
-    pauses: Pauses | None = None
+    pauses: UploadPauses | None = None
     ahead: SkewedDeleteTimer = field(default_factory=SkewedDeleteTimer)
     uploads: Uploads = field(default_factory=Uploads)
     lock: threading.RLock = field(default_factory=partial(ranked_lock, LockRank.PARTITION))

@@ -61,7 +61,7 @@ from tiered.config.properties import APPEND_FREE_MIN
 from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.config.secrets import load_key_ring
 from tiered.node.topic_registry import Topic
-from tiered.node.upload_pause import Pauses
+from tiered.node.upload_pause import UploadPauses
 from tiered.node.writer_ids import DELETION, new_writer_id, node_mark
 from tiered.partition.partition import Partition
 from tiered.partition.reconciliation import check_agreement, check_same_records, emptied, fenced_before, reconcile
@@ -91,7 +91,7 @@ class Opener:
     def __init__(
         self,
         config: Config,
-        directory: LogDirectories,
+        directories: LogDirectories,
         store: PersistentMeter | None,
         storage: Storage,
         known: ManifestMemoryCache | None = None,
@@ -105,19 +105,19 @@ class Opener:
         `may_be_refused`: see `LogManager.open`.
         """
         self.config, self._known = config, known
-        self._directory = directory
-        self._store = store
+        self._directories = directories
+        self.store = store
         self.cache = ChunkCache(config.int_of("remote.fetch.cache.bytes"))
         self._disk_cache: DiskCache | None = None
         piece_bytes, index_bytes = shares(config.int_of("remote.fetch.cache.dir.max.bytes"))
         if store is not None and config.fetch_cache_dir:
             self._disk_cache = DiskCache.open(storage, config.fetch_cache_dir, piece_bytes)
         self._keys = load_key_ring(config.key_ring, os.environ)
-        self.pauses = Pauses(directory.places())
+        self.pauses = UploadPauses(directories)
         self._check = StoreCheck(
-            directory.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
+            directories.first_online, is_single_writer=config.is_single_writer, options=store_options(config)
         )
-        self._seals = SealMemory(directory.places(), directory.first_online, is_writer=not directory.read_only)
+        self._seals = SealMemory(directories.places(), directories.first_online, is_writer=not directories.read_only)
         self._copies = manifest_disk_cache(config.fetch_cache_dir, index_bytes, is_writer=self._disk_cache is not None)
         self._choose = partial(
             choose_log_dir,
@@ -125,7 +125,7 @@ class Opener:
             free_share_min=config.dir_free_share_min,
         )
         # The name in this process's manifests; a read-only open commits none.
-        self.writer_id = "" if directory.read_only else new_writer_id(storage, config.data_dirs)
+        self.writer_id = "" if directories.read_only else new_writer_id(storage, config.data_dirs)
         self._mark = node_mark(storage, config.data_dirs)
         self._takes_over = takes_over
         self._may_be_refused = may_be_refused
@@ -133,20 +133,20 @@ class Opener:
     def keep_counts(self, now_ms: int | None = None) -> None:
         """Persist the counts of requests sent to the store (`tiered.stores.persistent_meter`)."""
         self._seals.keep(now_ms)
-        if self._store is not None:
-            self._store.keep(now_ms)
+        if self.store is not None:
+            self.store.keep(now_ms)
 
     def check_store(self, now_ms: int) -> None:
         """Check the guarantees of the store again when that is due. Raises InvalidRequest if it lost one."""
-        if self._store is not None:
-            self._check.renew(self._store, now_ms)
+        if self.store is not None:
+            self._check.renew(self.store, now_ms)
 
     def close(self) -> None:
         """Release the disk cache for other processes, and close the store. Idempotent."""
         if self._disk_cache is not None:
             self._disk_cache.close()
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
 
     # -- settings ------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Opener:
 
         Raises InvalidRequest for an unknown setting.
         """
-        return not topic.was_tiered and self._store is not None and wants_tier(self._values(topic))
+        return not topic.was_tiered and self.store is not None and wants_tier(self._values(topic))
 
     def check_settings(self, topic: Topic) -> None:
         """Check the settings of a topic.
@@ -164,7 +164,7 @@ class Opener:
         """
         values = self._values(topic)
         resolve_rules(values), log_settings(values), encoding_of(values, self._keys)
-        if wants_tier(values) and self._store is None:
+        if wants_tier(values) and self.store is None:
             raise InvalidRequest(f"cannot set up a tiered topic, {_NO_STORE}", topic=topic.name)
 
     def reconfigure(self, config: Config, topics: Iterable[Topic]) -> None:
@@ -211,8 +211,8 @@ class Opener:
 
         Raises the error of the store.
         """
-        if self._store is not None:
-            MetadataLog(self._store, partition_prefix(topic.name, topic.topic_id, 0)).load()
+        if self.store is not None:
+            MetadataLog(self.store, partition_prefix(topic.name, topic.topic_id, 0)).load()
 
     def apply_settings(self, held: Partition, topic: Topic) -> None:
         """Apply the topic's settings to this partition. It does not take the writer role.
@@ -237,11 +237,11 @@ class Opener:
 
     def check_room(self) -> None:
         """Check that a log directory can take a new partition. Raises DiskFailed if none can."""
-        self._choose(self._directory.facts())
+        self._choose(self._directories.facts())
 
     def place(self, names: Sequence[TopicPartition]) -> dict[TopicPartition, LogError]:
         """Choose directories for the partitions of new topics (`LogDirectories.place`)."""
-        return self._directory.place(names, self._choose)
+        return self._directories.place(names, self._choose)
 
     def open_log(self, name: TopicPartition, topic: Topic, now_ms: int, *, is_new: bool = False) -> Partition:
         """The partition with its recovered local log; creates the log in a directory if none has it.
@@ -251,13 +251,13 @@ class Opener:
         """
         values = self._values(topic)
         rules, settings = _rules(topic, values), log_settings(values)
-        known = self._directory.topic_id(name)
-        if known is None and not self._directory.read_only:
-            self._directory.create(name, topic.topic_id, self._choose, is_new=is_new)
+        known = self._directories.topic_id(name)
+        if known is None and not self._directories.read_only:
+            self._directories.create(name, topic.topic_id, self._choose, is_new=is_new)
         elif known not in (None, topic.topic_id):
             raise InvalidRequest("cannot open the partition, its topic id differs", partition=name, topic_id=known)
         is_tiered = topic.was_tiered or wants_tier(values)
-        log = self._directory.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
+        log = self._directories.open_log(name, settings, now_ms=now_ms, is_tiered=is_tiered)
         held = Partition(
             name=name,
             topic=topic,
@@ -274,8 +274,8 @@ class Opener:
         held.end_offset_at_open = log.next_offset if log.size_bytes else None
         if is_tiered and (fenced_by := log.notes.fenced_by) is not None:
             held.tier.stop(fenced_before(log, fenced_by))  # until the bucket has been asked
-        if not self._directory.read_only:
-            held.check_room = partial(check_room, self._directory, name, self.config.int_of(APPEND_FREE_MIN))
+        if not self._directories.read_only:
+            held.check_room = partial(check_room, self._directories, name, self.config.int_of(APPEND_FREE_MIN))
         return held
 
     # -- the bucket ----------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Opener:
         match error:
             case AccessDenied(facts={"key_id": _}):
                 held.tier.stop(error)  # the key ring lacks a key of this topic; the bucket refuses nothing
-            case AccessDenied() | NotFound() if self._directory.read_only or self._may_be_refused:
+            case AccessDenied() | NotFound() if self._directories.read_only or self._may_be_refused:
                 pass  # a read-only open, and an open that needs the disk alone, continue with the disk
             case AccessDenied() | NotFound() if not is_writer:
                 raise error
@@ -324,7 +324,7 @@ class Opener:
                 held.tier.stop(error)  # the bucket accepts this writer's commits: a problem of this partition
             case Unavailable():
                 pass
-            case _ if self._store is not None:
+            case _ if self.store is not None:
                 held.tier.stop(error)
             case _:
                 pass  # no store is configured: the disk serves on, unless it notes that another writer fenced this log
@@ -336,7 +336,7 @@ class Opener:
         A disk that refuses the record causes only a log line: the state of the tier still protects the partition while
         this process lives.
         """
-        if self._directory.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
+        if self._directories.read_only or not held.is_tiered or not isinstance(error, Diverged | Fenced):
             return
         manifest = held.manifest()
         if manifest is not None and isinstance(error, Fenced) and _is_deletion_alone(manifest, error):
@@ -364,15 +364,15 @@ class Opener:
     def _own(self, held: Partition, now_ms: int) -> None:
         if not self.is_waiting(held):
             return
-        if self._store is None:
+        if self.store is None:
             raise InvalidRequest(f"cannot open the tiered partition, {_NO_STORE}", partition=held.name)
         if held.metadata is None:
             held.metadata = MetadataLog(
-                self._store, held.prefix, copies=self._copies, known=self._known, memory=self._seals
+                self.store, held.prefix, copies=self._copies, known=self._known, memory=self._seals
             )
-            held.pins = PinWatch(self._store, held.prefix)
+            held.pins = PinWatch(self.store, held.prefix)
             held.remote = RemotePartition(
-                self._store,
+                self.store,
                 held.prefix,
                 self.cache,
                 metadata=held.metadata,
@@ -386,7 +386,7 @@ class Opener:
             return
         if known is not None and held.metadata.lacks_first_manifests():
             raise emptied(held.log, known)
-        if self._directory.read_only:
+        if self._directories.read_only:
             self._look(held, known)
             held.tier.agree()
             return
@@ -395,7 +395,7 @@ class Opener:
                 return
             # Before the epoch is raised: a refused log changes nothing in the bucket.
             check_agreement(held.log, known, self._mark, takes_over=self._takes_over)
-        self._check.ensure(self._store, now_ms)
+        self._check.ensure(self.store, now_ms)
         with held.lock:
             if _is_deleted(held):
                 return
@@ -433,7 +433,7 @@ class Opener:
 
     def _refuse_deleted(self, held: Partition, manifest: Manifest) -> None:
         """Refuse to take a deleted topic over, except in a read-only open. Raises Conflict."""
-        if not self._directory.read_only:
+        if not self._directories.read_only:
             facts = {"partition": held.name, "deleted_ms": manifest.deleted_ms}
             raise Conflict("cannot take the writer role, the topic was deleted", **facts)
 

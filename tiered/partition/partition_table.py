@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import Conflict, DiskFailed, InvalidRequest, LogError, NotFound, Unavailable, forget_locals
 from local.lock_ranks import LockRank, ranked_lock
+from local.log import Log
 from local.logdirs.log_dirs import LogDirectories
 from local.logdirs.offline_detection import offline
 from local.names import TopicPartition
+from local.records.isolation import Isolation
 from tiered.node.problems import is_same_problem
 from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.partition.appending import raise_first
 from tiered.partition.log_loading import Loaded, OnProgress, load_logs
 from tiered.partition.partition import Partition
 from tiered.partition.partition_opening import Opener
@@ -37,6 +38,7 @@ from tiered.stores.parallel import side_by_side
 
 if TYPE_CHECKING:
     from policies.snapshot import PartitionFigures, PartitionSnapshot
+    from tiered.read.reader import TieredReader
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,6 +47,7 @@ OPENERS = 8
 LOOKERS = 16
 DISK_LOOKERS = 1  # a directory as bucket: no latency to hide, and two threads contend for the interpreter
 WAIT_MAX_S = 20.0
+SYNCS_AT_ONCE = 8  # syncs of different files wait for the same journal, so more parallel syncs gain little
 
 Acquire = Callable[[Partition], LogError | None]
 
@@ -52,19 +55,20 @@ Acquire = Callable[[Partition], LogError | None]
 class PartitionTable:
     """Opens, finds and acquires partitions, and records their problems. Thread safe.
 
-    `problems` is replaced whole at every change, so an iteration sees one state.
+    | attribute | meaning |
+    |---|---|
+    | `directories`, `opener`, `registry` | the log directories; opens partitions; the list of topics |
+    | `lock`, `maintenance_lock` | guards the topics; lets a single maintenance run work |
+    | `problems` | the errors of partitions; replaced whole at every change, so an iteration sees one state |
     """
 
-    def __init__(
-        self, directories: LogDirectories, registry: TopicRegistry, opener: Opener, *, store_url: str = ""
-    ) -> None:
-        """`store_url` is empty without a store."""
+    def __init__(self, directories: LogDirectories, opener: Opener) -> None:
+        self.directories = directories
+        self.opener = opener
+        self.registry = TopicRegistry(directories.places())
         self.lock = ranked_lock(LockRank.TOPICS)
+        self.maintenance_lock = ranked_lock(LockRank.MAINTENANCE)
         self.problems: dict[TopicPartition, LogError] = {}
-        self._directories = directories
-        self._registry = registry
-        self._opener = opener
-        self._store_url = store_url
         self._partitions: dict[TopicPartition, Partition] = {}
         self._unopened: dict[TopicPartition, LogError] = {}
         self._unread: set[TopicPartition] = set()
@@ -74,13 +78,13 @@ class PartitionTable:
 
     def load(self, now_ms: int, *, threads: int, progress: OnProgress) -> None:
         """Open every log, then load their manifests in parallel: they wait for the network."""
-        self._directories.on_offline = self._note_offline
-        topics = {topic.name: topic for topic in map(self._as_tiered, self._registry.all()) if topic is not None}
+        self.directories.on_offline = self._note_offline
+        topics = {topic.name: topic for topic in map(self._as_tiered, self.registry.all()) if topic is not None}
         jobs: dict[str, list[TopicPartition]] = {}
         homeless = []
         for name in (name for topic in topics.values() for name in topic.partitions()):
             try:
-                root = self._directories.root_of(name)
+                root = self.directories.root_of(name)
             except LogError as error:
                 self._leave_unopened([name], error)
                 continue
@@ -91,12 +95,12 @@ class PartitionTable:
                 jobs.setdefault(root, []).append(name)
 
         def open_log(name: TopicPartition) -> Partition:
-            return self._opener.open_log(name, topics[name.topic], now_ms)
+            return self.opener.open_log(name, topics[name.topic], now_ms)
 
         loaded = load_logs(jobs, open_log, threads_per_directory=threads, progress=progress)
         partitions = self.add(loaded | load_logs({"": homeless}, open_log, threads_per_directory=1))
         partitions.sort(key=lambda each: each.name)
-        if self._directories.read_only:
+        if self.directories.read_only:
             self.acquire(partitions, now_ms)
             return
         for _, of_topic in groupby(partitions, key=lambda each: each.name.topic):
@@ -134,10 +138,10 @@ class PartitionTable:
 
     def acquire(self, partitions: Sequence[Partition], now_ms: int) -> list[LogError]:
         """Acquire tiered partitions without the writer role, commit altered settings; notes and returns the errors."""
-        waiting = [each for each in partitions if self._opener.is_waiting(each)]
-        acquire = partial(self._opener.acquire, now_ms=now_ms)
-        if self._directories.read_only:
-            found = open_read_only_all(acquire, waiting, self._store_url)
+        waiting = [each for each in partitions if self.opener.is_waiting(each)]
+        acquire = partial(self.opener.acquire, now_ms=now_ms)
+        if self.directories.read_only:
+            found = open_read_only_all(acquire, waiting, store.url if (store := self.opener.store) is not None else "")
         else:
             found = acquire_all(acquire, waiting)
         for each, error in zip(waiting, found, strict=True):
@@ -152,16 +156,16 @@ class PartitionTable:
         raise_first(self.acquire([self.find(name) for name in names], now_ms))
 
     def _open(self, now_ms: int, name: TopicPartition) -> Partition:
-        return self._opener.open_log(name, self._registry.get(name.topic), now_ms)
+        return self.opener.open_log(name, self.registry.get(name.topic), now_ms)
 
     def _as_tiered(self, topic: Topic) -> Topic | None:
         """The topic, registered as tiered if it becomes so now; None for one with invalid settings."""
         try:
-            begins = not self._directories.read_only and self._opener.begins_tiering(topic)
+            begins = not self.directories.read_only and self.opener.begins_tiering(topic)
         except InvalidRequest as error:
             self._leave_unopened(topic.partitions(), error)
             return None
-        return self._registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
+        return self.registry.alter(topic.name, topic.properties, is_tiered=True) if begins else topic
 
     def _leave_unopened(self, names: Iterable[TopicPartition], error: LogError) -> None:
         for name in names:
@@ -172,12 +176,12 @@ class PartitionTable:
 
     def find(self, name: TopicPartition) -> Partition:
         """The partition. Raises NotFound, or the reason if it could not be opened or its disk is offline."""
-        self._directories.check_online(name)
+        self.directories.check_online(name)
         found = self._partitions.get(name)
         if found is None:
             if name in self._unopened:
                 raise self._unopened[name]
-            count = self._registry.get(name.topic).partition_count
+            count = self.registry.get(name.topic).partition_count
             raise NotFound("partition not found", partition=name, partition_count=count)
         return found
 
@@ -192,7 +196,7 @@ class PartitionTable:
     def all(self, topics: Iterable[str] | None = None) -> list[Partition]:
         """The open partitions with an online disk, in order; a copy, as others may be added concurrently."""
         wanted = None if topics is None else set(topics)
-        found = [each for each in list(self._partitions.items()) if self._directories.is_online(each[0])]
+        found = [each for each in list(self._partitions.items()) if self.directories.is_online(each[0])]
         return [each for name, each in sorted(found) if wanted is None or name.topic in wanted]
 
     def known(self, topics: Iterable[str] | None = None) -> list[Partition]:
@@ -251,13 +255,35 @@ class PartitionTable:
                     self.forget(each.name)
         return found
 
+    # -- logs ----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """As `LogManager.flush`."""
+        raise_first(
+            [error for error in flush_all([each.log for each in self.opened(self.names())]) if error is not None]
+        )
+
+    def roll(self, topic: str, *, now_ms: int) -> int:
+        """Close the active segment of every partition of a topic; returns how many (empty ones never are)."""
+        self.directories.check_writable()
+        return sum(self.find(name).log.roll(now_ms=now_ms) for name in self.registry.get(topic).partitions())
+
+    def local_reader(self, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> TieredReader:
+        """A reader of this disk alone, even if the tiers diverged: for records that only this disk holds."""
+        from tiered.read.reader import TieredReader
+
+        def source(name: TopicPartition) -> PartitionSource:
+            return PartitionSource(name, self.find(name).log, is_disk_alone=True)
+
+        return TieredReader(source, isolation)
+
     # -- problems ------------------------------------------------------------------------------------------------
 
     def note(self, name: TopicPartition, error: LogError) -> None:
         """Record the problem of a partition. A conflict with the bucket stops it (`tiered.partition.tier_state`)."""
         if isinstance(error, Conflict) and (partition := self._partitions.get(name)) is not None:
             partition.tier.stop(error)
-            self._opener.remember_fencing(partition, error)
+            self.opener.remember_fencing(partition, error)
         with self._problems_lock:
             if name not in self._partitions and name not in self._unopened:
                 return  # its topic was deleted
@@ -273,12 +299,12 @@ class PartitionTable:
     def forget(self, name: TopicPartition) -> None:
         """Remove the problem of a partition, unless its disk is offline."""
         with self._problems_lock:
-            if name in self.problems and self._directories.is_online(name):
+            if name in self.problems and self.directories.is_online(name):
                 self.problems = {each: error for each, error in self.problems.items() if each != name}
 
     def _note_offline(self, root: str, error: LogError) -> None:
         """Note that a log directory went offline. Called at any failure of its disk, so it only takes notes."""
-        for name in [name for name in self._directories.partitions_of(root) if name in self._partitions]:
+        for name in [name for name in self.directories.partitions_of(root) if name in self._partitions]:
             self.note(name, offline(root, error, partition=name))
 
 
@@ -316,3 +342,26 @@ def open_read_only_all(
 
 def _lacks_room(error: LogError) -> bool:
     return isinstance(error, DiskFailed) and error.lacks_room
+
+
+def flush_all(logs: Sequence[Log]) -> list[LogError | None]:
+    """Flush these logs in parallel; the error of each, None on success."""
+    if len(logs) < 2:
+        return [_flush(log) for log in logs]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(len(logs), SYNCS_AT_ONCE)) as pool:
+        return list(pool.map(_flush, logs))
+
+
+def _flush(log: Log) -> LogError | None:
+    try:
+        log.flush()
+    except LogError as error:
+        return error
+    return None
+
+
+def raise_first(failures: Sequence[LogError]) -> None:
+    if failures:
+        raise failures[0]

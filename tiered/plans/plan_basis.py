@@ -62,7 +62,7 @@ def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], price
     found = {"prices": _told(prices), "remote.url": config.remote_url or "none"}
     for name in sorted(topics):
         try:
-            topic = manager.topic(name)
+            topic = manager.topics.get(name)
         except NotFound:
             continue
         found[f"{name} topic id"] = topic.topic_id

@@ -108,7 +108,7 @@ def priced_plan(
     """
     names = None if topics is None else sorted(set(topics))
     for name in names or ():
-        manager.topic(name)
+        manager.topics.get(name)
     take_snapshots = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
     snapshots, config = take_snapshots(at_ms, names), manager.config
     if overrides:
@@ -161,7 +161,7 @@ def _under(
     """Return the same logs under other topic settings. A tier that is being given up stays so."""
     rules: dict[str, PartitionRules] = {}
     for topic in {each.partition.topic for each in snapshots}:
-        rules[topic] = resolve_rules(config.topic_properties(topic, manager.topic(topic).properties))
+        rules[topic] = resolve_rules(config.topic_properties(topic, manager.topics.get(topic).properties))
     return [replace(each, rules=_kept(each.rules, rules[each.partition.topic], asks_for_copies)) for each in snapshots]
 
 

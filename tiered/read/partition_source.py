@@ -14,7 +14,7 @@ last entry. The producer snapshot of that entry has it. Its marker was not copie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -33,6 +33,7 @@ from remote.manifest.view import DEFAULT_VIEW
 from remote.segment_entry import SegmentEntry
 
 if TYPE_CHECKING:
+    from local.records.offset_spec import FoundOffset, OffsetSpec
     from tiered.read.local_views import LocalViews
     from tiered.read.reader import TieredReader
 
@@ -292,3 +293,18 @@ class Readable(ABC):
         from tiered.read.reader import TieredReader
 
         return TieredReader(self._source, isolation)
+
+    def list_offsets(
+        self,
+        specs: Mapping[TopicPartition, OffsetSpec | int],
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, FoundOffset | None]:
+        """The offset of each spec (a name, or a timestamp in ms) over both tiers; None if there is none.
+
+        `tiered.read.offset_listing` has the names. Raises as reading a partition does.
+        """
+        from tiered.read.offset_listing import find_offset
+
+        reader = self.reader()
+        return {name: find_offset(self._source(name), reader, spec, isolation) for name, spec in specs.items()}

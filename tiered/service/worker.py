@@ -85,13 +85,11 @@ class DiskRelief:
 
     def _relieve(self, root: str, wanted: int, now_ms: int) -> int:
         inside = frozenset(self._manager.directories.partitions_of(root))
-        there = [held for held in self._manager.partitions() if held.name in inside]
+        there = [held for held in self._manager.partitions.all() if held.name in inside]
         snapshots = [held.snapshot(now_ms, may_ask=False) for held in there if held.is_writer]
         drops = disk_relief(snapshots, wanted)
         decisions: Mapping[TopicPartition, list[Decision]] = {name: [*each] for name, each in drops.items()}
-        maintenance = self._manager.maintenance
-        assert maintenance is not None, "a worker has the directory open for writing"
-        applied = maintenance.drop_early(Plan(now_ms=now_ms, decisions=decisions))
+        applied = self._manager.maintenance.drop_early(Plan(now_ms=now_ms, decisions=decisions))
         delays = {each.partition: each.rules.file_delete_delay_ms for each in snapshots}
         dropped = 0
         for name, result in applied.items():
@@ -202,7 +200,7 @@ class Worker:
         """
         problems = problems_of(self.manager.problems)
         known = {each.where for each in problems}
-        for name, left in self.manager.cleaning.uncleanable_of(self.manager.partitions()).items():
+        for name, left in self.manager.cleaning.uncleanable_of(self.manager.partitions.all()).items():
             if str(name) not in known:
                 problems.append(uncleanable_problem(name, left.reason))
         groups = group_problems(sorted(problems, key=lambda each: each.where))
@@ -233,7 +231,7 @@ class Worker:
             self._relief.relieve(now_ms)
             with self._observations.round(), self._spans.span("tiered.round", number=self.rounds):
                 is_busy = self.manager.tick(now_ms, should_stop=should_stop, waits=self.waits)
-            if (refused := self.manager.refused_checkpoints) is not None:
+            if (refused := self.manager.maintenance.refused) is not None:
                 self.round_error = refused
                 self.failures += 1
         except (AccessDenied, DiskFailed, Unavailable) as error:

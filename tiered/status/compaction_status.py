@@ -60,7 +60,7 @@ def compaction_status(
     """
     look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
     snapshots = [each for each in look(now_ms, topics) if each.rules.cleanup_compact]
-    states = {held.name: str(held.log.cleaning.now) for held in manager.partitions(topics)}
+    states = {held.name: str(held.log.cleaning.now) for held in manager.partitions.all(topics)}
     last = {run.name: run for run in manager.cleaning.runs}
     uncleanable = manager.cleaning.uncleanable
     return {
@@ -83,7 +83,7 @@ def unread_logs(
     """
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)
-    some = [each for each in manager.topics() if wanted is None or each.name in wanted]
+    some = [each for each in manager.topics.all() if wanted is None or each.name in wanted]
     compacted = [each for each in some if resolve_rules(
         manager.config.topic_properties(each.name, each.properties)).cleanup_compact]  # fmt: skip
     names = [name for each in compacted for name in each.partitions()]

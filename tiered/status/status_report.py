@@ -121,8 +121,8 @@ def status_report(
 
     prices = prices_or_none(manager.config)
     names = None if topics is None else sorted(set(topics))
-    chosen = manager.topics() if names is None else [manager.topic(name) for name in names]
-    figures = manager.figures(now_ms, names) if may_ask else figures_at_hand(manager, now_ms, names)
+    chosen = manager.topics.all() if names is None else [manager.topics.get(name) for name in names]
+    figures = manager.partitions.figures(now_ms, manager.partitions.all(names), records_problems=may_ask)
     found = {each.partition: partition_status(each) for each in figures}
     errors = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
     disk = storage or DiskStorage()
@@ -140,7 +140,7 @@ def status_report(
         *_of_partitions(errors, {name: each for name, each in known.items() if name is not None}),
     ]
     with_problems = {each.partition for each in problems}
-    uncleanable = manager.cleaning.uncleanable_of(manager.partitions(names))
+    uncleanable = manager.cleaning.uncleanable_of(manager.partitions.all(names))
     problems += [_uncleanable(name, each) for name, each in sorted(uncleanable.items()) if name not in with_problems]
     quiet = [each for name, each in found.items() if name not in with_problems]  # others have a cause already
     problems += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
@@ -152,10 +152,10 @@ def status_report(
         problems=tuple(problems),
         prices=prices,
         work=work,
-        seen=frozenset(each.name for each in manager.partitions() if each.reconciled_manifest() is not None),
+        seen=frozenset(each.name for each in manager.partitions.all() if each.reconciled_manifest() is not None),
         kept=storage_costs(manager, prices) if prices is not None else {},
         holder=holder,
-        deleted=tuple(each.name for each in manager.topic_admin.deleted()) if names is None else (),
+        deleted=tuple(each.name for each in manager.topics.deleted()) if names is None else (),
         deferrals=_put_off(manager, figures, errors),
     )
 
@@ -179,7 +179,7 @@ def _put_off(
             found[each.partition] = remote_unknown_deferrals(each, why)
             continue
         try:
-            log = manager.partition(each.partition).log
+            log = manager.partitions.find(each.partition).log
             timed = replace(each, segments=log.segments())
             reported = PartitionSnapshot.of(timed, stable_offset=log.closed_stable_offset)
         except LogError:
@@ -190,18 +190,13 @@ def _put_off(
 
 def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
     """Return snapshots as `manager.snapshots`, from memory: sends no request and notes no problem."""
-    return manager.table.snapshots(
+    return manager.partitions.snapshots(
         now_ms,
-        manager.partitions(topics),
+        manager.partitions.all(topics),
         may_ask=False,
         uncleanable=manager.cleaning.waiting(now_ms),
         records_problems=False,  # a disk that failed just now: the next maintenance reports it
     )
-
-
-def figures_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionFigures]:
-    """Return figures as `manager.figures`: notes no problem."""
-    return manager.table.figures(now_ms, manager.partitions(topics), records_problems=False)
 
 
 def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) -> dict[TopicPartition, LogError]:
@@ -212,7 +207,7 @@ def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) 
     """
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)
-    opened = {each.name: each for each in manager.partitions()}
+    opened = {each.name: each for each in manager.partitions.all()}
     return {
         name: error
         for name, error in sorted(problems.items())
@@ -238,7 +233,7 @@ def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
 
 
 def _offline(manager: LogManager) -> Iterable[Problem]:
-    for root, error in manager.offline_directories().items():
+    for root, error in manager.directories.offline.items():
         what = f"log directory offline: {flat(error)}"
         yield Problem(where=root, partition=None, kind="offline", what=what, next_step=next_step(error))
 
@@ -339,7 +334,7 @@ def storage_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartitio
 
 def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageUsage]:
     """Return the remote storage of every open partition with objects there, without a request."""
-    return {each.name: usage_for(each, prices) for each in manager.partitions() if each.manifest() is not None}
+    return {each.name: usage_for(each, prices) for each in manager.partitions.all() if each.manifest() is not None}
 
 
 def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:

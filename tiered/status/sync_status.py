@@ -83,9 +83,9 @@ def tier_sync(
     """
     from concurrent.futures import ThreadPoolExecutor  # ``tiered status`` without the section does not need it
 
-    names = None if topics is None else {manager.topic(name).name for name in topics}
+    names = None if topics is None else {manager.topics.get(name).name for name in topics}
     mark = node_mark(storage or DiskStorage(), manager.config.data_dirs)
-    held = manager.partitions(names)
+    held = manager.partitions.all(names)
     with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="sync") as pool:
         return list(pool.map(partial(_look, mark), held))
 

@@ -102,11 +102,11 @@ def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoi
     Not counted: partitions that did not open. None: remote figures of topics with a remote tier not read since the
     start, and dollars while the prices cannot be read.
     """
-    found: dict[str, list[PartitionStatus]] = {topic.name: [] for topic in manager.topics()}
+    found: dict[str, list[PartitionStatus]] = {topic.name: [] for topic in manager.topics.all()}
     for snapshot in snapshots_at_hand(manager, now_ms):
         found.setdefault(snapshot.partition.topic, []).append(partition_status(snapshot))
-    counts = {topic.name: topic.partition_count for topic in manager.topics()}
-    unseen = {each.name.topic for each in manager.partitions() if is_unseen(manager, each)}
+    counts = {topic.name: topic.partition_count for topic in manager.topics.all()}
+    unseen = {each.name.topic for each in manager.partitions.all() if is_unseen(manager, each)}
     dollars = _dollars(manager)
     points = {
         name: TierPoint(
@@ -252,7 +252,7 @@ def still_there(manager: LogManager, topics: Iterable[str] | None = None) -> lis
     no time, are left out.
     """
     came: list[tuple[int, int]] = []
-    for held in manager.partitions(topics):
+    for held in manager.partitions.all(topics):
         manifest = held.manifest()
         if manifest is None or manifest.tier_disabled:
             continue

@@ -10,26 +10,21 @@ each call, with a LIST and a GET for each partition. Without deleted topics no r
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from local.errors import Diverged, LogError
-from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, size_of
-from remote.store import ObjectStore
 from tiered.config.config import Config
 from tiered.config.properties import PROPERTIES, RELIEF_FREE_MIN
-from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.partition.appending import raise_first
-from tiered.partition.partition_opening import Opener
-from tiered.partition.partition_table import PartitionTable
+from tiered.node.topic_registry import Topic
+from tiered.partition.partition_table import PartitionTable, raise_first
 from tiered.stores.parallel import side_by_side
-from tiered.topics.topic_creation import TopicCreation
+from tiered.topics.topic_creation import AskedTopic, TopicCreation
 from tiered.topics.topic_deletion import TopicDeletion
 from tiered.topics.topic_dry_run import TopicDryRun
 
@@ -67,29 +62,53 @@ class DeletedPartition:
 class TopicAdmin:
     """Changes topics, one change at a time. Thread safe.
 
-    `creation`, `deletion` and `dry_run` are its parts. Methods of the same name in `LogManager` state the errors.
+    `dry_run` shows the effect of each change, also in a read-only open; `deletion` deletes the remains of topics.
+    Changes raise InvalidRequest in a read-only open.
     """
 
-    def __init__(
-        self,
-        registry: TopicRegistry,
-        opener: Opener,
-        directories: LogDirectories,
-        store: ObjectStore | None,
-        table: PartitionTable,
-        maintenance_lock: threading.RLock,
-    ) -> None:
-        self._registry = registry
-        self._opener = opener
-        self._directories = directories
-        self._store = store
+    def __init__(self, table: PartitionTable) -> None:
         self._table = table
-        self.creation = TopicCreation(registry, opener, table)
-        self.deletion = TopicDeletion(registry, directories, store, opener, table, maintenance_lock)
-        self.dry_run = TopicDryRun(registry, opener, table, self.creation, store)
+        self._registry = table.registry
+        self._opener = table.opener
+        self._directories = table.directories
+        self._creation = TopicCreation(table)
+        self.deletion = TopicDeletion(table)
+        self.dry_run = TopicDryRun(table, self._creation)
+
+    def all(self) -> list[Topic]:
+        """The topics, by name."""
+        return self._registry.all()
+
+    def get(self, name: str) -> Topic:
+        """The topic. Raises NotFound, naming the topics that exist."""
+        return self._registry.get(name)
+
+    def create(
+        self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None, *, now_ms: int
+    ) -> Topic:
+        """Create a topic; its settings and access to the bucket are checked before anything is written.
+
+        Raises InvalidRequest. After any other error later than the registration (the bucket became unavailable) the
+        topic exists, and a later maintenance run acquires it.
+        """
+        requested = AskedTopic(name=name, partitions=partitions, properties=properties or {})
+        (created,) = self.create_all([requested], now_ms=now_ms)
+        return created
+
+    def create_all(self, requested: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
+        """As `create`, for several topics: all of them, or none if one is refused.
+
+        Two syncs for all and two for each partition; one by one, each topic costs four more.
+        """
+        self._directories.check_writable()
+        return self._creation.create(requested, now_ms=now_ms)
 
     def alter(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> Topic:
-        """As `LogManager.alter_topic`."""
+        """Change a topic's own settings (an empty value removes one); effective at once.
+
+        Raises InvalidRequest, and Unavailable for a topic that becomes tiered while the bucket is unavailable.
+        """
+        self._directories.check_writable()
         altered, is_new = self._opener.altered(self._registry.get(name), properties)
         if is_new:
             self._opener.check_reachable(altered)
@@ -106,7 +125,12 @@ class TopicAdmin:
         return altered
 
     def delete(self, name: str, *, now_ms: int) -> None:
-        """As `LogManager.delete_topic`."""
+        """Delete a topic: invisible on return; files and objects follow (`tiered.topics.topic_deletion`).
+
+        Raises NotFound, and Diverged for a log with records that only this disk holds: they stay, and so does the topic
+        in the bucket.
+        """
+        self._directories.check_writable()
         with self._table.lock:
             errors = [each.fatal_error for each in self._table.all([name])]
             raise_first([error for error in errors if isinstance(error, Diverged)])
@@ -114,7 +138,11 @@ class TopicAdmin:
         self.deletion.step(now_ms)  # if the bucket is available, its grace period counts from now
 
     def reload(self, config: Config, *, now_ms: int) -> Reloaded:
-        """As `LogManager.reload`."""
+        """Apply another configuration: settings of topics at once, others at the next start.
+
+        Raises InvalidRequest, with nothing changed, for settings that contradict some topic's own.
+        """
+        self._directories.check_writable()
         failed: dict[str, str] = {}
         with self._table.lock:
             before = self._opener.config
@@ -138,7 +166,7 @@ class TopicAdmin:
 
     def deleted_partitions(self) -> Sequence[DeletedPartition]:
         """The partitions of deleted topics, by deletion time; reads the manifest of each from the store."""
-        store = self._store
+        store = self._opener.store
         if store is None:
             return []
 

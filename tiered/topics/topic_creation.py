@@ -27,12 +27,10 @@ from dataclasses import dataclass, field, replace
 
 from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition, check_topic, new_topic_id
-from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.partition.appending import raise_first
+from tiered.node.topic_registry import Topic
 from tiered.partition.log_loading import Loaded, load_logs
 from tiered.partition.partition import Partition
-from tiered.partition.partition_opening import Opener
-from tiered.partition.partition_table import OPENERS, PartitionTable
+from tiered.partition.partition_table import OPENERS, PartitionTable, raise_first
 from tiered.stores.parallel import side_by_side
 
 
@@ -48,10 +46,10 @@ class AskedTopic:
 class TopicCreation:
     """Creates topics. Thread safe."""
 
-    def __init__(self, registry: TopicRegistry, opener: Opener, table: PartitionTable) -> None:
-        self._registry = registry
-        self._opener = opener
+    def __init__(self, table: PartitionTable) -> None:
         self._table = table
+        self._registry = table.registry
+        self._opener = table.opener
 
     def check(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> Topic:
         """The topic as it would be registered; access to the bucket is checked if it would be tiered.
@@ -65,7 +63,7 @@ class TopicCreation:
         return topic
 
     def create(self, requested: Sequence[AskedTopic], *, now_ms: int) -> list[Topic]:
-        """Create these topics, or none if one is refused. Raises as `LogManager.create_topics`."""
+        """Create these topics, or none if one is refused. Raises as `TopicAdmin.create`."""
         names = [each.name for each in requested]
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:

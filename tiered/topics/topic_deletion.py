@@ -20,12 +20,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from local.errors import LogError
-from local.logdirs.log_dirs import LogDirectories
 from local.names import TopicPartition
 from remote.keys import partition_prefix
-from remote.store import ObjectStore
-from tiered.node.topic_registry import DeletedTopic, TopicRegistry
-from tiered.partition.partition_opening import Opener
+from tiered.node.topic_registry import DeletedTopic
 from tiered.partition.partition_table import PartitionTable
 
 if TYPE_CHECKING:
@@ -37,21 +34,12 @@ _log = logging.getLogger(__name__)
 class TopicDeletion:
     """Deletes the topics of a manager. `step` is part of each maintenance run."""
 
-    def __init__(
-        self,
-        registry: TopicRegistry,
-        directories: LogDirectories,
-        store: ObjectStore | None,
-        opener: Opener,
-        table: PartitionTable,
-        maintenance_lock: threading.RLock,
-    ) -> None:
-        self._registry = registry
-        self._directories = directories
-        self._store = store
-        self._opener = opener
+    def __init__(self, table: PartitionTable) -> None:
         self._table = table
-        self._maintenance_lock = maintenance_lock
+        self._registry = table.registry
+        self._directories = table.directories
+        self._opener = table.opener
+        self._store = table.opener.store
         self._removals: dict[tuple[str, int], PartitionRemoval] = {}
         self._done: set[tuple[str, int]] = set()
         self._stepping = threading.Lock()
@@ -68,7 +56,7 @@ class TopicDeletion:
         for each in partitions:
             # The maintenance run around a pass is waited for next. These logs are never cleaned again.
             each.log.cleaning.abort_and_pause()
-        with self._maintenance_lock:
+        with self._table.maintenance_lock:
             try:
                 self._registry.delete(topic.name, now_ms=now_ms)
             except LogError:

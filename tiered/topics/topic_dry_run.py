@@ -13,10 +13,8 @@ from local.errors import LogError
 from local.names import TopicPartition
 from policies.snapshot import PartitionSnapshot
 from remote.keys import parse_topic_directory, partition_prefix
-from remote.store import ObjectStore
 from tiered.config.config import Setting
-from tiered.node.topic_registry import Topic, TopicRegistry
-from tiered.partition.partition_opening import Opener
+from tiered.node.topic_registry import Topic
 from tiered.partition.partition_status import partition_status
 from tiered.partition.partition_table import PartitionTable
 from tiered.partition.tier_disable import is_tier_disabled
@@ -101,22 +99,15 @@ class TopicLoss:
 class TopicDryRun:
     """Plans changes of topics. Thread safe; a read-only open suffices."""
 
-    def __init__(
-        self,
-        registry: TopicRegistry,
-        opener: Opener,
-        table: PartitionTable,
-        creation: TopicCreation,
-        store: ObjectStore | None,
-    ) -> None:
-        self._registry = registry
-        self._opener = opener
+    def __init__(self, table: PartitionTable, creation: TopicCreation) -> None:
         self._table = table
         self._creation = creation
-        self._store = store
+        self._registry = table.registry
+        self._opener = table.opener
+        self._store = table.opener.store
 
-    def new_topic(self, name: str, partitions: int, properties: Mapping[str, str] | None) -> NewTopic:
-        """As `LogManager.plan_new_topic`."""
+    def new_topic(self, name: str, partitions: int = 1, properties: Mapping[str, str] | None = None) -> NewTopic:
+        """The topic that `TopicAdmin.create` would make, with the same errors."""
         topic = self._creation.check(name, partitions, properties)
         settings = self._opener.config.explain(name, topic.properties)
         outranked = tuple(_outranked(settings, topic.properties))
@@ -124,7 +115,7 @@ class TopicDryRun:
         return NewTopic(topic=topic, settings=tuple(settings), outranked=outranked, namesakes=namesakes)
 
     def altered_topic(self, name: str, properties: Mapping[str, str], *, now_ms: int) -> AlteredTopic:
-        """As `LogManager.plan_altered_topic`."""
+        """The changes that `TopicAdmin.alter` would make, with the same errors."""
         before = self._registry.get(name)
         after, begins = self._opener.altered(before, properties)
         if begins:
@@ -147,7 +138,10 @@ class TopicDryRun:
         )
 
     def deleted_topic(self, name: str, *, now_ms: int) -> TopicLoss:
-        """As `LogManager.plan_deleted_topic`."""
+        """The loss that `TopicAdmin.delete` would cause, and the pins and forks that delay it. Raises NotFound.
+
+        If the bucket does not answer, its figures are unknown.
+        """
         topic = self._registry.get(name)
         rules = self._opener.rules(topic)
         losses = [self._held_by(topic, each, now_ms) for each in self._losses(topic, now_ms)]

@@ -140,21 +140,21 @@ def test_a_partition_without_remote_tier_has_no_deferred_copies() -> None:
 def _begun(world: World, **changes: str) -> LogManager:
     manager = world.open()
     settings = {**TIERED, "local.retention.ms": "-2", **{key.replace("_", "."): each for key, each in changes.items()}}
-    manager.create_topic("t", 1, settings, now_ms=NOW)
+    manager.topics.create("t", 1, settings, now_ms=NOW)
     return manager
 
 
 def _transaction(manager: LogManager) -> None:
     producer = Producer(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
-    manager.partition(NAME).log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.find(NAME).log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
+    manager.partitions.roll("t", now_ms=NOW)
 
 
 def test_plan_status_and_web_page_show_the_copy_lag_with_its_end(tmp_path: Path) -> None:
     world = World()
     with _begun(world, remote_copy_lag_ms="2d") as manager:
         send(manager, 10)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         (segment,) = manager.snapshots(NOW)[0].closed
         until = segment.age_timestamp_ms + 2 * 24 * HOUR
         (told,) = status_facts(status_report(manager, NOW)).deferrals
@@ -199,7 +199,7 @@ def test_a_partition_whose_manifest_was_never_read_is_deferred_with_the_problem(
     world = World()
     with _begun(world) as manager:
         send(manager, 10)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
     down = SwitchableStore(world.store)
     with world.open(read_only=True, store=down) as manager:  # type: ignore[arg-type]
         for found in (
@@ -214,8 +214,8 @@ def test_a_pause_is_shown_for_each_segment() -> None:
     world = World()
     with _begun(world) as manager:
         send(manager, 10)
-        manager.roll("t", now_ms=NOW)
-        manager.pause_uploads(["t"], now_ms=NOW, reason="a test")
+        manager.partitions.roll("t", now_ms=NOW)
+        manager.pauses.pause(["t"], now_ms=NOW, reason="a test")
     with world.open(read_only=True) as manager:
         (told,) = status_facts(status_report(manager, NOW)).deferrals
         assert (told.code, told.why) == ("paused", "uploads are paused: a test")
@@ -224,9 +224,9 @@ def test_a_pause_is_shown_for_each_segment() -> None:
 def test_status_shows_no_deferrals_of_a_healthy_partition() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACTED, now_ms=NOW)
         send(manager, 40)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         assert status_facts(status_report(manager, NOW)).deferrals == []
 

@@ -71,7 +71,7 @@ def test_manager_takes_over_the_bucket_and_continues_it(world: World) -> None:
         assert manager.problems == {}
         for topic in first_release.TOPICS:
             send(manager, 30, topic=topic)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         settle(manager)
     for topic in first_release.TOPICS:
         found = _read(world.store, topic, Isolation.READ_UNCOMMITTED)

@@ -16,15 +16,15 @@ PARTITIONS = 60
 def test_idle_partitions_cost_no_request() -> None:
     world, seen = World(), Observations()
     with open_observed(world.config, seen, now_ms=NOW, storage=world.disk, store=world.store) as manager:
-        manager.create_topic("many", PARTITIONS, {**TIERED, "local.retention.ms": "1h"}, now_ms=NOW)
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("many", PARTITIONS, {**TIERED, "local.retention.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         for partition in range(PARTITIONS):
             manager.append("many", _records(), partition, now_ms=NOW)
         send(manager, 200)
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000, observations=seen)
         while worker.round(NOW):
             pass
-        before = manager.request_counts()
+        before = manager.store.counts()
         assert before is not None
         assert before.puts > PARTITIONS
         metrics = Metrics(manager, seen, worker, by_partition=True)
@@ -32,7 +32,7 @@ def test_idle_partitions_cost_no_request() -> None:
             assert not worker.round(NOW + at)
             metrics.text(NOW + at)
         status_report(manager, NOW, storage=world.disk)
-        assert manager.request_counts() == before, "maintenance of idle partitions must send no request"
+        assert manager.store.counts() == before, "maintenance of idle partitions must send no request"
         assert manager.problems == {}
 
 

@@ -136,13 +136,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tiered.toml").write_text(FILE.replace("HOME", str(tmp_path)))
     (tmp_path / "prices.json").write_text(json.dumps(PRICES))
     with opened(tmp_path, {"remote.storage.class": "GLACIER_IR"}) as manager:
-        manager.create_topic("paged", 1, now_ms=NOW)
+        manager.topics.create("paged", 1, now_ms=NOW)
         fill(manager, "paged", 500)
     with opened(tmp_path) as manager:
         for name, settings in TOPICS.items():
             if name != "paged":
-                manager.create_topic(name, 2 if name == "both" else 1, settings, now_ms=NOW)
-        manager.create_topic("dropped", 1, now_ms=NOW)
+                manager.topics.create(name, 2 if name == "both" else 1, settings, now_ms=NOW)
+        manager.topics.create("dropped", 1, now_ms=NOW)
         for name in (
             "cleaned",
             "dropped",
@@ -158,17 +158,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             fill(manager, name, 160)
         fill(manager, "both", 80)
         fill(manager, "paged-and-gone", 900)
-        manager.delete_records({TopicPartition("waiting", 0): 90, TopicPartition("paged-and-gone", 0): 450}, now_ms=NOW)
-        manager.alter_topic("given-up", GIVEN_UP, now_ms=NOW)
-        manager.delete_topic("dropped", now_ms=NOW)
-        manager.pause_uploads(["paused"], now_ms=NOW)
+        manager.maintenance.delete_records(
+            {TopicPartition("waiting", 0): 90, TopicPartition("paged-and-gone", 0): 450}, now_ms=NOW
+        )
+        manager.topics.alter("given-up", GIVEN_UP, now_ms=NOW)
+        manager.topics.delete("dropped", now_ms=NOW)
+        manager.pauses.pause(["paused"], now_ms=NOW)
         fill(manager, "paused", 90)
         send(manager, 150, topic="late")
-        manager.roll("late", now_ms=NOW)
+        manager.partitions.roll("late", now_ms=NOW)
         for name in TOPICS:
             send(manager, 7, topic=name)
-        manager.alter_topic("giving-up", GIVEN_UP, now_ms=NOW)
-        held = manager.partition(TopicPartition("giving-up", 0))  # its entries are not unlinked yet
+        manager.topics.alter("giving-up", GIVEN_UP, now_ms=NOW)
+        held = manager.partitions.find(TopicPartition("giving-up", 0))  # its entries are not unlinked yet
         held.metadata.commit(disable_tier(log_start_offset=held.log.local_log_start_offset, now_ms=NOW), NOW)
     restored = "restore branch --local none --take-over --to data --yes"
     for words in ("view build cleaned", "fork both branch --yes", restored):
@@ -185,7 +187,7 @@ def opened(home: Path, settings: dict[str, str] | None = None, **more: bool) -> 
 
 def fill(manager: LogManager, topic: str, count: int) -> None:
     send(manager, count, topic=topic)
-    manager.roll(topic, now_ms=NOW)
+    manager.partitions.roll(topic, now_ms=NOW)
     settle(manager)
 
 
@@ -214,11 +216,13 @@ def test_every_source_reports_the_same_figures_as_the_stored_bytes(
         _metrics(manager, tell)
         _pages(manager, tell)
         _kept(manager, tell)
-        paged, gone = (manager.partition(TopicPartition(name, 0)).manifest() for name in ("paged", "paged-and-gone"))
+        paged, gone = (
+            manager.partitions.find(TopicPartition(name, 0)).manifest() for name in ("paged", "paged-and-gone")
+        )
         assert any(page.other_classes for page in paged.pages), (
             "some manifest pages must have entries of another storage class"
         )
-        assert manager.partition(TopicPartition("giving-up", 0)).manifest().tier_disabled
+        assert manager.partitions.find(TopicPartition("giving-up", 0)).manifest().tier_disabled
         assert gone.pending_page_deletes, "a manifest page must have been unlinked as a whole"
     _bucket_alone(home, tell)
     _sums(seen, tell)
@@ -327,7 +331,7 @@ def _kept(manager: LogManager, tell: Tell) -> None:
     """Bytes behind the cost figures, notes over time, and the segments moved by the advice."""
     prices = configured_prices(manager.config)
     for name, lying in all_usage(manager, prices).items():
-        manifest = manager.partition(name).manifest()
+        manifest = manager.partitions.find(name).manifest()
         assert manifest is not None
         data = sum(each.size_bytes for each in lying.data.values())
         views = sum(row.stored_bytes + row.indexes_bytes for row in manifest.view_entries)
@@ -336,7 +340,7 @@ def _kept(manager: LogManager, tell: Tell) -> None:
         whole = data + lying.small_bytes + lying.waiting_bytes + pages
         figures = {"stored_bytes": data, "log_bytes_stored": log, "objects_bytes": whole}
         tell("kept", name, {**figures, "unlinked_bytes": lying.waiting_bytes})
-    for each in manager.deleted_partitions():
+    for each in manager.topics.deleted_partitions():
         assert each.manifest is not None
         found = usage_of_deleted(each.manifest, prices)
         pages = sum(page.page_bytes for page in each.manifest.pages)

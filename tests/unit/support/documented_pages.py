@@ -28,7 +28,7 @@ small = {"segment.bytes": "2KiB", "append.batch.bytes": "256", "local.retention.
 small["remote.storage.enable"] = "true"
 with LogManager.open(Config.load(str(home / "tiered.toml")), now_ms=now) as manager:
     for topic, more in (("orders", {}), ("prices", {"cleanup.policy": "compact"})):
-        manager.create_topic(topic, 4 if topic == "orders" else 1, {**small, **more}, now_ms=now)
+        manager.topics.create(topic, 4 if topic == "orders" else 1, {**small, **more}, now_ms=now)
         for at in range(20):
             when = now - (19 - at) * 2 * 3_600_000
             records = [Record(b"k%d" % (n % 13), b"a value of some length, %d" % n, when) for n in range(25)]

@@ -64,7 +64,7 @@ def make() -> None:
     world.config = replace(world.config, key_ring=str(ring))
     with world.open() as manager:
         for topic, settings in TOPICS.items():
-            manager.create_topic(topic, 1, {**TIERED, **settings}, now_ms=NOW)
+            manager.topics.create(topic, 1, {**TIERED, **settings}, now_ms=NOW)
             for turn in range(40 if topic == "paged" else 8):
                 records = [
                     Record(b"k%d" % rng.randrange(12), rng.randbytes(16).hex().encode(), NOW - DAY + turn * 20 + at)
@@ -72,11 +72,11 @@ def make() -> None:
                 ]
                 manager.append(topic, records, 0, now_ms=NOW)
                 if topic == "transactions":
-                    log = manager.partition(TopicPartition(topic, 0)).log
+                    log = manager.partitions.find(TopicPartition(topic, 0)).log
                     producer = Producer(producer_id=7, producer_epoch=1, base_sequence=turn * 5, is_transactional=True)
                     log.append(records[:5], now_ms=NOW, producer=producer)
                     log.append_marker(7, 1, commit=turn % 2 == 0, coordinator_epoch=0, now_ms=NOW)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         settle(manager)
     expected = _expected(world, KEYS)
     packed = io.BytesIO()

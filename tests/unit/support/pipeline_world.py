@@ -47,8 +47,8 @@ class FleetWorld:
             )
         for number in range(nodes):
             with self.manager(number) as manager:
-                manager.create_topic(f"events-{number}", 2, EVENTS, now_ms=NOW - 20 * DAY)
-                manager.create_topic(f"prices-{number}", 1, PRICES, now_ms=NOW - 20 * DAY)
+                manager.topics.create(f"events-{number}", 2, EVENTS, now_ms=NOW - 20 * DAY)
+                manager.topics.create(f"prices-{number}", 1, PRICES, now_ms=NOW - 20 * DAY)
 
     def manager(self, number: int, now_ms: int = NOW - 20 * DAY) -> LogManager:
         return LogManager.open(Config.load(str(Path(self.nodes[number]) / "tiered.toml")), now_ms=now_ms)
@@ -68,7 +68,7 @@ class FleetWorld:
             for at in range(len(known), len(known) + count)
         ]
         manager.append(topic, records, partition, now_ms=at_ms)
-        manager.roll(topic, now_ms=at_ms)
+        manager.partitions.roll(topic, now_ms=at_ms)
         known += records
 
     def fleet(self, **more: object) -> Fleet:

@@ -117,7 +117,7 @@ def _keep(node: WatchedNode, path: Path) -> None:
 def _waiting(node: WatchedNode, topic: str) -> Path:
     """A closed segment that exists on the disk only."""
     name = TopicPartition(topic, 0)
-    held = node.manager.partition(name)
+    held = node.manager.partitions.find(name)
     upto = 0 if (manifest := held.manifest()) is None else manifest.allocated_end_offset
     base = [each.base_offset for each in held.log.segments() if each.base_offset >= upto and not each.is_active][1]
     (path,) = node.home.glob(f"disk*/{topic}-0/{base:020}.log")
@@ -155,7 +155,7 @@ def _a_compacted_segment_is_damaged(node: WatchedNode) -> None:
 
 def _a_setting_is_refused_at_a_start(node: WatchedNode) -> None:
     """Set a default that contradicts a setting of one topic."""
-    node.manager.alter_topic("orders", {"local.retention.ms": "4h"}, now_ms=node.clock_ms)
+    node.manager.topics.alter("orders", {"local.retention.ms": "4h"}, now_ms=node.clock_ms)
     node.configure(retention_ms="3h")
     node.restart()
     node.pass_(10)
@@ -193,7 +193,7 @@ def _a_copy_of_the_machine_was_at_work(node: WatchedNode) -> None:
     with LogManager.open(Config.load(str(other / "tiered.toml"), {}, {}), now_ms=node.clock_ms) as theirs:
         records = [Record(b"k", b"something else, %d" % at, node.clock_ms) for at in range(100)]
         theirs.append("orders", records, 0, now_ms=node.clock_ms)
-        theirs.roll("orders", now_ms=node.clock_ms)
+        theirs.partitions.roll("orders", now_ms=node.clock_ms)
         while theirs.tick(node.clock_ms):
             pass
     node.start()
@@ -246,7 +246,7 @@ def _local_retention_is_lowered(node: WatchedNode) -> None:
 
 
 def _a_pin_holds_what_expired(node: WatchedNode) -> None:
-    held = node.manager.partition(ORDERS)
+    held = node.manager.partitions.find(ORDERS)
     pin_newest(
         node.door.inner,
         held.prefix,

@@ -100,17 +100,17 @@ def run(
     topic = {"remote.storage.enable": "true", "append.batch.bytes": "100MiB", **settings}
     held, local, sizes, fullest = [], [], [], None
     with _same_names(seed), LogManager.open(config, now_ms=START, store=_Shared(store)) as manager:
-        manager.create_topic("t", partitions, topic, now_ms=START)
-        before = manager.request_counts()
+        manager.topics.create("t", partitions, topic, now_ms=START)
+        before = manager.store.counts()
         assert before is not None
         for at in range(0, weeks * 7 * DAY, min(batch_every_ms, tick_ms)):
             now = START + at
             if at % batch_every_ms == 0:
-                size = manager.partition(NAME).log.size_bytes
+                size = manager.partitions.find(NAME).log.size_bytes
                 for partition in range(partitions):
                     batch = [_record(rng, value_bytes, keys, number, now, is_random) for number in range(records)]
                     manager.append("t", batch, partition, now_ms=now)
-                sizes.append(manager.partition(NAME).log.size_bytes - size)
+                sizes.append(manager.partitions.find(NAME).log.size_bytes - size)
             if at % tick_ms == 0:
                 while manager.tick(now):
                     pass
@@ -122,11 +122,11 @@ def run(
                             read_all(manager, name)
                         else:
                             read += scan(store, name)
-                seen = manager.partition(NAME).manifest()
+                seen = manager.partitions.find(NAME).manifest()
                 fullest = seen if seen.segments else fullest
                 held.append(sum(each.stored_bytes for each in seen.parts))
-                local.append(sum(each.size_bytes for each in manager.partition(NAME).log.segments()))
-        counts = manager.request_counts()
+                local.append(sum(each.size_bytes for each in manager.partitions.find(NAME).log.segments()))
+        counts = manager.store.counts()
         manifest = fullest
     assert counts is not None
     assert manifest is not None

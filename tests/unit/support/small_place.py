@@ -50,6 +50,6 @@ def make_place(home: Path) -> None:
 def _open_transaction(home: Path) -> None:
     config, now_ms = Config.load(str(home / "tiered.toml")), 1_795_176_000_000
     with LogManager.open(config, now_ms=now_ms) as manager:
-        (held,) = manager.partitions(["open"])
+        (held,) = manager.partitions.all(["open"])
         producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
         held.log.append([Record(b"k", b"v", now_ms)], now_ms=now_ms, producer=producer)

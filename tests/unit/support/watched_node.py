@@ -198,7 +198,7 @@ class WatchedNode:
             pool._clock = lambda: self.passed_ms / 1000
 
     def reload(self) -> None:
-        self.manager.reload(Config.load(str(self.home / "tiered.toml"), {}, {}), now_ms=self.clock_ms)
+        self.manager.topics.reload(Config.load(str(self.home / "tiered.toml"), {}, {}), now_ms=self.clock_ms)
 
     def restart(self, *, takes_over: bool = False) -> None:
         self.manager.close()
@@ -232,9 +232,9 @@ class WatchedNode:
         is_busy = True
         while is_busy:
             is_busy = self.worker.round(self.clock_ms)
-            is_busy = self.manager.wait_for_tasks(0.01 if self.door.held else 60) and is_busy
+            is_busy = self.manager.maintenance.tasks.wait_idle(0.01 if self.door.held else 60) and is_busy
         self.worker.round(self.clock_ms)
-        self.manager.wait_for_tasks(0.01 if self.door.held else 60)
+        self.manager.maintenance.tasks.wait_idle(0.01 if self.door.held else 60)
 
     def scrape(self) -> None:
         """Take a scrape. A daemon that has ended gives no samples."""
@@ -286,8 +286,8 @@ def watched_node(home: Path, patch: pytest.MonkeyPatch) -> Iterator[WatchedNode]
     """A running node with two partitions of orders and a compacted topic, both fully copied to the bucket."""
     node = WatchedNode(home, patch)
     try:
-        node.manager.create_topic("orders", 2, {}, now_ms=node.clock_ms)
-        node.manager.create_topic("prices", 1, {"cleanup.policy": "compact"}, now_ms=node.clock_ms)
+        node.manager.topics.create("orders", 2, {}, now_ms=node.clock_ms)
+        node.manager.topics.create("prices", 1, {"cleanup.policy": "compact"}, now_ms=node.clock_ms)
         for topic in ("orders", "prices"):
             node.append(topic, 200)
         node.pass_(2)

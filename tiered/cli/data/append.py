@@ -110,11 +110,11 @@ def append(
     with open_lines(source) as lines, stop_signals() as stop:
         # Appends that only the disk acknowledges do not wait for an unavailable store.
         with session.manager(overrides=overrides, is_hasty=acks != "remote") as manager:
-            manager.topic(topic)
+            manager.topics.get(topic)
             store_errors = store_problems(topic_problems(manager, [topic]))
             session.report_problems(store_errors)
             if partition is not None:
-                manager.partition(TopicPartition(topic, partition))  # before any input is read, even empty input
+                manager.partitions.find(TopicPartition(topic, partition))  # before any input is read, even empty input
             appended = _AppendedRecords(manager, topic, partition)
             try:
                 remote = RemoteAppend(session, manager, topic, partition, timeout_ms) if acks == "remote" else None
@@ -165,7 +165,7 @@ class _AppendedRecords:
     def append(self, records: list[Record]) -> None:
         """Append one partition after another, so that those before a failing one count. Raises as the manager does."""
         if self._partition is None:
-            shares = self._manager.split(self._topic, records)
+            shares = self._manager.appender.split(self._topic, records)
         else:
             shares = {TopicPartition(self._topic, self._partition): records}
         for name, share in shares.items():
@@ -176,7 +176,7 @@ class _AppendedRecords:
         failure: LogError | None = None
         for name in list(self._rows):
             try:
-                self._manager.partition(name).log.flush()
+                self._manager.partitions.find(name).log.flush()
             except LogError as error:
                 failure = error
                 self.count -= self._rows.pop(name)[2]
@@ -204,7 +204,7 @@ class _AppendedRecords:
         try:
             return self._append_to(name, share)
         except Unavailable:
-            self._manager.table.retry([name], now_ms=now_ms())
+            self._manager.partitions.retry([name], now_ms=now_ms())
             return self._append_to(name, share)
 
     def _append_to(self, name: TopicPartition, share: list[Record]) -> AppendResult:
@@ -341,7 +341,7 @@ class RemoteAppend:
         from tiered.manager.append_marks import FILE, AppendMarks
         from tiered.manager.remote_acks import check_remote_acks
 
-        found = manager.topic(topic)
+        found = manager.topics.get(topic)
         partitions = found.partitions() if partition is None else [TopicPartition(topic, partition)]
         check_remote_acks(manager, partitions, now_ms=now_ms())
         self._session, self._manager, self._timeout_ms = session, manager, timeout_ms

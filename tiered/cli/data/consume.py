@@ -100,9 +100,9 @@ def consume(
         elif isinstance(source, RemoteLog):
             partitions = source.partitions(topic)
         else:
-            partitions = source.topic(topic).partitions()
+            partitions = source.topics.get(topic).partitions()
         if place.is_local and not isinstance(source, RemoteLog):
-            reader = source.local_reader(Isolation(isolation))
+            reader = source.partitions.local_reader(Isolation(isolation))
         else:
             reader = source.reader(Isolation(isolation), read_compacted=read_compacted, view=view or VIEW)
         _print_lost(reader, partitions)

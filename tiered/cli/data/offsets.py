@@ -97,7 +97,7 @@ def _found(
         try:
             found |= manager.list_offsets({name: requested}, isolation=isolation)
         except LogError as error:
-            if isinstance(error, InvalidRequest) or name not in manager.topic(name.topic).partitions():
+            if isinstance(error, InvalidRequest) or name not in manager.topics.get(name.topic).partitions():
                 raise  # the request is invalid for every partition
             found[name], unread[name] = None, manager.problems.get(name, error)
     return found, unread
@@ -122,8 +122,8 @@ def parse_spec(text: str, now_ms: int) -> int:
 def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:
     """Return the requested partitions without duplicates; without a name all."""
     found: dict[TopicPartition, None] = {}
-    for topic, partition in names or [(each.name, None) for each in manager.topics()]:
-        chosen = manager.topic(topic).partitions() if partition is None else [TopicPartition(topic, partition)]
+    for topic, partition in names or [(each.name, None) for each in manager.topics.all()]:
+        chosen = manager.topics.get(topic).partitions() if partition is None else [TopicPartition(topic, partition)]
         found |= dict.fromkeys(chosen)
     return list(found)
 
@@ -157,15 +157,17 @@ def delete_records(
     output: str = OUTPUT,
 ) -> None:
     """Delete the records below an offset. Their segments go with the next rounds of `tiered run`."""
+    from tiered.maintenance.delete_records import plan_deletion
+
     offsets = _requested(target, before, file)
     with session.manager(read_only=dry_run) as manager:
-        planned = manager.plan_deletion(offsets)
+        planned = {name: plan_deletion(manager.partitions.find(name), offset) for name, offset in offsets.items()}
         if not dry_run:
             count = sum(each.low_watermark - each.before for each in planned.values())
             question = f"delete the records of {format_count(count)} offsets permanently?"
             without = "records would be deleted permanently; add --yes, or --dry-run to see which"
             confirm(question, yes=yes, without=without)
-            planned = manager.delete_records(offsets, now_ms=now_ms())
+            planned = manager.maintenance.delete_records(offsets, now_ms=now_ms())
     rows = [DeletedRange.of(name, each, offsets=each.low_watermark - each.before) for name, each in planned.items()]
     print_result(DeletedRecords(dry_run=dry_run, partitions=rows), output)
 
@@ -246,9 +248,9 @@ def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: s
 
     with session.manager(read_only=True, is_brief=True) as manager:
         # The error of a requested partition that did not open ends the command.
-        partitions = manager.partitions()
+        partitions = manager.partitions.all()
         if names:
-            partitions = [manager.partition(name) for name in _partitions(manager, names)]
+            partitions = [manager.partitions.find(name) for name in _partitions(manager, names)]
         problems = manager.problems if not names else {}
         opened = {each.name for each in partitions}
         unread = {name: error for name, error in problems.items() if name not in opened}
@@ -287,13 +289,13 @@ def end(
 
     if dry_run:
         with session.manager(read_only=True, is_brief=True) as manager:
-            found = find_open(manager.partition(name), producer_id)
+            found = find_open(manager.partitions.find(name), producer_id)
         where = f"partition={name} producer_id={producer_id} first_offset={found.first_offset}"
         session.say(f"would {outcome}: {where}; nothing changed")
         return
     question = f"{outcome} the open transaction of producer {producer_id} in {name} permanently?"
     confirm(question, yes=yes, without="this is permanent; add --yes")
     with session.manager() as manager:
-        ended = end_transaction(manager.partition(name), producer_id, commit=commits, now_ms=now_ms())
+        ended = end_transaction(manager.partitions.find(name), producer_id, commit=commits, now_ms=now_ms())
     done = "committed" if commits else "aborted"
     session.say(f"{done}: partition={name} producer_id={producer_id} first_offset={ended.first_offset}")

@@ -128,9 +128,9 @@ def move(
         return
     # No other process reads here: the old files need no grace period.
     with session.manager(overrides={"file.delete.delay.ms": "0"}) as manager:
-        size_bytes = sum(info.size_bytes for info in manager.partition(name).log.segments())
+        size_bytes = sum(info.size_bytes for info in manager.partitions.find(name).log.segments())
         with byte_progress(session, "moved", size_bytes) as advance:
-            manager.move(name, root, now_ms=now_ms(), progress=_counting_up(advance))
+            manager.maintenance.move(name, root, now_ms=now_ms(), progress=_counting_up(advance))
     session.say(f"moved {name} to {root}")
 
 

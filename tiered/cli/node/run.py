@@ -123,9 +123,9 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
     manager, service = worker.manager, ServiceManager.of(os.environ)
     if not is_once:
         session.say(
-            f"running, a maintenance round every {format_ms(worker.interval_ms)}: topics={len(manager.topics())}"
+            f"running, a maintenance round every {format_ms(worker.interval_ms)}: topics={len(manager.topics.all())}"
         )
-    service.ready(counted(len(manager.partitions()), "partition"))
+    service.ready(counted(len(manager.partitions.all()), "partition"))
     loop = _Loop(session, worker, stop, service, seen)
     with Heartbeat(service, loop.last_seen_s):
         code = _work_off(session, worker, stop) if is_once else loop.work()
@@ -166,7 +166,7 @@ def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
     met = list(worker.manager.problems.values())
-    refused = worker.manager.refused_checkpoints
+    refused = worker.manager.maintenance.refused
     if refused is not None:
         session.warn(f"cannot write the checkpoints, the next start recovers the logs: {refused}")
     if worker.round_error is not None and worker.round_error is not refused:
@@ -212,13 +212,13 @@ class _Loop:
         """Reload the configuration. An unreadable one changes nothing."""
         self._service.reloading()
         try:
-            done = self._worker.manager.reload(self._session.config(), now_ms=now_ms())
+            done = self._worker.manager.topics.reload(self._session.config(), now_ms=now_ms())
         except LogError as error:
             _log.error("cannot read the configuration again: error=%s", error)
         else:
             for name in done.at_restart:
                 _log.warning("a changed setting takes effect at the next start: setting=%s", name)
-        self._service.ready(counted(len(self._worker.manager.partitions()), "partition"))
+        self._service.ready(counted(len(self._worker.manager.partitions.all()), "partition"))
 
     def _changed_ns(self) -> int:
         from tiered.config.config import last_changed_ns
@@ -236,6 +236,5 @@ def _print_summary(session: Session, manager: LogManager) -> None:
         first, count = group.places[0], len(group.places)
         where = f"partition {first}" if count == 1 else f"{first} and {counted(count - 1, 'other partition')}"
         click.echo(f"{one_line(errors[first])} ({where})", err=True)
-    counts = manager.request_counts()
-    if counts is not None and session.is_verbose:
-        session.say(f"requests: {counts}")
+    if manager.store is not None and session.is_verbose:
+        session.say(f"requests: {manager.store.counts()}")

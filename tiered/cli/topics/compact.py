@@ -156,7 +156,7 @@ def _clean(session: Session, job: JobCommand, topic: str, roll: bool) -> int:
     from tiered.jobs.topic_compaction import compact_topic
 
     with job.stoppable(), session.manager() as manager:
-        names = manager.topic(topic).partitions()
+        names = manager.topics.get(topic).partitions()
         session.progress.expect(len(names), "partitions")
         done = compact_topic(
             manager,

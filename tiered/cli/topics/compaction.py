@@ -142,7 +142,7 @@ def show_compaction(
     now = now_ms()
     with session.manager(read_only=True, is_brief=True) as manager:
         for topic in topics:
-            manager.topic(topic)
+            manager.topics.get(topic)
         found = compaction_status(manager, now, topics or None)
         unread = unread_logs(manager, found, topics or None)
         figures = cleaner_metrics(manager, now)
@@ -315,7 +315,7 @@ def show_views(
 
     with session.manager(read_only=True, is_brief=True) as manager:
         for topic in topics:
-            manager.topic(topic)
+            manager.topics.get(topic)
         found = view_status(manager, now_ms(), topics or None, name=name)
         unread = unread_partitions(manager, topics or None)
         problems = topic_problems(manager, topics)
@@ -349,7 +349,7 @@ def drop(
         session.say("nothing changed")
         return
     with session.manager() as manager:
-        manager.topic(topic)
+        manager.topics.get(topic)
         confirm(f"drop the view {name} of {topic}?", yes=yes, without="the view would be dropped; add --yes")
         dropped = drop_views(manager, topic, name=name, now_ms=now_ms())
     session.say(f"dropped {name} of {counted(len(dropped), 'partition')}")

@@ -108,7 +108,7 @@ def create(
         if len(names) > 1 and output == "json":
             raise click.UsageError("--dry-run -o json shows one topic: name one, or use -o jsonl")
         with session.manager(read_only=True, is_brief=True) as manager:
-            planned = [manager.plan_new_topic(name, partitions, settings) for name in names]
+            planned = [manager.topics.dry_run.new_topic(name, partitions, settings) for name in names]
         for new in planned:
             show_new(session, new, output)
         return
@@ -117,11 +117,11 @@ def create(
     requested = [AskedTopic(name=name, partitions=partitions, properties=settings) for name in names]
     failure: LogError | None = None
     with session.manager() as manager:
-        known = {each.name for each in manager.topics()}
+        known = {each.name for each in manager.topics.all()}
         try:
-            created = manager.create_topics(requested, now_ms=now_ms())
+            created = manager.topics.create_all(requested, now_ms=now_ms())
         except LogError as error:
-            failure, created = error, [each for each in manager.topics() if each.name in {*names} - known]
+            failure, created = error, [each for each in manager.topics.all() if each.name in {*names} - known]
             if not created:
                 raise
         settings_of = manager.config.topic_properties
@@ -179,13 +179,13 @@ def alter(
         raise click.UsageError("nothing to alter: add at least one -X KEY=VALUE")
     if dry_run:
         with session.manager(read_only=True, is_brief=True) as manager:
-            planned = manager.plan_altered_topic(name, settings, now_ms=now_ms())
+            planned = manager.topics.dry_run.altered_topic(name, settings, now_ms=now_ms())
         show_altered(session, planned, output)
         return
     with session.manager() as manager:
-        if gives_up(manager.topic(name), settings):
+        if gives_up(manager.topics.get(name), settings):
             _confirm(f"delete all records of the topic {name} that are in the bucket only, permanently?", yes)
-        altered = manager.alter_topic(name, settings, now_ms=now_ms())
+        altered = manager.topics.alter(name, settings, now_ms=now_ms())
     session.say(f"altered {altered.name}: {pairs(altered.properties) or 'no own settings'}")
     _print([altered], output)
 
@@ -216,13 +216,13 @@ def delete(
     """Delete the topic NAME, in both tiers. Files and objects go with the next rounds of `tiered run`."""
     if dry_run:
         with session.manager(read_only=True, is_brief=True) as manager:
-            planned = manager.plan_deleted_topic(name, now_ms=now_ms())
+            planned = manager.topics.dry_run.deleted_topic(name, now_ms=now_ms())
         show_deleted(session, planned, output)
         return
     with session.manager() as manager:
-        found = manager.topic(name)
+        found = manager.topics.get(name)
         _confirm(f"delete the topic {name} with all its records permanently?", yes)
-        manager.delete_topic(name, now_ms=now_ms())
+        manager.topics.delete(name, now_ms=now_ms())
     session.say(f"deleted {name}: partitions={found.partition_count} topic_id={found.topic_id}")
     _print([found], output)
 
@@ -259,7 +259,7 @@ def describe(
     from tiered.status.status_report import unread_partitions
 
     with session.manager(read_only=True, is_brief=True) as manager:
-        found = manager.topic(name)
+        found = manager.topics.get(name)
         looked_at = {each.partition: partition_status(each) for each in manager.snapshots(now_ms(), [name])}
         unread = unread_partitions(manager, [name])
         rows = [

@@ -91,7 +91,7 @@ class Laboratory:
         rates = read_rates(rates_text.split(",")) if rates_text else {}  # as ``--rate`` has them
 
         def read(manager: LogManager) -> _Basis:
-            tiered = [each.name for each in manager.topics() if each.was_tiered]
+            tiered = [each.name for each in manager.topics.all() if each.was_tiered]
             selected = [topic] if topic else largest_topics(manager, tiered)
             found = measured_streams(manager, self._now_ms(), selected, may_ask=False, rates=rates)
             return found, 0 if topic else len(tiered) - len(selected), configured_prices(manager.config)
@@ -103,7 +103,7 @@ class Laboratory:
 def largest_topics(manager: LogManager, names: Sequence[str]) -> list[str]:
     """Return the TOPICS_MAX largest topics by bytes in both tiers, from the manager's memory."""
     sizes = dict.fromkeys(names, 0)
-    for held in manager.partitions(names):
+    for held in manager.partitions.all(names):
         manifest = held.manifest()
         if manifest is not None:
             sizes[held.name.topic] += sum(each.stored_bytes for each in manifest.segments)

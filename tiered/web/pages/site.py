@@ -194,7 +194,7 @@ class Site:
 
     def _topic(self, topic: str, deadline: PageDeadline | None = None) -> Loaded[tuple[StatusReport, Topic]]:
         def read(manager: LogManager) -> tuple[StatusReport, Topic]:
-            return self._report(manager, topic), manager.topic(topic)
+            return self._report(manager, topic), manager.topics.get(topic)
 
         return self._cache.load(self._loader, f"topic/{topic}", read, deadline=deadline)
 
@@ -203,10 +203,10 @@ class Site:
 
         def read(manager: LogManager) -> tuple[StatusReport, PartitionSnapshot]:
             report = self._report(manager, topic)
-            known = {str(each.partition): each for each in manager.topic(topic).partitions()}
+            known = {str(each.partition): each for each in manager.topics.get(topic).partitions()}
             if number not in known:
                 raise NotFound("partition not found", topic=topic, partition=number)
-            return report, manager.partition(known[number]).snapshot(report.now_ms, may_ask=False)
+            return report, manager.partitions.find(known[number]).snapshot(report.now_ms, may_ask=False)
 
         return self._cache.load(self._loader, f"partition/{topic}/{number}", read)
 

@@ -36,7 +36,7 @@ DIRECTORY = "./data/mixed-0"
 
 def transactions(manager: LogManager, sequences: dict[int, int]) -> None:
     """Plain batches and transactions of two alternating producers; some transactions are aborted."""
-    log = manager.partition(MIXED).log
+    log = manager.partitions.find(MIXED).log
     for at in range(12):
         send(manager, 10, topic="mixed")
         producer_id = 7 + at % 2
@@ -54,15 +54,15 @@ def make() -> World:
     sequences: dict[int, int] = {}
     for _ in range(2):
         with world.open() as manager:
-            if not manager.topics():
-                manager.create_topic("t", 2, {**TIERED, "retention.ms": "-1"}, now_ms=NOW)
-                manager.create_topic("compacted", 1, COMPACTED, now_ms=NOW)
-                manager.create_topic("mixed", 1, {"retention.ms": "-1"}, now_ms=NOW)
-                manager.create_topic("empty", 1, {}, now_ms=NOW)
+            if not manager.topics.all():
+                manager.topics.create("t", 2, {**TIERED, "retention.ms": "-1"}, now_ms=NOW)
+                manager.topics.create("compacted", 1, COMPACTED, now_ms=NOW)
+                manager.topics.create("mixed", 1, {"retention.ms": "-1"}, now_ms=NOW)
+                manager.topics.create("empty", 1, {}, now_ms=NOW)
             send(manager, 100)
             send(manager, 100, topic="compacted")
             transactions(manager, sequences)
-            manager.delete_records({NAME: 20}, now_ms=NOW)
+            manager.maintenance.delete_records({NAME: 20}, now_ms=NOW)
             settle(manager)
     write_snapshots(world.disk)
     return world
@@ -571,7 +571,7 @@ def test_verify_reports_no_warning_during_a_transaction_at_any_disk_effect() -> 
 
     with world.open() as manager:
         world.disk._effect = effect  # type: ignore[method-assign]
-        log = manager.partition(MIXED).log
+        log = manager.partitions.find(MIXED).log
         for at in range(3):
             producer = Producer(producer_id=50, producer_epoch=0, base_sequence=at, is_transactional=True)
             log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)

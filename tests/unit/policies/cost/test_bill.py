@@ -97,20 +97,20 @@ def test_the_report_counts_every_segment_entry_including_those_in_pages(monkeypa
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 2000)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        manifest = manager.partition(NAME).manifest()
+        manifest = manager.partitions.find(NAME).manifest()
         assert manifest.pages
         report = cost_report(manager, NOW + 15 * DAY)
         (bill,) = report.bills
-        entries = list(all_rows(manager.partition(NAME)))
+        entries = list(all_rows(manager.partitions.find(NAME)))
         assert bill.segments == len(entries) == manifest.segment_count
         data = [info for info in world.store.list("") if "/data/" in info.key and info.key.endswith(".log")]
         assert bill.data_bytes == sum(info.size_bytes for info in data) == sum(entry.stored_bytes for entry in entries)
         assert bill.local_bytes == bill.both_bytes == manifest.size_bytes
-        sent = manager.request_counts()
+        sent = manager.store.counts()
         assert bill.month_requests.puts == pytest.approx(2 * (sent.puts - 0), abs=2 * _of_no_topic(manager).puts)
         assert report.total == pytest.approx(bill.total)
         (entry,) = report.rows()
@@ -118,15 +118,15 @@ def test_the_report_counts_every_segment_entry_including_those_in_pages(monkeypa
 
 
 def _of_no_topic(manager):
-    return sum((each.get("", RequestCounts()) for each in manager.request_history().months.values()), RequestCounts())
+    return sum((each.get("", RequestCounts()) for each in manager.store.history().months.values()), RequestCounts())
 
 
 def test_later_and_read_only_managers_report_the_requests_of_an_earlier_manager():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         before = cost_report(manager, NOW + DAY).bills[0].month_requests
     with world.open(read_only=True, now_ms=NOW + DAY) as manager:
@@ -138,13 +138,13 @@ def test_later_and_read_only_managers_report_the_requests_of_an_earlier_manager(
 def test_remains_of_a_deleted_topic_are_billed_until_the_end_of_the_grace_period():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         (before,) = cost_report(manager, NOW).bills
         assert before.waiting == 0 < before.storage
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         at_once = cost_report(manager, NOW)
         settle(manager, NOW + HOUR)
         for report in (at_once, cost_report(manager, NOW + HOUR)):
@@ -153,7 +153,7 @@ def test_remains_of_a_deleted_topic_are_billed_until_the_end_of_the_grace_period
             assert entry["storage_dollars"] == entry["disk_dollars"] == 0
             assert entry["waiting_dollars"] == pytest.approx(before.storage)
             assert report.total >= before.storage
-        manager.create_topic("t", 1, TIERED, now_ms=NOW + HOUR)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW + HOUR)
         assert [each.topic for each in cost_report(manager, NOW + HOUR).bills] == ["t", "t (deleted)"]
         assert [each.topic for each in cost_report(manager, NOW + HOUR, ["t"]).bills] == ["t"]
         settle(manager, NOW + 3 * HOUR)
@@ -163,9 +163,9 @@ def test_remains_of_a_deleted_topic_are_billed_until_the_end_of_the_grace_period
 def test_a_deleted_topic_with_an_unreadable_manifest_is_a_problem_not_an_error():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         settle(manager)
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         world.store.get = world.store.list = _refuse
         report = cost_report(manager, NOW)
         del world.store.get, world.store.list
@@ -188,7 +188,7 @@ def test_a_report_converts_to_a_data_frame():
     pandas = pytest.importorskip("pandas")
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
         frame = cost_report(manager, NOW).to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame["topic"]) == ["t"]

@@ -123,14 +123,14 @@ def test_a_move_with_a_payback_time_above_the_limit_is_left_out(monkeypatch):
 def test_segments_that_are_still_on_the_disk_are_not_settled():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "90d", "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "90d", "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         before = stored_segments_of(manager, "t", NOW)
         assert before
         assert not any(each.is_settled for each in before)
-        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+        manager.topics.alter("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
         settle(manager)
         after = stored_segments_of(manager, "t", NOW + DAY)
         assert all(each.is_settled for each in after)
@@ -154,13 +154,13 @@ def months_of_segments(world, tmp_path):
     prices = str(tmp_path / "prices.json")
     with world.open(cost_prices=prices) as manager:
         rules = {"retention.ms": "70d", "local.retention.ms": "5d"}
-        manager.create_topic("t", 2, {**TIERED, **rules}, now_ms=NOW)
+        manager.topics.create("t", 2, {**TIERED, **rules}, now_ms=NOW)
         for age in range(60, 0, -1):
             for partition in (0, 1):
                 size = 100 if age % 7 == 0 else 900 + age
                 record = Record(b"k", bytes(size), NOW - age * DAY)
                 manager.append("t", [record], partition, now_ms=NOW)
-                manager.roll("t", now_ms=NOW)
+                manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     return prices
 
@@ -204,10 +204,10 @@ def test_a_proposed_move_rewrites_the_counted_segments_and_saves_the_stated_amou
 def test_a_manager_gets_advice_from_its_own_history():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         assert cost_advice(manager, NOW).advice == ()
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         found = cost_advice(manager, NOW, least_dollars=0.0)
         assert all(each.saved_dollars >= 0 for each in found.advice)
@@ -246,9 +246,9 @@ def test_reads_of_moved_segments_are_priced_by_the_ranges_of_the_readers():
 def test_new_segments_are_simulated_in_the_configured_storage_class():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(read_only=True, remote_storage_class="GLACIER_IR") as manager:
         assert measured_streams(manager, NOW, rates={"t": 1e9})[0].stream.storage_class == "GLACIER_IR"

@@ -41,10 +41,10 @@ def sent_and_priced(manager, now_ms):
         priced = priced_plan(manager, now_ms)
         if priced.plan.is_empty:
             return
-        before = manager.request_counts()
+        before = manager.store.counts()
         manager.apply(priced.plan)
         assert manager.problems == {}
-        yield priced, manager.request_counts() - before
+        yield priced, manager.store.counts() - before
     raise AssertionError("the manager does not settle")
 
 
@@ -59,11 +59,11 @@ def check(priced, sent: RequestCounts, *, bytes_within: float = 0.05) -> None:
 def test_every_plan_of_a_topic_sends_the_requests_it_was_priced_for(settings):
     world, kinds = World(), set()
     with world.open() as manager:
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
         for turn in range(4):
             now = NOW + turn * DAY
             send(manager, 300, start=turn * 300)
-            manager.roll("t", now_ms=now)
+            manager.partitions.roll("t", now_ms=now)
             for priced, sent in sent_and_priced(manager, now):
                 check(priced, sent)
                 kinds |= {type(each.decision) for each in priced.cost.lines}
@@ -81,11 +81,11 @@ def test_plans_with_pages_and_manifest_deletions_are_priced_by_their_requests(mo
     rule = PageRule(manifest_bytes_max=1300, page_rows_max=8, page_rows_min=2, kept_entries_min=2)
     world, kinds = World(), set()
     with world.open() as manager:
-        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        manager.topics.create("t", 1, EXPIRING, now_ms=NOW)
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
         for turn in range(8):
             send(manager, 300, start=turn * 300)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             for priced, sent in sent_and_priced(manager, NOW + turn * HOUR):
                 kinds |= {type(each.decision).__name__ for each in priced.cost.lines}
                 verbs = {name: round(priced.cost.sum_of(name)) for name in ("gets", "lists", "deletes")}
@@ -96,15 +96,15 @@ def test_plans_with_pages_and_manifest_deletions_are_priced_by_their_requests(mo
 def test_the_bill_after_a_plan_equals_the_cost_of_the_bucket():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        manager.topics.create("t", 1, EXPIRING, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         first = priced_plan(manager, NOW)
         assert (first.cost.now_bytes, first.cost.now.storage) == (0, 0)
         settle(manager)
         held = priced_plan(manager, NOW).cost
         assert first.cost.then_dollars - first.cost.now.index == pytest.approx(held.now.storage, rel=0.15)
-        entries = manager.partition(NAME).manifest().segments
+        entries = manager.partitions.find(NAME).manifest().segments
         assert held.now_bytes == sum(entry.stored_bytes + entry.indexes_bytes for entry in entries)
         assert held.now.storage == pytest.approx(monthly_storage(held.now_bytes))
         last = priced_plan(manager, NOW + 5 * DAY).cost
@@ -125,12 +125,12 @@ def test_prices_of_a_plan_agree_with_the_status_report_before_and_after_it(monke
     world, kinds, waited = World(), set(), 0.0
     with world.open(cost_prices=str(tmp_path / "prices.json")) as manager:
         for topic in ("t", "other"):
-            manager.create_topic(topic, 1, EXPIRING, now_ms=NOW)
+            manager.topics.create(topic, 1, EXPIRING, now_ms=NOW)
         send(manager, 300, topic="other")
         for now in (NOW, NOW + HOUR, NOW + 5 * DAY, NOW + 5 * DAY + 2 * HOUR, NOW + 6 * DAY):
             if now <= NOW + HOUR:
                 send(manager, 300, start=0)
-                manager.roll("t", now_ms=now)
+                manager.partitions.roll("t", now_ms=now)
             for _ in range(20):
                 kept = status_report(manager, now, storage=world.disk).kept
                 priced = priced_plan(manager, now)
@@ -181,9 +181,9 @@ def test_bill_changes_of_small_objects_use_the_minimum_billed_size():
 def test_objects_deleted_before_their_minimum_duration_are_billed_to_its_end():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        manager.topics.create("t", 1, EXPIRING, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         priced = priced_plan(manager, NOW + 5 * DAY)
         assert priced.cost.sum_of("early_dollars") == 0
@@ -204,9 +204,9 @@ def test_a_priced_plan_converts_to_a_data_frame():
     pytest.importorskip("pandas")
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         priced = priced_plan(manager, NOW)
         frame = priced.to_frame()
     assert len(frame) == len(priced.cost.lines) > 3
@@ -221,10 +221,10 @@ def test_a_disabled_remote_tier_is_priced_once_and_then_costs_nothing(monkeypatc
     off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
     world, kinds = World(), []
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 600)
         settle(manager)
-        manager.alter_topic("t", off, now_ms=NOW)
+        manager.topics.alter("t", off, now_ms=NOW)
         for priced, sent in sent_and_priced(manager, NOW):
             kinds += [type(each.decision) for each in priced.cost.lines]
             assert priced.cost.then_bytes == 0
@@ -240,9 +240,9 @@ def test_entries_of_two_classes_expire_by_the_minimum_duration_of_their_own_clas
     """A storage class move applies to the older entries, so the newest entry may have another class."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "1d"}, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         priced = priced_plan(manager, NOW + 5 * DAY)
     (snapshot,) = priced.snapshots
@@ -261,13 +261,13 @@ def test_uploads_are_priced_in_the_configured_storage_class():
     """The bucket may be empty, or its newest entry may have the class that was configured before."""
     world = World()
     with world.open(remote_storage_class="STANDARD_IA") as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         first = priced_plan(manager, NOW)
         settle(manager)
         send(manager, 300, start=300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
     with world.open(remote_storage_class="GLACIER_IR", read_only=True) as manager:
         (snapshot,) = priced_plan(manager, NOW).snapshots
         assert snapshot.remote[-1].storage_class == "STANDARD_IA"
@@ -288,9 +288,9 @@ def test_uploads_are_priced_in_the_configured_storage_class():
 def test_a_plan_includes_the_price_per_uploaded_byte_of_a_class():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         priced = priced_plan(manager, NOW)
     free = replace(BUILT_IN.of("EXPRESS_ONEZONE"), write_per_gb=0.0)
     dear = replace(free, write_per_gb=1e6)
@@ -320,9 +320,9 @@ def test_a_page_with_known_entries_includes_the_rest_of_their_minimum_durations(
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open(remote_storage_class="GLACIER_IR") as manager:
-        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        manager.topics.create("t", 1, EXPIRING, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         priced = priced_plan(manager, NOW + 5 * DAY)
     (snapshot,) = priced.snapshots
@@ -343,12 +343,12 @@ def test_entries_of_a_known_page_are_priced_in_the_class_of_the_bill(monkeypatch
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.bytes": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.bytes": "-1"}, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         held = sum(each.size_bytes for each in priced_plan(manager, NOW).snapshots[0].committed_parts)
-        manager.alter_topic("t", {"retention.bytes": str(held - 3500)}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.bytes": str(held - 3500)}, now_ms=NOW)
         priced = priced_plan(manager, NOW)
         (snapshot,) = priced.snapshots
         gone_rows = [each for each in priced.plan.decisions[NAME] if isinstance(each, ExpireRemote)]
@@ -372,9 +372,9 @@ def test_with_unreadable_prices_reports_omit_dollars_and_show_the_rest(tmp_path,
         path.write_text(body)
     world, at = World(), NOW + 5 * DAY
     with world.open() as manager:
-        manager.create_topic("t", 1, EXPIRING, now_ms=NOW)
+        manager.topics.create("t", 1, EXPIRING, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         known = priced_plan(manager, at)
     with world.open(cost_prices=str(path), read_only=True) as manager:

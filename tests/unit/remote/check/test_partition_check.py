@@ -29,10 +29,10 @@ def store() -> MemoryStore:
     """Two epochs, live entries, pending deletes, several manifests of each writer."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        manager.delete_records({NAME: 130}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 130}, now_ms=NOW)
         settle(manager)
     with world.open() as manager:
         send(manager, 300, start=300)
@@ -335,13 +335,13 @@ def test_a_transaction_index_that_differs_from_the_data_is_found(
 ) -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        log = manager.partitions()[0].log
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        log = manager.partitions.all()[0].log
         for number in range(4):
             who = Producer(producer_id=number, producer_epoch=0, base_sequence=0, is_transactional=True)
             log.append([Record(b"k", b"v", NOW)] * 3, now_ms=NOW, producer=who)
             log.append_marker(number, 0, commit=number % 2 == 0, coordinator_epoch=0, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     assert damage([_report(world.store)]) == []
     prefix, manifest = _newest(world.store)

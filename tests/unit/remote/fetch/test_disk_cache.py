@@ -212,7 +212,7 @@ def test_a_damaged_cached_chunk_is_fetched_again(number: int) -> None:
 def test_manager_and_bucket_reader_find_fetched_chunks_after_a_restart(tmp_path: Path) -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         everything = values(manager.reader())

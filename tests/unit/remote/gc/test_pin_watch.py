@@ -174,16 +174,16 @@ def test_a_log_whose_segments_expire_all_the_time_lists_pins_once_a_day():
     world = World()
     with world.open() as manager:
         topic = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1d", "local.retention.ms": "1h"}
-        manager.create_topic("t", 1, topic, now_ms=NOW)
+        manager.topics.create("t", 1, topic, now_ms=NOW)
         listings, deleted = [], []
-        inner, prefix = world.store, manager.partition(NAME).prefix
+        inner, prefix = world.store, manager.partitions.find(NAME).prefix
         real_list, real_delete = inner.list, inner.delete
         inner.list = lambda key, **more: listings.append(key) or real_list(key, **more)
         inner.delete = lambda keys: deleted.append(keys := list(keys)) or real_delete(keys)
         for hour in range(7 * 24):
             now = NOW + hour * HOUR
             manager.append("t", [Record(b"k", b"v", now)], 0, now_ms=now)
-            manager.roll("t", now_ms=now)
+            manager.partitions.roll("t", now_ms=now)
             manager.tick(now)
     objects = [key for keys in deleted for key in keys if "/data/" in key]
     assert len(objects) > 60, "too few objects were deleted"
@@ -193,19 +193,19 @@ def test_a_log_whose_segments_expire_all_the_time_lists_pins_once_a_day():
 def test_rounds_do_not_list_while_a_pin_protects_due_objects():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        prefix = manager.partition(NAME).prefix
+        prefix = manager.partitions.find(NAME).prefix
         log = MetadataLog(world.store, prefix)
         pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
         settle(manager, NOW + 2 * DAY)
         settle(manager, NOW + 2 * DAY + HOUR)
-        before = manager.request_counts()
+        before = manager.store.counts()
         for minute in range(600):
             manager.tick(NOW + 2 * DAY + HOUR + minute * 60_000)
-        asked = manager.request_counts() - before
+        asked = manager.store.counts() - before
         assert (asked.lists, asked.puts, asked.deletes) == (0, 0, 0)
         assert asked.gets <= 600 // 5 + 1
         settle(manager, NOW + 9 * DAY)

@@ -196,7 +196,7 @@ def test_a_managers_manifest_copies_stay_within_the_bound_of_its_cache_directory
         where, world = tmp_path / bound, World()
         with world.open(remote_fetch_cache_dir=str(where), remote_fetch_cache_dir_max_bytes=bound) as manager:
             for topic in range(12):
-                manager.create_topic(f"t{topic}", 1, TIERED, now_ms=NOW)
+                manager.topics.create(f"t{topic}", 1, TIERED, now_ms=NOW)
                 send(manager, 100, topic=f"t{topic}")
             settle(manager)
         sizes = [path.stat().st_size for path in (where / "index").rglob("*") if path.is_file()]

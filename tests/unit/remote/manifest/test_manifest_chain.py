@@ -116,7 +116,7 @@ def bucket():
     """A partition with records, and its name."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         settle(manager)
     (name,) = list_partitions(world.store)

@@ -57,11 +57,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr("remote.manifest.commit_protocol.PAGE_RULE", SMALL)
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 2, {**TIERED, "remote.encryption.key.id": "one"}, now_ms=NOW)
+        manager.topics.create("t", 2, {**TIERED, "remote.encryption.key.id": "one"}, now_ms=NOW)
         for number in range(8):
             for partition in (0, 1):
                 manager.append("t", records(20), partition, now_ms=NOW)
-                manager.roll("t", now_ms=NOW + number)
+                manager.partitions.roll("t", now_ms=NOW + number)
             settle(manager)
     World.made.remove(world)  # these tests damage the bucket
     return world
@@ -110,9 +110,9 @@ def own_segments(prefix: str, plain: MemoryStore) -> tuple[MemoryStore, list]:
     """A bucket of the attacker with plaintext segments, and their entries."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         manager.append("t", records(20, b"forged"), 0, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     World.made.remove(world)
     home = prefixes(world.store)[0]

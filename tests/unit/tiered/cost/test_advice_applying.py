@@ -66,7 +66,7 @@ class Advised:
         with self.open(read_only=True) as manager:
             return {
                 (held.name.partition, row.base_offset): row.storage_class
-                for held in manager.partitions()
+                for held in manager.partitions.all()
                 for row in held.manifest().segments
             }
 
@@ -97,7 +97,7 @@ def test_apply_advice_does_every_step_and_does_nothing_when_repeated(advised):
     with advised.open() as manager:
         assert {each.due == each.parts for each in check_advice(manager, advised.saved)} == {True}
         assert all(each.is_done for each in advised.apply(manager))
-        own = manager.topic("t").properties
+        own = manager.topics.get("t").properties
         assert {each.key: own[each.key] for each in advised.saved.steps if isinstance(each, AlterStep)} == {
             each.key: each.value for each in advised.saved.steps if isinstance(each, AlterStep)
         }
@@ -158,9 +158,9 @@ def test_apply_advice_refuses_and_names_a_change_of_the_state_it_was_based_on(ad
         match what:
             case "setting":
                 named = "t local.retention.ms 432000000 -> "
-                manager.alter_topic("t", {"local.retention.ms": "4d"}, now_ms=LATER)
+                manager.topics.alter("t", {"local.retention.ms": "4d"}, now_ms=LATER)
             case "other setting":
-                manager.alter_topic("t", {"retention.ms": "60d"}, now_ms=LATER)
+                manager.topics.alter("t", {"retention.ms": "60d"}, now_ms=LATER)
                 named = "retention.ms"
             case "rewritten":
                 name = list_partitions(advised.world.store)[0]
@@ -175,7 +175,7 @@ def test_apply_advice_refuses_and_names_a_change_of_the_state_it_was_based_on(ad
                 run_rewrite(advised.world.store, plan, now_ms=lambda: LATER)
                 named = "t/0 segment"
             case "expired":
-                manager.delete_records({each.name: 30 for each in manager.partitions()}, now_ms=LATER)
+                manager.maintenance.delete_records({each.name: 30 for each in manager.partitions.all()}, now_ms=LATER)
                 settle(manager, LATER)
                 named = "t/0 segment"
             case "prices":
@@ -183,10 +183,10 @@ def test_apply_advice_refuses_and_names_a_change_of_the_state_it_was_based_on(ad
                 path.write_text(json.dumps({**json.loads(path.read_text()), "as_of": "2031-01-01"}))
                 named = "2031-01-01"
             case _:
-                manager.delete_topic("t", now_ms=LATER)
+                manager.topics.delete("t", now_ms=LATER)
                 named = "t topic id"
                 if what == "anew":
-                    manager.create_topic("t", 2, TIERED, now_ms=LATER)
+                    manager.topics.create("t", 2, TIERED, now_ms=LATER)
     with advised.open() as manager:
         before = {info.key for info in advised.world.store.list("")}
         with pytest.raises(Conflict, match="the state has changed") as refused:
@@ -194,14 +194,14 @@ def test_apply_advice_refuses_and_names_a_change_of_the_state_it_was_based_on(ad
         assert named in str(refused.value)
         assert {info.key for info in advised.world.store.list("")} == before
         if what not in ("gone", "setting"):
-            own = manager.topic("t").properties
+            own = manager.topics.get("t").properties
             assert not [each for each in advised.saved.steps[:-1] if own.get(each.key) == each.value]
 
 
 def test_apply_advice_accepts_records_appended_after_the_advice(advised):
     with advised.open() as manager:
         manager.append("t", [Record(b"k", b"new", LATER)], 0, now_ms=LATER)
-        manager.roll("t", now_ms=LATER)
+        manager.partitions.roll("t", now_ms=LATER)
         settle(manager, LATER)
         assert all(each.is_done for each in advised.apply(manager))
 

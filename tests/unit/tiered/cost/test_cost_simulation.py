@@ -209,13 +209,13 @@ def test_rate_of_a_compacted_topic_counts_all_appended_records(tmp_path):
     settings = {"remote.storage.enable": "true", "cleanup.policy": "compact", "segment.bytes": "20000"}
     settings |= {"append.batch.bytes": "100", "min.cleanable.dirty.ratio": "0.01"}
     with LogManager.open(config, now_ms=end, store=store) as manager:
-        manager.create_topic("t", 1, settings, now_ms=end)
+        manager.topics.create("t", 1, settings, now_ms=end)
         came = [Record(b"%04d" % (at % 96), b"v" * 200, end - 30 * DAY + at * every_ms) for at in range(30 * 48)]
         manager.append("t", came, 0, now_ms=end)
         for now in (end, end + HOUR, end + 2 * HOUR, end + 3 * HOUR):
             while manager.tick(now):
                 pass
-        rows = manager.partition(NAME).manifest().segments
+        rows = manager.partitions.find(NAME).manifest().segments
         left = max(row.max_timestamp_ms for row in rows) - min(row.min_timestamp_ms for row in rows)
         assert left < 4 * DAY, "compaction must remove the older records"
         (found,) = measured_streams(manager, end + 4 * HOUR)
@@ -239,7 +239,7 @@ def test_simulation_of_the_current_settings_equals_stored_bytes_and_metered_requ
     _, _, done = lived
     with opened(lived) as manager:
         simulation = simulate_costs(manager, START + 21 * DAY)
-        sent = manager.request_history().total()
+        sent = manager.store.history().total()
     assert simulation.today.stored_bytes == pytest.approx(done.manifest.size_bytes, rel=0.05)
     assert simulation.today.counts.data_puts == pytest.approx(sent.data_puts * 30 / 21, rel=0.05)
     assert len(simulation.found) > 5

@@ -50,10 +50,10 @@ def config(tmp_path: Path) -> Config:
     )
     now = now_ms()
     with LogManager.open(found, now_ms=now) as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=now)
+        manager.topics.create("t", 2, TIERED, now_ms=now)
         for at in range(20):
             manager.append("t", [Record(b"k", b"v" * 100, now)], at % 2, now_ms=now)
-        manager.roll("t", now_ms=now)
+        manager.partitions.roll("t", now_ms=now)
         while manager.tick(now):
             pass
     return found
@@ -348,7 +348,7 @@ def test_local_log_end_offset_below_the_bucket_is_a_warning(config: Config) -> N
     (Path(elsewhere.data_dir) / "topics.json").write_bytes((Path(config.data_dir) / "topics.json").read_bytes())
     with LogManager.open(elsewhere, now_ms=now_ms()) as manager:
         manager.append("t", [Record(b"k", b"v", now_ms())] * 50, 0, now_ms=now_ms())
-        manager.roll("t", now_ms=now_ms())
+        manager.partitions.roll("t", now_ms=now_ms())
         while manager.tick(now_ms()):
             pass
     assert "the bucket at 60" in entry_filter(ills(config), "index", Severity.WARNING).what

@@ -61,7 +61,7 @@ def world(monkeypatch):
     monkeypatch.setattr("remote.manifest.commit_protocol.PAGE_RULE", rule)
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 400)
         settle(manager, NOW + DAY)
     (name,) = list_partitions(world.store)

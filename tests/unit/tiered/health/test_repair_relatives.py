@@ -47,9 +47,9 @@ def _world(**settings: str) -> World:
     """A topic, its fork `f`, and the fork `g` of `f`. The local tier has all copied segments."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1", **settings}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1", **settings}, now_ms=NOW)
         send(manager, 200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     _fork(world.store, "t", "f")
     _fork(world.store, "f", "g")
@@ -186,7 +186,7 @@ def test_entry_of_a_relative_with_other_bytes_is_no_good_copy() -> None:
 def test_scrub_does_not_count_objects_named_only_by_a_fork_as_orphans() -> None:
     world = _world()
     with world.open() as manager:
-        manager.delete_records({NAME: -1}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)
         for at in range(4):
             settle(manager, NOW + at * 2 * DAY + HOUR)
     with world.open(now_ms=NOW + 9 * DAY):

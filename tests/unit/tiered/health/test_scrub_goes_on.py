@@ -154,7 +154,7 @@ def bucket():
     world = World()
     with world.open() as manager:
         for topic in TOPICS:
-            manager.create_topic(topic, 1, {"remote.storage.enable": "true"}, now_ms=NOW)
+            manager.topics.create(topic, 1, {"remote.storage.enable": "true"}, now_ms=NOW)
             send(manager, 200, topic=topic)
         settle(manager)
     return world.store

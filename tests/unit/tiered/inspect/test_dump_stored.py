@@ -48,9 +48,9 @@ def bucket(request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Ob
     monkeypatch.setattr(upload_and_commit, "copy_segment", partial(upload_and_commit.copy_segment, chunk_bytes=700))
     world = World()
     with world.open(segment_bytes="100000") as manager:
-        manager.create_topic("t", 1, {**TIERED, **MODES[request.param]}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, **MODES[request.param]}, now_ms=NOW)
         manager.append("t", RECORDS, 0, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     World.made.remove(world)  # The check of encrypted buckets needs the key ring. Other tests do it.
     store = open_store(f"memory://{tmp_path.name}{request.param}")

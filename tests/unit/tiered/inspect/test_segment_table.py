@@ -31,9 +31,9 @@ def table(world):
 
 def filled(world, count=600, storage_class="STANDARD", **properties):
     manager = world.open(remote_storage_class=storage_class)
-    manager.create_topic("t", 1, {**TIERED, **properties}, now_ms=NOW)
+    manager.topics.create("t", 1, {**TIERED, **properties}, now_ms=NOW)
     send(manager, count)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     return manager
 
@@ -60,7 +60,7 @@ def test_every_object_of_a_partition_except_manifests_is_in_the_table_once(world
 
 def test_segment_rows_equal_the_entries_of_the_manifest(world):
     manager = filled(world)
-    (held,) = manager.partitions()
+    (held,) = manager.partitions.all()
     rows = [row for row in table(world) if row["kind"] == "log"]
     want = list(all_rows(held))
     assert [row["ulid"] for row in rows] == [each.ulid for each in want]
@@ -75,7 +75,7 @@ def test_segment_rows_equal_the_entries_of_the_manifest(world):
 
 def test_segment_below_the_log_start_offset_is_not_readable(world):
     manager = filled(world)
-    manager.delete_records({NAME: 300}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 300}, now_ms=NOW)
     rows = [row for row in table(world) if row["kind"] == "log"]
     assert {row["log_start_offset"] for row in rows} == {300}
     assert {row["is_readable"] for row in rows} == {True, False}
@@ -84,7 +84,7 @@ def test_segment_below_the_log_start_offset_is_not_readable(world):
 
 def test_rows_of_a_deleted_topic_are_marked_as_deleted(world):
     manager = filled(world, **{"remote.log.delete.grace.ms": "9d"})
-    manager.delete_topic("t", now_ms=NOW)
+    manager.topics.delete("t", now_ms=NOW)
     settle(manager)
     rows = table(world)
     assert rows

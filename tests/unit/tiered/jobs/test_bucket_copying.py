@@ -208,16 +208,16 @@ def test_manager_on_a_bucket_copy_continues_above_the_leader_epochs_of_the_sourc
     for at in range(4):
         with world.open() as manager:
             if at == 0:
-                manager.create_topic("t", 1, TIERED, now_ms=NOW)
+                manager.topics.create("t", 1, TIERED, now_ms=NOW)
             send(manager, 100, start=at * 100)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
     (name,) = list_partitions(world.store)
     run_copy(world.store, target, plan_copy(world.store, target, name, now_ms=NOW), now_ms=lambda: NOW)
     with world.open(disk=world.other_disk(), store=target) as manager:
         assert manager.problems == {}
         send(manager, 100, start=400)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(disk=world.other_disk(), store=target) as manager:
         assert manager.problems == {}

@@ -70,8 +70,8 @@ def entries(count: int, *, step_ms: int = 0) -> Iterator[tuple[SegmentEntry, byt
 def _filled(count: int, step_ms: int) -> World:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEPS, now_ms=NOW)
-        held = manager.partitions()[0]
+        manager.topics.create("t", 1, KEEPS, now_ms=NOW)
+        held = manager.partitions.all()[0]
         made = list(entries(count, step_ms=step_ms))
         for entry, body in made:
             world.store.put(held.prefix + entry.data_key, b"log")
@@ -102,7 +102,7 @@ def others(store: ObjectStore) -> set[str]:
 
 
 def head_of(manager: LogManager) -> Manifest:
-    manifest = manager.partitions()[0].manifest()
+    manifest = manager.partitions.all()[0].manifest()
     assert manifest is not None
     return manifest
 
@@ -137,10 +137,10 @@ def test_manifest_stays_below_its_limit_while_thousands_of_entries_expire(how: s
         # Retention by size keeps the last entry: without it the log would have less than one byte.
         end, kept = (last.base_offset, [last]) if how == "size" else (last.next_offset, [])
         if how == "delete-records":
-            manager.delete_records({NAME: -1}, now_ms=NOW)
+            manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)
         else:
             limit = {"retention.ms": "1", "local.retention.ms": "-2"} if how == "time" else {"retention.bytes": "1"}
-            manager.alter_topic("t", limit, now_ms=NOW)
+            manager.topics.alter("t", limit, now_ms=NOW)
         run_to_the_end(world, manager, NOW, seen)
         assert manager.reader().offsets(NAME)[0] == end, "retention must be visible to readers at once"
         assert data_objects(world.store) == 2 * ROWS, "no object may be deleted within the grace period"
@@ -157,12 +157,12 @@ def test_manifest_stays_below_its_limit_while_thousands_of_entries_expire(how: s
 def test_pinned_objects_are_kept_after_their_pages_are_unlinked() -> None:
     world = filled(SOME_ROWS, step_ms=1000)
     with world.open() as manager:
-        held = manager.partitions()[0]
+        held = manager.partitions.all()[0]
         reader = MetadataLog(world.store, held.prefix)
         pin, pinned = pin_newest(
             world.store, held.prefix, reader, now_ms=NOW, expires_ms=NOW + 9 * HOUR, holder="a long read"
         )
-        manager.delete_records({NAME: -1}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)
         run_to_the_end(world, manager, NOW, set())
         assert head_of(manager).pending_page_deletes
         for hours in (1, 5, 8):
@@ -180,7 +180,7 @@ def test_gradual_expiry_waits_for_room_in_the_manifest_and_is_visible_at_once() 
     world = filled(SOME_ROWS, step_ms=1000)
     seen: set[str] = set()
     with world.open() as manager:
-        manager.alter_topic("t", {"remote.log.delete.grace.ms": "2d", "retention.ms": "1d"}, now_ms=NOW)
+        manager.topics.alter("t", {"remote.log.delete.grace.ms": "2d", "retention.ms": "1d"}, now_ms=NOW)
         bases = [entry.base_offset for entry in _entries(manager)]
         for due in range(700, SOME_ROWS, 700):
             run_to_the_end(world, manager, NOW + 1000 * (due - 1), seen)
@@ -203,7 +203,7 @@ def test_gradual_expiry_waits_for_room_in_the_manifest_and_is_visible_at_once() 
 
 
 def _entries(manager: LogManager) -> list[SegmentEntry]:
-    metadata = manager.partitions()[0].metadata
+    metadata = manager.partitions.all()[0].metadata
     assert metadata is not None
     manifest = head_of(manager)
     return list(metadata.index(manifest).entries_with_dead(0, manifest.next_offset))
@@ -217,11 +217,11 @@ def _waiting_in_pages(manifest: Manifest) -> int:
 def _with_pages_to_delete() -> World:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEPS, now_ms=NOW)
+        manager.topics.create("t", 1, KEEPS, now_ms=NOW)
         send(manager, 900)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        manager.delete_records({NAME: -1}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)
         settle(manager)
         assert len(head_of(manager).pending_page_deletes) > 1
     return world
@@ -269,7 +269,7 @@ def test_damaged_page_is_deleted_with_a_warning_and_its_objects_become_orphans(
     with world.open(now_ms=later) as manager:
         settle(manager, later)
         assert not head_of(manager).pending_page_deletes
-        prefix = manager.partitions()[0].prefix
+        prefix = manager.partitions.all()[0].prefix
     assert sum("'tiered gc' finds the objects of its entries" in each.message for each in caplog.records) == len(hit)
     assert f"key={hit[0].removeprefix(prefix)} base_offset=" in caplog.text
     left = data_objects(world.store)

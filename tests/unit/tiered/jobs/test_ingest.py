@@ -226,9 +226,9 @@ def test_discarded_ingest_task_deletes_its_objects() -> None:
 def test_manager_continues_after_the_ingested_records() -> None:
     world = World()
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 50)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     manager.close()
     made = plan(world.store, create_partitions=None, settings={})
@@ -240,7 +240,7 @@ def test_manager_continues_after_the_ingested_records() -> None:
     assert manager.reader().offsets(NAME) == (0, end)
     manager.append("t", [Record(b"last", b"value", NOW)], 0, now_ms=NOW + HOUR)
     assert manager.reader().offsets(NAME) == (0, end + 1)
-    manager.roll("t", now_ms=NOW + HOUR)
+    manager.partitions.roll("t", now_ms=NOW + HOUR)
     settle(manager, NOW + 2 * HOUR)
     found = [record.value for record in manager.reader().records(NAME, 0)]
     assert len(found) == 50 + 200 + 1
@@ -252,9 +252,9 @@ def test_manager_continues_after_the_ingested_records() -> None:
 def test_manager_with_records_that_are_not_copied_is_refused_after_an_ingest() -> None:
     world = World()
     manager = world.open()
-    manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+    manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
     send(manager, 10)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     send(manager, 20)
     made = plan(world.store, create_partitions=None, settings={})
@@ -269,12 +269,12 @@ def test_ingest_into_a_remote_tier_that_is_being_removed_is_refused() -> None:
     """Entries of such a tier are unlinked step by step. Records ingested after them would be unlinked too."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 50)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         tier_disabled = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-        manager.alter_topic("t", tier_disabled, now_ms=NOW)
+        manager.topics.alter("t", tier_disabled, now_ms=NOW)
         manager.tick(NOW)
         before = manifest(world.store)
         assert before.tier_disabled
@@ -291,7 +291,7 @@ def test_ingest_into_a_remote_tier_that_is_being_removed_is_refused() -> None:
 def test_ingest_that_must_not_take_leadership_leaves_the_writer_epoch() -> None:
     world = World()
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     epoch = manifest(world.store).epoch
     with pytest.raises(Conflict, match="takeLeadership"):
         plan(world.store, create_partitions=1, takes_leadership=False)

@@ -46,7 +46,7 @@ def _rounds(manager: LogManager) -> None:
 def _tasks(manager: LogManager) -> None:
     for _ in range(20):
         is_busy = manager.tick(NOW, waits=False)
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         if not is_busy:
             return
 
@@ -66,7 +66,7 @@ def _saved(manager: LogManager) -> None:
 
 
 def _acknowledged(manager: LogManager) -> None:
-    ends = {NAME: manager.partition(NAME).log.next_offset}
+    ends = {NAME: manager.partitions.find(NAME).log.next_offset}
     assert wait_for_bucket(manager, ends, clock=lambda: NOW, pause=lambda _: None) is not None
 
 
@@ -85,15 +85,15 @@ COPYING: dict[str, tuple[dict[str, str], Path]] = {
 
 def _backlog(world: World, properties: dict[str, str], keys: int = SEGMENTS) -> LogManager:
     manager = world.open(**LARGE)
-    manager.create_topic("t", 1, properties, now_ms=NOW)
+    manager.topics.create("t", 1, properties, now_ms=NOW)
     for at in range(SEGMENTS):
         manager.append("t", [Record(b"k%d" % (at % keys), VALUE, NOW - SEGMENTS + at)], 0, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
     return manager
 
 
 def _manifest(manager: LogManager) -> Manifest:
-    manifest = manager.partition(NAME).manifest()
+    manifest = manager.partitions.find(NAME).manifest()
     assert manifest is not None
     return manifest
 

@@ -44,11 +44,11 @@ def test_maintenance_and_rewrites_in_turn_lose_no_record(settings: dict[str, str
     world = World()
     sent: dict[bytes | None, bytes | None] = {}
     with world.open() as manager:
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
         merged = 0
         for turn in range(4):
             sent |= {record.key: record.value for record in send(manager, 200, start=200 * turn)}
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
             merged += _merge(world)
             settle(manager)
@@ -66,16 +66,16 @@ def test_maintenance_and_rewrites_in_turn_lose_no_record(settings: dict[str, str
 def test_retention_and_deletion_work_on_merged_segments() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         send(manager, 400)
         settle(manager)
         before = _entries(world)
         assert _merge(world) > 2
         assert _entries(world) < before
-        manager.delete_records({NAME: 150}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + DAY)
-        manifest = manager.partitions()[0].manifest()
+        manifest = manager.partitions.all()[0].manifest()
         assert manifest is not None
         assert manifest.pending_deletes == ()
         start, end = RemoteLog(world.store).reader().offsets(NAME)
@@ -87,7 +87,7 @@ def test_retention_and_deletion_work_on_merged_segments() -> None:
 def test_rewrite_is_fenced_by_a_starting_manager_and_its_objects_become_orphans() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     plan = plan_merge(world.store, _name(world), now_ms=NOW, target_bytes=7000)
@@ -113,13 +113,13 @@ def test_scrub_during_maintenance_reports_no_damage() -> None:
 
     def work(manager: LogManager, turn: int) -> None:
         send(manager, 60, start=300 + 60 * turn)
-        manager.delete_records({NAME: 40 * (turn + 1)}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 40 * (turn + 1)}, now_ms=NOW)
         settle(manager)
         _merge(world)
         settle(manager, NOW + turn * DAY)
 
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         for turn in range(5):
@@ -134,7 +134,7 @@ def test_scrub_during_maintenance_reports_no_damage() -> None:
 def test_local_copies_open_the_directory_on_first_use_and_ignore_its_errors() -> None:
     world, opened = World(), []
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     entries = list(MetadataLog(world.store, _name(world).prefix).refresh().segments)

@@ -44,59 +44,61 @@ CASES = {
     "a view is dropped": Case(
         deed=lambda manager: drop_views(manager, "t", now_ms=NOW),
         verb="put_if_absent",
-        is_done=lambda manager: manager.partition(NAME).manifest().views == (),  # type: ignore[union-attr]
+        is_done=lambda manager: manager.partitions.find(NAME).manifest().views == (),  # type: ignore[union-attr]
     ),
     "keys are rotated": Case(
         deed=lambda manager: rotate_keys(manager, ["t"], now_ms=NOW),
         verb="put_if_absent",
         settings={KEY: "k1"},
-        is_done=lambda manager: {entry.key_id for entry in manager.partition(NAME).manifest().segments} == {"k2"},  # type: ignore[union-attr]
+        is_done=lambda manager: {entry.key_id for entry in manager.partitions.find(NAME).manifest().segments} == {"k2"},  # type: ignore[union-attr]
     ),
     "records expire before they may be compacted": Case(
-        deed=lambda manager: manager.delete_records({NAME: 25}, now_ms=NOW),
+        deed=lambda manager: manager.maintenance.delete_records({NAME: 25}, now_ms=NOW),
         verb="put_if_absent",
-        is_done=lambda manager: manager.reader().offsets(NAME)[0] == manager.partition(NAME).log.log_start_offset == 25,
+        is_done=lambda manager: (
+            manager.reader().offsets(NAME)[0] == manager.partitions.find(NAME).log.log_start_offset == 25
+        ),
     ),
     "a topic is deleted": Case(
-        deed=lambda manager: manager.delete_topic("t", now_ms=NOW),
+        deed=lambda manager: manager.topics.delete("t", now_ms=NOW),
         verb="put_if_absent",
-        is_done=lambda manager: "t" not in {topic.name for topic in manager.topics()},
+        is_done=lambda manager: "t" not in {topic.name for topic in manager.topics.all()},
     ),
     "a topic is to be tiered, its bucket looked at": Case(
-        deed=lambda manager: manager.alter_topic("plain", GRACE, now_ms=NOW),
+        deed=lambda manager: manager.topics.alter("plain", GRACE, now_ms=NOW),
         verb="list",
         prefix="plain-",
-        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_writer,
+        is_done=lambda manager: manager.partitions.find(TopicPartition("plain", 0)).is_writer,
     ),
     "a topic is to be tiered, and taken up": Case(
-        deed=lambda manager: manager.alter_topic("plain", GRACE, now_ms=NOW),
+        deed=lambda manager: manager.topics.alter("plain", GRACE, now_ms=NOW),
         verb="put_if_absent",
         prefix="plain-",
-        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_writer,
+        is_done=lambda manager: manager.partitions.find(TopicPartition("plain", 0)).is_writer,
     ),
     "a topic is created, its bucket looked at": Case(
-        deed=lambda manager: manager.create_topic("n", 1, GRACE, now_ms=NOW),
+        deed=lambda manager: manager.topics.create("n", 1, GRACE, now_ms=NOW),
         verb="list",
         prefix="n-",
-        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_writer,
+        is_done=lambda manager: manager.partitions.find(TopicPartition("n", 0)).is_writer,
     ),
     "a topic is created, and taken up": Case(
-        deed=lambda manager: manager.create_topic("n", 1, GRACE, now_ms=NOW),
+        deed=lambda manager: manager.topics.create("n", 1, GRACE, now_ms=NOW),
         verb="put_if_absent",
         prefix="n-",
-        is_done=lambda manager: manager.partition(TopicPartition("n", 0)).is_writer,
+        is_done=lambda manager: manager.partitions.find(TopicPartition("n", 0)).is_writer,
     ),
     "the tier is given up": Case(
         deed=lambda manager: manager.tick(NOW, waits=False),
         verb="put_if_absent",
         skips=1,  # the first call writes the settings of the topic to the bucket
-        is_done=lambda manager: manager.partition(NAME).log.log_start_offset > 0,
+        is_done=lambda manager: manager.partitions.find(NAME).log.log_start_offset > 0,
     ),
     "settings of all topics are taken anew": Case(
-        deed=lambda manager: manager.reload(_enabled(manager), now_ms=NOW),
+        deed=lambda manager: manager.topics.reload(_enabled(manager), now_ms=NOW),
         verb="put_if_absent",
         prefix="plain-",
-        is_done=lambda manager: manager.partition(TopicPartition("plain", 0)).is_writer,
+        is_done=lambda manager: manager.partitions.find(TopicPartition("plain", 0)).is_writer,
     ),
 }
 
@@ -108,28 +110,28 @@ def _enabled(manager: LogManager) -> Config:
 
 OTHERS: dict[str, Deed] = {
     "appends": lambda manager: [
-        send(manager, 5, topic=topic.name, start=900) for topic in manager.topics() if topic.name != "n"
+        send(manager, 5, topic=topic.name, start=900) for topic in manager.topics.all() if topic.name != "n"
     ],
     "its own settings": lambda manager: (
-        manager.alter_topic("t", {"flush.ms": "1s"}, now_ms=NOW)
-        if "t" in {topic.name for topic in manager.topics()}
+        manager.topics.alter("t", {"flush.ms": "1s"}, now_ms=NOW)
+        if "t" in {topic.name for topic in manager.topics.all()}
         else None
     ),
-    "rolls": lambda manager: manager.roll("o", now_ms=NOW),
+    "rolls": lambda manager: manager.partitions.roll("o", now_ms=NOW),
     "status": lambda manager: status_report(manager, NOW, storage=manager.directories.first_online()[0]),
-    "another topic's settings": lambda manager: manager.alter_topic("o", {"flush.ms": "1s"}, now_ms=NOW),
-    "another topic's records are deleted": lambda manager: manager.delete_records({OTHER: 15}, now_ms=NOW),
-    "a new topic": lambda manager: manager.create_topic("fresh", 1, GRACE, now_ms=NOW),
+    "another topic's settings": lambda manager: manager.topics.alter("o", {"flush.ms": "1s"}, now_ms=NOW),
+    "another topic's records are deleted": lambda manager: manager.maintenance.delete_records({OTHER: 15}, now_ms=NOW),
+    "a new topic": lambda manager: manager.topics.create("fresh", 1, GRACE, now_ms=NOW),
     "a round": lambda manager: manager.tick(NOW, waits=False),
-    "another topic is deleted": lambda manager: manager.delete_topic("o", now_ms=NOW),
+    "another topic is deleted": lambda manager: manager.topics.delete("o", now_ms=NOW),
 }
 
 
 def _filled(manager: LogManager, own_settings: dict[str, str]) -> None:
     for topic, own in {"t": {**GRACE, **own_settings}, "o": GRACE, "plain": {}}.items():
-        manager.create_topic(topic, 1, own, now_ms=NOW)
+        manager.topics.create(topic, 1, own, now_ms=NOW)
         send(manager, 40, topic=topic)
-        manager.roll(topic, now_ms=NOW)
+        manager.partitions.roll(topic, now_ms=NOW)
     settle(manager)
     assert build_views(manager, plan_views(manager, "t", now_ms=NOW)).decisions
 
@@ -143,10 +145,10 @@ def test_only_the_caller_waits_for_a_hanging_store(what: str, monkeypatch: pytes
         _filled(manager, case.settings)
         if case.settings:
             World.made.remove(world)  # The check of encrypted buckets needs the key ring. Other tests do it.
-            manager.alter_topic("t", {KEY: "k2"}, now_ms=NOW)
+            manager.topics.alter("t", {KEY: "k2"}, now_ms=NOW)
             settle(manager)
         if what == "the tier is given up":
-            manager.alter_topic("t", OFF, now_ms=NOW)
+            manager.topics.alter("t", OFF, now_ms=NOW)
         left = iter(range(case.skips + 1))
         gate = Gate(
             lambda asked, key: asked == case.verb and key.startswith(case.prefix) and next(left) == case.skips,
@@ -179,7 +181,7 @@ def test_only_the_caller_waits_for_a_hanging_store(what: str, monkeypatch: pytes
         assert waiting == []
         assert errors == []
         assert not caller.is_alive()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert case.is_done(manager)
         settle(manager, NOW + 3 * HOUR)
-        assert {topic.name for topic in manager.topics()} >= {"plain", "fresh"}
+        assert {topic.name for topic in manager.topics.all()} >= {"plain", "fresh"}

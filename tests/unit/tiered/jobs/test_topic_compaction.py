@@ -28,7 +28,7 @@ def add(manager: LogManager, count: int, keys: int, start: int = 0) -> None:
 
 
 def filled(manager: LogManager, count: int = 400, keys: int = 40) -> None:
-    manager.create_topic("t", 1, COMPACT, now_ms=NOW)
+    manager.topics.create("t", 1, COMPACT, now_ms=NOW)
     add(manager, count, keys)
 
 
@@ -54,13 +54,13 @@ def test_compact_topic_with_roll_cleans_the_active_segment(world: World) -> None
 def test_compact_topic_respects_the_minimum_compaction_lag(world: World) -> None:
     with world.open() as manager:
         filled(manager)
-        manager.alter_topic("t", {"min.compaction.lag.ms": "2h"}, now_ms=NOW)
+        manager.topics.alter("t", {"min.compaction.lag.ms": "2h"}, now_ms=NOW)
         assert compact_topic(manager, "t", now_ms=NOW, roll=True) == {}
 
 
 def test_compact_topic_without_the_compact_policy_is_refused(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         for refused in (compact_topic, estimate_topic):
             with pytest.raises(InvalidRequest, match=r"its cleanup\.policy does not include compact"):
                 refused(manager, "t", now_ms=NOW)
@@ -72,7 +72,7 @@ def test_compact_topic_without_the_compact_policy_is_refused(world: World) -> No
 def test_estimate_of_a_first_pass_is_near_its_result_and_writes_nothing(world: World, keys: int) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         filled(manager, keys=keys)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         effects = world.disk.effects
         (told,) = estimate_topic(manager, "t", now_ms=NOW)
         assert world.disk.effects == effects
@@ -88,7 +88,7 @@ def test_estimate_samples_the_clean_section_and_names_its_basis(world: World) ->
         filled(manager, keys=1000)
         compact_topic(manager, "t", now_ms=NOW, roll=True)
         add(manager, 200, 200, start=0)  # newer records of half of the clean keys
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         (told,) = estimate_topic(manager, "t", now_ms=NOW)
         assert told.sampled_bytes == told.clean_bytes > 0
         assert told.sampled_superseded == 200
@@ -101,9 +101,9 @@ def test_estimate_samples_the_clean_section_and_names_its_basis(world: World) ->
 
 def test_estimate_counts_copied_segments_as_clean(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, **COMPACT, "local.retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, **COMPACT, "local.retention.ms": "-1"}, now_ms=NOW)
         add(manager, 400, 1000)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         (told,) = estimate_topic(manager, "t", now_ms=NOW)
         assert told.tiered_bytes == told.clean_bytes == told.bytes_before > 0
@@ -120,9 +120,9 @@ def test_compaction_status_has_the_sections_and_the_last_pass(world: World) -> N
         after = compaction_status(manager, NOW, ["t"])[NAME]
         assert after.last_run is not None
         assert after.last_run.cleaner_offset == after.log.first_dirty_offset
-        with manager.partitions()[0].log.cleaning.paused():
+        with manager.partitions.all()[0].log.cleaning.paused():
             assert compaction_status(manager, NOW)[NAME].state == "paused(1)"
-        manager.create_topic("plain", 1, {}, now_ms=NOW)
+        manager.topics.create("plain", 1, {}, now_ms=NOW)
         assert list(compaction_status(manager, NOW)) == [NAME]
 
 
@@ -155,7 +155,7 @@ def test_cleaner_metrics_are_kafkas_maxima_over_the_last_pass_of_each_thread(wor
 
 def test_compaction_advice_uses_logs_and_history(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, COMPACT, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACT, now_ms=NOW)
         manager.append("t", [Record(b"k", b"v", NOW)], 0, now_ms=NOW)
         assert compaction_advice(manager, NOW) == []
         quiet = NOW + 48 * HOUR
@@ -164,12 +164,12 @@ def test_compaction_advice_uses_logs_and_history(world: World) -> None:
 
 def test_open_transaction_is_named_in_advice_when_it_delays_a_closed_segment(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, COMPACT, now_ms=NOW)
-        log = manager.partitions()[0].log
+        manager.topics.create("t", 1, COMPACT, now_ms=NOW)
+        log = manager.partitions.all()[0].log
         producer = Producer(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
         log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
         assert compaction_advice(manager, NOW) == []
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         (advice,) = compaction_advice(manager, NOW)
         assert (advice.rule, advice.setting) == ("held-by-transaction", None)
         assert "since offset 0" in advice.text

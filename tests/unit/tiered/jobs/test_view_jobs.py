@@ -26,9 +26,9 @@ def world():
 def ready(world, count=120, **properties):
     """A manager whose topic is in both tiers."""
     manager = world.open()
-    manager.create_topic("t", 1, {**TIERED, **properties}, now_ms=NOW)
+    manager.topics.create("t", 1, {**TIERED, **properties}, now_ms=NOW)
     send(manager, count)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     return manager
 
@@ -53,9 +53,9 @@ def test_view_has_the_newest_value_of_each_key_and_the_log_is_unchanged(world):
     manager = ready(world)
     before = list(manager.reader().records(NAME, 0))
     build(manager)
-    view = find_view(manager.partitions()[0].manifest().views, "compacted")
+    view = find_view(manager.partitions.all()[0].manifest().views, "compacted")
     assert view.horizon_offset == 120
-    assert view.state(manager.partitions()[0].manifest().epoch) is ViewState.SUCCESS
+    assert view.state(manager.partitions.all()[0].manifest().epoch) is ViewState.SUCCESS
     assert compacted(manager) == newest(before, 120)
     assert list(manager.reader().records(NAME, 0)) == before
     assert (view.record_count, view.key_count) == (9, 9)
@@ -78,11 +78,11 @@ def test_second_view_build_reads_only_new_records(world):
     manager = ready(world)
     build(manager)
     send(manager, 30, start=120, keys=4)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     log = list(manager.reader().records(NAME, 0))
     build(manager)
-    view = find_view(manager.partitions()[0].manifest().views, "compacted")
+    view = find_view(manager.partitions.all()[0].manifest().views, "compacted")
     assert (view.last_run.from_offset, view.last_run.upto_offset) == (120, 150)
     assert view.last_run.records_in == 9 + 30
     assert compacted(manager) == newest(log, 150)
@@ -91,10 +91,10 @@ def test_second_view_build_reads_only_new_records(world):
 def test_view_build_without_new_copied_records_commits_nothing(world):
     manager = ready(world)
     build(manager)
-    sequence = manager.partitions()[0].manifest().sequence
+    sequence = manager.partitions.all()[0].manifest().sequence
     assert plan_views(manager, "t", now_ms=NOW).is_empty
     assert build(manager).is_empty
-    assert manager.partitions()[0].manifest().sequence == sequence
+    assert manager.partitions.all()[0].manifest().sequence == sequence
 
 
 def test_read_of_a_missing_view_names_the_command_that_builds_it(world):
@@ -127,17 +127,17 @@ def test_view_is_readable_from_the_bucket_alone(world):
 def add(manager, *records, roll=True):
     manager.append("t", [Record(key, value, NOW) for key, value in records], 0, now_ms=NOW)
     if roll:
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
 
 
 def view_of(manager, name="compacted"):
-    return find_view(manager.partitions()[0].manifest().views, name)
+    return find_view(manager.partitions.all()[0].manifest().views, name)
 
 
 def test_tombstone_removes_its_key_from_the_view(world):
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b"1"), (b"b", b"1"), (b"c", None))
     build(manager)
     assert [(each.key, each.value) for each in compacted(manager)] == [(b"a", b"1"), (b"b", b"1")]
@@ -148,7 +148,7 @@ def test_tombstone_removes_its_key_from_the_view(world):
 
 def test_view_can_become_empty_and_get_records_again(world):
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b"1"))
     build(manager)
     add(manager, (b"a", None))
@@ -164,7 +164,7 @@ def test_view_can_become_empty_and_get_records_again(world):
 def test_view_keeps_records_without_a_key_only_with_the_setting(world, retained):
     manager = world.open()
     setting = {"compaction.view.retain.null.key": str(retained).lower()}
-    manager.create_topic("t", 1, {**TIERED, **setting}, now_ms=NOW)
+    manager.topics.create("t", 1, {**TIERED, **setting}, now_ms=NOW)
     for _ in range(2):
         add(manager, (None, b"1"), (b"a", b"1"), (None, b"2"))
         build(manager)
@@ -177,7 +177,7 @@ def test_view_keeps_records_without_a_key_only_with_the_setting(world, retained)
 def test_empty_value_removes_its_key_from_the_view_only_with_the_setting(world, deletes):
     manager = world.open()
     setting = {"compaction.view.empty.value.deletes": str(deletes).lower()}
-    manager.create_topic("t", 1, {**TIERED, **setting}, now_ms=NOW)
+    manager.topics.create("t", 1, {**TIERED, **setting}, now_ms=NOW)
     add(manager, (b"a", b"1"), (b"b", b"1"), (b"c", b""))
     build(manager)
     assert [each.key for each in compacted(manager)] == ([b"a", b"b"] if deletes else [b"a", b"b", b"c"])
@@ -191,11 +191,11 @@ def test_empty_value_removes_its_key_from_the_view_only_with_the_setting(world, 
 
 def test_empty_values_are_removed_from_an_existing_view_after_the_setting_changes(world):
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b""), (b"b", b"1"))
     build(manager)
     assert [each.key for each in compacted(manager)] == [b"a", b"b"]
-    manager.alter_topic("t", {"compaction.view.empty.value.deletes": "true"}, now_ms=NOW)
+    manager.topics.alter("t", {"compaction.view.empty.value.deletes": "true"}, now_ms=NOW)
     add(manager, (b"c", b"1"))
     build(manager)
     assert [each.key for each in compacted(manager)] == [b"b", b"c"]
@@ -203,9 +203,9 @@ def test_empty_values_are_removed_from_an_existing_view_after_the_setting_change
 
 def test_view_build_keeps_parts_without_replaced_records(world):
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 400, keys=400)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build(manager)
     before = view_of(manager)
@@ -216,7 +216,7 @@ def test_view_build_keeps_parts_without_replaced_records(world):
     assert after.entries[:4] == before.entries[:4]
     assert {entry.ulid for entry in after.entries} != {entry.ulid for entry in before.entries}
     assert compacted(manager) == newest(manager.reader().records(NAME, 0), 401)
-    listed = {each.key for each in manager.partitions()[0].manifest().pending_deletes}
+    listed = {each.key for each in manager.partitions.all()[0].manifest().pending_deletes}
     assert listed == {
         key for entry in before.entries if entry not in after.entries for key in (entry.data_key, entry.indexes_key)
     }
@@ -226,19 +226,19 @@ def test_horizon_of_a_view_is_limited_by_the_copied_transaction_markers(world):
     """A marker that is only on this disk may be lost with the disk.
     The view would then show uncommitted records."""
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     add(manager, (b"a", b"before"), roll=False)
-    log = manager.partitions()[0].log
+    log = manager.partitions.all()[0].log
     who = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append([Record(b"a", b"undecided", NOW)], now_ms=NOW, producer=who)
     log.roll(now_ms=NOW)
     log.append_marker(7, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
     settle(manager)
-    assert manager.partitions()[0].manifest().next_offset == 2
+    assert manager.partitions.all()[0].manifest().next_offset == 2
     build(manager)
     assert view_of(manager).horizon_offset == 1
     assert [each.value for each in compacted(manager)] == [b"before", b"undecided"]
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build(manager)
     assert view_of(manager).horizon_offset == 3
@@ -258,7 +258,7 @@ def test_view_has_no_records_that_are_only_on_the_local_disk(world):
 
 def test_view_buffer_too_small_for_one_key_is_an_error_that_names_the_setting(world):
     manager = ready(world)
-    held = manager.partitions()[0]
+    held = manager.partitions.all()[0]
     held.rules = replace(held.rules, view_buffer_bytes=24)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     assert "raise log.cleaner.dedupe.buffer.size" in str(manager.problems[NAME])
@@ -272,7 +272,7 @@ def test_view_buffer_too_small_for_one_key_is_an_error_that_names_the_setting(wo
 def test_small_view_buffer_gives_the_same_view_in_more_passes(world):
     manager = ready(world)
     build(manager)
-    held = manager.partitions()[0]
+    held = manager.partitions.all()[0]
     held.rules = replace(held.rules, view_buffer_bytes=80)
     build(manager, name="slowly")
     assert view_of(manager, "slowly").last_run.key_ranges > 2
@@ -301,7 +301,7 @@ def test_cancelled_view_build_keeps_the_old_view_and_records_the_cancel(world):
 
 
 def expired(world, manager, now_ms):
-    manager.alter_topic("t", {"retention.ms": "1ms"}, now_ms=now_ms)
+    manager.topics.alter("t", {"retention.ms": "1ms"}, now_ms=now_ms)
     settle(manager, now_ms)
     return manager
 
@@ -326,9 +326,9 @@ def test_gap_between_view_and_log_is_an_error_until_the_loss_is_accepted(world):
     build(manager)
     known = compacted(manager)
     send(manager, 30, start=120)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
-    manager.delete_records({NAME: 140}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 140}, now_ms=NOW)
     settle(manager)
     (status,) = view_status(manager, NOW)
     assert status.gap == (120, 140)
@@ -371,7 +371,7 @@ def test_reader_finishes_the_replaced_view_within_the_grace_period(world):
 def gone(world, manager):
     """Deletes the objects of the old view: advances the time past their grace period."""
     settle(manager, NOW + DAY + HOUR)
-    assert manager.partitions()[0].manifest().pending_deletes == ()
+    assert manager.partitions.all()[0].manifest().pending_deletes == ()
 
 
 def test_reader_whose_view_was_deleted_before_its_first_batch_reads_the_newest(world):
@@ -387,9 +387,9 @@ def test_reader_whose_view_was_deleted_before_its_first_batch_reads_the_newest(w
 
 def test_reader_whose_view_was_deleted_during_the_read_must_start_again(world):
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 400, keys=400)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build(manager)
     with RemoteLog(world.store, cache_bytes=0) as bucket:
@@ -416,7 +416,7 @@ def test_reader_with_a_collected_manifest_reads_the_newest_view(world, monkeypat
             add(manager, *((b"k%d" % at, b"new") for at in range(9)))
             build(manager)
         gone(world, manager)
-        assert manager.partitions()[0].metadata.gc_boundary > slept_at
+        assert manager.partitions.all()[0].metadata.gc_boundary > slept_at
         assert list(bucket.reader(read_compacted=True).records(NAME, 0)) == compacted(manager)
 
 
@@ -425,7 +425,7 @@ def test_lost_object_of_a_view_is_corrupt_and_named(world):
     manager = ready(world)
     build(manager)
     entry = view_of(manager).entries[0]
-    world.store.delete([manager.partitions()[0].prefix + entry.data_key])
+    world.store.delete([manager.partitions.all()[0].prefix + entry.data_key])
     with RemoteLog(world.store) as bucket, pytest.raises(Corrupt, match=r"an object of it is missing.*view/compacted/"):
         list(bucket.reader(read_compacted=True).records(NAME, 0))
 
@@ -442,7 +442,7 @@ def test_views_of_several_names_coexist_and_are_dropped_separately(world):
     with pytest.raises(NotFound, match="the topic has no view of this name"):
         drop_views(manager, "t", now_ms=NOW)
     settle(manager, NOW + DAY + HOUR)
-    prefix = manager.partitions()[0].prefix
+    prefix = manager.partitions.all()[0].prefix
     assert {each.key.split("/")[3] for each in world.store.list(prefix + "view/")} == {"other"}
 
 
@@ -480,7 +480,7 @@ def test_view_parts_have_the_object_encoding_of_the_topic(world):
     manager = ready(world, count=400, **{"remote.compression": "zstd"})
     build(manager)
     (entry,) = view_of(manager).entries
-    assert entry.data_key.endswith(".log.zst") == manager.partitions()[0].manifest().segments[0].data_key.endswith(
+    assert entry.data_key.endswith(".log.zst") == manager.partitions.all()[0].manifest().segments[0].data_key.endswith(
         ".log.zst"
     )
     assert compacted(manager) == newest(manager.reader().records(NAME, 0), 400)
@@ -488,9 +488,9 @@ def test_view_parts_have_the_object_encoding_of_the_topic(world):
 
 def test_view_of_a_log_that_starts_inside_a_batch_starts_at_its_offset(world):
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     add(manager, *((b"k%d" % at, b"v") for at in range(6)))
-    manager.delete_records({NAME: 4}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 4}, now_ms=NOW)
     build(manager)
     assert [each.offset for each in compacted(manager, 4)] == [4, 5]
     assert manager.reader(read_compacted=True).offsets(NAME) == (4, 6)
@@ -502,7 +502,7 @@ def test_view_with_too_many_parts_is_an_error_and_leaves_no_object(world, monkey
     monkeypatch.setattr(view_building, "VIEW_ROWS_MAX", 2)
     manager = ready(world, count=400)
     send(manager, 400, start=400, keys=400)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     assert "it would have more parts than a manifest may hold" in view_of(manager).failure.error
@@ -513,9 +513,9 @@ def test_view_has_copied_records_that_the_local_cleaner_has_removed(world):
     """The local cleaner removed them because of newer records that are not copied yet.
     The view must keep them."""
     manager = ready(world, **{"cleanup.policy": "compact", "local.retention.ms": "-1"})
-    held = manager.partitions()[0]
+    held = manager.partitions.all()[0]
     add(manager, *((b"k%d" % at, b"newer") for at in range(9)), roll=False)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     held.rules = replace(held.rules, copy_disabled=True)
     settle(manager)
     assert held.manifest().next_offset == 120

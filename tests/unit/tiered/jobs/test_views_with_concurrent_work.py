@@ -40,7 +40,7 @@ def tables(manager: LogManager) -> list[dict[bytes, bytes]]:
 def test_view_and_log_read_during_rebuilds_give_the_state_at_one_offset() -> None:
     world = World()
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     seen: list[tuple[int, dict[bytes, bytes], int]] = []
     failures: list[BaseException] = []
     is_over = threading.Event()
@@ -49,7 +49,7 @@ def test_view_and_log_read_during_rebuilds_give_the_state_at_one_offset() -> Non
         reader = manager.reader(read_compacted=True)
         try:
             while not is_over.is_set():
-                before = manager.partitions()[0].log.next_offset
+                before = manager.partitions.all()[0].log.next_offset
                 state: dict[bytes, bytes] = {}
                 offsets = []
                 for record in reader.records(NAME, 0):
@@ -59,7 +59,7 @@ def test_view_and_log_read_during_rebuilds_give_the_state_at_one_offset() -> Non
                     else:
                         state[record.key or b""] = record.value
                 assert offsets == sorted(set(offsets))
-                seen.append((before, state, manager.partitions()[0].log.next_offset))
+                seen.append((before, state, manager.partitions.all()[0].log.next_offset))
         except BaseException as error:  # noqa: BLE001 - asserted by the test's thread
             failures.append(error)
 
@@ -86,7 +86,7 @@ def write(manager: LogManager, turn: int) -> None:
         for at in range(3 * KEYS)
     ]
     manager.append("t", records, 0, now_ms=NOW)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     assert manager.problems == {}

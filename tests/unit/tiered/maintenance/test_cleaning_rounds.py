@@ -34,12 +34,12 @@ def world() -> World:
 
 def dirty(manager: LogManager, partitions: int = 1, topic: str = "t") -> None:
 
-    manager.create_topic(topic, partitions, LOCAL, now_ms=NOW)
+    manager.topics.create(topic, partitions, LOCAL, now_ms=NOW)
     for number in range(partitions):
         for at in range(0, 200, 10):
             records = [Record(b"k%d" % ((at + n) % 9), b"value %d" % (at + n), NOW - HOUR) for n in range(10)]
             manager.append(topic, records, number, now_ms=NOW)
-    manager.roll(topic, now_ms=NOW)
+    manager.partitions.roll(topic, now_ms=NOW)
 
 
 def newest(manager: LogManager) -> dict[bytes | None, bytes | None]:
@@ -207,10 +207,10 @@ def test_cleaner_pass_is_aborted_by_a_policy_change_and_by_a_move(
 
         def change() -> None:
             if what == "policy":
-                manager.alter_topic("t", {"cleanup.policy": "delete"}, now_ms=NOW)
+                manager.topics.alter("t", {"cleanup.policy": "delete"}, now_ms=NOW)
             else:
                 with pytest.raises(Exception, match="directory"):
-                    manager.move(NAME, "/nowhere", now_ms=NOW)
+                    manager.maintenance.move(NAME, "/nowhere", now_ms=NOW)
 
         changing = threading.Thread(target=change)
         ended: list[str] = []
@@ -230,14 +230,14 @@ def test_cleaner_pass_is_aborted_by_a_policy_change_and_by_a_move(
         changing.join()
         assert ended == ["CleaningAborted"]
         assert manager.problems == {}
-        assert manager.partition(NAME).log.cleaning.now == Gate()
+        assert manager.partitions.find(NAME).log.cleaning.now == Gate()
 
 
 @pytest.mark.parametrize("wrong", [10_000, 3])
 def test_cleaner_checkpoint_outside_its_log_is_corrected_without_a_cleaning(world: World, wrong: int) -> None:
     with world.open(min_cleanable_dirty_ratio="1") as manager:
         dirty(manager)
-        log = manager.partition(NAME).log
+        log = manager.partitions.find(NAME).log
         log.raise_log_start(50)
         log.cleaner_offset = wrong
         manager.tick(NOW)
@@ -269,7 +269,7 @@ def test_log_is_dirty_again_after_new_records(world: World) -> None:
         dirty(manager)
         settle(manager)
         send(manager, 100, start=200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         assert [run.first_dirty_offset for run in manager.cleaning.runs] == [0, 200]
 
@@ -326,7 +326,7 @@ def test_appends_reads_and_truncation_work_while_several_threads_clean(world: Wo
                     assert {each.key: each.value for each in found} == {each.key: each.value for each in sent[1]}
 
             def cut() -> None:
-                manager.partitions()[2].log.truncate_to(195, now_ms=NOW)
+                manager.partitions.all()[2].log.truncate_to(195, now_ms=NOW)
 
             def clean() -> None:
                 for _ in range(3):
@@ -340,7 +340,7 @@ def test_appends_reads_and_truncation_work_while_several_threads_clean(world: Wo
             assert errors == []
             manager.tick(NOW)  # a log truncated after the plan is cleaned by the next maintenance
             assert manager.problems == {}
-            ends = [each.log.next_offset for each in manager.partitions()]
+            ends = [each.log.next_offset for each in manager.partitions.all()]
             # A batch of ten records is truncated as a whole, and no offset is given twice.
             assert ends == [230, 200, 195]
             left = list(manager.reader().records(TopicPartition("t", 2), 0, None))
@@ -350,11 +350,11 @@ def test_appends_reads_and_truncation_work_while_several_threads_clean(world: Wo
 
 
 def tombstoned(manager: LogManager, settings: dict[str, str]) -> None:
-    manager.create_topic("t", 1, {**LOCAL, **settings}, now_ms=NOW)
+    manager.topics.create("t", 1, {**LOCAL, **settings}, now_ms=NOW)
     for value in (b"v" * 300, None):
         records = [Record(b"gone", value, NOW)] + [Record(b"k%d" % at, b"x" * 100, NOW) for at in range(30)]
         manager.append("t", records, 0, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
 
 
 def keys_left(manager: LogManager) -> list[tuple[bytes | None, bytes | None]]:
@@ -369,7 +369,7 @@ def test_tombstone_of_an_untiered_log_is_removed_after_its_delete_horizon(world:
         assert keys_left(manager) == [(b"gone", None)]
         for now in (NOW + HOUR, NOW + HOUR + 1):
             manager.append("t", [Record(b"more%d" % now, b"v", now)], 0, now_ms=now)
-            manager.roll("t", now_ms=now)
+            manager.partitions.roll("t", now_ms=now)
             settle(manager, now)
         assert keys_left(manager) == []
 
@@ -379,15 +379,15 @@ def test_tombstone_is_not_removed_while_the_bucket_has_an_older_record_of_its_ke
     world: World, is_tiered: bool, left: list[bytes | None]
 ) -> None:
     with world.open(delete_retention_ms="0") as manager:
-        manager.create_topic("t", 1, {**LOCAL, "remote.storage.enable": str(is_tiered).lower()}, now_ms=NOW)
+        manager.topics.create("t", 1, {**LOCAL, "remote.storage.enable": str(is_tiered).lower()}, now_ms=NOW)
         manager.append("t", [Record(b"gone", b"v" * 300, NOW)], 0, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         # From now on nothing is copied, so the cleaner may rewrite the tombstone on the disk.
-        manager.alter_topic("t", {"remote.copy.lag.ms": "6d"}, now_ms=NOW)
+        manager.topics.alter("t", {"remote.copy.lag.ms": "6d"}, now_ms=NOW)
         manager.append("t", [Record(b"gone", None, NOW)], 0, now_ms=NOW)
         for later in range(1, 4):
-            manager.roll("t", now_ms=NOW + later)
+            manager.partitions.roll("t", now_ms=NOW + later)
             settle(manager, NOW + later * HOUR)
             manager.append("t", [Record(b"more%d" % later, b"v", NOW)], 0, now_ms=NOW)
         # The value was removed from the disk. The entry in the bucket still has it.

@@ -39,10 +39,10 @@ def world() -> World:
 def _backlog(world: World, segments: int, store: object = None) -> LogManager:
     """Creates `segments` closed segments with ten records each."""
     manager = world.open(store=store)  # type: ignore[arg-type]
-    manager.create_topic("t", 1, KEPT, now_ms=NOW)
+    manager.topics.create("t", 1, KEPT, now_ms=NOW)
     for at in range(segments):
         send(manager, 10, start=10 * at)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
     return manager
 
 
@@ -51,7 +51,7 @@ def _copies(manager: LogManager) -> list[CopySegment]:
 
 
 def _manifest(manager: LogManager) -> Manifest:
-    manifest = manager.partition(NAME).manifest()
+    manifest = manager.partitions.find(NAME).manifest()
     assert manifest is not None
     return manifest
 
@@ -60,9 +60,9 @@ def test_backlog_of_a_hundred_segments_needs_at_most_two_commits(world: World) -
     with _backlog(world, 105) as manager:
         copies, before = _copies(manager), _manifest(manager).sequence
         assert len(copies) == 105
-        was = manager.request_counts()
+        was = manager.store.counts()
         manager.tick(NOW)
-        counts = manager.request_counts()
+        counts = manager.store.counts()
         assert counts is not None
         assert was is not None
         manifests = _manifest(manager).sequence - before
@@ -96,9 +96,9 @@ def test_plan_cost_counts_shared_commits(world: World) -> None:
     with _backlog(world, 105) as manager:
         plan = manager.plan(NOW)
         cost = plan_cost(plan, manager.snapshots(NOW), BUILT_IN)
-        was = manager.request_counts()
+        was = manager.store.counts()
         manager.apply(plan)
-        counts = manager.request_counts()
+        counts = manager.store.counts()
         assert counts is not None
         assert was is not None
         sent = counts - was
@@ -107,7 +107,7 @@ def test_plan_cost_counts_shared_commits(world: World) -> None:
 
 def test_upload_waits_at_most_a_second_for_a_shared_commit(world: World) -> None:
     with _backlog(world, 10) as manager:
-        copies, held, seconds, told = _copies(manager), manager.partition(NAME), [0.0], []
+        copies, held, seconds, told = _copies(manager), manager.partitions.find(NAME), [0.0], []
 
         def clock() -> float:
             seconds[0] += 0.15  # the clock is read twice per segment
@@ -180,12 +180,12 @@ def test_uncommitted_uploads_are_committed_with_the_new_key_after_a_rotation(
     World.made.remove(world)  # the check of encrypted buckets needs the key ring
     store = _Uncommitting(world.store)
     with _backlog(world, 3, store=store) as manager:
-        manager.alter_topic("t", {KEY: "k1"}, now_ms=NOW)
+        manager.topics.alter("t", {KEY: "k1"}, now_ms=NOW)
         store.refuses = True
         manager.tick(NOW)
-        assert len(manager.partition(NAME).uploads) == 3
+        assert len(manager.partitions.find(NAME).uploads) == 3
         store.refuses = False
-        manager.alter_topic("t", {KEY: "k2"}, now_ms=NOW)
+        manager.topics.alter("t", {KEY: "k2"}, now_ms=NOW)
         (rotated,) = rotate_keys(manager, now_ms=NOW)
         assert rotated.rewrapped == 3
         settle(manager)
@@ -238,10 +238,10 @@ def test_objects_of_a_commit_in_doubt_are_kept_when_the_topic_is_deleted(world: 
     """Readers and pins may use the manifest of that commit. Its objects are deleted with the topic."""
     store = _Mute(world.store)
     with _backlog(world, 10, store=store) as manager:
-        manager.alter_topic("t", {"cleanup.policy": policy, "remote.log.copy.disable": "true"}, now_ms=NOW)
+        manager.topics.alter("t", {"cleanup.policy": policy, "remote.log.copy.disable": "true"}, now_ms=NOW)
         settle(manager)
-        manager.alter_topic("t", {"remote.log.copy.disable": "false"}, now_ms=NOW)
-        copies, held = _copies(manager), manager.partition(NAME)
+        manager.topics.alter("t", {"remote.log.copy.disable": "false"}, now_ms=NOW)
+        copies, held = _copies(manager), manager.partitions.find(NAME)
         asked = iter(range(1 << 30))
 
         def copy(is_deleted_at: int) -> None:

@@ -87,10 +87,10 @@ def _started(world: World, store: HangingStore, *topics: str, **properties: str)
     manager = world.open(store=store)  # type: ignore[arg-type]
     for topic in ("t", *topics):
         own = {key.replace("_", "."): value for key, value in properties.items()}
-        manager.create_topic(topic, 1, {**GRACE, **own}, now_ms=NOW)
+        manager.topics.create(topic, 1, {**GRACE, **own}, now_ms=NOW)
         for at in range(3):
             send(manager, 20, topic=topic, start=20 * at)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
     store.hanging.add("t")
     while manager.tick(NOW, waits=False):
         pass  # compacted topics are cleaned first
@@ -100,22 +100,22 @@ def _started(world: World, store: HangingStore, *topics: str, **properties: str)
 
 def _finish(manager: LogManager, store: HangingStore, now_ms: int = NOW) -> None:
     store.let_go()
-    assert manager.wait_for_tasks(LIMIT_S)
+    assert manager.maintenance.tasks.wait_idle(LIMIT_S)
     for _ in range(20):
         is_busy = manager.tick(now_ms, waits=False)
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         if not is_busy:
             break
 
 
 def _manifest(manager: LogManager, name: TopicPartition = NAME) -> Manifest:
-    manifest = manager.partition(name).manifest()
+    manifest = manager.partitions.find(name).manifest()
     assert manifest is not None
     return manifest
 
 
 def _segments(manager: LogManager, name: TopicPartition = NAME) -> int:
-    return len(manager.partition(name).log.segments())
+    return len(manager.partitions.find(name).log.segments())
 
 
 def _offsets(manager: LogManager, name: TopicPartition = NAME) -> list[int]:
@@ -125,32 +125,32 @@ def _offsets(manager: LogManager, name: TopicPartition = NAME) -> list[int]:
 
 def test_everything_else_continues_while_an_upload_hangs(world: World, store: HangingStore) -> None:
     with _started(world, store, "o") as manager:
-        manager.create_topic("plain", 1, {"retention.ms": "1h", "flush.ms": "1s"}, now_ms=NOW)
-        manager.create_topic("compacted", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("plain", 1, {"retention.ms": "1h", "flush.ms": "1s"}, now_ms=NOW)
+        manager.topics.create("compacted", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
         plain, compacted = TopicPartition("plain", 0), TopicPartition("compacted", 0)
         for topic in ("plain", "compacted"):
             send(manager, 300, topic=topic)
-        manager.alter_topic("t", {"flush.ms": "1s"}, now_ms=NOW)
+        manager.topics.alter("t", {"flush.ms": "1s"}, now_ms=NOW)
         send(manager, 10, start=60)
         for name in (plain, NAME):
-            held = manager.partition(name).log
+            held = manager.partitions.find(name).log
             assert held.recovery_point < held.next_offset
         before = _segments(manager, compacted)
         _drain(manager, {NAME})
         for _ in range(5):
             manager.tick(NOW + 2000, waits=False)
         for name in (plain, NAME):
-            held = manager.partition(name).log
+            held = manager.partitions.find(name).log
             assert held.recovery_point == held.next_offset, "the flush after flush.ms must be done"
         assert _offsets(manager, plain) == [], "retention must be done"
         assert _segments(manager, compacted) < before, "cleaning must be done"
         assert (_segments(manager, OTHER), len(_manifest(manager, OTHER).segments)) == (1, 3), (
             "the segments of the other topic must be copied and dropped"
         )
-        done = manager.delete_records({OTHER: 25, NAME: 5}, now_ms=NOW)
+        done = manager.maintenance.delete_records({OTHER: 25, NAME: 5}, now_ms=NOW)
         assert {name: each.low_watermark for name, each in done.items()} == {OTHER: 25, NAME: 5}
-        assert manager.roll("t", now_ms=NOW) == 1
-        manager.create_topic("new", 1, GRACE, now_ms=NOW)
+        assert manager.partitions.roll("t", now_ms=NOW) == 1
+        manager.topics.create("new", 1, GRACE, now_ms=NOW)
         assert _manifest(manager).segments == ()
         _finish(manager, store)
         assert len(_manifest(manager).segments) == 4
@@ -160,10 +160,10 @@ def test_everything_else_continues_while_an_upload_hangs(world: World, store: Ha
 
 def test_full_disk_is_relieved_while_an_upload_hangs(world: World, store: HangingStore) -> None:
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         for at in range(4):
             send(manager, 20, start=20 * at)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             if at == 2:
                 while manager.tick(NOW):
                     pass
@@ -178,9 +178,9 @@ def test_full_disk_is_relieved_while_an_upload_hangs(world: World, store: Hangin
         is_hanging = turn.is_alive()
         store.let_go()
         assert not is_hanging, "the maintenance must not wait for the upload"
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert manager.problems == {}
-        assert [each.base_offset for each in manager.partition(NAME).log.segments()] == [60, 80]
+        assert [each.base_offset for each in manager.partitions.find(NAME).log.segments()] == [60, 80]
         assert _offsets(manager) == list(range(80))
 
 
@@ -216,9 +216,9 @@ def test_maintenance_continues_while_apply_waits_for_a_hanging_upload(
         assert not is_hanging, "the maintenance must not wait for the upload"
         assert is_waiting, "the caller of apply must wait for the upload"
         assert len(done) == 1
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         for name in (NAME, OTHER):
-            assert manager.partition(name).log.segments()[-1].base_offset == 65
+            assert manager.partitions.find(name).log.segments()[-1].base_offset == 65
         assert manager.problems == {}
 
 
@@ -231,9 +231,9 @@ def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
         with monkeypatch.context() as broken:
             broken.setattr(MemoryStore, "upload", lambda *_: 1 // 0)
             store.let_go()
-            assert manager.wait_for_tasks(LIMIT_S)
+            assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert "ZeroDivisionError" in str(manager.problems[NAME])
-        assert manager.partition(NAME).fatal_error is None
+        assert manager.partitions.find(NAME).fatal_error is None
         _finish(manager, store)
         assert manager.problems == {}
         assert len(_manifest(manager).segments) == 3
@@ -241,10 +241,10 @@ def test_failed_task_is_a_problem_of_its_partition_until_a_task_succeeds(
 
 def test_resolved_problem_is_removed_by_a_task_without_work(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, GRACE, now_ms=NOW)
-        manager.table.note(NAME, Unavailable("asking for the pins, the store is down"))
+        manager.topics.create("t", 1, GRACE, now_ms=NOW)
+        manager.partitions.note(NAME, Unavailable("asking for the pins, the store is down"))
         manager.maintenance.tasks.submit(NAME, Due(copies=False, rest=True))
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert manager.problems == {}
 
 
@@ -252,7 +252,7 @@ def test_copied_segments_are_dropped_in_the_same_task(world: World, store: Hangi
     with _started(world, store) as manager:
         assert _segments(manager) == 4
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert (len(_manifest(manager).segments), _segments(manager)) == (3, 1)
         assert _offsets(manager) == list(range(60))
 
@@ -261,35 +261,35 @@ def test_expiry_after_a_hanging_upload_uses_the_newest_settings(world: World, st
     """The task decides before the upload.
     Retention that is raised during the upload must keep the records."""
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, GRACE, now_ms=NOW)
+        manager.topics.create("t", 1, GRACE, now_ms=NOW)
         for at in range(3):
             send(manager, 20, start=20 * at)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
         while manager.tick(NOW):
             pass
         send(manager, 20, start=60)
-        manager.roll("t", now_ms=NOW)
-        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "1h"}, now_ms=NOW)
         store.hanging.add("t")
         manager.maintenance.tasks.submit(
             NAME, Due(copies=True, rest=False)
         )  # a task without copies would finish at once
         store.wait_for(4)
-        manager.alter_topic("t", {"retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "-1"}, now_ms=NOW)
         _finish(manager, store)
         assert manager.problems == {}
         assert len(_manifest(manager).segments) == 4
         assert _offsets(manager) == list(range(80))
-        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "1h"}, now_ms=NOW)
         _finish(manager, store)
         assert _offsets(manager) == [], "the present settings must expire all records"
 
 
 def test_maintenance_that_waits_drops_copied_segments(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 40)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         manager.tick(NOW)
         assert (len(_manifest(manager).segments), _segments(manager)) == (1, 1)
 
@@ -308,9 +308,9 @@ def test_partitions_are_copied_at_once_by_all_threads_of_the_pool(world: World, 
     manager = world.open(store=store, remote_log_manager_copier_thread_pool_size="3")  # type: ignore[arg-type]
     with manager:
         for at in range(6):
-            manager.create_topic(f"t-{at}", 1, GRACE, now_ms=NOW)
+            manager.topics.create(f"t-{at}", 1, GRACE, now_ms=NOW)
             send(manager, 20, topic=f"t-{at}")
-            manager.roll(f"t-{at}", now_ms=NOW)
+            manager.partitions.roll(f"t-{at}", now_ms=NOW)
         store.hanging.add("t")
         manager.tick(NOW, waits=False)
         store.wait_for(3)
@@ -322,26 +322,26 @@ def test_partitions_are_copied_at_once_by_all_threads_of_the_pool(world: World, 
 
 def test_topic_deleted_during_its_copy_leaves_no_objects(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
-        manager.delete_topic("t", now_ms=NOW)
-        assert manager.topics() == []
+        manager.topics.delete("t", now_ms=NOW)
+        assert manager.topics.all() == []
         _finish(manager, store, NOW + 2 * HOUR)
         assert manager.problems == {}
         kinds = {kind for report in check_bucket(world.store) for kind in report.counts()}
         assert kinds <= {ObjectKind.MANIFEST, ObjectKind.BOUNDARY}, kinds
-        assert manager.registry.deleted() == ()
+        assert manager.partitions.registry.deleted() == ()
 
 
 def test_takeover_during_a_copy_fences_the_copy(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
         with world.open(disk=world.other_disk()) as second:
             send(second, 20)
-            second.roll("t", now_ms=NOW)
+            second.partitions.roll("t", now_ms=NOW)
             second.tick(NOW)
             theirs = _manifest(second)
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert isinstance(manager.problems[NAME], Fenced)
-        newest = MetadataLog(world.store, manager.partition(NAME).prefix).refresh(exact=True)
+        newest = MetadataLog(world.store, manager.partitions.find(NAME).prefix).refresh(exact=True)
         assert newest == theirs
         assert _segments(manager) == 4, "the disk has the only copy of its records"
 
@@ -352,17 +352,17 @@ def test_manifest_of_another_writer_seen_by_a_reader_deletes_no_local_segment(
 ) -> None:
     """Its entries have other records at the same offsets, and another log start offset."""
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, GRACE, now_ms=NOW)
+        manager.topics.create("t", 1, GRACE, now_ms=NOW)
         for at in range(3):
             send(manager, 20, start=20 * at)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
         with world.open(disk=world.other_disk()) as second:
             send(second, 90, start=1000)
-            second.roll("t", now_ms=NOW)
+            second.partitions.roll("t", now_ms=NOW)
             while second.tick(NOW):
                 pass
-            second.delete_records({NAME: 50}, now_ms=NOW)
-        metadata, log = manager.partition(NAME).metadata, manager.partition(NAME).log
+            second.maintenance.delete_records({NAME: 50}, now_ms=NOW)
+        metadata, log = manager.partitions.find(NAME).metadata, manager.partitions.find(NAME).log
         assert metadata is not None
         with pytest.raises(Fenced):
             metadata.refresh(exact=True)  # as a reader does when its objects are missing
@@ -370,7 +370,7 @@ def test_manifest_of_another_writer_seen_by_a_reader_deletes_no_local_segment(
             send(manager, 1, start=60)  # an acknowledged record would be only on this disk and never be copied
         for _ in range(3):
             manager.tick(NOW, waits=waits)
-            assert manager.wait_for_tasks(LIMIT_S)
+            assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert [segment.base_offset for segment in log.segments()] == [0, 20, 40, 60], (
             "the disk has the only copy of its records"
         )
@@ -380,9 +380,9 @@ def test_manifest_of_another_writer_seen_by_a_reader_deletes_no_local_segment(
 
 def test_records_deleted_during_their_upload_are_never_committed(world: World, store: HangingStore) -> None:
     with _started(world, store) as manager:
-        manager.delete_records({NAME: 45}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 45}, now_ms=NOW)
         manager.tick(NOW, waits=False)
-        assert manager.partition(NAME).log.segments()[0].base_offset == 0, (
+        assert manager.partitions.find(NAME).log.segments()[0].base_offset == 0, (
             "a segment that is being copied stays on the disk"
         )
         _finish(manager, store)
@@ -398,7 +398,7 @@ def test_records_deleted_during_their_upload_are_never_committed(world: World, s
 def test_tier_disabled_with_deletion_during_a_copy_is_emptied(world: World, store: HangingStore) -> None:
     with _started(world, store, local_retention_ms="-2") as manager:
         off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-        manager.alter_topic("t", off, now_ms=NOW)
+        manager.topics.alter("t", off, now_ms=NOW)
         manager.tick(NOW, waits=False)
         _finish(manager, store)
         _finish(manager, store, NOW + 2 * HOUR)
@@ -410,9 +410,9 @@ def test_tier_disabled_with_deletion_during_a_copy_is_emptied(world: World, stor
 
 def test_copying_disabled_during_a_copy_ends_after_the_started_copies(world: World, store: HangingStore) -> None:
     with _started(world, store, local_retention_ms="-2") as manager:
-        manager.alter_topic("t", {"remote.log.copy.disable": "true"}, now_ms=NOW)
+        manager.topics.alter("t", {"remote.log.copy.disable": "true"}, now_ms=NOW)
         send(manager, 20, start=60)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         _finish(manager, store)
         assert len(_manifest(manager).segments) == 3
         assert _offsets(manager) == list(range(80))
@@ -420,12 +420,12 @@ def test_copying_disabled_during_a_copy_ends_after_the_started_copies(world: Wor
 
 def test_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: HangingStore) -> None:
     with _started(world, store, cleanup_policy="compact") as manager:
-        copied = manager.partition(NAME).uploads.copying
+        copied = manager.partitions.find(NAME).uploads.copying
         assert copied
-        log = manager.partition(NAME).log
+        log = manager.partitions.find(NAME).log
         for at in range(3):
             send(manager, 20, start=60 + 20 * at)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             manager.tick(NOW, waits=False)
         assert copied <= {each.base_offset for each in log.segments()}
         cleaned = log.cleaner_offset
@@ -442,7 +442,7 @@ def test_compacted_log_is_not_cleaned_while_it_is_copied(world: World, store: Ha
 
 def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: HangingStore) -> None:
     with _started(world, store, cleanup_policy="compact") as manager:
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         end = held.log.segments()[-1].base_offset
         planned = CleanLog(first_dirty_offset=0, upto_offset=end, size_bytes=1, reason="planned a moment ago")
         directory = manager.directories.of(NAME)
@@ -460,14 +460,14 @@ def test_cleaning_planned_before_the_copy_began_is_skipped(world: World, store: 
 def test_directory_that_becomes_offline_during_a_copy_keeps_its_uncopied_segments(tmp_path, world: World) -> None:
     store = HangingStore(world.store)
     with _started(world, store) as manager:
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
 
         def fail(start: int, length: int) -> bytes:
             raise DiskFailed("cannot read a file", path="x")
 
         held.log.segment(20).read = fail  # type: ignore[method-assign]
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert isinstance(manager.problems[NAME], DiskFailed)
         assert [entry.base_offset for entry in _manifest(manager).segments] == [0], (
             "the first segment was read completely"
@@ -482,9 +482,9 @@ def test_directory_that_becomes_offline_in_maintenance_does_not_affect_the_other
     """The directory becomes offline after the snapshot of the partition and before its first action."""
     with world.open() as manager:
         for topic in ("o", "t"):
-            manager.create_topic(topic, 1, GRACE, now_ms=NOW)
+            manager.topics.create(topic, 1, GRACE, now_ms=NOW)
             send(manager, 20, topic=topic)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         real = manager.directories.check_online
 
         def check(name: TopicPartition) -> None:
@@ -494,7 +494,7 @@ def test_directory_that_becomes_offline_in_maintenance_does_not_affect_the_other
 
         monkeypatch.setattr(manager.directories, "check_online", check)
         manager.tick(NOW, waits=waits)
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert len(_manifest(manager, OTHER).segments) == 1
         assert set(manager.problems) <= {NAME}
 
@@ -509,7 +509,7 @@ def test_close_waits_for_the_running_upload_and_commits_it(world: World, store: 
     store.let_go()
     closing.join(LIMIT_S)
     assert not closing.is_alive()
-    manifest = MetadataLog(world.store, manager.partition(NAME).prefix).refresh()
+    manifest = MetadataLog(world.store, manager.partitions.find(NAME).prefix).refresh()
     assert [entry.base_offset for entry in manifest.segments] == [0], "no other upload may begin"
     with world.open() as again:
         assert _offsets(again) == list(range(60))
@@ -524,8 +524,8 @@ def test_upload_that_ends_after_a_close_with_deadline_changes_nothing(world: Wor
         theirs = _manifest(again)
         assert len(theirs.segments) == 3
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
-        assert MetadataLog(world.store, again.partition(NAME).prefix).refresh(exact=True) == theirs
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
+        assert MetadataLog(world.store, again.partitions.find(NAME).prefix).refresh(exact=True) == theirs
         assert _offsets(again) == list(range(60))
 
 
@@ -547,7 +547,7 @@ def test_expiry_and_deletion_run_as_tasks(world: World, store: HangingStore) -> 
             real(keys)  # type: ignore[arg-type]
 
         world.store.delete = delete  # type: ignore[method-assign]
-        manager.wait_for_tasks(0.0)
+        manager.maintenance.tasks.wait_idle(0.0)
         for hours in (0, 72, 74):
             manager.tick(NOW + hours * HOUR, waits=False)
             store.wait_for(1)
@@ -570,7 +570,7 @@ def test_maintenance_skips_a_partition_with_a_locked_log(world: World, store: Ha
     with _started(world, store, "o") as manager:
         _drain(manager, {NAME})
         send(manager, 5, topic="o", start=60)
-        held, is_held, may_end = manager.partition(OTHER), threading.Event(), threading.Event()
+        held, is_held, may_end = manager.partitions.find(OTHER), threading.Event(), threading.Event()
 
         def hold() -> None:
             with held.lock:
@@ -609,7 +609,7 @@ def test_partitions_opened_without_the_bucket_are_acquired_by_tasks(world: World
     away = Away()
     with world.open(store=away) as manager:  # type: ignore[arg-type]
         manager.tick(NOW, waits=False)
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert NAME in manager.problems
         away.is_down = False
         _finish(manager, HangingStore(world.store))
@@ -626,10 +626,10 @@ def test_failed_copy_stays_a_problem_while_its_log_must_be_cleaned_first(
     with _started(world, store, cleanup_policy="compact") as manager:
         monkeypatch.setattr(world.store, "upload", fail)
         send(manager, 100, start=60)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         manager.tick(NOW, waits=False)  # another task, which has nothing to copy
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert any(isinstance(each, CleanLog) for each in manager.plan(NOW).decisions[NAME])
         assert NAME in manager.problems
         monkeypatch.undo()

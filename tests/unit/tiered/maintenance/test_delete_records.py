@@ -11,15 +11,16 @@ from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, SwitchableStore, Wo
 
 from local.errors import Conflict, DiskFailed, InvalidRequest, NotFound, OffsetOutOfRange, Unavailable
 from local.log.checkpoints import read_offsets
+from local.names import TopicPartition
 from tiered.cli.main import invoke
-from tiered.maintenance.delete_records import DeletedRecords, delete_records
+from tiered.maintenance.delete_records import DeletedRecords, delete_records, plan_deletion
 
 
 @pytest.fixture(params=[{}, TIERED], ids=["on disk", "tiered"])
 def world(request) -> World:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {"retention.ms": "-1", **request.param}, now_ms=NOW)
+        manager.topics.create("t", 1, {"retention.ms": "-1", **request.param}, now_ms=NOW)
         send(manager, 200)
         settle(manager)
     return world
@@ -31,7 +32,9 @@ def start_on_disk(world: World) -> int:
 
 def test_deleted_records_are_unreadable_at_once_and_after_a_restart(world: World) -> None:
     manager = world.open()
-    assert manager.delete_records({NAME: 75}, now_ms=NOW) == {NAME: DeletedRecords(before=0, low_watermark=75)}
+    assert manager.maintenance.delete_records({NAME: 75}, now_ms=NOW) == {
+        NAME: DeletedRecords(before=0, low_watermark=75)
+    }
     assert manager.reader().offsets(NAME) == (75, 200)
     assert [offset for offset, _ in values(manager.reader(), 75)] == list(range(75, 200))
     for below in (0, 74):
@@ -45,13 +48,13 @@ def test_deleted_records_are_unreadable_at_once_and_after_a_restart(world: World
 
 def test_maintenance_deletes_segments_entirely_below_the_log_start_offset(world: World) -> None:
     with world.open() as manager:
-        before = len(manager.partition(NAME).log.segments())
-        manifest = manager.partition(NAME).manifest()
+        before = len(manager.partitions.find(NAME).log.segments())
+        manifest = manager.partitions.find(NAME).manifest()
         entries = len(manifest.segments) if manifest is not None else 0
-        manager.delete_records({NAME: 150}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 150}, now_ms=NOW)
         settle(manager, NOW + 1)
         settle(manager, NOW + 2 * DAY)
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         assert held.log.segments()[0].next_offset > 150
         if held.manifest() is not None:
             assert 0 < len(held.manifest().segments) < entries
@@ -65,7 +68,7 @@ def test_maintenance_deletes_segments_entirely_below_the_log_start_offset(world:
 def test_delete_records_before_minus_one_deletes_all_and_appends_continue(world: World) -> None:
     with world.open() as manager:
         send(manager, 10, start=200)
-        assert manager.delete_records({NAME: -1}, now_ms=NOW)[NAME].low_watermark == 210
+        assert manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)[NAME].low_watermark == 210
         assert manager.reader().offsets(NAME) == (210, 210)
         send(manager, 10, start=210)
         settle(manager)
@@ -76,41 +79,43 @@ def test_delete_records_before_minus_one_deletes_all_and_appends_continue(world:
 
 def test_delete_records_below_the_log_start_offset_changes_nothing(world: World) -> None:
     with world.open() as manager:
-        manager.delete_records({NAME: 75}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 75}, now_ms=NOW)
         effects = world.disk.effects
-        assert manager.delete_records({NAME: 10}, now_ms=NOW)[NAME] == DeletedRecords(before=75, low_watermark=75)
+        assert manager.maintenance.delete_records({NAME: 10}, now_ms=NOW)[NAME] == DeletedRecords(
+            before=75, low_watermark=75
+        )
         assert world.disk.effects == effects
 
 
 @pytest.mark.parametrize("offset", [201, -2, 2**62])
 def test_delete_records_outside_the_log_is_refused_before_any_deletion(world: World, offset: int) -> None:
     with world.open() as manager:
-        manager.create_topic("other", 1, {}, now_ms=NOW)
-        other = manager.topic("other").partitions()[0]
+        manager.topics.create("other", 1, {}, now_ms=NOW)
+        other = manager.topics.get("other").partitions()[0]
         send(manager, 10, topic="other")
         with pytest.raises(OffsetOutOfRange, match="next_offset=200"):
-            manager.delete_records({other: 5, NAME: offset}, now_ms=NOW)
+            manager.maintenance.delete_records({other: 5, NAME: offset}, now_ms=NOW)
         assert manager.reader().offsets(other) == (0, 10)
         with pytest.raises(OffsetOutOfRange):
-            manager.plan_deletion({NAME: offset})
+            plan_deletion(manager.partitions.find(NAME), offset)
 
 
 def test_raised_log_start_offset_is_durable_before_readers_see_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open() as manager:
-        log = manager.partition(NAME).log
+        log = manager.partitions.find(NAME).log
         told: list[int] = []
         real = log.raise_log_start
 
         def raise_log_start(offset: int) -> None:
             told.append(start_on_disk(world))
-            manifest = manager.partition(NAME).manifest()
+            manifest = manager.partitions.find(NAME).manifest()
             assert manifest is None or manifest.log_start_offset == offset
             real(offset)
 
         monkeypatch.setattr(log, "raise_log_start", raise_log_start)
-        manager.delete_records({NAME: 33}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 33}, now_ms=NOW)
         assert told == [33]
 
 
@@ -118,27 +123,27 @@ def test_delete_records_can_be_repeated_after_a_disk_error(world: World) -> None
     with world.open() as manager:
         world.disk.fail_at = world.disk.effects + 1
         with pytest.raises(DiskFailed):
-            manager.delete_records({NAME: 60}, now_ms=NOW)
+            manager.maintenance.delete_records({NAME: 60}, now_ms=NOW)
         world.disk.fail_at = None
-        manager.delete_records({NAME: 60}, now_ms=NOW)
-        assert start_on_disk(world) == manager.partition(NAME).log.log_start_offset == 60
+        manager.maintenance.delete_records({NAME: 60}, now_ms=NOW)
+        assert start_on_disk(world) == manager.partitions.find(NAME).log.log_start_offset == 60
 
 
 def test_delete_records_of_a_topic_that_only_compacts_is_refused() -> None:
     with World().open() as manager:
-        manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACTED, now_ms=NOW)
         send(manager, 10)
         with pytest.raises(InvalidRequest, match=r"cleanup\.policy of the topic does not include delete"):
-            manager.delete_records({NAME: 5}, now_ms=NOW)
-        manager.alter_topic("t", {"cleanup.policy": "compact,delete"}, now_ms=NOW)
-        assert manager.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5
+            manager.maintenance.delete_records({NAME: 5}, now_ms=NOW)
+        manager.topics.alter("t", {"cleanup.policy": "compact,delete"}, now_ms=NOW)
+        assert manager.maintenance.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5
 
 
 def test_delete_records_during_a_topic_deletion_names_the_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
     with World().open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         send(manager, 10)
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         held.tier.delete()  # the topic is deleted after the partition was looked up
         with pytest.raises(NotFound, match="the topic was deleted"):
             delete_records({held: 5}, lambda name: pytest.fail(f"{name} changed"), now_ms=NOW, maintenance_lock=Lock())
@@ -147,23 +152,23 @@ def test_delete_records_during_a_topic_deletion_names_the_deletion(monkeypatch: 
 def test_delete_records_of_a_partition_without_the_writer_role_is_refused() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
     with (
         world.open(store=SwitchableStore(world.store)) as manager,  # type: ignore[arg-type]
         pytest.raises(Unavailable, match="this process does not own the manifest of the partition yet"),
     ):
-        manager.delete_records({NAME: 5}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 5}, now_ms=NOW)
     first, second = world.open(disk=world.other_disk()), world.open(disk=world.other_disk())
     with pytest.raises(Conflict):
-        first.delete_records({NAME: 5}, now_ms=NOW)
-    assert second.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5
+        first.maintenance.delete_records({NAME: 5}, now_ms=NOW)
+    assert second.maintenance.delete_records({NAME: 5}, now_ms=NOW)[NAME].low_watermark == 5
     with world.open(read_only=True) as manager:
         with pytest.raises(InvalidRequest, match="read-only"):
-            manager.delete_records({NAME: 7}, now_ms=NOW)
+            manager.maintenance.delete_records({NAME: 7}, now_ms=NOW)
         with pytest.raises(NotFound):
-            manager.plan_deletion({manager.topic("t").partitions()[0].__class__("t", 9): 7})
+            manager.partitions.find(TopicPartition("t", 9))
 
 
 # -- the command

@@ -35,9 +35,9 @@ def _fork_history(world: World, *, first_upto: int = COPIED + ONLY_HERE) -> Mode
     """Only the first disk has the records from COPIED on. The manager of the second disk is the writer.
     Returns the second disk."""
     with world.open() as first:
-        first.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+        first.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(first, COPIED)
-        first.roll("t", now_ms=NOW)
+        first.partitions.roll("t", now_ms=NOW)
         settle(first)
         send(first, first_upto - COPIED, start=COPIED)
     other = world.other_disk()
@@ -56,14 +56,14 @@ def _manifests(world: World) -> list[str]:
 
 def _raise_log_start(manager: LogManager, how: str, upto: int) -> None:
     if how == "delete-records":
-        manager.delete_records({NAME: upto}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: upto}, now_ms=NOW)
         return
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     manager.tick(NOW)
     if how == "retention":
-        manager.alter_topic("t", {"retention.bytes": "0"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.bytes": "0"}, now_ms=NOW)
     elif how == "copied, then delete-records":
-        manager.delete_records({NAME: upto}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: upto}, now_ms=NOW)
     settle(manager)
 
 
@@ -86,7 +86,7 @@ def test_log_below_the_remote_log_start_offset_keeps_its_uncopied_records(world:
         with pytest.raises(Conflict):
             send(manager, 1)
         manager.tick(NOW)
-        assert [record.value for record in manager.partition(NAME).log.records(99)] == [b"value 99"]
+        assert [record.value for record in manager.partitions.find(NAME).log.records(99)] == [b"value 99"]
     assert _log_files(world.disk) == files
     assert _manifests(world) == manifests, "the refused log must not become the writer"
     with world.open(disk=other) as second:
@@ -110,7 +110,7 @@ def test_log_is_fenced_by_another_writer_although_a_job_took_the_epoch_later(wor
     """A job has no log. The manifest still names the last writer that has one."""
     _fork_history(world)
     with world.open(read_only=True) as seen:
-        topic = seen.topic("t")
+        topic = seen.topics.get("t")
     job = MetadataLog(world.store, f"t-{topic.topic_id}/0/")
     job.become_writer("deletion-of-garbage", NOW, topic="t", topic_id=topic.topic_id, partition=0)
     with world.open() as manager:
@@ -119,9 +119,9 @@ def test_log_is_fenced_by_another_writer_although_a_job_took_the_epoch_later(wor
 
 def test_log_opens_after_a_job_took_the_epoch_from_its_own_node(world: World) -> None:
     with world.open() as first:
-        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        first.topics.create("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
-        topic_id = first.topic("t").topic_id
+        topic_id = first.topics.get("t").topic_id
     job = MetadataLog(world.store, f"t-{topic_id}/0/")
     job.become_writer("deletion-of-garbage", NOW, topic="t", topic_id=topic_id, partition=0)
     with world.open() as manager:
@@ -133,7 +133,7 @@ def test_writer_that_took_over_while_a_log_is_opened_stays_the_writer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open() as first:
-        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        first.topics.create("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
     real, taken = StoreCheck.ensure, []
 
@@ -153,11 +153,11 @@ def test_writer_that_took_over_while_a_log_is_opened_stays_the_writer(
 @pytest.mark.parametrize("stopped", [Diverged("another history"), Fenced("another writer")])
 def test_stopped_log_deletes_nothing_from_its_disk(world: World, stopped: Conflict) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        held, files = manager.partition(NAME), _log_files(world.disk)
+        held, files = manager.partitions.find(NAME), _log_files(world.disk)
         drops = [
             DropLocal(base_offset=each.base_offset, next_offset=each.next_offset, size_bytes=each.size_bytes, reason="")
             for each in held.log.segments()[:-1]
@@ -209,14 +209,14 @@ def test_completely_copied_log_starts_over_above_the_remote_log_start_offset(wor
         _raise_log_start(second, "retention", 220)
     with world.open() as manager:
         assert manager.problems == {}
-        assert manager.partition(NAME).log.next_offset >= 220
+        assert manager.partitions.find(NAME).log.next_offset >= 220
 
 
 def test_old_copy_of_a_disk_below_the_remote_log_start_offset_is_kept(world: World) -> None:
     """It may have appended later in the same epoch.
     The records in the bucket have expired, so nothing can be compared."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
         old = deepcopy(world.disk)
         send(manager, 300, start=20)
@@ -233,7 +233,7 @@ def test_old_copy_of_a_disk_below_the_remote_log_start_offset_is_kept(world: Wor
 def test_old_copy_with_records_beyond_an_expired_end_is_kept(world: World, restarts: bool) -> None:
     """It appended while the bucket was away, in the epoch of the records that the bucket had and expired."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
         old = deepcopy(world.disk)
         send(manager, 300, start=20)
@@ -249,7 +249,7 @@ def test_old_copy_with_records_beyond_an_expired_end_is_kept(world: World, resta
     with manager:
         manager.tick(NOW)
         assert isinstance(manager.problems[NAME], Diverged)
-        assert [record.value for record in manager.partition(NAME).log.records(20)][:1] == [b"value 1000"]
+        assert [record.value for record in manager.partitions.find(NAME).log.records(20)][:1] == [b"value 1000"]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -257,13 +257,13 @@ def test_old_copy_with_records_beyond_an_expired_end_is_kept(world: World, resta
 def test_old_copy_of_a_compacted_log_with_offline_appends_is_kept(world: World, taken: int, restarts: bool) -> None:
     """Cleaned batches cannot be compared with the bucket. Both logs appended in the same leader epoch."""
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, **COMPACTED}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, **COMPACTED}, now_ms=NOW)
         send(manager, 20)
         old = deepcopy(world.disk)
         send(manager, 300, start=20)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        assert manager.partition(NAME).manifest().allocated_end_offset == 320  # type: ignore[union-attr]
+        assert manager.partitions.find(NAME).manifest().allocated_end_offset == 320  # type: ignore[union-attr]
     old.locks.clear()
     manifests = _manifests(world)
     away = SwitchableStore(world.store)
@@ -275,7 +275,7 @@ def test_old_copy_of_a_compacted_log_with_offline_appends_is_kept(world: World, 
     away.is_down = False
     with manager:
         manager.tick(NOW)
-        found = [record.value for record in manager.partition(NAME).log.records(20)]
+        found = [record.value for record in manager.partitions.find(NAME).log.records(20)]
         assert found == [b"value %d" % (1000 + at) for at in range(taken)]
         assert isinstance(manager.problems[NAME], Diverged)
     assert _manifests(world) == manifests
@@ -283,30 +283,30 @@ def test_old_copy_of_a_compacted_log_with_offline_appends_is_kept(world: World, 
 
 def test_compacted_log_of_the_writer_continues_after_offline_appends(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, **COMPACTED, "local.retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, **COMPACTED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     for restarts in (False, True, False):
         away = SwitchableStore(world.store)
         manager = world.open(store=away)  # type: ignore[arg-type]
-        send(manager, 50, start=manager.partition(NAME).log.next_offset)
+        send(manager, 50, start=manager.partitions.find(NAME).log.next_offset)
         if restarts:
             manager.close()
             manager = world.open()
         away.is_down = False
         with manager:
             settle(manager)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
-            assert manager.partition(NAME).is_writer
-            assert not manager.partition(NAME).log.notes.has_unconfirmed_appends
+            assert manager.partitions.find(NAME).is_writer
+            assert not manager.partitions.find(NAME).log.notes.has_unconfirmed_appends
 
 
 def test_offline_appends_are_marked_until_they_are_compared_with_the_bucket(world: World) -> None:
     marker = "./data/t-0/unconfirmed-appends"
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
         send(manager, 10, start=100)
@@ -333,15 +333,15 @@ def test_append_during_a_takeover_leaves_no_note_about_offline_appends(
     store = SwitchableStore(world.store, is_down=False)
     properties = {**TIERED, "local.retention.ms": "-1", "cleanup.policy": policy}
     with world.open(store=store) as manager:
-        manager.create_topic("t", 1, properties, now_ms=NOW)
+        manager.topics.create("t", 1, properties, now_ms=NOW)
         send(manager, 40)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     store.is_down = True
     confirm, first_calls = LogNotes.confirm_appends, iter([True])
     with world.open(store=store) as manager:
         send(manager, 40, start=40)
-        notes = manager.partition(NAME).log.notes
+        notes = manager.partitions.find(NAME).log.notes
         assert notes.unconfirmed_from == 40
 
         def append_after(self: LogNotes) -> None:
@@ -355,11 +355,11 @@ def test_append_during_a_takeover_leaves_no_note_about_offline_appends(
         store.is_down = False
         settle(manager)
         assert notes.unconfirmed_from is None
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(store=store) as manager:
         settle(manager)
-        assert (manager.partition(NAME).is_writer, manager.problems) == (True, {})
+        assert (manager.partitions.find(NAME).is_writer, manager.problems) == (True, {})
 
 
 def test_read_only_open_of_a_diverged_log_reports_it_and_reads_the_disk(world: World) -> None:
@@ -372,17 +372,17 @@ def test_read_only_open_of_a_diverged_log_reports_it_and_reads_the_disk(world: W
         assert isinstance(problem, Diverged)
         with pytest.raises(Diverged):
             values(seen.reader())
-        assert seen.local_reader().offsets(NAME) == (0, 100)
-        found = list(seen.local_reader().records(NAME, COPIED))
+        assert seen.partitions.local_reader().offsets(NAME) == (0, 100)
+        found = list(seen.partitions.local_reader().records(NAME, COPIED))
         assert [record.value for record in found] == [b"value %d" % at for at in range(COPIED, 100)]
 
 
 def test_fenced_manager_neither_drops_nor_cleans(world: World) -> None:
     with world.open() as first:
-        first.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        first.topics.create("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
         send(first, 100)
         with world.open(disk=world.other_disk()):
-            held = first.partition(NAME)
+            held = first.partitions.find(NAME)
             files = _log_files(world.disk)
             assert held.metadata is not None
             with pytest.raises(Fenced):
@@ -407,14 +407,14 @@ def _fenced_at_work(world: World) -> ModelDisk:
     """A manager is fenced while it works, and its disk has one uncopied record.
     Returns the other writer's disk."""
     with world.open() as first:
-        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        first.topics.create("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
         settle(first)
         other = world.other_disk()
         with world.open(disk=other) as second:
             send(second, 1, start=9000)
             send(first, 1, start=100)
-            first.roll("t", now_ms=NOW)
+            first.partitions.roll("t", now_ms=NOW)
             first.tick(NOW)
         assert isinstance(first.problems[NAME], Fenced | Diverged)
     return other
@@ -434,7 +434,7 @@ def test_fenced_log_acknowledges_no_append_after_a_restart_without_the_bucket(wo
                 with pytest.raises(Diverged, match="took over before the restart"):
                     send(manager, 1)
                 manager.tick(NOW)
-            rescued = [record.value for record in manager.local_reader().records(NAME, 100)]
+            rescued = [record.value for record in manager.partitions.local_reader().records(NAME, 100)]
             assert rescued == [b"value 100"]
     seen = world.open(store=SwitchableStore(world.store), read_only=True)  # type: ignore[arg-type]
     with seen, pytest.raises(Diverged):
@@ -530,7 +530,7 @@ def test_moved_log_keeps_its_fencing_note(world: World) -> None:
     world.config = replace(world.config, more_data_dirs=("./second",))
     world.disk.make_directory("./second")
     with _without_bucket(world) as manager:
-        manager.move(NAME, "./second", now_ms=NOW)
+        manager.maintenance.move(NAME, "./second", now_ms=NOW)
     assert "./second/t-0/fenced-by" in world.disk.names
     with _without_bucket(world) as manager, pytest.raises(Diverged):
         send(manager, 1)
@@ -563,13 +563,13 @@ def test_fenced_log_acknowledges_no_append_without_a_configured_store(world: Wor
 
 def test_fenced_manager_keeps_its_note_after_repeated_requests_to_the_bucket(world: World) -> None:
     with world.open() as first:
-        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        first.topics.create("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
         settle(first)
         with world.open(disk=world.other_disk()) as second:
             send(second, 1, start=9000)
             send(first, 1, start=100)
-            first.roll("t", now_ms=NOW)
+            first.partitions.roll("t", now_ms=NOW)
             for _ in range(4):
                 first.tick(NOW)
                 with pytest.raises(Conflict):
@@ -580,17 +580,17 @@ def test_fenced_manager_keeps_its_note_after_repeated_requests_to_the_bucket(wor
 def test_deletion_that_took_the_epoch_leaves_no_fencing_note(world: World) -> None:
     """The deletion job gives no offsets and has no records. This log is still the last one with records."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
         (topic,) = {key.partition("/0/")[0] for key in _manifests(world)}
         other = MetadataLog(world.store, f"{topic}/0/")
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         other.become_writer(
             f"{DELETION}x", NOW, topic="t", topic_id=held.topic.topic_id, partition=0, properties=held.topic.properties
         )
         send(manager, 1, start=100)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         manager.tick(NOW)
         assert isinstance(manager.problems[NAME], Fenced)
     assert NOTE not in world.disk.names

@@ -36,11 +36,11 @@ def put(manager: LogManager, now_ms: int, **newest: str | None) -> None:
     for key, value in newest.items():
         record = Record(key.encode(), None if value is None else value.encode() * 100, now_ms)
         manager.append("t", [record], 0, now_ms=now_ms)
-    manager.roll("t", now_ms=now_ms)
+    manager.partitions.roll("t", now_ms=now_ms)
 
 
 def head_of(manager: LogManager) -> Manifest:
-    found = manager.partitions()[0].manifest()
+    found = manager.partitions.all()[0].manifest()
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def kinds(manager: LogManager, now_ms: int) -> set[type]:
 
 def test_only_clean_segments_are_copied_with_one_commit_and_their_cleaned_offset(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         for at in range(6):
             put(manager, NOW + at, a=str(at), b=str(at), **{f"k{at}": "v" * 9})
         sequences = []
@@ -92,7 +92,7 @@ def test_only_clean_segments_are_copied_with_one_commit_and_their_cleaned_offset
 
 def test_cleaned_segment_replaces_its_entry_and_the_old_object_is_deleted_later(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1")
         settle(manager)
         (old,) = head_of(manager).segments
@@ -104,7 +104,7 @@ def test_cleaned_segment_replaces_its_entry_and_the_old_object_is_deleted_later(
         assert {entry.cleaned_through for entry in manifest.segments} == {4}
         assert {each.key for each in manifest.pending_deletes} == {old.data_key, old.indexes_key}
         assert manifest.segments[0].size_bytes < old.size_bytes / 2
-        prefix = manager.partitions()[0].prefix
+        prefix = manager.partitions.all()[0].prefix
         assert prefix + old.data_key in {each.key for each in world.store.list("")}
         settle(manager, NOW + HOUR)
         assert head_of(manager).pending_deletes == ()
@@ -114,7 +114,7 @@ def test_cleaned_segment_replaces_its_entry_and_the_old_object_is_deleted_later(
 
 def test_merged_segment_replaces_all_entries_of_its_offsets(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1", d="1", e="1", f="1")
         put(manager, NOW, g="1", h="1", i="1", j="1", k="1", l="1")
         settle(manager)
@@ -129,7 +129,7 @@ def test_merged_segment_replaces_all_entries_of_its_offsets(world: World) -> Non
 
 def test_copied_and_uncopied_segments_are_never_merged(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         for at in range(8):
             put(manager, NOW, a=str(at), **{f"once{at}": "v"})
             settle(manager)
@@ -145,7 +145,7 @@ def test_cleaning_waits_while_a_commit_is_in_doubt(world: World) -> None:
     2. A tombstone would be removed while the bucket has an older record of its key."""
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1", d="1")
         manager.tick(NOW)
         store.is_armed = True
@@ -158,7 +158,7 @@ def test_cleaning_waits_while_a_commit_is_in_doubt(world: World) -> None:
             manager.tick(NOW + later)
         store.is_armed = store.is_mute = False
         settle(manager, NOW + 6 * HOUR)
-        assert head_of(manager).next_offset == manager.partition(NAME).log.segments()[-1].base_offset
+        assert head_of(manager).next_offset == manager.partitions.find(NAME).log.segments()[-1].base_offset
         assert read(RemoteLog(world.store).reader()) == read(manager.reader())
         assert read(manager.reader()).keys() == {b"b", b"c", b"d", b"clock"}
 
@@ -168,7 +168,7 @@ def test_cleaning_waits_after_a_cancelled_removal_of_the_tier_with_a_commit_in_d
     The uploads of the commit in doubt may be entries, and here they are."""
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, x="1", y="1")
         settle(manager)
         assert head_of(manager).has_entries
@@ -178,22 +178,22 @@ def test_cleaning_waits_after_a_cancelled_removal_of_the_tier_with_a_commit_in_d
         manager.tick(NOW)
         assert store.is_mute
         off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-        manager.alter_topic("t", off, now_ms=NOW)
+        manager.topics.alter("t", off, now_ms=NOW)
         manager.tick(NOW)
-        manager.alter_topic("t", {"remote.storage.enable": "true"}, now_ms=NOW)
+        manager.topics.alter("t", {"remote.storage.enable": "true"}, now_ms=NOW)
         put(manager, NOW, a=None)
         for later in (HOUR, 3 * HOUR, 5 * HOUR):
             put(manager, NOW + later, clock=str(later))
             manager.tick(NOW + later)
         store.is_armed = store.is_mute = False
         settle(manager, NOW + 6 * HOUR)
-        assert head_of(manager).next_offset == manager.partition(NAME).log.segments()[-1].base_offset
+        assert head_of(manager).next_offset == manager.partitions.find(NAME).log.segments()[-1].base_offset
         assert read(RemoteLog(world.store).reader()) == read(manager.reader())
 
 
 def test_unchanged_segment_advances_its_cleaned_offset_without_an_upload(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1111", b="1111")
         settle(manager)
         (old,) = head_of(manager).segments
@@ -205,7 +205,7 @@ def test_unchanged_segment_advances_its_cleaned_offset_without_an_upload(world: 
 
 def test_entry_with_too_little_to_save_is_not_replaced(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1", d="1")
         settle(manager)
         put(manager, NOW, a="2")
@@ -218,7 +218,7 @@ def test_entry_with_too_little_to_save_is_not_replaced(world: World) -> None:
 def test_tombstones_are_removed_over_time_and_the_bucket_stays_small(world: World) -> None:
     sizes, tombstones, now = [], [], NOW
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=now)
+        manager.topics.create("t", 1, LONG, now_ms=now)
         for day in range(12):
             now += DAY
             put(manager, now, **{f"k{day}{at}": "v" for at in range(6)})
@@ -240,7 +240,7 @@ def test_tombstones_are_removed_over_time_and_the_bucket_stays_small(world: Worl
 
 def test_reader_of_an_old_manifest_continues_in_the_new_entry(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1")
         settle(manager)
         bucket = RemoteLog(world.store)
@@ -257,7 +257,7 @@ def test_reader_of_an_old_manifest_continues_in_the_new_entry(world: World) -> N
 
 def test_missing_object_of_an_entry_in_the_newest_manifest_is_corrupt(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1", c="1")
         settle(manager)
         bucket = RemoteLog(world.store)
@@ -265,7 +265,7 @@ def test_missing_object_of_an_entry_in_the_newest_manifest_is_corrupt(world: Wor
         put(manager, NOW, a="2", b="2")
         settle(manager)
         settle(manager, NOW + HOUR)
-        lost = manager.partitions()[0].prefix + head_of(manager).segments[0].data_key
+        lost = manager.partitions.all()[0].prefix + head_of(manager).segments[0].data_key
         data = bytes(world.store.get(lost))
         world.store.delete([lost])
         assert bucket.manifest(NAME) == old
@@ -277,7 +277,7 @@ def test_missing_object_of_an_entry_in_the_newest_manifest_is_corrupt(world: Wor
 def test_cancelled_copies_are_resumed_without_repeated_uploads(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         for at in range(4):
             put(manager, NOW + at, **{f"k{at}{n}": "v" * 10 for n in range(2)})
         manager.tick(NOW)
@@ -287,7 +287,7 @@ def test_cancelled_copies_are_resumed_without_repeated_uploads(world: World) -> 
         up = {each.key for each in world.store.list("") if "/data/" in each.key}
         assert up, "some segments must be uploaded before the cancel"
         settle(manager)
-        manifest, prefix = head_of(manager), manager.partitions()[0].prefix
+        manifest, prefix = head_of(manager), manager.partitions.all()[0].prefix
         named = {prefix + key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
         assert up <= named, "uploaded segments must not be uploaded again"
         assert named == {each.key for each in world.store.list("") if "/data/" in each.key}
@@ -295,7 +295,7 @@ def test_cancelled_copies_are_resumed_without_repeated_uploads(world: World) -> 
 
 def test_uploads_of_segments_cleaned_again_before_the_commit_are_deleted(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         for at in range(3):
             put(manager, NOW + at, **{f"k{at}{n}": "v" * 10 for n in range(2)})
         manager.tick(NOW)
@@ -305,7 +305,7 @@ def test_uploads_of_segments_cleaned_again_before_the_commit_are_deleted(world: 
         assert up
         put(manager, NOW, **{f"k{at}{n}": "w" for at in range(3) for n in range(2)})
         settle(manager)
-        prefix = manager.partitions()[0].prefix
+        prefix = manager.partitions.all()[0].prefix
         assert {prefix + each.key for each in head_of(manager).pending_deletes} >= up
         settle(manager, NOW + HOUR)
         manifest = head_of(manager)
@@ -317,12 +317,12 @@ def test_interrupted_cleaning_copies_nothing_after_a_restart_until_it_is_finishe
     """A segment below the checkpoint may lack records that a segment above it replaced.
     It must not be copied alone."""
     manager = world.open()
-    manager.create_topic("t", 1, {**LONG, "remote.log.copy.disable": "true"}, now_ms=NOW)
+    manager.topics.create("t", 1, {**LONG, "remote.log.copy.disable": "true"}, now_ms=NOW)
     put(manager, NOW, a="1", b="1" * 12)
     settle(manager)
     put(manager, NOW, c="1" * 15, d="1")
     put(manager, NOW, a="2", c="2")
-    log = manager.partitions()[0].log
+    log = manager.partitions.all()[0].log
     swap_in = log.swap_in
 
     def once(*args: object, **more: object) -> None:
@@ -337,7 +337,7 @@ def test_interrupted_cleaning_copies_nothing_after_a_restart_until_it_is_finishe
         snapshot = manager.snapshots(NOW)[0]
         assert snapshot.cleaner_reach > (snapshot.cleaner_offset or 0) > 0
         assert snapshot.clean_cut == 0
-        manager.alter_topic("t", {"remote.log.copy.disable": ""}, now_ms=NOW)
+        manager.topics.alter("t", {"remote.log.copy.disable": ""}, now_ms=NOW)
         assert copies(manager.snapshots(NOW)[0]) == []
         assert not any(isinstance(each, CopySegment) for each in manager.plan(NOW).decisions.get(NAME, ()))
         settle(manager)  # finishes the interrupted cleaning at any dirty ratio
@@ -347,7 +347,7 @@ def test_interrupted_cleaning_copies_nothing_after_a_restart_until_it_is_finishe
 
 def test_log_from_the_bucket_after_a_lost_disk_is_that_of_the_last_commit(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, LONG, now_ms=NOW)
+        manager.topics.create("t", 1, LONG, now_ms=NOW)
         put(manager, NOW, a="1", b="1")
         settle(manager)
         put(manager, NOW, a="2")

@@ -78,7 +78,7 @@ def test_case_10_old_writer_cannot_commit_after_a_takeover() -> None:
     """The next commit of the old writer finds that its sequence number exists."""
     world = World()
     old = world.open()
-    old.create_topic("t", 1, TIERED, now_ms=NOW)
+    old.topics.create("t", 1, TIERED, now_ms=NOW)
     send(old, 200)
     settle(old)
     with world.open(disk=world.other_disk()) as new:
@@ -205,16 +205,16 @@ def test_case_14_unfinished_copy_in_the_bucket_is_not_counted_by_size_retention(
     world = World()
     limited = {**TIERED, "remote.log.delete.grace.ms": "0"}
     with world.open() as manager:
-        manager.create_topic("t", 1, limited, now_ms=NOW)
+        manager.topics.create("t", 1, limited, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        held = manager.partitions()[0]
+        held = manager.partitions.all()[0]
         entries = held.manifest().segments  # type: ignore[union-attr]
         kept = sum(each.size_bytes for each in entries[1:])
         stray = entries[-1].data_key.replace(entries[-1].ulid, "01ARZ3NDEKTSV4RRFFQ69G5FAV")
         world.store.put(held.prefix + stray, b"x" * 50_000)  # its upload has ended without a commit
         local_bytes = sum(each.size_bytes for each in held.log.segments() if each.next_offset > entries[-1].next_offset)
-        manager.alter_topic("t", {"retention.bytes": str(kept + local_bytes)}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.bytes": str(kept + local_bytes)}, now_ms=NOW)
         settle(manager)
         assert held.manifest().segments == entries[1:]  # type: ignore[union-attr]
         assert world.store.get(held.prefix + stray)
@@ -242,7 +242,7 @@ def test_case_16_objects_of_a_failed_copy_are_deleted_in_the_same_attempt(
     """Kafka's other half, the limit of custom metadata, does not apply: an entry has no custom metadata."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         names: list[str] = []
         real = getattr(MemoryStore, verb)

@@ -62,11 +62,11 @@ def write(manager: LogManager, *counts: int, start: int = 0, step_ms: int = 1) -
             manager.append("t", [record], 0, now_ms=NOW)
             offset += 1
         if at < len(counts) - 1:
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
 
 
 def bases(manager: LogManager) -> list[int]:
-    manifest = manager.partitions()[0].manifest()
+    manifest = manager.partitions.all()[0].manifest()
     assert manifest is not None
     return [entry.base_offset for entry in manifest.segments]
 
@@ -100,7 +100,7 @@ def test_case_1_copied_segments_are_read_after_a_restart_with_one_fetch_each(
     world: World, counts: tuple[int, ...], remote: list[int], local_start: int, records: int, fetches: int
 ) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, *counts)
         settle(manager)
         assert bases(manager) == remote
@@ -110,18 +110,18 @@ def test_case_1_copied_segments_are_read_after_a_restart_with_one_fetch_each(
 
 def expire_all_but_the_active_one(world: World, limit: dict[str, str]) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 1, 1)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         manager.append("t", [Record(b"k", b"k3", NOW + DAY)], 0, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [0, 1, 2]
-        manager.alter_topic("t", limit, now_ms=NOW)
+        manager.topics.alter("t", limit, now_ms=NOW)
         settle(manager, NOW + HOUR)
         assert bases(manager) == []
         assert manager.reader().offsets(NAME) == (3, 4)
         assert not [info for info in world.store.list("") if "/data/" in info.key]
-        assert manager.partitions()[0].log.epochs.entries == ((1, 3),)
+        assert manager.partitions.all()[0].log.epochs.entries == ((1, 3),)
     assert read_cold(world, 3) == (1, 0)
 
 
@@ -136,11 +136,11 @@ def test_case_3_retention_by_time_expires_all_but_the_active_segment(world: Worl
 @pytest.fixture
 def deleted_upto_3(world: World) -> World:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 2, 1)
         settle(manager)
         assert bases(manager) == [0, 2]
-        manager.delete_records({NAME: 3}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 3}, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [2]
     return world
@@ -149,7 +149,7 @@ def deleted_upto_3(world: World) -> World:
 def test_case_4_delete_records_unlinks_whole_segments_and_keeps_the_partial_one(deleted_upto_3: World) -> None:
     with deleted_upto_3.open() as manager:
         assert offset_of(manager, OffsetSpec.EARLIEST) == 3
-        assert manager.partitions()[0].log.epochs.entries[0] == (1, 3)
+        assert manager.partitions.all()[0].log.epochs.entries[0] == (1, 3)
         objects = {info.key.rsplit("/", 1)[-1][:20] for info in deleted_upto_3.store.list("") if "/data/" in info.key}
         assert objects == {f"{2:020d}"}
     assert read_cold(deleted_upto_3, 3) == (2, 1)
@@ -161,7 +161,7 @@ def test_case_5_delete_records_after_a_leader_change_unlinks_segments_of_both_ep
         write(manager, 1, 2, 2, start=5)
         settle(manager)
         assert bases(manager) == [2, 4, 6]
-        manager.delete_records({NAME: 7}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 7}, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [6]
     assert read_cold(world, 7) == (3, 1)
@@ -169,7 +169,7 @@ def test_case_5_delete_records_after_a_leader_change_unlinks_segments_of_both_ep
 
 def test_case_6_lost_checkpoints_lose_no_record_and_copying_resumes(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 1, 1)
         settle(manager)
     for name in [name for name in world.disk.names if "checkpoint" in name or "cleanshutdown" in name]:
@@ -177,14 +177,14 @@ def test_case_6_lost_checkpoints_lose_no_record_and_copying_resumes(world: World
             world.disk.unlink(name)
     assert read_cold(world, 0) == (3, 2)
     with world.open() as manager:
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         assert bases(manager) == [0, 1, 2]
 
 
 def test_case_7_list_offsets_answers_over_both_tiers(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 1)
     with world.open() as manager:
         write(manager, 1, 2, start=3)
@@ -198,7 +198,7 @@ def test_case_7_list_offsets_answers_over_both_tiers(world: World) -> None:
         assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 4
         times = [offset_of(manager, NOW + ms) for ms in (-1, 1, 3, 5, 6)]
         assert times == [0, 1, 3, 5, None]
-        manager.delete_records({NAME: 4}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 4}, now_ms=NOW)
         assert offset_of(manager, OffsetSpec.EARLIEST) == offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 4
         assert ask(manager, LATEST_TIERED) == FoundOffset(3, None, None), (
             "the offset has expired, so its epoch is unknown"
@@ -210,14 +210,14 @@ def test_case_7_list_offsets_answers_over_both_tiers(world: World) -> None:
 def test_latest_tiered_offset_is_unchanged_after_all_entries_have_expired(world: World, ends: str) -> None:
     """Also after restarts and on a node that has only the bucket. Source: KIP-1005."""
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 2, 1)
         settle(manager)
         if ends == "retention":
-            manager.alter_topic("t", {"retention.ms": "1", "local.retention.ms": "-2"}, now_ms=NOW)
+            manager.topics.alter("t", {"retention.ms": "1", "local.retention.ms": "-2"}, now_ms=NOW)
             settle(manager, NOW + HOUR)
         else:
-            manager.delete_records({NAME: -1}, now_ms=NOW)
+            manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)
         settle(manager, NOW + HOUR)
         assert bases(manager) == []
         highest = 4 if ends == "retention" else 3  # retention rolls and copies the active segment first
@@ -236,7 +236,7 @@ def test_latest_tiered_offset_is_unchanged_after_all_entries_have_expired(world:
 
 def test_case_8_idle_active_segment_beyond_local_retention_is_rolled_and_copied(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**KEEP_ACTIVE, "local.retention.ms": "1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**KEEP_ACTIVE, "local.retention.ms": "1"}, now_ms=NOW)
         write(manager, 1, 1, 2)
         settle(manager, NOW + HOUR)
         assert bases(manager) == [0, 1, 2]
@@ -248,36 +248,36 @@ def test_case_9_enabled_tier_copies_from_the_log_start_and_disabled_copying_stop
     world: World,
 ) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
         assert offset_of(manager, EARLIEST_PENDING_UPLOAD) is None
         write(manager, 2, 2, 1)
-        manager.delete_records({NAME: 1}, now_ms=NOW)
-        manager.alter_topic("t", KEEP_ACTIVE, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 1}, now_ms=NOW)
+        manager.topics.alter("t", KEEP_ACTIVE, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [0, 2]
         assert offset_of(manager, OffsetSpec.EARLIEST) == 1
         read_only = {"remote.log.copy.disable": "true", "local.retention.bytes": "-2"}
-        manager.alter_topic("t", read_only, now_ms=NOW)
+        manager.topics.alter("t", read_only, now_ms=NOW)
         write(manager, 1, 1, start=5)
         settle(manager)
         assert bases(manager) == [0, 2]
         assert len(values(manager.reader(), 1)) == 6
-        manager.alter_topic("t", {"remote.log.copy.disable": "", "local.retention.bytes": "1"}, now_ms=NOW)
+        manager.topics.alter("t", {"remote.log.copy.disable": "", "local.retention.bytes": "1"}, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [0, 2, 4]
         with pytest.raises(InvalidRequest, match="cannot disable the remote tier"):
-            manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
+            manager.topics.alter("t", {"remote.storage.enable": "false"}, now_ms=NOW)
 
 
 def test_case_9_disabled_tier_with_deletion_is_emptied_and_the_disk_stays_readable(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 2, 2, 1)
         settle(manager)
         assert bases(manager) == [0, 2]
         write(manager, 1, 2, start=5)  # not copied yet: the tier is disabled before the next maintenance
         off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true", "local.retention.bytes": "-2"}
-        manager.alter_topic("t", off, now_ms=NOW)
+        manager.topics.alter("t", off, now_ms=NOW)
         settle(manager)
         assert bases(manager) == []
         assert not [info for info in world.store.list("") if "/data/" in info.key]
@@ -288,7 +288,7 @@ def test_case_9_disabled_tier_with_deletion_is_emptied_and_the_disk_stays_readab
     with world.open() as manager:
         assert [offset for offset, _ in values(manager.reader(), 4)] == [4, 5, 6, 7]
         on = {"remote.storage.enable": "true", "local.retention.bytes": "1"}
-        manager.alter_topic("t", on, now_ms=NOW)
+        manager.topics.alter("t", on, now_ms=NOW)
         settle(manager)
         assert bases(manager) == [4], "copying starts at the log start offset"
         assert offset_of(manager, LATEST_TIERED) == 5
@@ -303,7 +303,7 @@ def test_case_16_failed_copy_leaves_no_object_and_the_next_one_has_another_name(
 ) -> None:
     """Kafka's half_copied_bytes_never_count and failed_upload_is_collected (KAFKA-17062, A#590)."""
     with world.open() as manager:
-        manager.create_topic("t", 1, {**KEEP_ACTIVE, "retention.bytes": "150"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**KEEP_ACTIVE, "retention.bytes": "150"}, now_ms=NOW)
         write(manager, 1, 1, 1)
         tried: list[str] = []
         real = MemoryStore.put
@@ -331,26 +331,26 @@ def test_case_16_failed_copy_leaves_no_object_and_the_next_one_has_another_name(
 def test_subtle_a_timestamp_in_both_tiers_is_looked_up_without_the_store(world: World) -> None:
     both = {**KEEP_ACTIVE, "local.retention.bytes": "-2"}
     with world.open() as manager:
-        manager.create_topic("t", 1, both, now_ms=NOW)
+        manager.topics.create("t", 1, both, now_ms=NOW)
         write(manager, 2, 2, 1)
         settle(manager)
         assert bases(manager) == [0, 2]
     store = CountingStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        before = manager.request_counts()
+        before = manager.store.counts()
         assert [offset_of(manager, NOW + at) for at in range(5)] == [0, 1, 2, 3, 4]
         assert len(values(manager.reader())) == 5
-        assert manager.request_counts() == before
+        assert manager.store.counts() == before
 
 
 def test_subtle_b_segment_that_ends_with_an_offset_gap_is_dropped(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**KEEP_ACTIVE, "cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**KEEP_ACTIVE, "cleanup.policy": "compact"}, now_ms=NOW)
         for at in range(6):
             key = b"same" if at in (1, 2, 4) else b"k%d" % at
             manager.append("t", [Record(key, b"%d" % at, NOW)], 0, now_ms=NOW)
             if at in (2, 4):
-                manager.roll("t", now_ms=NOW)
+                manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         assert [offset for offset, _ in values(manager.reader())] == [0, 3, 4, 5]
         assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 5
@@ -360,15 +360,15 @@ def test_subtle_b_segment_that_ends_with_an_offset_gap_is_dropped(world: World) 
 def test_subtle_c_log_start_beyond_uncopied_segments_deletes_them_then_copies_go_on(world: World) -> None:
     lag = {"remote.copy.lag.ms": "1h", "local.retention.ms": "2h", "local.retention.bytes": "-2"}
     with world.open() as manager:
-        manager.create_topic("t", 1, {**KEEP_ACTIVE, **lag}, now_ms=NOW)
+        manager.topics.create("t", 1, {**KEEP_ACTIVE, **lag}, now_ms=NOW)
         write(manager, 2, 2, 2, 1)
         settle(manager, NOW + 60_000)
         assert bases(manager) == [], "no segment is due yet"
         assert offset_of(manager, EARLIEST_PENDING_UPLOAD) == 0
         assert offset_of(manager, LATEST_TIERED) is None
-        manager.delete_records({NAME: 5}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 5}, now_ms=NOW)
         settle(manager, NOW + 60_000)
-        assert [segment.base_offset for segment in manager.partitions()[0].log.segments()] == [4, 6]
+        assert [segment.base_offset for segment in manager.partitions.all()[0].log.segments()] == [4, 6]
         settle(manager, NOW + 90 * 60_000)
         assert bases(manager) == [4]
         assert [offset for offset, _ in values(manager.reader(), 5)] == [5, 6]
@@ -378,15 +378,15 @@ def test_subtle_c_log_start_beyond_uncopied_segments_deletes_them_then_copies_go
 
 def test_subtle_d_epoch_without_records_is_in_no_lineage(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 1)
     for _ in range(3):
         world.open().close()
     with world.open() as manager:
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         write(manager, 1, 1, start=2)
         settle(manager)
-        entries = manager.partitions()[0].manifest().segments  # type: ignore[union-attr]
+        entries = manager.partitions.all()[0].manifest().segments  # type: ignore[union-attr]
         assert [entry.epochs for entry in entries] == [((1, 0),), ((1, 1),), ((5, 2),)]
     with world.open() as manager:
         assert not manager.problems
@@ -394,10 +394,10 @@ def test_subtle_d_epoch_without_records_is_in_no_lineage(world: World) -> None:
 
 def test_subtle_i_timestamp_lookup_scans_on_when_record_times_decrease(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         for at, ms in enumerate((50, 10, 60, 20, 70)):
             manager.append("t", [Record(b"k", b"%d" % at, NOW + ms)], 0, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         manager.append("t", [Record(b"k", b"5", NOW + 30)], 0, now_ms=NOW)
         settle(manager)
         assert offset_of(manager, OffsetSpec.EARLIEST_LOCAL) == 5
@@ -407,7 +407,7 @@ def test_subtle_i_timestamp_lookup_scans_on_when_record_times_decrease(world: Wo
 
 def test_subtle_j_torn_tail_is_truncated_on_the_disk_and_corrupt_in_the_bucket(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_ACTIVE, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_ACTIVE, now_ms=NOW)
         write(manager, 1, 2)
         settle(manager)
     active = max(name for name in world.disk.names if name.endswith(".log"))

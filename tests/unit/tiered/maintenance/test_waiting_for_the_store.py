@@ -53,16 +53,16 @@ def test_task_fetches_manifest_pages_before_it_takes_the_lock(
     rule = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
         all_bytes = log_bytes(manager.snapshots(NOW)[0])
         # expires a part of the first page
-        manager.alter_topic("t", {"retention.bytes": str(all_bytes - 1500)}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.bytes": str(all_bytes - 1500)}, now_ms=NOW)
     store = Hooked(world.store)
     asked: list[bool] = []
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
 
         def before(verb: str, key: str) -> None:
             if PAGES in key:
@@ -116,9 +116,9 @@ def test_topic_and_records_are_deleted_while_the_acquire_hangs(world: World, ver
     store = Hooked(world.store)
     with world.open() as manager:
         for topic in ("t", "o"):
-            manager.create_topic(topic, 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+            manager.topics.create(topic, 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
             send(manager, 40, topic=topic)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         settle(manager)
 
     def away(verb: str, key: str) -> None:
@@ -133,16 +133,16 @@ def test_topic_and_records_are_deleted_while_the_acquire_hangs(world: World, ver
         assert gate.reached.wait(LIMIT_S)
         other = {TopicPartition("o", 0): 15}
         try:
-            assert returns(lambda: manager.delete_topic("t", now_ms=NOW))
-            assert returns(lambda: manager.delete_records(other, now_ms=NOW))
+            assert returns(lambda: manager.topics.delete("t", now_ms=NOW))
+            assert returns(lambda: manager.maintenance.delete_records(other, now_ms=NOW))
         finally:
             gate.opened.set()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         for hour in (0, 2, 4, 6):
             while manager.tick(NOW + hour * HOUR):
                 pass
         assert manager.problems == {}
-        assert manager.registry.deleted() == ()
+        assert manager.partitions.registry.deleted() == ()
         assert not [info for info in world.store.list("t-") if "/data/" in info.key]
 
 
@@ -150,7 +150,7 @@ def test_first_manifest_after_the_deletion_of_its_topic_marks_the_deletion(world
     """The deletion finds nothing in the bucket and ends. Then the first manifest of the acquire arrives."""
     store = Hooked(world.store)
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     for info in list(world.store.list("t-")):
         world.store.delete([info.key])
 
@@ -160,16 +160,16 @@ def test_first_manifest_after_the_deletion_of_its_topic_marks_the_deletion(world
 
     store.before = away
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         gate = Gate(lambda asked, key: asked == "put_if_absent" and key.startswith("t-"))
         store.before = gate
         manager.tick(NOW, waits=False)
         assert gate.reached.wait(LIMIT_S)
         try:
-            assert returns(lambda: manager.delete_topic("t", now_ms=NOW))
+            assert returns(lambda: manager.topics.delete("t", now_ms=NOW))
         finally:
             gate.opened.set()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         manifest = commit_protocol.MetadataLog(world.store, held.prefix).load()
         assert manifest is not None
         assert manifest.deleted_ms == NOW
@@ -182,14 +182,14 @@ def test_planned_expiry_is_skipped_when_retention_was_raised_before_it(world: Wo
     store = Hooked(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         for topic, properties in (("t", TIERED), ("u", {"retention.ms": "1h"})):
-            manager.create_topic(topic, 1, properties, now_ms=NOW)
+            manager.topics.create(topic, 1, properties, now_ms=NOW)
             send(manager, 100, topic=topic)
         altered: list[object] = []
 
         def before(verb: str, key: str) -> None:
             if verb == "upload" and not altered:
                 with as_other_thread():
-                    altered.append(manager.alter_topic("u", {"retention.ms": "-1"}, now_ms=NOW))
+                    altered.append(manager.topics.alter("u", {"retention.ms": "-1"}, now_ms=NOW))
 
         store.before = before
         manager.tick(NOW)
@@ -202,24 +202,24 @@ def test_task_that_ends_after_its_manager_changes_no_topic_list(world: World, mo
     """The task finds that nothing of a deleted topic remains.
     It must not write the topic list, which belongs to the next manager."""
     first = world.open()
-    first.create_topic("t", 1, {}, now_ms=NOW)
-    first.delete_topic("t", now_ms=NOW)
-    reached, opened, removed = threading.Event(), threading.Event(), first.topic_admin.deletion._removed
+    first.topics.create("t", 1, {}, now_ms=NOW)
+    first.topics.delete("t", now_ms=NOW)
+    reached, opened, removed = threading.Event(), threading.Event(), first.topics.deletion._removed
 
     def late(*given: object) -> object:
         reached.set()
         assert opened.wait(LIMIT_S)
         return removed(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(first.topic_admin.deletion, "_removed", late)
+    monkeypatch.setattr(first.topics.deletion, "_removed", late)
     first.tick(NOW, waits=False)
     assert reached.wait(LIMIT_S)
     first.close(drain_s=0.0)
     with world.open() as second:
-        second.create_topic("new", 1, {}, now_ms=NOW)
+        second.topics.create("new", 1, {}, now_ms=NOW)
         opened.set()
-        assert first.wait_for_tasks(LIMIT_S)
+        assert first.maintenance.tasks.wait_idle(LIMIT_S)
     with world.open() as third:
-        assert [topic.name for topic in third.topics()] == ["new"]
+        assert [topic.name for topic in third.topics.all()] == ["new"]
         settle(third)
-        assert third.registry.deleted() == ()
+        assert third.partitions.registry.deleted() == ()

@@ -93,11 +93,11 @@ def opened(world: World, store: Selective) -> LogManager:
     one = {f"remote_log_manager_{kind}_thread_pool_size": "1" for kind in ("copier", "expiration")}
     manager = world.open(store=store, **one)  # type: ignore[arg-type]
     for topic in ("t", "o"):
-        manager.create_topic(topic, 1, GRACE, now_ms=NOW)
+        manager.topics.create(topic, 1, GRACE, now_ms=NOW)
         add(manager, topic, 2)
     settle(manager)
     for name in (OTHER, NAME):
-        manager.delete_records({name: 20}, now_ms=NOW)
+        manager.maintenance.delete_records({name: 20}, now_ms=NOW)
     settle(manager)
     store.begun.clear()
     store.ended.clear()
@@ -106,19 +106,19 @@ def opened(world: World, store: Selective) -> LogManager:
 
 def add(manager: LogManager, topic: str, segments: int) -> None:
     for _ in range(segments):
-        start = manager.partition(TopicPartition(topic, 0)).log.next_offset
+        start = manager.partitions.find(TopicPartition(topic, 0)).log.next_offset
         send(manager, 20, topic=topic, start=start)
-        manager.roll(topic, now_ms=NOW)
+        manager.partitions.roll(topic, now_ms=NOW)
 
 
 def entries(manager: LogManager, name: TopicPartition) -> int:
-    manifest = manager.partition(name).manifest()
+    manifest = manager.partitions.find(name).manifest()
     assert manifest is not None
     return len(manifest.segments)
 
 
 def pending_deletes(manager: LogManager, name: TopicPartition) -> int:
-    manifest = manager.partition(name).manifest()
+    manifest = manager.partitions.find(name).manifest()
     assert manifest is not None
     return len(manifest.pending_deletes)
 
@@ -136,7 +136,7 @@ def test_deletions_continue_while_every_copier_hangs(world: World, store: Select
         is_deleted = store.has(store.ended, ("delete", "o"))
         store.let_go()
         assert is_deleted
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         settle(manager, NOW + HOUR)
         assert (entries(manager, NAME), entries(manager, OTHER)) == (2, 1 + has_copies)
 
@@ -154,7 +154,7 @@ def test_copies_continue_while_every_deletion_hangs(world: World, store: Selecti
                 store.let_go()
             assert is_copied
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         settle(manager, NOW + HOUR)
 
 
@@ -163,16 +163,16 @@ def test_partition_with_failed_uploads_still_deletes_and_keeps_its_problem(world
         store.refused.add(("upload", "o"))
         add(manager, "o", 1)
         manager.tick(NOW + HOUR, waits=False)
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert pending_deletes(manager, OTHER) == 0, "the due objects must be deleted"
         for _ in range(3):
             manager.tick(NOW + HOUR, waits=False)
-            assert manager.wait_for_tasks(LIMIT_S)
+            assert manager.maintenance.tasks.wait_idle(LIMIT_S)
             assert isinstance(manager.problems[OTHER], Unavailable)
-        manager.delete_records({OTHER: 40}, now_ms=NOW + HOUR)
+        manager.maintenance.delete_records({OTHER: 40}, now_ms=NOW + HOUR)
         for _ in range(3):
             manager.tick(NOW + HOUR, waits=False)
-            assert manager.wait_for_tasks(LIMIT_S)
+            assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert entries(manager, OTHER) == 0, "the entries must expire too"
         assert isinstance(manager.problems[OTHER], Unavailable)
         store.let_go()
@@ -187,7 +187,7 @@ def test_partition_is_acquired_and_then_copied_while_every_copier_hangs(world: W
     store.refused.add(("put_if_absent", "o"))
     one = {"remote_log_manager_copier_thread_pool_size": "1"}
     with world.open(store=store, **one) as manager:  # type: ignore[arg-type]
-        assert not manager.partition(OTHER).is_writer
+        assert not manager.partitions.find(OTHER).is_writer
         store.hanging.add(("upload", "t"))
         manager.tick(NOW, waits=False)
         assert store.has(store.begun, ("upload", "t"))
@@ -197,8 +197,8 @@ def test_partition_is_acquired_and_then_copied_while_every_copier_hangs(world: W
         is_taken = store.has(store.ended, ("put_if_absent", "o"))
         store.let_go()
         assert is_taken
-        assert manager.wait_for_tasks(LIMIT_S)
-        assert manager.partition(OTHER).is_writer
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
+        assert manager.partitions.find(OTHER).is_writer
         assert entries(manager, OTHER) == 2, "the copies must follow without another maintenance"
         settle(manager)
 
@@ -211,10 +211,10 @@ def test_copier_that_finds_its_partition_busy_runs_later(world: World, store: Se
         assert store.has(store.begun, ("delete", "o"))
         add(manager, "o", 1)
         manager.tick(NOW + HOUR, waits=False)
-        manager.wait_for_tasks(0.2)  # the copier finds the partition busy
+        manager.maintenance.tasks.wait_idle(0.2)  # the copier finds the partition busy
         assert ("upload", "o") not in store.begun
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert entries(manager, OTHER) == 2
         assert manager.problems == {}
 
@@ -245,5 +245,5 @@ def test_hanging_pool_is_visible_only_in_its_own_metrics(world: World, store: Se
         assert busy["tiered_remote_log_manager_tasks_idle_ratio"] == 0
         assert gauges(manager, "copier") == idle_gauges
         store.let_go()
-        assert manager.wait_for_tasks(LIMIT_S)
+        assert manager.maintenance.tasks.wait_idle(LIMIT_S)
         assert gauges(manager, "expirer") == idle_gauges

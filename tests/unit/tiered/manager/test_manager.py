@@ -25,7 +25,7 @@ def world() -> World:
 def test_reader_returns_every_record_of_both_tiers_in_one_stream(world: World) -> None:
     with world.open() as manager:
         keep_some = {**TIERED, "local.retention.ms": "-2", "local.retention.bytes": "2500"}
-        manager.create_topic("t", 1, keep_some, now_ms=NOW)
+        manager.topics.create("t", 1, keep_some, now_ms=NOW)
         sent = send(manager, 300)
         settle(manager)
         status = partition_status(manager.snapshots(NOW)[0])
@@ -38,29 +38,29 @@ def test_reader_returns_every_record_of_both_tiers_in_one_stream(world: World) -
 
 def test_offset_in_both_tiers_is_read_without_the_store(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        counts = manager.request_counts()
+        counts = manager.store.counts()
         assert len(values(manager.reader())) == 300
         assert manager.reader().offset_for_timestamp(NAME, NOW - DAY + 100) == 100
-        assert manager.request_counts() == counts
+        assert manager.store.counts() == counts
 
 
 def test_idle_manager_sends_no_request(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 3, TIERED, now_ms=NOW)
+        manager.topics.create("t", 3, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
-        counts = manager.request_counts()
+        counts = manager.store.counts()
         for _ in range(5):
             assert not manager.tick(NOW)
-        assert manager.request_counts() == counts
+        assert manager.store.counts() == counts
 
 
 def test_timestamp_is_searched_in_both_tiers(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         sent = send(manager, 300)
         settle(manager)
         for target in (0, NOW - DAY, NOW - DAY + 1, NOW - DAY + 120, NOW - DAY + 299):
@@ -71,7 +71,7 @@ def test_timestamp_is_searched_in_both_tiers(world: World) -> None:
 
 def test_bucket_alone_returns_the_copied_records(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
         sent = send(manager, 300)
         settle(manager)
         end = partition_status(manager.snapshots(NOW)[0]).remote_next_offset
@@ -86,7 +86,7 @@ def test_bucket_alone_returns_the_copied_records(world: World) -> None:
 
 def test_offset_beyond_the_bucket_is_out_of_range_for_a_bucket_reader(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
     reader = RemoteLog(world.store).reader()
@@ -96,9 +96,9 @@ def test_offset_beyond_the_bucket_is_out_of_range_for_a_bucket_reader(world: Wor
 
 def test_compacted_topic_is_cleaned_before_its_first_upload(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACTED, now_ms=NOW)
         sent = send(manager, 300, keys=9)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         first = manager.plan(NOW).decisions[NAME]
         assert not any(isinstance(decision, CopySegment) for decision in first)
         settle(manager)
@@ -112,11 +112,11 @@ def test_compacted_topic_is_cleaned_before_its_first_upload(world: World) -> Non
 
 def test_maintenance_of_a_compacted_topic_keeps_the_newest_records(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACTED, now_ms=NOW)
         sent: list[Record] = []
         for turn in range(5):
             sent += send(manager, 100, start=turn * 100, keys=5 + turn)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
             newest = {record.key: record.value for record in sent}
             assert {r.key: r.value for r in manager.reader().records(NAME, 0)} == newest
@@ -124,9 +124,9 @@ def test_maintenance_of_a_compacted_topic_keeps_the_newest_records(world: World)
 
 def test_remote_retention_expires_entries_and_deletes_objects_after_the_grace_period(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         objects = len(list(world.store.list("")))
         later = NOW + 2 * DAY
@@ -145,9 +145,9 @@ def test_remote_retention_expires_entries_and_deletes_objects_after_the_grace_pe
 
 def test_reader_with_an_old_manifest_reads_on_until_the_grace_period_ends(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         sent = send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         view = RemoteLog(world.store, cache_bytes=1)
         assert view.reader().offsets(NAME) == (0, 300)
@@ -161,7 +161,7 @@ def test_reader_with_an_old_manifest_reads_on_until_the_grace_period_ends(world:
 @pytest.mark.damages_bucket
 def test_lost_object_that_a_manifest_names_is_corrupt(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     lost = next(info.key for info in world.store.list("") if info.key.endswith(".log"))
@@ -173,7 +173,7 @@ def test_lost_object_that_a_manifest_names_is_corrupt(world: World) -> None:
 @pytest.mark.damages_bucket
 def test_flipped_bit_in_the_bucket_raises_corrupt(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     key = next(info.key for info in world.store.list("") if info.key.endswith(".log"))
@@ -186,8 +186,8 @@ def test_flipped_bit_in_the_bucket_raises_corrupt(world: World) -> None:
 
 def test_corrupt_local_segment_is_never_copied_and_other_partitions_are(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        manager.create_topic("u", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("u", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         send(manager, 100, topic="u")
         path = "./data/t-0/00000000000000000000.log"
@@ -205,7 +205,7 @@ def test_corrupt_local_segment_is_never_copied_and_other_partitions_are(world: W
 
 def test_second_manager_on_a_directory_is_refused_and_the_first_continues(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         with pytest.raises(Conflict, match=r"another manager has the log directory open.*directory=\./data"):
             world.open()
         send(manager, 10)
@@ -214,7 +214,7 @@ def test_second_manager_on_a_directory_is_refused_and_the_first_continues(world:
 
 def test_second_manager_on_a_bucket_fences_the_first_which_loses_no_record(world: World) -> None:
     with world.open() as first:
-        first.create_topic("t", 1, TIERED, now_ms=NOW)
+        first.topics.create("t", 1, TIERED, now_ms=NOW)
         send(first, 100)
         settle(first)
         send(first, 100, start=100)
@@ -245,12 +245,12 @@ def test_copy_of_segments_that_cleaning_merged_leaves_no_offset_gap(
     monkeypatch.setattr(apply, "violations", lambda snapshot, decisions: [])
     settings = {**COMPACTED, "remote.copy.lag.ms": "1h", "local.retention.ms": "2h"}
     with world.open() as manager:
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
 
         def put(keys: str, count: int, at_ms: int, size: int) -> None:
             records = [Record(b"%s%d" % (key.encode(), at), b"v" * size, at_ms) for key in keys for at in range(count)]
             manager.append("t", records, 0, now_ms=at_ms)
-            manager.roll("t", now_ms=at_ms)
+            manager.partitions.roll("t", now_ms=at_ms)
 
         for keys in "abc":
             put(keys, 8 if keys != "c" else 9, NOW, 150)
@@ -274,7 +274,7 @@ def test_copy_of_segments_that_cleaning_merged_leaves_no_offset_gap(
 def test_segment_is_not_copied_before_the_segments_below_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "violations", lambda snapshot, decisions: [])
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         plan = manager.plan(NOW)
         copies = [each for each in plan.decisions[NAME] if isinstance(each, CopySegment)]
@@ -290,9 +290,9 @@ def test_timestamp_is_found_when_its_segment_is_dropped_during_the_lookup(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "1h"}, now_ms=NOW)
         send(manager, 300)
-        log = manager.partition(NAME).log
+        log = manager.partitions.find(NAME).log
         real = log.offset_for_timestamp
 
         def after_a_round(timestamp_ms: int) -> int | None:

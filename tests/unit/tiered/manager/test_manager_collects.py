@@ -40,12 +40,12 @@ def manifests(world):
 def test_maintenance_keeps_few_manifests_and_all_records(settings):
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
         for turn in range(5):
             send(manager, 300, start=turn * 300)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
-        newest = manager.partition(NAME).manifest()
+        newest = manager.partitions.find(NAME).manifest()
         assert newest.sequence > 3 + 2
         assert len(manifests(world)) <= 3 + 2
         expected = values(manager.reader())
@@ -57,7 +57,7 @@ def test_maintenance_keeps_few_manifests_and_all_records(settings):
 def test_manifest_collection_has_a_reason_and_never_leaves_too_few_manifests():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
         snapshot = replace(manager.snapshots(NOW)[0], head_sequence=9, manifests_gc_boundary=3)
@@ -71,11 +71,11 @@ def test_manifest_collection_has_a_reason_and_never_leaves_too_few_manifests():
 def test_objects_of_a_pinned_manifest_are_kept_beyond_the_grace_period():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        prefix = manager.partition(NAME).prefix
+        prefix = manager.partitions.find(NAME).prefix
         log = MetadataLog(world.store, prefix)
         pin, manifest = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 9 * DAY, holder="a job")
         named = {prefix + key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
@@ -91,10 +91,10 @@ def test_objects_of_a_pinned_manifest_are_kept_beyond_the_grace_period():
 def test_closed_bucket_reader_releases_its_pins():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        prefix, newest = manager.partition(NAME).prefix, manager.partition(NAME).manifest()
+        prefix, newest = manager.partitions.find(NAME).prefix, manager.partitions.find(NAME).manifest()
     with RemoteLog(world.store) as bucket:
         assert bucket.pin(NAME, now_ms=NOW, expires_ms=NOW + DAY, holder="a job") == newest
         assert [pin.sequence for pin in list_pins(world.store, prefix)] == [newest.sequence]
@@ -104,11 +104,11 @@ def test_closed_bucket_reader_releases_its_pins():
 def test_cache_directory_keeps_the_manifest_over_a_restart(tmp_path):
     world = World()
     with world.open(remote_fetch_cache_dir=str(tmp_path)) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        newest = manager.partition(NAME).manifest()
-    kept = manifest_disk_cache(str(tmp_path)).manifest(manager.partition(NAME).prefix)
+        newest = manager.partitions.find(NAME).manifest()
+    kept = manifest_disk_cache(str(tmp_path)).manifest(manager.partitions.find(NAME).prefix)
     assert kept is not None
     assert kept[0] == newest
     with world.open(remote_fetch_cache_dir=str(tmp_path)) as again:
@@ -124,14 +124,14 @@ def test_reader_with_a_collected_manifest_gets_out_of_range(monkeypatch: pytest.
         rule = PageRule(manifest_bytes_max=1, page_rows_max=2, page_rows_min=1, kept_entries_min=1)
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.log.delete.grace.ms": "0"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         asleep = RemoteLog(world.store)
         asleep.reader().offsets(NAME)
-        manager.delete_records({NAME: 240}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 240}, now_ms=NOW)
         settle(manager)
-        held = manager.partitions()[0]
+        held = manager.partitions.all()[0]
         assert held.metadata is not None
         manifest = held.metadata.commit(set_properties({"some": "news"}), NOW)
         collect_manifests(world.store, held.prefix, held.metadata, manifest.sequence - 1, now_ms=NOW)

@@ -47,7 +47,7 @@ def test_columns_are_partitioned_as_tuples_are(partitions: int) -> None:
 
 def test_appended_columns_are_read_as_records(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 3, now_ms=NOW)
+        manager.topics.create("t", 3, now_ms=NOW)
         given = manager.append_columns("t", TABLE, now_ms=NOW)
         assert sum(result.next_offset - result.base_offset for result in given.values()) == 500
         read = [r for name in given for c in manager.reader().columns(name, 0) for r in c.records()]
@@ -59,7 +59,7 @@ def test_appended_columns_are_read_as_records(world: World) -> None:
 def test_columns_of_a_reader_are_appended_to_another_topic(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
-            manager.create_topic(topic, 1, now_ms=NOW)
+            manager.topics.create(topic, 1, now_ms=NOW)
         manager.append("t", RECORDS, now_ms=NOW)
         for columns in manager.reader().columns(NAME, 0):
             manager.append_columns("u", columns, 0, now_ms=NOW)
@@ -69,7 +69,7 @@ def test_columns_of_a_reader_are_appended_to_another_topic(world: World) -> None
 
 def test_columns_are_appended_to_no_partition_if_one_refuses_its_part(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 3, {"cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("t", 3, {"cleanup.policy": "compact"}, now_ms=NOW)
         with pytest.raises(InvalidRequest, match="has no key"):
             manager.append_columns("t", TABLE, now_ms=NOW)
         assert {manager.reader().offsets(TopicPartition("t", at))[1] for at in range(3)} == {0}
@@ -79,8 +79,8 @@ def test_columns_are_appended_to_no_partition_if_one_refuses_its_part(world: Wor
 
 def test_segment_of_an_old_format_is_not_copied_and_a_problem_names_it(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        manager.create_topic("u", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("u", 1, TIERED, now_ms=NOW)
     data = many(1, 60)
     del world.disk.names["./data/.kafka_cleanshutdown"]
     world.disk.names["./data/t-0/00000000000000000000.log"].data[:] = data
@@ -103,7 +103,7 @@ def test_segment_of_an_old_format_is_not_copied_and_a_problem_names_it(world: Wo
 
 def test_compacted_log_of_an_old_format_is_copied_after_its_cleaning(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACTED, now_ms=NOW)
     del world.disk.names["./data/.kafka_cleanshutdown"]
     world.disk.names["./data/t-0/00000000000000000000.log"].data[:] = many(1, 60)
     keyed = [record for record in RECORDS if record.key is not None]
@@ -111,7 +111,7 @@ def test_compacted_log_of_an_old_format_is_copied_after_its_cleaning(world: Worl
         with world.open() as manager:
             assert manager.problems == {}
             manager.append("t", keyed, now_ms=NOW)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             while manager.tick(NOW + turn):
                 pass
             assert manager.problems == {}

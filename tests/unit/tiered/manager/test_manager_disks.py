@@ -43,7 +43,7 @@ class Disks:
 def disks() -> Disks:
     disks = Disks()
     with disks.open() as manager:
-        manager.create_topic("t", 4, now_ms=NOW)
+        manager.topics.create("t", 4, now_ms=NOW)
         for number in range(4):
             manager.append("t", [Record(b"k", b"v", NOW)] * 5, number, now_ms=NOW)
     return disks
@@ -71,7 +71,7 @@ def test_failed_disk_stops_only_its_partitions(disks: Disks) -> None:
         with pytest.raises(DiskFailed):
             manager.append("t", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
     assert set(manager.problems) == set(lost)
-    assert list(manager.offline_directories()) == [A]
+    assert list(manager.directories.offline) == [A]
     for name in lost:
         assert "./a" in str(manager.problems[name])
         with pytest.raises(DiskFailed, match=r"offline.*\./a"):
@@ -83,8 +83,8 @@ def test_failed_disk_stops_only_its_partitions(disks: Disks) -> None:
         assert len(list(manager.reader().records(name, 0))) == 6
     manager.tick(NOW + 60_000)
     assert [each.partition for each in manager.snapshots(NOW)] == good
-    manager.create_topic("new", 2, now_ms=NOW)
-    manager.alter_topic("t", {"retention.ms": "1d"}, now_ms=NOW)
+    manager.topics.create("new", 2, now_ms=NOW)
+    manager.topics.alter("t", {"retention.ms": "1d"}, now_ms=NOW)
     assert on(manager, A) == lost
     with pytest.raises(DiskFailed):
         manager.flush()
@@ -92,7 +92,7 @@ def test_failed_disk_stops_only_its_partitions(disks: Disks) -> None:
     disks.disk.broken.clear()
     with disks.open() as manager:
         assert manager.problems == {}
-        assert manager.topic("t").properties == {"retention.ms": "1d"}
+        assert manager.topics.get("t").properties == {"retention.ms": "1d"}
         assert [manager.reader().offsets(name)[1] for name in (*lost, *good)] == [6, 6, 6, 6]
 
 
@@ -102,7 +102,7 @@ def test_partitions_of_a_disk_that_is_missing_at_start_have_a_problem(disks: Dis
     disks.disk.broken[A] = "eio"
     for read_only in (True, False):
         with disks.open(read_only=read_only) as manager:
-            assert list(manager.offline_directories()) == [A]
+            assert list(manager.directories.offline) == [A]
             assert set(manager.problems) == set(lost)
             assert on(manager, A) == []
     disks.disk.broken.clear()
@@ -113,14 +113,14 @@ def test_partitions_of_a_disk_that_is_missing_at_start_have_a_problem(disks: Dis
 @pytest.mark.parametrize("lost", [A, B])
 def test_topic_list_survives_the_loss_of_one_disk(disks: Disks, lost: str) -> None:
     with disks.open() as manager:
-        manager.create_topic("late", now_ms=NOW)
+        manager.topics.create("late", now_ms=NOW)
     disks.disk.broken[lost] = "eio"
     with disks.open() as manager:
-        assert [topic.name for topic in manager.topics()] == ["late", "t"]
-        manager.create_topic("later", now_ms=NOW)
+        assert [topic.name for topic in manager.topics.all()] == ["late", "t"]
+        manager.topics.create("later", now_ms=NOW)
     disks.disk.broken.clear()
     with disks.open() as manager:
-        assert [topic.name for topic in manager.topics()] == ["late", "later", "t"]
+        assert [topic.name for topic in manager.topics.all()] == ["late", "later", "t"]
     bodies = [json.loads(disks.disk.inner.read(f"{root}/topics.json")) for root in (A, B)]
     assert bodies[0] == bodies[1]
 
@@ -142,14 +142,14 @@ def test_incomplete_topic_change_is_overruled_by_a_later_change(disks: Disks) ->
     disk = disks.disk
     before = {root: disk.inner.read(f"{root}/topics.json") for root in (A, B)}
     with disks.open() as manager:
-        manager.create_topic("unheard", now_ms=NOW)
+        manager.topics.create("unheard", now_ms=NOW)
     disk.inner.create(f"{B}/topics.json").append(before[B])
     disk.broken[A] = "eio"
     with disks.open() as manager:
-        manager.create_topic("told", now_ms=NOW)
+        manager.topics.create("told", now_ms=NOW)
     disk.broken.clear()
     with disks.open() as manager:
-        assert [topic.name for topic in manager.topics()] == ["t", "told"]
+        assert [topic.name for topic in manager.topics.all()] == ["t", "told"]
 
 
 def test_partitions_lost_with_a_replaced_disk_are_named_in_the_log(disks: Disks, caplog) -> None:
@@ -174,7 +174,7 @@ def test_new_disk_gets_a_copy_of_the_topic_list_at_the_next_start() -> None:
     disk = ModelDisk()
     loaded = Config.load(None, {}, {}, local_dir="data")
     with LogManager.open(replace(loaded, data_dir=A), now_ms=NOW, storage=disk) as manager:
-        manager.create_topic("t", now_ms=NOW)
+        manager.topics.create("t", now_ms=NOW)
     disk.make_directory(B)
     LogManager.open(replace(loaded, data_dir=A, more_data_dirs=(B,)), now_ms=NOW, storage=disk).close()
     assert disk.read(f"{B}/topics.json") == disk.read(f"{A}/topics.json")
@@ -184,8 +184,8 @@ def test_topic_creation_without_free_space_is_refused_before_any_write(disks: Di
     disks.disk.spaces = {A: Space(10, 100), B: Space(20, 100)}
     with disks.open(log_dir_free_bytes_min="30") as manager:
         with pytest.raises(DiskFailed, match=r"\./a: 10 bytes free, fewer than 30; \./b: 20 bytes"):
-            manager.create_topic("new", now_ms=NOW)
-        assert [topic.name for topic in manager.topics()] == ["t"]
+            manager.topics.create("new", now_ms=NOW)
+        assert [topic.name for topic in manager.topics.all()] == ["t"]
 
 
 def test_only_the_directory_of_an_unopened_partition_is_not_marked_clean(disks: Disks) -> None:
@@ -213,15 +213,15 @@ def test_status_command_reports_an_offline_directory(tmp_path: Path, capfd) -> N
 
 def test_partition_moves_between_disks_and_maintenance_continues_there(disks: Disks) -> None:
     with disks.open(file_delete_delay_ms="1000", local_retention_ms="1ms", retention_ms="-1") as manager:
-        manager.create_topic("tiered", properties={"remote.storage.enable": "true"}, now_ms=NOW)
+        manager.topics.create("tiered", properties={"remote.storage.enable": "true"}, now_ms=NOW)
         name = TopicPartition("tiered", 0)
         root = manager.directories.root_of(name)
         other = B if root == A else A
         reader = manager.reader().records(name, 0)
         for _ in range(3):
             manager.append("tiered", [Record(b"k", b"v", NOW - 10_000)] * 5, 0, now_ms=NOW)
-            manager.roll("tiered", now_ms=NOW)
-        manager.move(name, other, now_ms=NOW)
+            manager.partitions.roll("tiered", now_ms=NOW)
+        manager.maintenance.move(name, other, now_ms=NOW)
         manager.append("tiered", [Record(b"k", b"v", NOW)] * 5, 0, now_ms=NOW)
         assert len(list(manager.reader().records(name, 0))) == 20
         while manager.tick(NOW):

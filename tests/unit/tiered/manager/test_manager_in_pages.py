@@ -22,10 +22,10 @@ def pages_of_three_rows(monkeypatch, world):
 
 def test_manifest_pages_exist_and_have_the_counted_entries(world):
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)  # noqa: F405
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)  # noqa: F405
         send(manager, 1500)  # noqa: F405
         settle(manager)  # noqa: F405
-        manifest = manager.partition(NAME).manifest()  # noqa: F405
+        manifest = manager.partitions.find(NAME).manifest()  # noqa: F405
         assert len(manifest.segments) < 3 < len(manifest.pages)
         assert len([info for info in world.store.list("") if PAGES in info.key]) == len(manifest.pages)
         snapshot = manager.snapshots(NOW)[0]  # noqa: F405

@@ -26,9 +26,9 @@ def world() -> World:
 
 def test_manager_on_an_empty_disk_continues_at_the_end_of_the_bucket(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         sent = send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     fresh = world.other_disk()
     with world.open(disk=fresh) as manager:
@@ -50,11 +50,11 @@ def test_old_copy_of_a_disk_continues_only_if_its_records_are_in_the_bucket(
     """It appends while the bucket is away.
     In the same epoch the bucket has other records at these offsets."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
         old = deepcopy(world.disk)
         send(manager, 300, start=20)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     old.locks.clear()
     away = SwitchableStore(world.store)
@@ -67,7 +67,7 @@ def test_old_copy_of_a_disk_continues_only_if_its_records_are_in_the_bucket(
     away.is_down = False
     with manager:
         manager.tick(NOW)
-        log = manager.partition(NAME).log
+        log = manager.partitions.find(NAME).log
         if taken:
             assert isinstance(manager.problems[NAME], Conflict)
             assert [record.value for record in log.records(20)] == [b"value %d" % (1000 + at) for at in range(taken)]
@@ -84,18 +84,18 @@ def test_old_copy_of_a_disk_is_not_compared_where_the_cleaner_has_been(world: Wo
     Its last batch was cleaned, so it differs from the batch in the bucket."""
     with world.open() as manager:
         keeps = {"local.retention.ms": "-1", "remote.recompaction.min.saved.bytes": "1000000"}
-        manager.create_topic("t", 1, {**TIERED, **keeps, "min.cleanable.dirty.ratio": "0"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, **keeps, "min.cleanable.dirty.ratio": "0"}, now_ms=NOW)
         send(manager, 20)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        manager.alter_topic("t", {"cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.alter("t", {"cleanup.policy": "compact"}, now_ms=NOW)
         settle(manager, NOW + HOUR)
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         assert held.log.cleaner_reach == 20
-        manager.alter_topic("t", {"cleanup.policy": "delete"}, now_ms=NOW)
+        manager.topics.alter("t", {"cleanup.policy": "delete"}, now_ms=NOW)
         old = deepcopy(world.disk)
         send(manager, 300, start=20)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager, NOW + HOUR)
         manifest = held.manifest()
         assert manifest is not None
@@ -103,7 +103,7 @@ def test_old_copy_of_a_disk_is_not_compared_where_the_cleaner_has_been(world: Wo
     old.locks.clear()
     with world.open(disk=old) as manager:
         assert manager.problems == {}
-        assert manager.partition(NAME).log.next_offset == 320
+        assert manager.partitions.find(NAME).log.next_offset == 320
 
 
 def test_append_just_before_a_log_starts_over_is_kept_and_is_a_conflict(
@@ -111,12 +111,12 @@ def test_append_just_before_a_log_starts_over_is_kept_and_is_a_conflict(
 ) -> None:
     """The append was admitted before the bucket was read. It was acknowledged without a comparison."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
     old = deepcopy(world.disk)
     with world.open() as manager:
         send(manager, 300, start=20)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     real = LogRemoval.restart_at
 
@@ -127,14 +127,14 @@ def test_append_just_before_a_log_starts_over_is_kept_and_is_a_conflict(
     monkeypatch.setattr(LogRemoval, "restart_at", overtaken)
     with world.open(disk=old) as manager:
         assert isinstance(manager.problems[NAME], Conflict)
-        log = manager.partition(NAME).log
+        log = manager.partitions.find(NAME).log
         assert (log.local_log_start_offset, log.next_offset) == (0, 21)
         assert [record.value for record in log.records(20)] == [b"late"]
 
 
 def test_returning_writer_with_contradicting_records_is_refused_and_keeps_them(world: World) -> None:
     first = world.open()
-    first.create_topic("t", 1, TIERED, now_ms=NOW)
+    first.topics.create("t", 1, TIERED, now_ms=NOW)
     send(first, 100)
     settle(first)
     send(first, 50, start=100)
@@ -161,7 +161,7 @@ def test_older_epoch_in_the_bucket_contradicts_a_newer_local_epoch(world: World)
     """A takeover makes the first writer the writer again.
     The second one has appended at the same offsets before."""
     first = world.open()
-    first.create_topic("t", 1, TIERED, now_ms=NOW)
+    first.topics.create("t", 1, TIERED, now_ms=NOW)
     send(first, 100)
     settle(first)
     send(first, 200, start=100)
@@ -176,23 +176,23 @@ def test_older_epoch_in_the_bucket_contradicts_a_newer_local_epoch(world: World)
     with world.open(disk=other) as second:
         assert isinstance(second.problems[NAME], Conflict)
         second.tick(NOW)
-        held = second.partitions()[0].log
+        held = second.partitions.all()[0].log
         assert [(at, record.value) for at, record in enumerate(held.records(end), start=end)] == own
 
 
 def test_all_records_are_readable_after_a_clean_restart(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         sent = send(manager, 300)
         settle(manager)
     with world.open() as manager:
         assert values(manager.reader()) == [(at, record.value) for at, record in enumerate(sent)]
-        assert manager.topic("t").properties == TIERED
+        assert manager.topics.get("t").properties == TIERED
 
 
 def test_read_only_manager_writes_nothing(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         effects, objects = world.disk.effects, len(list(world.store.list("")))
@@ -202,7 +202,7 @@ def test_read_only_manager_writes_nothing(world: World) -> None:
             for change in (
                 lambda: seen.append("t", [Record(None, b"v", 0)], now_ms=NOW),
                 lambda: seen.tick(NOW),
-                lambda: seen.create_topic("u", now_ms=NOW),
+                lambda: seen.topics.create("u", now_ms=NOW),
             ):
                 with pytest.raises(InvalidRequest, match="read-only"):
                     change()
@@ -220,7 +220,7 @@ def _damage(world: World, path: str) -> None:
 def test_damaged_partition_does_not_affect_other_partitions(world: World, read_only: bool) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
-            manager.create_topic(topic, 1, {}, now_ms=NOW)
+            manager.topics.create(topic, 1, {}, now_ms=NOW)
             send(manager, 20, topic=topic)
     _damage(world, "./data/t-0/leader-epoch-checkpoint")
     with world.open(read_only=read_only) as manager:
@@ -235,7 +235,7 @@ def test_damaged_partition_does_not_affect_other_partitions(world: World, read_o
             with pytest.raises(Corrupt, match="leader-epoch-checkpoint"):
                 send(manager, 1)
             with pytest.raises(Corrupt, match="leader-epoch-checkpoint"):
-                manager.roll("t", now_ms=NOW)
+                manager.partitions.roll("t", now_ms=NOW)
             manager.flush()
             manager.tick(NOW)
             assert list(manager.problems) == [NAME]
@@ -244,7 +244,7 @@ def test_damaged_partition_does_not_affect_other_partitions(world: World, read_o
 def test_directory_with_an_unopened_partition_is_not_marked_clean(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
-            manager.create_topic(topic, 1, {}, now_ms=NOW)
+            manager.topics.create(topic, 1, {}, now_ms=NOW)
             send(manager, 20, topic=topic)
     marker = "./data/.kafka_cleanshutdown"
     assert marker in world.disk.names
@@ -261,7 +261,7 @@ def test_directory_with_an_unopened_partition_is_not_marked_clean(world: World) 
 def test_damaged_manifest_affects_only_its_partition(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
-            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+            manager.topics.create(topic, 1, TIERED, now_ms=NOW)
             send(manager, 100, topic=topic)
         settle(manager)
     manifest = max(info.key for info in world.store.list("") if info.key.startswith("t-") and "/head/" in info.key)
@@ -282,9 +282,9 @@ def test_damaged_manifest_affects_only_its_partition(world: World) -> None:
 
 def _write_and_tier(world: World, **settings: str) -> list[tuple[int, bytes | None]]:
     with world.open(**settings) as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "7d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "7d"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         assert manager.snapshots(NOW)[0].segments[0].base_offset == 300
         return values(manager.reader())
@@ -296,11 +296,11 @@ def test_tier_disabled_and_enabled_again_loses_no_record(world: World, caplog: p
     for _ in range(2):
         with world.open(remote_storage_enable="false") as manager:
             assert "remote.log.copy.disable" in caplog.text, "a warning must name the setting"
-            assert manager.topic("t").was_tiered
+            assert manager.topics.get("t").was_tiered
             assert manager.reader().offsets(NAME)[0] == 0
             assert values(manager.reader())[:300] == all_of_it
             send(manager, 100)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             copied = manager.snapshots(NOW)[0].remote_next_offset
             settle(manager)
             assert manager.snapshots(NOW)[0].remote_next_offset == copied, (
@@ -328,16 +328,16 @@ def test_log_start_offset_raised_only_on_the_disk_expires_nothing_in_the_bucket(
 def test_topic_is_recorded_as_tiered_before_its_first_remote_object(world: World) -> None:
     before = SwitchableStore(world.store, is_down=False)
     with world.open(store=before) as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
-        assert not manager.topic("t").was_tiered
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        assert not manager.topics.get("t").was_tiered
         before.is_down = True
         with pytest.raises(Unavailable):
-            manager.alter_topic("t", TIERED, now_ms=NOW)
+            manager.topics.alter("t", TIERED, now_ms=NOW)
     with world.open(store=before) as manager:
-        topic = manager.topic("t")
+        topic = manager.topics.get("t")
         assert topic.was_tiered == (topic.properties == TIERED)
     with world.open(remote_storage_enable="true") as manager:
-        assert manager.topic("t").was_tiered
+        assert manager.topics.get("t").was_tiered
 
 
 def test_topic_list_of_an_older_version_is_read(world: World) -> None:
@@ -351,18 +351,18 @@ def test_topic_list_of_an_older_version_is_read(world: World) -> None:
     with world.open(read_only=True) as manager:
         assert len(values(manager.reader())) == 300
     with world.open() as manager:
-        assert manager.topic("t").was_tiered
+        assert manager.topics.get("t").was_tiered
         assert len(values(manager.reader())) == 300
 
 
 def test_log_start_offset_of_a_newly_tiered_topic_is_in_its_manifest(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         offsets = manager.reader().offsets(NAME)
         assert offsets[0] > 0
-        manager.alter_topic("t", {"retention.ms": "7d", "remote.storage.enable": "true"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "7d", "remote.storage.enable": "true"}, now_ms=NOW)
         assert manager.snapshots(NOW)[0].log_start_offset == offsets[0]
         assert manager.reader().offsets(NAME) == offsets
         with pytest.raises(OffsetOutOfRange):
@@ -373,14 +373,14 @@ def test_local_records_that_no_entry_covers_are_kept_and_a_conflict(world: World
     """The bucket of an older version has an offset gap.
     This disk lost its tail but has the missing records."""
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         ends = [segment.next_offset for segment in manager.snapshots(NOW)[0].segments]
     log = manager.snapshots(NOW)[0]
-    prefix = f"t-{manager.topic('t').topic_id}/0/"
+    prefix = f"t-{manager.topics.get('t').topic_id}/0/"
     tamper = MetadataLog(world.store, prefix)
-    tamper.become_writer("x", NOW, topic="t", topic_id=manager.topic("t").topic_id, partition=0)
+    tamper.become_writer("x", NOW, topic="t", topic_id=manager.topics.get("t").topic_id, partition=0)
     tamper.commit(expire_segments([log.remote[0].ulid], now_ms=NOW), NOW)
     for base in ends[1:]:
         for suffix in (".log", ".index", ".timeindex"):
@@ -397,21 +397,21 @@ def test_local_records_that_no_entry_covers_are_kept_and_a_conflict(world: World
 def test_leader_epochs_never_decrease_after_tiering_a_log_with_many_epochs(world: World) -> None:
     """The log is like one of a Kafka broker. The next machine knows only the epoch in the bucket."""
     with world.open() as first:
-        first.create_topic("t", 1, {}, now_ms=NOW)
-        first.partition(NAME).log.begin_epoch(37)
+        first.topics.create("t", 1, {}, now_ms=NOW)
+        first.partitions.find(NAME).log.begin_epoch(37)
         send(first, 40)
-        first.roll("t", now_ms=NOW)
-        first.alter_topic("t", {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        first.partitions.roll("t", now_ms=NOW)
+        first.topics.alter("t", {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         settle(first)
         send(first, 10, start=40)
-        manifest = first.partition(NAME).manifest()
+        manifest = first.partitions.find(NAME).manifest()
         assert manifest is not None
         assert manifest.epoch > 37
     with world.open(disk=world.other_disk()) as second:
         send(second, 10, start=900)
-        second.roll("t", now_ms=NOW)
+        second.partitions.roll("t", now_ms=NOW)
         settle(second)
-        manifest = second.partition(NAME).manifest()
+        manifest = second.partitions.find(NAME).manifest()
         assert manifest is not None
         epochs = [epoch for epoch, _ in manifest.lineage]
         assert epochs == sorted(epochs)
@@ -425,18 +425,18 @@ def test_read_only_open_of_a_disk_that_ends_before_the_bucket_reads_the_bucket(c
     A regression: the remaining records were left out without an error."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         if count:
             send(manager, count)
     old = deepcopy(world.disk)
     with world.open() as manager:
         send(manager, 70 - count, start=count)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        assert manager.partition(NAME).manifest().next_offset == 70
+        assert manager.partitions.find(NAME).manifest().next_offset == 70
     expected = [(at, b"value %d" % at) for at in range(70)]
     with world.open(disk=old, read_only=True) as looker:
-        assert looker.partition(NAME).log.next_offset == count
+        assert looker.partitions.find(NAME).log.next_offset == count
         for isolation in Isolation:
             reader = looker.reader(isolation)
             assert values(reader) == expected

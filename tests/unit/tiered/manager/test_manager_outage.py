@@ -24,7 +24,7 @@ def world() -> World:
     """The topic ``t`` has 300 records, the first of them only in the bucket."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, KEEP_SOME, now_ms=NOW)
+        manager.topics.create("t", 1, KEEP_SOME, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     return world
@@ -91,7 +91,7 @@ def _without_its_segments(world: World) -> ModelDisk:
     """Deletes the files of the log but not the checkpoints of the directory.
     The log starts empty at its log start offset."""
     with world.open() as manager:
-        manager.alter_topic("t", {"retention.ms": "1d"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "1d"}, now_ms=NOW)
         settle(manager, NOW + DAY // 2)
     for name in [name for name in world.disk.names if "/t-0/0" in name]:
         world.disk.unlink(name)
@@ -137,12 +137,12 @@ def test_append_just_after_a_log_started_over_has_the_new_leader_epoch(
     2. The log starts over at that end.
     3. The record is appended. In an older epoch it would look like a record of another writer at the next start."""
     with world.open() as manager:
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     older = world.disk.crash(random.Random(0))
     with world.open() as manager:
         send(manager, 100, start=300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     restart_at = LogRemoval.restart_at
 
@@ -151,7 +151,7 @@ def test_append_just_after_a_log_started_over_has_the_new_leader_epoch(
         held.log.append([Record(b"k", b"late", NOW)], now_ms=NOW)
 
     with world.open(disk=older, store=store) as manager:
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         held.check_appendable()
         monkeypatch.setattr(held.log, "restart_at", partial(restart, held.log._removal))
         store.is_down = False
@@ -159,7 +159,7 @@ def test_append_just_after_a_log_started_over_has_the_new_leader_epoch(
         manifest = held.manifest()
         assert manifest is not None
         assert held.log.epochs.epoch_at(400) == manifest.epoch
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(disk=older) as manager:
         assert manager.problems == {}
@@ -203,12 +203,12 @@ def test_log_without_records_refuses_appends_until_it_is_the_writer() -> None:
     Such records cannot be distinguished later."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     store = SwitchableStore(world.store)
     store.is_readable = True
     for disk in (world.disk, world.other_disk()):
         with world.open(disk=disk, store=store) as manager:
-            assert manager.partitions()[0].manifest() is not None
+            assert manager.partitions.all()[0].manifest() is not None
             with pytest.raises(
                 Unavailable, match="the log has no records and this process is not the writer in the bucket"
             ):

@@ -27,9 +27,9 @@ def world() -> World:
 
 def test_cancelled_maintenance_stops_between_two_decisions(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         asked = iter([False] * 6 + [True] * 100)
         manager.tick(NOW, should_stop=lambda: next(asked))
         some = len(manager.snapshots(NOW)[0].remote)
@@ -40,10 +40,10 @@ def test_cancelled_maintenance_stops_between_two_decisions(world: World) -> None
 
 def test_unavailable_store_is_asked_for_one_partition_per_maintenance(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 4, TIERED, now_ms=NOW)
+        manager.topics.create("t", 4, TIERED, now_ms=NOW)
         for number in range(4):
             manager.append("t", [Record(b"k", b"v" * 100, NOW)] * 60, number, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         asked: list[str] = []
 
         def refuse(key: str, *rest: object) -> None:
@@ -60,7 +60,7 @@ def test_unavailable_store_is_asked_for_one_partition_per_maintenance(world: Wor
 
 def test_wrong_bucket_is_refused_and_gets_no_manifest(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     mine, world.store = world.store, MemoryStore("memory://another")
@@ -79,16 +79,16 @@ def test_wrong_bucket_is_refused_and_gets_no_manifest(world: World) -> None:
 
 def test_append_with_an_invalid_record_is_refused_before_any_partition_is_written(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 4, {}, now_ms=NOW)
+        manager.topics.create("t", 4, {}, now_ms=NOW)
         records = [Record(b"k%d" % at, b"v", NOW) for at in range(50)] + [Record(b"big", b"x" * (3 << 20), NOW)]
         with pytest.raises(InvalidRequest, match=r"max\.message\.bytes"):
             manager.append("t", records, now_ms=NOW)
-        assert all(manager.reader().offsets(each)[1] == 0 for each in manager.topic("t").partitions())
+        assert all(manager.reader().offsets(each)[1] == 0 for each in manager.topics.get("t").partitions())
 
 
 def test_append_that_fails_in_part_names_the_appended_offsets(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 3, {}, now_ms=NOW)
+        manager.topics.create("t", 3, {}, now_ms=NOW)
         real = ModelDisk._effect
 
         def fail(disk: ModelDisk, what: str, act: object) -> None:
@@ -105,13 +105,13 @@ def test_append_that_fails_in_part_names_the_appended_offsets(world: World) -> N
 
 def test_read_only_reader_continues_while_a_manager_drops_segments(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         sent = send(manager, 300)
         settle(manager)
         with world.open(read_only=True) as seen:
             stream = seen.reader().records(NAME, 0)
             first = [next(stream) for _ in range(5)]
-            manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+            manager.topics.alter("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
             settle(manager)
             rest = [*first, *stream]
             assert [record.offset for record in rest] == list(range(300))
@@ -120,15 +120,15 @@ def test_read_only_reader_continues_while_a_manager_drops_segments(world: World)
 
 def test_timestamp_lookup_continues_while_a_manager_drops_segments(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         times = [record.timestamp_ms for record in manager.reader().records(NAME, 0)]
         settle(manager)
         with world.open(read_only=True) as seen:
             reader = seen.reader()
             assert reader.offset_for_timestamp(NAME, times[0]) == 0
-            manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
-            manager.roll("t", now_ms=NOW)
+            manager.topics.alter("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
             wanted = [times.index(each) for each in times]
             assert [reader.offset_for_timestamp(NAME, each) for each in times] == wanted
@@ -137,9 +137,9 @@ def test_timestamp_lookup_continues_while_a_manager_drops_segments(world: World)
 def _expired(world: World) -> tuple[LogManager, int]:
     """A manager with expired objects in its bucket, and the time at which their deletion is due."""
     manager = world.open()
-    manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+    manager.topics.create("t", 1, {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
     send(manager, 300)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     settle(manager, NOW + 2 * DAY)
     return manager, NOW + 2 * DAY + HOUR
@@ -188,7 +188,7 @@ def test_store_that_overwrites_is_refused_unless_a_single_writer_is_declared(wor
     world.store = OverwritingStore("memory://careless")
     refused = pytest.raises(InvalidRequest, match=r"remote\.single\.writer=true: store=memory://careless")
     with world.open() as manager, refused:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     assert [info.key for info in world.store.list("") if "/head/" in info.key] == []
     with world.open(remote_single_writer="true") as manager:
         settle(manager)
@@ -197,9 +197,9 @@ def test_store_that_overwrites_is_refused_unless_a_single_writer_is_declared(wor
 
 def test_store_is_probed_once_per_directory(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     with world.open() as manager:
-        counts = manager.request_counts()
+        counts = manager.store.counts()
         assert counts is not None
         assert counts.deletes == 0
 
@@ -213,10 +213,10 @@ def test_dropped_files_wait_for_the_delay_of_their_topic_or_the_next_start(world
     world.config = replace(world.config, overrides=overrides)
     with world.open() as manager:
         for topic, delay in (("soon", "1s"), ("late", "1h")):
-            manager.create_topic(topic, 1, {"retention.ms": "1d", "file.delete.delay.ms": delay}, now_ms=NOW)
+            manager.topics.create(topic, 1, {"retention.ms": "1d", "file.delete.delay.ms": delay}, now_ms=NOW)
             manager.append(topic, [Record(b"k", b"v" * 100, NOW)] * 60, 0, now_ms=NOW)
-        manager.roll("soon", now_ms=NOW)
-        manager.roll("late", now_ms=NOW)
+        manager.partitions.roll("soon", now_ms=NOW)
+        manager.partitions.roll("late", now_ms=NOW)
         later = NOW + DAY + 1
         manager.tick(later)
         assert (waiting("soon"), waiting("late")) == (True, True)
@@ -224,7 +224,7 @@ def test_dropped_files_wait_for_the_delay_of_their_topic_or_the_next_start(world
         assert (waiting("soon"), waiting("late")) == (True, True)
         manager.tick(later + 1000)
         assert (waiting("soon"), waiting("late")) == (False, True)
-        manager.alter_topic("late", {"file.delete.delay.ms": "0"}, now_ms=later)
+        manager.topics.alter("late", {"file.delete.delay.ms": "0"}, now_ms=later)
         manager.tick(later + 1001)
         assert waiting("late"), "the delay at the time of the drop counts"
     with world.open():
@@ -234,8 +234,8 @@ def test_dropped_files_wait_for_the_delay_of_their_topic_or_the_next_start(world
 def test_expired_producers_are_removed_by_maintenance_without_an_append(world: World) -> None:
     producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0)
     with world.open() as manager:
-        manager.create_topic("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
-        log = manager.partition(NAME).log
+        manager.topics.create("t", 1, {"retention.ms": "-1"}, now_ms=NOW)
+        log = manager.partitions.find(NAME).log
         log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
         manager.tick(NOW + DAY - 1)
         assert log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer).is_duplicate
@@ -261,7 +261,7 @@ class Unreadable:
 
 def test_unreadable_partition_does_not_delay_other_partitions(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, {"retention.ms": "1d"}, now_ms=NOW)
+        manager.topics.create("t", 2, {"retention.ms": "1d"}, now_ms=NOW)
         send(manager, 200)
         for _ in range(20):
             manager.append("t", [Record(b"k", b"v" * 100, NOW - DAY)] * 3, 1, now_ms=NOW)
@@ -281,7 +281,7 @@ def test_unreadable_partition_does_not_delay_other_partitions(world: World) -> N
 
 def test_read_only_open_shows_missing_partitions_as_empty(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, now_ms=NOW)
+        manager.topics.create("t", 2, now_ms=NOW)
         send(manager, 200)
     with world.open(disk=world.other_disk(), read_only=True) as manager:
         assert [each.next_offset for each in manager.snapshots(NOW)] == [0, 0]
@@ -292,7 +292,7 @@ def test_failed_checkpoint_write_is_reported_and_maintenance_continues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         send(manager, 200)
 
@@ -309,6 +309,6 @@ def test_failed_checkpoint_write_is_reported_and_maintenance_continues(
         while worker.round(NOW + 2 * HOUR):
             pass
         assert (worker.round_error, worker.problem_lines(), worker.failures) == (None, [], 2)
-        manifest = manager.partition(NAME).manifest()
+        manifest = manager.partitions.find(NAME).manifest()
         assert manifest is not None
         assert manifest.has_entries, "uploads must continue"

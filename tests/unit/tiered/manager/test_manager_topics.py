@@ -36,10 +36,10 @@ def world() -> World:
 
 def test_records_are_partitioned_by_their_key(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 4, {}, now_ms=NOW)
+        manager.topics.create("t", 4, {}, now_ms=NOW)
         manager.append("t", [Record(b"k%d" % at, b"v", 0) for at in range(100)], now_ms=NOW)
         manager.append("t", [Record(b"k%d" % at, b"w", 0) for at in range(100)], now_ms=NOW)
-        for partition in manager.topic("t").partitions():
+        for partition in manager.topics.get("t").partitions():
             found = list(manager.reader().records(partition, 0))
             keys = [record.key for record in found]
             assert sorted(keys[: len(keys) // 2]) == sorted(keys[len(keys) // 2 :])
@@ -47,7 +47,7 @@ def test_records_are_partitioned_by_their_key(world: World) -> None:
 
 def test_untiered_topic_expires_local_segments(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
         send(manager, 300)
         assert any(isinstance(decision, DropLocal) for decision in manager.plan(NOW).decisions[NAME])
         settle(manager)
@@ -62,40 +62,40 @@ def test_invalid_topic_name_is_refused_and_writes_nothing(world: World, name: st
     with world.open() as manager:
         effects = world.disk.effects
         with pytest.raises(InvalidRequest, match="invalid topic name"):
-            manager.create_topic(name, now_ms=NOW)
+            manager.topics.create(name, now_ms=NOW)
         assert world.disk.effects == effects
 
 
 def test_existing_topic_cannot_be_created_again(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", now_ms=NOW)
+        manager.topics.create("t", now_ms=NOW)
         with pytest.raises(InvalidRequest, match=r"it already exists: .*topic=t"):
-            manager.create_topic("t", now_ms=NOW)
+            manager.topics.create("t", now_ms=NOW)
 
 
 def test_contradictory_settings_are_refused_before_any_write(world: World) -> None:
     with world.open() as manager:
         with pytest.raises(InvalidRequest, match=r"local\.retention\.ms"):
-            manager.create_topic("t", 1, {**TIERED, "retention.ms": "1d", "local.retention.ms": "2d"}, now_ms=NOW)
-        assert manager.topics() == []
+            manager.topics.create("t", 1, {**TIERED, "retention.ms": "1d", "local.retention.ms": "2d"}, now_ms=NOW)
+        assert manager.topics.all() == []
 
 
 def test_altered_settings_apply_at_once_and_after_a_restart(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         send(manager, 100)
         assert partition_status(manager.snapshots(NOW)[0]).is_tiered is False
-        manager.alter_topic("t", TIERED, now_ms=NOW)
+        manager.topics.alter("t", TIERED, now_ms=NOW)
         settle(manager)
         assert partition_status(manager.snapshots(NOW)[0]).remote_segments > 0
     with world.open() as manager:
-        assert manager.topic("t").properties == TIERED
+        assert manager.topics.get("t").properties == TIERED
         assert len(values(manager.reader())) == 100
 
 
 def test_unknown_topic_or_partition_is_named(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, {}, now_ms=NOW)
+        manager.topics.create("t", 2, {}, now_ms=NOW)
         with pytest.raises(NotFound, match="topic=u there_are=t"):
             manager.append("u", [Record(None, b"v", 0)], now_ms=NOW)
         with pytest.raises(NotFound, match="partition=t/7 partition_count=2"):
@@ -104,10 +104,10 @@ def test_unknown_topic_or_partition_is_named(world: World) -> None:
 
 def test_records_younger_than_the_compaction_lag_are_not_removed(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {"cleanup.policy": "compact", "min.compaction.lag.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {"cleanup.policy": "compact", "min.compaction.lag.ms": "1h"}, now_ms=NOW)
         for turn, age_ms in enumerate((3 * HOUR, 2 * HOUR, HOUR // 2, 0)):
             manager.append("t", [Record(b"k", b"%d" % turn, NOW - age_ms)], 0, now_ms=NOW)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         assert values(manager.reader()) == [(1, b"1"), (2, b"2"), (3, b"3")]
 
@@ -115,7 +115,7 @@ def test_records_younger_than_the_compaction_lag_are_not_removed(world: World) -
 def test_many_segments_are_read_without_one_file_descriptor_each(tmp_path: Path) -> None:
     small = {"segment.bytes": "1024", "append.batch.bytes": "1024"}
     with LogManager.open(Config.load(None, small, {}, local_dir=str(tmp_path)), now_ms=NOW) as manager:
-        manager.create_topic("t", now_ms=NOW)
+        manager.topics.create("t", now_ms=NOW)
         for _ in range(200):
             manager.append("t", [Record(b"k", b"v" * 900, NOW)], 0, now_ms=NOW)
         before = len(os.listdir("/proc/self/fd"))
@@ -125,19 +125,19 @@ def test_many_segments_are_read_without_one_file_descriptor_each(tmp_path: Path)
 
 def test_tiered_topic_cannot_be_untiered_without_deletion(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         for off in ({"remote.storage.enable": "false"}, {"remote.storage.enable": ""}):
             with pytest.raises(InvalidRequest, match=r"remote\.log\.copy\.disable=true"):
-                manager.alter_topic("t", off, now_ms=NOW)
-        assert manager.topic("t").properties == TIERED
-        manager.alter_topic("t", {"remote.log.copy.disable": "true", "local.retention.ms": ""}, now_ms=NOW)
+                manager.topics.alter("t", off, now_ms=NOW)
+        assert manager.topics.get("t").properties == TIERED
+        manager.topics.alter("t", {"remote.log.copy.disable": "true", "local.retention.ms": ""}, now_ms=NOW)
         send(manager, 100)
         settle(manager)
         assert partition_status(manager.snapshots(NOW)[0]).remote_segments == 0
     with world.open(remote_storage_enable="false") as manager:
         with pytest.raises(InvalidRequest, match=r"remote\.log\.copy\.disable=true"):
-            manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
-        manager.alter_topic("t", {"segment.bytes": "3000"}, now_ms=NOW)
+            manager.topics.alter("t", {"remote.storage.enable": "false"}, now_ms=NOW)
+        manager.topics.alter("t", {"segment.bytes": "3000"}, now_ms=NOW)
 
 
 class _FullDisk(ModelDisk):
@@ -152,16 +152,16 @@ class _FullDisk(ModelDisk):
 def test_topic_change_that_cannot_be_written_has_no_effect(world: World) -> None:
     world.disk = _FullDisk()
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         world.disk.is_full = True
         with pytest.raises(DiskFailed):
-            manager.create_topic("u", 1, {}, now_ms=NOW)
+            manager.topics.create("u", 1, {}, now_ms=NOW)
         with pytest.raises(DiskFailed):
-            manager.alter_topic("t", {"segment.bytes": "3000"}, now_ms=NOW)
-        assert [topic.name for topic in manager.topics()] == ["t"]
-        assert manager.topic("t").properties == {}
+            manager.topics.alter("t", {"segment.bytes": "3000"}, now_ms=NOW)
+        assert [topic.name for topic in manager.topics.all()] == ["t"]
+        assert manager.topics.get("t").properties == {}
         world.disk.is_full = False
-        manager.create_topic("u", 1, {}, now_ms=NOW)
+        manager.topics.create("u", 1, {}, now_ms=NOW)
         send(manager, 1, topic="u")
 
 
@@ -175,7 +175,7 @@ def test_log_start_offset_is_durable_before_readers_see_it(world: World, monkeyp
     real = LogRemoval.raise_log_start
     monkeypatch.setattr(LogRemoval, "raise_log_start", raise_log_start)
     with world.open() as manager:
-        manager.create_topic("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {"retention.ms": "12h"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     assert told
@@ -187,7 +187,7 @@ def test_topics_are_created_while_threads_append_read_status_and_run_maintenance
     failures: list[BaseException] = []
     config = replace(world.config, data_dir=str(tmp_path))
     with LogManager.open(config, now_ms=NOW, store=world.store) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
 
         def work(step: Callable[[int], object]) -> None:
             try:
@@ -197,14 +197,14 @@ def test_topics_are_created_while_threads_append_read_status_and_run_maintenance
                 failures.append(error)
 
         steps: list[Callable[[int], object]] = [
-            lambda at: manager.create_topic(f"a{at}", 1, TIERED, now_ms=NOW),
-            lambda at: manager.create_topic(f"b{at}", 1, TIERED, now_ms=NOW),
+            lambda at: manager.topics.create(f"a{at}", 1, TIERED, now_ms=NOW),
+            lambda at: manager.topics.create(f"b{at}", 1, TIERED, now_ms=NOW),
             lambda at: manager.tick(NOW),
             lambda at: manager.tick(NOW),
             lambda at: manager.snapshots(NOW),
             lambda at: manager.flush(),
             lambda at: manager.append("t", [Record(b"k", b"%d" % at, NOW)] * 5, 0, now_ms=NOW),
-            lambda at: manager.alter_topic("t", {"segment.bytes": str(2000 + at)}, now_ms=NOW),
+            lambda at: manager.topics.alter("t", {"segment.bytes": str(2000 + at)}, now_ms=NOW),
             lambda at: list(manager.problems.values()),
         ]
         threads = [threading.Thread(target=work, args=(step,)) for step in steps]
@@ -219,21 +219,21 @@ def test_topics_are_created_while_threads_append_read_status_and_run_maintenance
             sys.setswitchinterval(interval)
         assert failures == []
         assert manager.problems == {}
-        assert len(manager.topics()) == 81
+        assert len(manager.topics.all()) == 81
         assert manager.reader().offsets(NAME) == (0, 200)
     with LogManager.open(config, now_ms=NOW, store=world.store) as manager:
-        assert len(manager.topics()) == 81
+        assert len(manager.topics.all()) == 81
         assert len(values(manager.reader())) == 200
 
 
 def test_altered_setting_is_in_the_manifest_after_the_next_maintenance(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
-        (other, _) = [MetadataLog(world.store, held.prefix) for held in manager.partitions()]
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
+        (other, _) = [MetadataLog(world.store, held.prefix) for held in manager.partitions.all()]
         assert other.refresh().properties == TIERED
-        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "1h"}, now_ms=NOW)
         settle(manager)
-        for held in manager.partitions():
+        for held in manager.partitions.all():
             assert MetadataLog(world.store, held.prefix).refresh().properties["retention.ms"] == "1h"
         manifest = other.refresh()
         assert manifest.properties == {**TIERED, "retention.ms": "1h"}, (
@@ -241,7 +241,7 @@ def test_altered_setting_is_in_the_manifest_after_the_next_maintenance(world: Wo
         )
         settle(manager, NOW + HOUR)
         assert other.refresh() == manifest, "the change must be committed once"
-        manager.alter_topic("t", {"retention.ms": "2h"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "2h"}, now_ms=NOW)
     with world.open():
         assert other.refresh().properties["retention.ms"] == "2h"
 
@@ -249,14 +249,16 @@ def test_altered_setting_is_in_the_manifest_after_the_next_maintenance(world: Wo
 def test_altered_setting_is_committed_when_an_unavailable_bucket_is_back(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         store.is_down = True
-        manager.alter_topic("t", {"retention.ms": "1h"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "1h"}, now_ms=NOW)
         manager.tick(NOW)
         assert isinstance(manager.problems[NAME], Unavailable)
         store.is_down = False
         settle(manager)
-        assert MetadataLog(world.store, manager.partition(NAME).prefix).refresh().properties["retention.ms"] == "1h"
+        assert (
+            MetadataLog(world.store, manager.partitions.find(NAME).prefix).refresh().properties["retention.ms"] == "1h"
+        )
 
 
 def test_new_topics_are_checked_in_the_bucket_in_parallel(world: World) -> None:
@@ -270,6 +272,6 @@ def test_new_topics_are_checked_in_the_bucket_in_parallel(world: World) -> None:
             return super().list(prefix, start_after=start_after)
 
     with world.open(store=Meeting("memory://b")) as manager:
-        made = manager.create_topics([AskedTopic(name=f"n{at}", properties=TIERED) for at in range(16)], now_ms=NOW)
+        made = manager.topics.create_all([AskedTopic(name=f"n{at}", properties=TIERED) for at in range(16)], now_ms=NOW)
         assert [each.name for each in made] == [f"n{at}" for at in range(16)]
         assert manager.problems == {}

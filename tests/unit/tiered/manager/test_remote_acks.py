@@ -19,7 +19,7 @@ SETTINGS = {**TIERED, "local.retention.ms": "-2", "segment.ms": "30d", "remote.c
 def world() -> World:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, SETTINGS, now_ms=NOW)
+        manager.topics.create("t", 1, SETTINGS, now_ms=NOW)
     return world
 
 
@@ -58,11 +58,13 @@ def test_acknowledged_records_are_in_the_bucket_before_roll_and_copy_lag_are_due
         assert acked.held_upto == {NAME: 70}  # type: ignore[attr-defined]
         assert acked.tries == 1  # type: ignore[attr-defined]
         assert held_remotely(world) == [b"value %d" % at for at in range(70)]
-        sequence = manager.partition(NAME).manifest().sequence
+        sequence = manager.partitions.find(NAME).manifest().sequence
         assert wait(manager, 70) is not None
-        assert manager.partition(NAME).manifest().sequence == sequence, "records in the bucket must not be sent again"
+        assert manager.partitions.find(NAME).manifest().sequence == sequence, (
+            "records in the bucket must not be sent again"
+        )
         send(manager, 50, start=70)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         send(manager, 3, start=120)
         assert wait(manager, 120) is not None
         assert held_upto(manager, NAME) == 120, "records beyond the requested offset are not copied"
@@ -70,7 +72,7 @@ def test_acknowledged_records_are_in_the_bucket_before_roll_and_copy_lag_are_due
 
 def test_remote_ack_rolls_only_the_requested_partitions(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("u", 2, SETTINGS, now_ms=NOW)
+        manager.topics.create("u", 2, SETTINGS, now_ms=NOW)
         first, second = TopicPartition("u", 0), TopicPartition("u", 1)
         for name in (first, second):
             manager.append("u", [Record(b"k", b"v", NOW)], name.partition, now_ms=NOW)
@@ -121,7 +123,7 @@ def test_remote_ack_ends_when_cancelled_or_after_a_takeover(world: World) -> Non
         send(manager, 20)
         assert wait(manager, 20, should_stop=lambda: True) is None
         with world.open(disk=world.other_disk()) as other:
-            assert other.partition(NAME).is_writer
+            assert other.partitions.find(NAME).is_writer
         with pytest.raises(Conflict):
             wait(manager, 20)
         with pytest.raises(Conflict):
@@ -136,7 +138,7 @@ def test_remote_ack_is_not_given_for_the_records_of_another_writer(world: World)
         with world.open(disk=world.other_disk()) as other:
             other.append("t", [Record(b"k", b"theirs", NOW)] * 30, 0, now_ms=NOW)
             assert wait(other, 30) is not None
-        metadata = manager.partition(NAME).metadata
+        metadata = manager.partitions.find(NAME).metadata
         assert metadata is not None
         with pytest.raises(Fenced):
             metadata.refresh(exact=True)
@@ -157,7 +159,7 @@ def test_remote_ack_of_a_topic_that_is_not_copied_is_refused_before_the_append(
     world: World, settings: dict[str, str], told: str
 ) -> None:
     with world.open() as manager:
-        manager.create_topic("u", 1, settings, now_ms=NOW)
+        manager.topics.create("u", 1, settings, now_ms=NOW)
         with pytest.raises(InvalidRequest, match=told):
             check_remote_acks(manager, [TopicPartition("u", 0)], now_ms=NOW)
 

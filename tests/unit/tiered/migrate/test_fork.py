@@ -44,9 +44,9 @@ SMALL_PAGES = PageRule(manifest_bytes_max=900, page_rows_max=4, page_rows_min=1,
 def _world(count: int = 300, settings: dict[str, str] = TIERED) -> World:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
         send(manager, count)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     return world
 
@@ -76,18 +76,18 @@ def _data(store: MemoryStore) -> set[str]:
 def _empty_the_topic(world: World, now_ms: int = LATER) -> None:
     """Expires all records and deletes every object that may be deleted."""
     with world.open(now_ms=now_ms) as manager:
-        if manager.topics():
-            manager.delete_records({NAME: -1}, now_ms=now_ms)
+        if manager.topics.all():
+            manager.maintenance.delete_records({NAME: -1}, now_ms=now_ms)
             for at in range(6):
                 settle(manager, now_ms + at * 2 * DAY)
 
 
 def _delete_the_topic(world: World) -> None:
     with world.open(now_ms=LATER) as manager:
-        manager.delete_topic("t", now_ms=LATER)
+        manager.topics.delete("t", now_ms=LATER)
         for at in range(6):
             settle(manager, LATER + at * 2 * DAY)
-        assert manager.registry.deleted() == ()
+        assert manager.partitions.registry.deleted() == ()
 
 
 def _manager_of_the_fork(world: World) -> LogManager:
@@ -102,12 +102,12 @@ def _manager_of_the_fork(world: World) -> LogManager:
 def test_fork_takes_the_topic_that_is_not_deleted_or_asks_for_a_topic_id() -> None:
     world = _world()
     with world.open() as manager:
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         settle(manager)
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        living = manager.topic("t").topic_id
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        living = manager.topics.get("t").topic_id
         send(manager, 40)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     assert [each.source.topic_id for each in _plan(world.store).partitions] == [living]
     foreign = RemotePartitionName("t", "AAAAAAAAAAAAAAAAAAAAAA", 0)
@@ -151,7 +151,7 @@ def test_deleted_fork_leaves_the_objects_of_its_source() -> None:
     _fork(world.store)
     truth, before = _read(world.store, NAME), _data(world.store)
     with _manager_of_the_fork(world) as manager:
-        manager.delete_topic("f", now_ms=LATER)
+        manager.topics.delete("f", now_ms=LATER)
         for at in range(6):
             settle(manager, LATER + at * 2 * DAY)
     assert _read(world.store, NAME) == truth
@@ -165,7 +165,7 @@ def test_objects_that_only_a_deleted_fork_needed_become_orphans() -> None:
     _fork(world.store)
     _empty_the_topic(world)
     with _manager_of_the_fork(world) as manager:
-        manager.delete_topic("f", now_ms=LATER)
+        manager.topics.delete("f", now_ms=LATER)
         for at in range(6):
             settle(manager, LATER + at * 2 * DAY)
     left = _data(world.store)
@@ -185,18 +185,18 @@ def test_objects_unlinked_by_a_fork_are_kept_for_its_grace_period() -> None:
     _fork(world.store)
     before = _data(world.store)
     with world.open(now_ms=LATER - 23 * HOUR) as manager:
-        manager.delete_records({NAME: -1}, now_ms=LATER - 23 * HOUR)
+        manager.maintenance.delete_records({NAME: -1}, now_ms=LATER - 23 * HOUR)
         settle(manager, LATER - 23 * HOUR)
     with _manager_of_the_fork(world) as manager:
-        manager.delete_records({FORK: -1}, now_ms=LATER)
+        manager.maintenance.delete_records({FORK: -1}, now_ms=LATER)
         settle(manager, LATER)
-        manifest = manager.partition(FORK).manifest()
+        manifest = manager.partitions.find(FORK).manifest()
         assert manifest is not None
         assert not manifest.has_entries
         assert manifest.pending_deletes
     with world.open(now_ms=LATER + 2 * HOUR) as manager:
         settle(manager, LATER + 2 * HOUR)
-        home = manager.partition(NAME).manifest()
+        home = manager.partitions.find(NAME).manifest()
         assert home is not None
         assert not home.pending_deletes, "the objects must not be pending deletes of the source any more"
     assert _data(world.store) == before
@@ -211,7 +211,7 @@ def test_appends_to_a_fork_and_its_source_are_separate() -> None:
         send(manager, 40, topic="f", start=5_000)
         send(source, 40, start=9_000)
         for each, topic in ((manager, "f"), (source, "t")):
-            each.roll(topic, now_ms=LATER)
+            each.partitions.roll(topic, now_ms=LATER)
             settle(each, LATER)
     values = {name: [record.value for record in _read(world.store, name)] for name in (NAME, FORK)}
     old = [record.value for record in truth]
@@ -227,7 +227,7 @@ def test_fork_of_a_fork_is_readable_after_both_are_deleted() -> None:
     _fork(world.store, "f", "g")
     _empty_the_topic(world)
     with _manager_of_the_fork(world) as manager:
-        manager.delete_topic("f", now_ms=LATER)
+        manager.topics.delete("f", now_ms=LATER)
         for at in range(6):
             settle(manager, LATER + at * 2 * DAY)
     assert _read(world.store, TopicPartition("g", 0)) == truth
@@ -245,7 +245,7 @@ def test_fork_up_to_an_offset_ends_at_the_last_segment_below_it() -> None:
     cleaned = _world(settings=COMPACTED)
     with cleaned.open() as manager:
         send(manager, 300, start=300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     with pytest.raises(InvalidRequest, match="would be missing"):
         _plan(cleaned.store, upto=250)
@@ -254,7 +254,7 @@ def test_fork_up_to_an_offset_ends_at_the_last_segment_below_it() -> None:
 def test_fork_under_the_name_of_another_topic_is_refused() -> None:
     world = _world()
     with world.open() as manager:
-        manager.create_topic("f", 1, TIERED, now_ms=NOW)
+        manager.topics.create("f", 1, TIERED, now_ms=NOW)
         settle(manager)
     with pytest.raises(InvalidRequest, match="another topic of that name"):
         _plan(world.store)
@@ -311,7 +311,7 @@ def test_fork_interrupted_at_any_call_is_completed_by_a_second_run(is_after: boo
     world = _world(150)
     # A log start offset inside a segment: the records below it are deleted and must stay deleted.
     with world.open() as manager:
-        manager.delete_records({NAME: 37}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 37}, now_ms=NOW)
         settle(manager)
     truth = _read(world.store, NAME)
     assert truth[0].offset == 37
@@ -394,7 +394,7 @@ def _race(world: World, at: int, *, passes_ms: int, deed: Callable[[World, int],
 def _empties(world: World, now_ms: int) -> None:
     """Retention of the source expires everything: unlinked now, deleted later."""
     with world.open(now_ms=now_ms) as manager:
-        manager.delete_records({NAME: -1}, now_ms=now_ms)
+        manager.maintenance.delete_records({NAME: -1}, now_ms=now_ms)
         for step in range(4):
             settle(manager, now_ms + step * 30 * HOUR)
 
@@ -519,7 +519,7 @@ def test_lookup_of_forks_sees_a_fork_made_during_the_lookup() -> None:
         if prefix == fork and is_due.pop() if is_due else False:
             _fork(world.store, "f", "g")
             with _manager_of_the_fork(world) as manager:
-                manager.delete_topic("f", now_ms=LATER)
+                manager.topics.delete("f", now_ms=LATER)
                 for at in range(6):
                     settle(manager, LATER + at * 2 * DAY)
         return real(store, prefix)
@@ -541,7 +541,7 @@ def test_lapsed_pin_of_a_fork_with_a_deleted_page_blocks_no_deletion(monkeypatch
     _, pinned = pin_newest(world.store, fork, log, now_ms=LATER, expires_ms=LATER + HOUR, holder="reader")
     assert pinned.pages
     with _manager_of_the_fork(world) as manager:
-        manager.delete_records({FORK: -1}, now_ms=LATER)
+        manager.maintenance.delete_records({FORK: -1}, now_ms=LATER)
         for at in range(3):
             settle(manager, LATER + at * 2 * DAY)
     assert ManifestChain(world.store, fork).read(pinned.sequence) == pinned
@@ -566,7 +566,7 @@ def test_lost_page_of_a_pinned_manifest_of_a_fork_prevents_deletions_by_its_sour
     log = MetadataLog(world.store, fork)
     _, pinned = pin_newest(world.store, fork, log, now_ms=LATER, expires_ms=LATER + 9 * DAY, holder="reader")
     with _manager_of_the_fork(world) as manager:
-        manager.delete_records({FORK: -1}, now_ms=LATER)
+        manager.maintenance.delete_records({FORK: -1}, now_ms=LATER)
         settle(manager, LATER)
     named_by_forks(world.store, home)
     world.store.delete([fork + pinned.pages[0].key])
@@ -579,15 +579,15 @@ def test_appends_to_a_fork_have_leader_epochs_above_those_of_its_source() -> Non
     for at in range(4):
         with world.open() as manager:
             send(manager, 60, start=60 + at * 60)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
     truth = _read(world.store, NAME)
     _fork(world.store)
     with _manager_of_the_fork(world) as manager:
         send(manager, 40, topic="f", start=5_000)
-        manager.roll("f", now_ms=LATER)
+        manager.partitions.roll("f", now_ms=LATER)
         settle(manager, LATER)
-        epochs = manager.partition(FORK).log.epochs.entries
+        epochs = manager.partitions.find(FORK).log.epochs.entries
     assert [record.value for record in _read(world.store, FORK)][: len(truth)] == [record.value for record in truth]
     lineage = [epoch for epoch, _ in MetadataLog(world.store, _names(world.store, "f")[0].prefix).refresh().lineage]
     assert lineage == sorted(lineage)
@@ -597,9 +597,9 @@ def test_appends_to_a_fork_have_leader_epochs_above_those_of_its_source() -> Non
 def test_cost_report_of_a_fork_shows_the_bytes_it_shares_with_its_source() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         (source,) = cost_report(manager, NOW).bills
     _fork(world.store)

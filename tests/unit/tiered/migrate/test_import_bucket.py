@@ -314,13 +314,13 @@ def test_manager_continues_after_an_import_with_a_higher_leader_epoch(tmp_path) 
     for turn in range(3):
         with world.open(disk=disk, now_ms=NOW + turn) as manager:
             assert manager.problems == {}
-            log = manager.partition(NAME).log
+            log = manager.partitions.find(NAME).log
             for at in range(60):
                 manager.append(NAME.topic, [Record(b"k", b"%d" % at, NOW)], NAME.partition, now_ms=NOW)
-            manager.roll(NAME.topic, now_ms=NOW)
+            manager.partitions.roll(NAME.topic, now_ms=NOW)
             for _ in range(5):
                 manager.tick(NOW)
             assert manager.problems == {}
-            epochs = [epoch for epoch, _ in manager.partition(NAME).manifest().lineage]  # type: ignore[union-attr]
+            epochs = [epoch for epoch, _ in manager.partitions.find(NAME).manifest().lineage]  # type: ignore[union-attr]
             assert epochs == sorted(epochs)
             assert log.epochs.entries[-1][0] > 57

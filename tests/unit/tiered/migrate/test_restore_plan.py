@@ -37,24 +37,24 @@ def _world(kind: str = "plain", count: int = 500) -> World:
     """A topic with all its closed segments in the bucket. The manager is closed."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, COMPACTED if kind == "compacted" else TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACTED if kind == "compacted" else TIERED, now_ms=NOW)
         if kind == "transactions":
             _transactions(manager)
         else:
             send(manager, count, keys=9)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         if kind == "compacted":
             send(manager, 60, start=count, keys=5)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
-        assert manager.partition(NAME).manifest().has_entries
+        assert manager.partitions.find(NAME).manifest().has_entries
     return world
 
 
 def _transactions(manager: LogManager) -> None:
     """Two producers interleaved over several segments, with committed and aborted transactions."""
-    log = manager.partition(NAME).log
+    log = manager.partitions.find(NAME).log
     sequences = {7: 0, 8: 0}
     for turn in range(8):
         for producer_id, sequence in list(sequences.items()):
@@ -113,9 +113,9 @@ def test_restored_log_has_every_record_of_its_source(kind: str) -> None:
 def test_restored_files_equal_those_of_the_source() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     disk = ModelDisk()
     _restore(world.store, disk)
@@ -176,10 +176,10 @@ def test_contradictory_restore_options_are_refused(wish: dict[str, object]) -> N
 def test_takeover_of_some_partitions_of_a_topic_is_refused() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 3, TIERED, now_ms=NOW)
+        manager.topics.create("t", 3, TIERED, now_ms=NOW)
         for partition in range(3):
             manager.append("t", [Record(b"k", b"v", NOW)] * 50, partition, now_ms=NOW)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     names = list_partitions(world.store)
     before = dict(world.store._objects)
@@ -200,7 +200,7 @@ def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(
         entries = _manifest(world).segments
         (done,) = _restore(world.store, disk, kept=kept, takes_over=True).partitions
         assert (done.size_bytes > 0) == (kept is LocalSegments.ALL)
-        held = former.partition(NAME)
+        held = former.partitions.find(NAME)
         assert held.metadata is not None
         with pytest.raises(Fenced):
             held.metadata.commit(expire_segments([], now_ms=NOW, log_start_offset=1), NOW)
@@ -209,7 +209,7 @@ def test_restore_with_takeover_continues_the_topic_and_fences_the_former_writer(
         reader = manager.reader()
         assert list(reader.records(NAME, reader.offsets(NAME)[0])) == before
         send(manager, 40, start=500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         again = [record.value for record in reader.records(NAME, done.next_offset)]
         assert again == [b"value %d" % at for at in range(500, 540)][-len(again) :]
@@ -222,9 +222,9 @@ def test_restore_of_recent_segments_keeps_those_of_local_retention() -> None:
     world = World()
     with world.open() as manager:
         settings = {**TIERED, "local.retention.ms": "-1", "local.retention.bytes": "5000"}
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     disk = ModelDisk()
     (planned,) = _plan(world.store, kept=LocalSegments.RECENT, takes_over=True)[0].partitions
@@ -259,7 +259,7 @@ def test_restore_without_takeover_leaves_the_bucket_unchanged() -> None:
     with _manager(world, disk) as manager:
         send(manager, 10, start=700)
         settle(manager)
-        assert not manager.partition(NAME).is_tiered
+        assert not manager.partitions.find(NAME).is_tiered
     assert world.store._objects == before
 
 
@@ -323,7 +323,7 @@ def test_restore_over_existing_files_is_refused() -> None:
         _restore(world.store, disk)
     disk.unlink(f"{ROOT}/topics.json")
     with _manager(world, disk) as manager:  # another topic with this name
-        manager.create_topic("u", 1, {}, now_ms=NOW)
+        manager.topics.create("u", 1, {}, now_ms=NOW)
     disk.rename(f"{ROOT}/u-0", f"{ROOT}/t-0.moved")
     disk.unlink(f"{ROOT}/topics.json")
     disk.unlink(f"{ROOT}/t-0/partition.metadata")
@@ -399,11 +399,11 @@ def test_empty_partition_keeps_its_topic_id_after_a_power_cut_at_any_effect() ->
 def _recreated(world: World) -> None:
     """Deletes the topic and creates another one with its name in the bucket."""
     with world.open() as manager:
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         settle(manager)
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 40, keys=3)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
 
 
@@ -430,7 +430,7 @@ def test_deleted_topic_is_not_restored() -> None:
     world = _world()
     plan = _plan(world.store)
     with world.open() as manager:
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         settle(manager)
     with pytest.raises(NotFound, match="was deleted"):
         _plan(world.store)

@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from disk_model import ModelDisk, PowerCut
@@ -25,7 +26,7 @@ from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.node.upload_pause import (
     FILE,
     LOCK,
-    Pauses,
+    UploadPauses,
     dry_run_pause,
     dry_run_resume,
     pause_uploads,
@@ -46,7 +47,7 @@ def _data_objects(world: World) -> set[str]:
 
 def _fill(manager: LogManager, turn: int, *, count: int = 60, keys: int = 9) -> None:
     send(manager, count, start=turn * count, keys=keys)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waiting", "tasks"])
@@ -58,37 +59,37 @@ def test_paused_topic_uploads_nothing_and_resumes_without_a_gap(names: list[str]
     def work(manager: LogManager, now_ms: int) -> None:
         for _ in range(6):
             manager.tick(now_ms, waits=waits)
-            assert manager.wait_for_tasks(10)
+            assert manager.maintenance.tasks.wait_idle(10)
 
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         _fill(manager, 0)
         work(manager, NOW)
-        reached, objects = manager.partition(NAME).manifest().next_offset, _data_objects(world)
+        reached, objects = manager.partitions.find(NAME).manifest().next_offset, _data_objects(world)
         assert reached == 60
-        manager.pause_uploads(names, now_ms=NOW, reason="the bucket moves")
+        manager.pauses.pause(names, now_ms=NOW, reason="the bucket moves")
         _fill(manager, 1)
         work(manager, NOW)
         assert _data_objects(world) == objects
     for turn in (2, 3):
         now = NOW + turn * DAY
         with world.open(now_ms=now) as manager:
-            assert manager.paused_topics()["t"].since_ms == NOW
+            assert manager.pauses.by_topic()["t"].since_ms == NOW
             _fill(manager, turn)
-            manager.alter_topic("t", {"retention.ms": "2ms", "retention.bytes": "2000"}, now_ms=now)
+            manager.topics.alter("t", {"retention.ms": "2ms", "retention.bytes": "2000"}, now_ms=now)
             work(manager, now)
-            manifest = manager.partition(NAME).manifest()
+            manifest = manager.partitions.find(NAME).manifest()
             assert _data_objects(world) <= objects
             assert manifest.next_offset == reached
             assert manifest.log_start_offset <= reached, "retention must not expire records that were never uploaded"
-            status = partition_status(manager.partition(NAME).snapshot(now))
+            status = partition_status(manager.partitions.find(NAME).snapshot(now))
             assert (status.lag_segments > 0, status.at_risk_bytes > status.lag_bytes - 1) == (True, True)
             assert values(manager.reader(), reached) == [(at, b"value %d" % at) for at in range(60, 60 * (turn + 1))]
-            manager.alter_topic("t", {"retention.ms": "-1", "retention.bytes": ""}, now_ms=now)
+            manager.topics.alter("t", {"retention.ms": "-1", "retention.bytes": ""}, now_ms=now)
     with world.open(now_ms=NOW + 4 * DAY) as manager:
-        assert manager.resume_uploads(names) == {}
+        assert manager.pauses.resume(names) == {}
         work(manager, NOW + 4 * DAY)
-        rows = [row for row in manager.partition(NAME).manifest().segments if row.base_offset >= reached]
+        rows = [row for row in manager.partitions.find(NAME).manifest().segments if row.base_offset >= reached]
         assert [row.base_offset for row in rows] == [reached, *(row.next_offset for row in rows[:-1])]
         assert rows[-1].next_offset == 240
         assert values(manager.reader(), reached) == [(at, b"value %d" % at) for at in range(60, 240)]
@@ -114,15 +115,15 @@ def test_pause_during_a_backlog_stops_it_after_the_current_upload() -> None:
     world = World()
     store = _PausesInTheMiddle(world)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         for turn in range(6):
             _fill(manager, turn, count=10)
         manager.tick(NOW)
         assert store.uploads == 2
-        assert manager.partition(NAME).manifest().next_offset == 20
-        manager.resume_uploads()
+        assert manager.partitions.find(NAME).manifest().next_offset == 20
+        manager.pauses.resume()
         settle(manager)
-        assert manager.partition(NAME).manifest().next_offset == 60
+        assert manager.partitions.find(NAME).manifest().next_offset == 60
         assert values(manager.reader()) == [(at, b"value %d" % at) for at in range(60)]
 
 
@@ -130,22 +131,22 @@ def test_paused_compacted_topic_replaces_no_remote_segment() -> None:
     world = World()
     replacing = {"remote.recompaction.min.saved.bytes": "1", "remote.recompaction.min.reduction.ratio": "0.01"}
     with world.open() as manager:
-        manager.create_topic("t", 1, {**COMPACTED, **replacing, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**COMPACTED, **replacing, "local.retention.ms": "-2"}, now_ms=NOW)
         for turn in range(3):
             _fill(manager, turn, keys=3 + turn * 20)
             settle(manager)
         objects = _data_objects(world)
-        manager.pause_uploads(now_ms=NOW)
+        manager.pauses.pause(now_ms=NOW)
         _fill(manager, 3, keys=90)
         settle(manager)
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         snapshot = held.snapshot(LATER)
         assert snapshot.paused == Pause(since_ms=NOW, is_of_all=True)
         planned = plan_partition(snapshot)
         assert not any(isinstance(each, CopySegment | ReplaceRemote) for each in planned)
         assert _data_objects(world) == objects
         expected = values(manager.reader())
-        manager.resume_uploads()
+        manager.pauses.resume()
         settle(manager)
         assert _data_objects(world) - objects
         assert values(manager.reader()) == expected
@@ -271,7 +272,7 @@ def test_valid_copy_wins_over_a_damaged_one_and_pauses_survive_offline_disks() -
     disk.create(f"{root}/{FILE}").append(b"\x00")
     assert set(paused_topics(places)) == {"a"}
     shown: list[tuple[object, str]] = list(places)
-    pauses = Pauses(shown)  # type: ignore[arg-type]
+    pauses = UploadPauses(SimpleNamespace(places=lambda: shown))  # type: ignore[arg-type]
     topic = TopicRegistry(places).get("a")
     shown[:] = [(_Refusing(), "./disk0"), (_Refusing(), "./disk1")]
     pauses.refresh()
@@ -315,8 +316,8 @@ def test_status_and_metrics_report_time_and_reason_of_a_pause() -> None:
     world = World()
     seen = Observations()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        manager.pause_uploads(["t"], now_ms=NOW, reason="the link is needed")
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        manager.pauses.pause(["t"], now_ms=NOW, reason="the link is needed")
         _fill(manager, 0)
         manager.tick(LATER)
         report = status_report(manager, LATER, storage=world.disk)
@@ -325,7 +326,7 @@ def test_status_and_metrics_report_time_and_reason_of_a_pause() -> None:
         text = Metrics(manager, seen).text(LATER)
         assert 'tiered_remote_copy_paused{topic="t"} 1' in text
         assert f'tiered_remote_copy_paused_seconds{{topic="t"}} {DAY // 1000}' in text
-        manager.resume_uploads(["t"])
+        manager.pauses.resume(["t"])
         manager.tick(LATER)
         text = Metrics(manager, seen).text(LATER)
         assert 'tiered_remote_copy_paused{topic="t"} 0' in text
@@ -348,7 +349,7 @@ def test_pause_and_resume_commands_work_while_a_manager_runs(tmp_path: Path, cap
             ("orders", "moving", False)
         ]
         manager.tick(NOW)
-        assert manager.partitions()[0].pause is not None
+        assert manager.partitions.all()[0].pause is not None
         assert invoke([*directory, "status"]) == 0
         told = capfd.readouterr()
         assert "paused, nothing waits" in told.out
@@ -364,4 +365,4 @@ def test_pause_and_resume_commands_work_while_a_manager_runs(tmp_path: Path, cap
         assert invoke([*directory, "resume", "nobody"]) == 1
         assert invoke([*directory, "resume"]) == 0
         manager.tick(NOW)
-        assert manager.partitions()[0].pause is None
+        assert manager.partitions.all()[0].pause is None

@@ -64,8 +64,8 @@ def test_every_metric_of_the_table_is_exported(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     station = Station(world, store, by_partition=True)
     with station.manager as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        manager.create_topic("c", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("c", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
         for topic in ("t", "c"):
             send(manager, 300, topic=topic)
         station.settle()
@@ -87,10 +87,10 @@ def test_partition_that_opens_late_counts_only_the_records_appended_since(
 ) -> None:
     station = Station(world)
     with station.manager as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         send(manager, 300)
         with monkeypatch.context() as patch:
-            patch.setattr(manager, "partitions", lambda *names: [])
+            patch.setattr(manager.partitions, "all", lambda *names: [])
             station.metrics = Metrics(manager, station.seen)
             list(station.metrics.samples(NOW))
         assert station.values(NOW + HOUR)["tiered_append_records_total{topic=t}"] == 0
@@ -102,7 +102,7 @@ def test_missing_price_file_removes_only_the_cost_metrics(world: World, caplog: 
     world.config = replace(world.config, overrides={**world.config.overrides, "cost.prices": "nowhere.json"})
     station = Station(world)
     with station.manager as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         names = {sample.name for sample in station.metrics.samples(NOW)}
     assert "tiered_local_log_bytes" in names
     assert "tiered_cost_dollars_per_month" not in names
@@ -113,7 +113,7 @@ def test_samples_have_the_labels_of_the_table(world: World) -> None:
     for by_partition in (False, True):
         station = Station(World(), by_partition=by_partition)
         with station.manager as manager:
-            manager.create_topic("t", 2, TIERED, now_ms=NOW)
+            manager.topics.create("t", 2, TIERED, now_ms=NOW)
             station.settle()
             for sample in station.metrics.samples(NOW):
                 metric = BY_NAME[sample.name]
@@ -124,7 +124,7 @@ def test_samples_have_the_labels_of_the_table(world: World) -> None:
 def test_counters_and_gauges_match_the_operations_performed(world: World) -> None:
     station = Station(world)
     with station.manager as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": str(3 * DAY)}, now_ms=NOW)
         send(manager, 300)
         manager.flush()
         before = station.values()
@@ -166,7 +166,7 @@ def test_store_failures_are_counted_by_operation_and_class(world: World) -> None
     store = SwitchableStore(world.store, is_down=False)
     station = Station(world, store)
     with station.manager as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         assert not [name for name in station.values() if name.startswith("tiered_objstore_failures_total")]
         store.is_down = True
@@ -183,8 +183,8 @@ def test_store_failures_are_counted_by_operation_and_class(world: World) -> None
 
 def test_remote_metrics_have_no_samples_until_the_bucket_was_read_once(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
-        manager.create_topic("here", 1, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("here", 1, now_ms=NOW)
         send(manager, 200)
         settle(manager)
     before = Station(world)
@@ -217,7 +217,7 @@ def test_remote_metrics_have_no_samples_until_the_bucket_was_read_once(world: Wo
 def test_partition_taken_over_by_another_writer_counts_as_halted(world: World) -> None:
     station = Station(world)
     with station.manager as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         station.settle()
         with world.open(disk=world.other_disk()):
@@ -225,7 +225,7 @@ def test_partition_taken_over_by_another_writer_counts_as_halted(world: World) -
         send(manager, 200, start=200)
         station.worker.round(NOW)
         assert station.values()["tiered_halted"] == 1
-        manager.table.problems = {TopicPartition("t", 0): Corrupt("reading", cause="crc")}
+        manager.partitions.problems = {TopicPartition("t", 0): Corrupt("reading", cause="crc")}
         assert station.values()["tiered_partition_problems{class=Corrupt}"] == 1
 
 
@@ -258,10 +258,10 @@ def test_orphans_of_failed_uploads_are_counted_each_time_and_logged_once(world: 
     store = NeitherWay(world.store, is_down=False)
     station = Station(world, store)
     with station.manager as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         for trouble in (1, 2):
-            send(manager, 30, start=manager.partition(TopicPartition("t", 0)).log.next_offset)
-            manager.roll("t", now_ms=NOW)
+            send(manager, 30, start=manager.partitions.find(TopicPartition("t", 0)).log.next_offset)
+            manager.partitions.roll("t", now_ms=NOW)
             store.is_down = True
             for _ in range(5):
                 station.worker.round(NOW)
@@ -280,9 +280,9 @@ def test_only_objects_that_a_failed_upload_may_have_left_are_counted(
     store = kind(world.store, is_down=False)
     station = Station(world, store)
     with station.manager as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 30)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         store.is_down = True
         for tries in (1, 2, 3):
             station.worker.round(NOW)
@@ -322,18 +322,18 @@ def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
         PageRule(manifest_bytes_max=2600, page_rows_max=16, page_rows_min=4, kept_entries_min=8),
     )
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
         send(manager, 3000)
         settle(manager)
-        assert manager.partition(TopicPartition("t", 0)).manifest().pages, (
+        assert manager.partitions.find(TopicPartition("t", 0)).manifest().pages, (
             "some entries must be in manifest pages, which only the bucket holds"
         )
     station = Station(world)  # it has read no manifest page yet
     with station.manager as manager:
-        before = manager.request_counts()
+        before = manager.store.counts()
         for at in range(0, 10 * DAY, DAY):
             station.metrics.text(NOW + at)
-        assert manager.request_counts() == before
+        assert manager.store.counts() == before
 
 
 def test_free_and_total_bytes_of_the_log_directories_are_exported(tmp_path) -> None:
@@ -368,7 +368,7 @@ def test_text_is_accepted_by_the_prometheus_parser(world: World) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     station = Station(world)
     with station.manager as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         station.settle()
         samples = list(station.metrics.samples(NOW))
@@ -388,7 +388,7 @@ def test_text_is_accepted_by_the_strict_open_metrics_parser(world: World) -> Non
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     station = Station(world, by_partition=True)
     with station.manager as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
         send(manager, 200)
         station.settle()
         samples = list(station.metrics.samples(NOW))
@@ -496,7 +496,7 @@ def test_context_around_store_calls_passes_errors_on(world: World) -> None:
         world.config, seen, now_ms=NOW, storage=world.disk, store=store, around=lambda op, key: Block(op)
     )
     with pytest.raises(Unavailable):
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     manager.close()
     assert done[0].startswith("+")
     assert any(each.endswith(":Unavailable") for each in done)

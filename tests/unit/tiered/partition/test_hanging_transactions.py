@@ -29,8 +29,8 @@ def begin(log: Log, number: int, count: int = 1) -> None:
 def test_ending_a_hanging_transaction_releases_the_records_after_it(commit: bool) -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        held = manager.partition(NAME)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        held = manager.partitions.find(NAME)
         for number in (8, 7):
             begin(held.log, number, 30)
         held.log.append([Record(b"k", b"after", NOW)] * 60, now_ms=NOW)
@@ -65,8 +65,8 @@ def test_transaction_that_ended_by_itself_does_not_abort_the_next_one(
     3. The abort is refused, because it was asked for the old transaction.
     """
     with World().open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
-        held = manager.partition(NAME)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        held = manager.partitions.find(NAME)
         begin(held.log, 7)
         find_open = hanging_transactions.find_open
 
@@ -89,7 +89,7 @@ def test_transactions_command_lists_and_ends_open_transactions(home: Path, capfd
     from tiered.config.config import Config
 
     with LogManager.open(Config.load("tiered.toml", {}, {}), now_ms=NOW) as manager:
-        begin(manager.partition(manager.topic("orders").partitions()[1]).log, 5)
+        begin(manager.partitions.find(manager.topics.get("orders").partitions()[1]).log, 5)
     (entry,) = json.loads(printed(capfd, "transactions", "list", "orders", "-o", "json"))["transactions"]
     assert (entry["partition"], entry["producer_id"], entry["producer_epoch"], entry["waiting"]) == (1, 5, 3, 1)
     assert printed(capfd, "transactions", "list", "-o", "csv").count("\n") == 2

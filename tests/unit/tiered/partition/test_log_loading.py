@@ -89,7 +89,7 @@ def test_many_logs_on_two_disks_are_recovered_after_a_crash(tmp_path: Path, thre
     (tmp_path / "tiered.toml").write_text('[local]\ndirs = ["one", "two"]\n[defaults]\n"segment.bytes" = 1024\n')
     config = Config.load(str(tmp_path / "tiered.toml"), {"num.recovery.threads.per.data.dir": threads})
     manager = LogManager.open(config, now_ms=NOW)
-    manager.create_topic("t", 12, now_ms=NOW)
+    manager.topics.create("t", 12, now_ms=NOW)
     for number in range(12):
         for _ in range(4):
             records = [Record(b"k", b"v" * 100, NOW)] * 5

@@ -33,13 +33,13 @@ class Counter:
 def expired_a_month_ahead(world: World, counter: Counter) -> LogManager:
     """A manager whose clock was a month ahead for one maintenance round, in which entries expired."""
     manager = world.open()
-    manager.create_topic("t", 1, GRACE, now_ms=NOW)
+    manager.topics.create("t", 1, GRACE, now_ms=NOW)
     for at in range(3):
         send(manager, 20, start=20 * at)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
     while manager.tick(NOW):
         pass
-    manager.partition(NAME).ahead = SkewedDeleteTimer(counter)
+    manager.partitions.find(NAME).ahead = SkewedDeleteTimer(counter)
     while manager.tick(NOW + MONTH):
         pass
     assert pending_deletes(manager)
@@ -47,7 +47,7 @@ def expired_a_month_ahead(world: World, counter: Counter) -> LogManager:
 
 
 def pending_deletes(manager: LogManager) -> list[PendingDelete]:
-    manifest = manager.partition(NAME).manifest()
+    manifest = manager.partitions.find(NAME).manifest()
     assert manifest is not None
     return list(manifest.pending_deletes)
 
@@ -89,7 +89,7 @@ def test_restart_counts_the_grace_period_from_zero() -> None:
         manager.tick(NOW)
     counter.ms = HOUR
     with world.open() as manager:
-        manager.partition(NAME).ahead = SkewedDeleteTimer(counter)
+        manager.partitions.find(NAME).ahead = SkewedDeleteTimer(counter)
         manager.tick(NOW + HOUR)
         assert objects(world) == there
         counter.ms = 2 * HOUR
@@ -100,12 +100,12 @@ def test_restart_counts_the_grace_period_from_zero() -> None:
 def test_pinned_objects_are_not_deleted_after_the_counted_grace_period() -> None:
     world, counter = World(), Counter()
     manager = world.open()
-    manager.create_topic("t", 1, GRACE, now_ms=NOW)
+    manager.topics.create("t", 1, GRACE, now_ms=NOW)
     send(manager, 20)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     while manager.tick(NOW):
         pass
-    held = manager.partition(NAME)
+    held = manager.partitions.find(NAME)
     assert held.metadata is not None
     pin, _ = pin_newest(world.store, held.prefix, held.metadata, now_ms=NOW, expires_ms=NOW + DAY, holder="reader")
     held.ahead = SkewedDeleteTimer(counter)
@@ -125,7 +125,7 @@ def test_no_object_is_deleted_before_its_grace_period_under_any_clock() -> None:
     """Random stamps and random reading clocks. Where a stamp is not trusted, the grace period is counted."""
     world, counter = World(), Counter()
     with expired_a_month_ahead(world, counter) as manager:
-        snapshot, manifest = manager.snapshots(NOW)[0], manager.partition(NAME).manifest()
+        snapshot, manifest = manager.snapshots(NOW)[0], manager.partitions.find(NAME).manifest()
         assert manifest is not None
         went = early = 0
         for seed in range(300):

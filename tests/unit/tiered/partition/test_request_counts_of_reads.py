@@ -28,9 +28,9 @@ def world() -> World:
     world = World()
     with world.open() as manager:
         for topic in TOPICS:
-            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+            manager.topics.create(topic, 1, TIERED, now_ms=NOW)
             send(manager, 100, topic=topic)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         settle(manager)
         for topic in TOPICS:
             send(manager, 20, topic=topic, start=100)
@@ -72,9 +72,9 @@ def test_next_status_fetches_only_newer_manifests_and_misses_none(world: World) 
         assert asked.bytes_out == 0, "a manifest that is already known must not be read again"
     with world.open() as manager:
         for topic in TOPICS:
-            manager.roll(topic, now_ms=NOW)
-        manager.delete_topic(TOPICS[-1], now_ms=NOW)
-        manager.create_topic(TOPICS[-1], 1, TIERED, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
+        manager.topics.delete(TOPICS[-1], now_ms=NOW)
+        manager.topics.create(TOPICS[-1], 1, TIERED, now_ms=NOW)
         settle(manager)
     now_ms += 10_000
     found, _ = look()
@@ -89,7 +89,7 @@ def test_thread_count_of_a_status_does_not_grow_with_the_topics(
     world = World()
     with world.open(store=open_store(f"file://{tmp_path}/bucket")) as manager:
         for topic in TOPICS[:topics]:
-            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+            manager.topics.create(topic, 1, TIERED, now_ms=NOW)
     started: list[str] = []
     start = threading.Thread.start
 
@@ -110,7 +110,7 @@ def test_thread_count_of_a_status_does_not_grow_with_the_topics(
 
 def _partitions(world: World) -> tuple[LogManager, list[Partition]]:
     manager = world.open(read_only=True)
-    return manager, manager.partitions()
+    return manager, manager.partitions.all()
 
 
 def test_after_the_time_limit_a_store_without_answers_gets_no_more_requests(world: World) -> None:

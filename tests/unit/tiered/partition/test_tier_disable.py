@@ -44,7 +44,7 @@ def world() -> World:
 def filled(world: World, properties: dict[str, str] = GRACE) -> LogManager:
     """300 records, most of them in the bucket only, and 20 records on the disk only."""
     manager = world.open()
-    manager.create_topic("t", 1, properties, now_ms=NOW)
+    manager.topics.create("t", 1, properties, now_ms=NOW)
     send(manager, 300)
     settle(manager)
     send(manager, 20, start=300)
@@ -52,7 +52,7 @@ def filled(world: World, properties: dict[str, str] = GRACE) -> LogManager:
 
 
 def head_of(manager: LogManager) -> Manifest:
-    manifest = manager.partitions()[0].manifest()
+    manifest = manager.partitions.all()[0].manifest()
     assert manifest is not None
     return manifest
 
@@ -67,9 +67,9 @@ def read(manager: LogManager) -> list[int]:
 
 def test_disabled_tier_raises_the_log_start_and_deletes_after_the_grace_period(world: World) -> None:
     with filled(world) as manager:
-        first = manager.partitions()[0].log.local_log_start_offset
+        first = manager.partitions.all()[0].log.local_log_start_offset
         assert 0 < first <= 300
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         settle(manager)
         assert manager.reader().offsets(NAME) == (first, 320)
         assert read(manager) == list(range(first, 320))
@@ -79,7 +79,7 @@ def test_disabled_tier_raises_the_log_start_and_deletes_after_the_grace_period(w
         settle(manager, NOW + 3 * HOUR)
         assert data_objects(world.store) == set()
         send(manager, 200, start=320)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager, NOW + 3 * HOUR)
         assert data_objects(world.store) == set(), "no segment may be copied to a disabled tier"
         assert read(manager) == list(range(first, 520))
@@ -90,7 +90,7 @@ def test_disabled_tier_raises_the_log_start_and_deletes_after_the_grace_period(w
 def test_records_in_both_tiers_stay_on_the_disk(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         assert head_of(manager).has_entries
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 3 * HOUR)
         assert data_objects(world.store) == set()
@@ -99,10 +99,10 @@ def test_records_in_both_tiers_stay_on_the_disk(world: World) -> None:
 
 def test_retention_after_a_disable_is_that_of_a_local_log(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
-        manager.alter_topic("t", {**OFF, "retention.bytes": "4000"}, now_ms=NOW)
+        manager.topics.alter("t", {**OFF, "retention.bytes": "4000"}, now_ms=NOW)
         for _ in range(3):
             settle(manager, NOW + 3 * HOUR)
-        log = manager.partitions()[0].log
+        log = manager.partitions.all()[0].log
         assert manager.reader().offsets(NAME)[0] == log.local_log_start_offset > 0
         assert sum(each.size_bytes for each in log.segments()) < 6500
         assert read(manager) == list(range(log.log_start_offset, 320))
@@ -113,16 +113,16 @@ def test_disable_needs_an_altered_topic_and_delete_on_disable(world: World, how:
     with filled(world) as manager:
         before = data_objects(world.store)
         with pytest.raises(InvalidRequest, match=r"delete\.on\.disable"):
-            manager.alter_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
+            manager.topics.alter("t", {"remote.storage.enable": "false"}, now_ms=NOW)
     if how == "by an override":
         settings = {"remote_storage_enable": "false", "remote_log_delete_on_disable": "true"}
         with world.open(**settings) as manager:
             settle(manager, NOW + 9 * HOUR)
     elif how == "by a default":
         with world.open() as manager:
-            manager.alter_topic("t", {"remote.log.delete.on.disable": "true"}, now_ms=NOW)
+            manager.topics.alter("t", {"remote.log.delete.on.disable": "true"}, now_ms=NOW)
             with pytest.raises(InvalidRequest, match="on the topic to delete"):
-                manager.alter_topic("t", {"remote.storage.enable": ""}, now_ms=NOW)
+                manager.topics.alter("t", {"remote.storage.enable": ""}, now_ms=NOW)
     with world.open() as manager:
         settle(manager)
         assert before <= data_objects(world.store)
@@ -132,14 +132,14 @@ def test_disable_needs_an_altered_topic_and_delete_on_disable(world: World, how:
 def test_reenabled_tier_copies_the_log_again_from_its_start(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         old = data_objects(world.store)
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         manager.tick(NOW)
         assert head_of(manager).tier_disabled, "the disable must be under way"
-        manager.alter_topic("t", ON, now_ms=NOW)
+        manager.topics.alter("t", ON, now_ms=NOW)
         settle(manager)
         assert not head_of(manager).tier_disabled
         assert head_of(manager).segments[0].base_offset == 0
-        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+        manager.topics.alter("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
         settle(manager, NOW + 3 * HOUR)
         new = data_objects(world.store)
         assert new
@@ -153,18 +153,18 @@ def test_reader_with_an_older_manifest_reads_on_and_a_new_reader_sees_none(world
     with filled(world) as manager:
         view = RemoteLog(world.store)
         start, end = view.reader().offsets(NAME)
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         settle(manager, NOW + HOUR)
         assert len(values(view.reader(), start, end)) == end
         fresh = RemoteLog(world.store)
-        first = manager.partitions()[0].log.local_log_start_offset
+        first = manager.partitions.all()[0].log.local_log_start_offset
         assert fresh.reader().offsets(NAME) == (first, first)
         assert values(fresh.reader(), first) == []
 
 
 def test_entries_of_a_disabled_tier_are_not_read_before_their_deletion(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         manager.tick(NOW)
         assert head_of(manager).tier_disabled
         assert head_of(manager).log_start_offset == 0
@@ -180,7 +180,7 @@ def test_entries_of_a_disabled_tier_are_not_read_before_their_deletion(world: Wo
 def test_offsets_of_a_disabled_tier_are_not_reused_even_on_a_new_disk(world: World) -> None:
     with filled(world, {**GRACE, "local.retention.ms": "-2"}) as manager:
         reached = head_of(manager).next_offset
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 3 * HOUR)
         assert manager.list_offsets({NAME: LATEST_TIERED})[NAME].offset == reached - 1  # type: ignore[union-attr]
@@ -188,7 +188,7 @@ def test_offsets_of_a_disabled_tier_are_not_reused_even_on_a_new_disk(world: Wor
     for _ in range(2):
         with world.open(disk=lost) as manager:
             assert manager.problems == {}
-            assert manager.partitions()[0].log.next_offset >= reached
+            assert manager.partitions.all()[0].log.next_offset >= reached
             settle(manager)
             assert manager.reader().offsets(NAME) == (reached, reached)
     with world.open(disk=lost) as manager:
@@ -201,16 +201,16 @@ def test_offsets_of_a_disabled_tier_are_not_reused_even_on_a_new_disk(world: Wor
 
 def test_disable_deletes_tier_and_view_of_a_compacted_topic_that_stays_cleaned(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**COMPACTED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**COMPACTED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 100, start=300)
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 3 * HOUR)
         assert data_objects(world.store) == set()
         send(manager, 100, start=400)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager, NOW + 3 * HOUR)
         newest = {b"k%d" % (at % 9): b"value %d" % at for at in range(500)}
         found = values(manager.reader(), manager.reader().offsets(NAME)[0])
@@ -223,7 +223,7 @@ def test_disable_deletes_tier_and_view_of_a_compacted_topic_that_stays_cleaned(w
 
 def _switch_off(world: World, store: object) -> None:
     manager = world.open(store=store)  # type: ignore[arg-type]
-    manager.alter_topic("t", OFF, now_ms=NOW)
+    manager.topics.alter("t", OFF, now_ms=NOW)
     for hours in (0, 3):
         for _ in range(8):
             manager.tick(NOW + hours * HOUR)
@@ -233,8 +233,8 @@ def _switch_off(world: World, store: object) -> None:
 def _prepared() -> tuple[World, int]:
     world = World()
     with filled(world) as manager:
-        manager.roll("t", now_ms=NOW)
-        return world, manager.partitions()[0].log.local_log_start_offset
+        manager.partitions.roll("t", now_ms=NOW)
+        return world, manager.partitions.all()[0].log.local_log_start_offset
 
 
 def _check_after(world: World, first: int) -> None:
@@ -244,9 +244,9 @@ def _check_after(world: World, first: int) -> None:
         assert manager.problems == {}
         found = read(manager)
         assert found in (list(range(320)), list(range(first, 320)))
-        if manager.topic("t").properties.get("remote.storage.enable") == "true":
+        if manager.topics.get("t").properties.get("remote.storage.enable") == "true":
             assert found[0] == 0, "the tier must not be disabled before the topic is altered"
-            manager.alter_topic("t", OFF, now_ms=NOW)
+            manager.topics.alter("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 9 * HOUR)
         assert read(manager) == list(range(first, 320))
@@ -319,15 +319,15 @@ def test_no_segment_is_dropped_while_the_commit_of_a_disable_is_in_doubt(world: 
     """
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        held, topic = manager.partition(NAME), manager.topic("t")
+        held, topic = manager.partitions.find(NAME), manager.topics.get("t")
         store.is_armed = True
         with suppress(Unavailable):
             disable_tier_of(replace_rules(held), lambda: manager.directories.of(NAME), 0, now_ms=NOW)
         assert store.is_mute
-        manager.alter_topic("t", {**topic.properties, "local.retention.ms": "1ms"}, now_ms=NOW)
+        manager.topics.alter("t", {**topic.properties, "local.retention.ms": "1ms"}, now_ms=NOW)
         manager.tick(NOW)
         assert held.log.segments()[0].base_offset == 0
         store.is_armed = store.is_mute = False
@@ -340,10 +340,10 @@ def test_no_segment_is_dropped_between_the_snapshot_and_the_disable_commit(
 ) -> None:
     """The partition lock is free at this point, because no thread may wait for the store while it holds the lock."""
     with world.open() as manager:
-        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
         real, dropped = tier_disable.disable_tier, []
 
@@ -354,9 +354,9 @@ def test_no_segment_is_dropped_between_the_snapshot_and_the_disable_commit(
             return real(**facts)
 
         monkeypatch.setattr(tier_disable, "disable_tier", overtaken)
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
-        assert manager.wait_for_tasks(30.0)
+        assert manager.maintenance.tasks.wait_idle(30.0)
         assert [each.done for each in dropped[0].values()] == [()]
         assert head_of(manager).log_start_offset == 0
         assert read(manager) == list(range(300))
@@ -370,10 +370,10 @@ def test_no_segment_is_dropped_by_a_snapshot_older_than_the_disable(
     allows."""
     real, store, looks = Partition.snapshot, MuteStore(world.store), 0
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
         store.is_armed = True
         with suppress(Unavailable):
@@ -408,7 +408,7 @@ def test_reenabled_tier_reuses_no_upload_that_the_disable_deleted(world: World) 
     """
     store = MuteStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**GRACE, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         store.is_armed = True
         manager.tick(NOW)
@@ -416,11 +416,11 @@ def test_reenabled_tier_reuses_no_upload_that_the_disable_deleted(world: World) 
         store.is_armed = store.is_mute = False
         settle(manager)
         assert head_of(manager).has_entries
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         settle(manager)
         settle(manager, NOW + 3 * HOUR)
         assert data_objects(world.store) == set()
-        manager.alter_topic("t", ON, now_ms=NOW)
+        manager.topics.alter("t", ON, now_ms=NOW)
         settle(manager, NOW + 3 * HOUR)
         upto = head_of(manager).next_offset
         assert upto > 200
@@ -435,15 +435,15 @@ def test_disable_that_is_reverted_before_its_commit_is_not_applied(
         real, back = tier_disable.disable_tier, []
 
         def held_up(**facts: int) -> object:
-            turn = threading.Thread(target=lambda: back.append(manager.alter_topic("t", ON, now_ms=NOW)))
+            turn = threading.Thread(target=lambda: back.append(manager.topics.alter("t", ON, now_ms=NOW)))
             turn.start()
             turn.join()
             return real(**facts)
 
         monkeypatch.setattr(tier_disable, "disable_tier", held_up)
-        manager.alter_topic("t", OFF, now_ms=NOW)
+        manager.topics.alter("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
-        assert manager.wait_for_tasks(60.0)
+        assert manager.maintenance.tasks.wait_idle(60.0)
         assert len(back) == 1, "the topic must have been altered while the commit waited"
         settle(manager)
         assert head_of(manager).has_entries

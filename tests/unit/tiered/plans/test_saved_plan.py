@@ -42,9 +42,9 @@ def saved_of(manager, at_ms=NOW, made_ms=NOW):
 def world():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2", "retention.ms": "3d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2", "retention.ms": "3d"}, now_ms=NOW)
         send(manager, 400)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
     return world
 
 
@@ -67,7 +67,7 @@ def test_plan_of_a_read_only_open_is_applied_by_a_writer_after_its_takeover(worl
         assert [each.skipped for each in applied.values()] == [()]
         done = [each for each in applied[NAME].done if isinstance(each, CopySegment)]
         assert done == [each for each in saved.plan.decisions[NAME] if isinstance(each, CopySegment)]
-        assert manager.partition(NAME).manifest().segment_count == len(done) > 2
+        assert manager.partitions.find(NAME).manifest().segment_count == len(done) > 2
 
 
 def test_records_appended_since_the_plan_do_not_invalidate_it(world):
@@ -88,11 +88,11 @@ def test_plan_of_a_changed_state_is_refused_without_effect(world, what):
                 manager.apply(priced_plan(manager, NOW).plan)
             case "rolled":
                 send(manager, 3, start=400)
-                manager.roll("t", now_ms=NOW)
+                manager.partitions.roll("t", now_ms=NOW)
             case "raised":
-                manager.delete_records({NAME: 10}, now_ms=NOW)
+                manager.maintenance.delete_records({NAME: 10}, now_ms=NOW)
             case "gone":
-                manager.delete_topic("t", now_ms=NOW)
+                manager.topics.delete("t", now_ms=NOW)
         before = {info.key for info in world.store.list("")}
         with pytest.raises(Conflict, match="the state has changed"):
             apply_saved(manager, saved, now_ms=NOW)
@@ -106,7 +106,7 @@ def test_plan_from_before_a_settings_change_deletes_nothing(world, setting):
         settle(manager)
         saved = saved_of(manager, later, later)
         assert {"DropLocal", "ExpireRemote"} <= {type(each).__name__ for each in saved.plan.decisions[NAME]}
-        manager.alter_topic("t", setting, now_ms=later)
+        manager.topics.alter("t", setting, now_ms=later)
         with pytest.raises(Conflict, match="the state has changed"):
             apply_saved(manager, saved, now_ms=later)
         assert len(values(manager.reader())) == 400
@@ -132,7 +132,7 @@ def test_fingerprint_does_not_depend_on_which_entries_of_a_page_were_read(world,
         (now,), (later,) = manager.snapshots(NOW), manager.snapshots(NOW + 30 * DAY)
         assert len(now.remote) < len(later.remote)
         assert fingerprint(now) == fingerprint(later)
-        manager.delete_records({NAME: 100}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 100}, now_ms=NOW)
         assert fingerprint(manager.snapshots(NOW)[0]) != fingerprint(now)
 
 
@@ -217,11 +217,11 @@ def test_plan_is_refused_after_a_change_of_prices_bucket_key_or_topic_id(world, 
     with world.open() as manager:
         saved = saved_of(manager)
         if what == "anew":
-            properties = manager.topic("t").properties
-            manager.delete_topic("t", now_ms=NOW)
-            manager.create_topic("t", 1, properties, now_ms=NOW)
+            properties = manager.topics.get("t").properties
+            manager.topics.delete("t", now_ms=NOW)
+            manager.topics.create("t", 1, properties, now_ms=NOW)
             send(manager, 400)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
     match what:
         case "prices":
             (tmp_path / "p.json").write_text(json.dumps({"classes": {"STANDARD": {"put_per_1000": 0.0051}}}))
@@ -259,9 +259,9 @@ def expired_of(world, later):
     """A plan that only deletes the objects of expired records."""
     with world.open(now_ms=NOW) as manager:
         settle(manager)
-        manager.delete_records({NAME: 200}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 200}, now_ms=NOW)
         settle(manager)
-        due = {each.key for each in manager.partition(NAME).manifest().pending_deletes}
+        due = {each.key for each in manager.partitions.find(NAME).manifest().pending_deletes}
         saved = saved_of(manager, later, later)
         assert due == {each.key for each in saved.plan.decisions[NAME] if isinstance(each, DeletePending)}
         return saved, due
@@ -273,7 +273,7 @@ def test_objects_of_a_pin_or_fork_are_skipped_without_a_refusal(world, what):
     later = NOW + 2 * DAY
     with world.open() as manager:
         settle(manager)
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         if what == "pinned before it expired":
             pin_newest(world.store, held.prefix, held.metadata, now_ms=NOW, expires_ms=later + DAY, holder="reader")
         if what == "forked before it expired":
@@ -281,7 +281,7 @@ def test_objects_of_a_pin_or_fork_are_skipped_without_a_refusal(world, what):
             run_fork(world.store, plan_fork(world.store, names, "f", known=[]), now_ms=lambda: NOW)
     saved, due = expired_of(world, later)
     with world.open(now_ms=later) as manager:
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         if what == "pinned since":
             pin_newest(world.store, held.prefix, held.metadata, now_ms=later, expires_ms=later + DAY, holder="reader")
         applied = apply_saved(manager, saved, now_ms=later)[NAME]
@@ -303,7 +303,7 @@ def test_another_clock_at_apply_time_adds_no_decision(world, hours):
 def test_paused_uploads_are_skipped_without_a_refusal(world):
     with world.open() as manager:
         saved = saved_of(manager)
-        manager.pause_uploads(["t"], now_ms=NOW)
+        manager.pauses.pause(["t"], now_ms=NOW)
         applied = apply_saved(manager, saved, now_ms=NOW)[NAME]
         assert not any(isinstance(each, CopySegment) for each in applied.done)
         assert any(isinstance(each, CopySegment) for each in applied.skipped)

@@ -47,7 +47,7 @@ def tiered() -> Iterator[tuple[LogManager, SlowStore]]:
     world = World()
     store = SlowStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         assert manager._source(NAME).log.local_log_start_offset > 100  # type: ignore[union-attr]

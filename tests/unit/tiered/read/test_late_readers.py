@@ -30,9 +30,9 @@ def world() -> World:
 def manager(world: World):
     """300 records in the bucket, in four entries."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         settle(manager)
         yield manager
@@ -40,14 +40,14 @@ def manager(world: World):
 
 def _end_and_delete(manager: LogManager, upto: int) -> None:
     """Expire the records below `upto`, delete their objects and collect all manifests but the newest."""
-    manager.delete_records({NAME: upto}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: upto}, now_ms=NOW)
     for days in (0, 2, 4):
         settle(manager, NOW + days * DAY)
     _collect(manager)
 
 
 def _collect(manager: LogManager) -> None:
-    held = manager.partition(NAME)
+    held = manager.partitions.find(NAME)
     assert held.metadata is not None
     for number in range(6):
         held.metadata.commit(set_properties({"step": str(number)}), NOW)
@@ -85,9 +85,9 @@ def test_timestamp_lookup_uses_the_remaining_entries(world: World, manager: LogM
 
 
 def test_timestamp_lookup_in_an_entry_with_a_lost_object_is_corrupt(world: World, manager: LogManager) -> None:
-    manifest = manager.partition(NAME).manifest()
+    manifest = manager.partitions.find(NAME).manifest()
     assert manifest is not None
-    prefix = manager.partition(NAME).prefix
+    prefix = manager.partitions.find(NAME).prefix
     kept = {
         key: world.store.get(prefix + key) for key in (manifest.segments[1].indexes_key, manifest.segments[2].data_key)
     }
@@ -116,7 +116,7 @@ def test_stream_overtaken_by_deletion_raises_and_skips_no_record_silently(manage
     isolation = Isolation.READ_COMMITTED if read == "committed" else Isolation.READ_UNCOMMITTED
     stream = manager.reader(isolation=isolation).records(NAME, 0)
     seen = [next(stream).offset]
-    manager.delete_records({NAME: 250}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 250}, now_ms=NOW)
     with pytest.raises(OffsetOutOfRange, match="first_offset=250"):
         seen.extend(record.offset for record in stream)
     assert seen == list(range(len(seen)))
@@ -127,23 +127,23 @@ def test_suspended_second_process_skips_no_record_that_the_first_dropped(world: 
     """The second process reads the disk again. It must also read the manifest again, although its successors were
     collected."""
     with world.open() as first:
-        first.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        first.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(first, 100)
-        first.roll("t", now_ms=NOW)
+        first.partitions.roll("t", now_ms=NOW)
         settle(first)
         second = world.open(read_only=True)
         assert len(values(second.reader())) == 100
         expected = [*values(first.reader())]
         send(first, 200, start=100)
-        first.roll("t", now_ms=NOW)
+        first.partitions.roll("t", now_ms=NOW)
         settle(first)
-        first.alter_topic("t", TIERED, now_ms=NOW)
+        first.topics.alter("t", TIERED, now_ms=NOW)
         settle(first)
         settle(first)
         _collect(first)
         expected = values(first.reader())
-        second.partition(NAME).log.reload_files()
-        assert second.partition(NAME).log.local_log_start_offset > 100
+        second.partitions.find(NAME).log.reload_files()
+        assert second.partitions.find(NAME).log.local_log_start_offset > 100
         assert values(second.reader()) == expected
         second.close()
 
@@ -154,14 +154,14 @@ def test_unreadable_last_entry_stops_only_its_own_partition(
 ) -> None:
     monkeypatch.setenv("TIERED_KEYS", f"k {base64.b64encode(bytes(32)).decode()}")
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.encryption.key.id": "k"}, now_ms=NOW)
-        manager.create_topic("u", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.encryption.key.id": "k"}, now_ms=NOW)
+        manager.topics.create("u", 1, TIERED, now_ms=NOW)
         for topic in ("t", "u"):
             send(manager, 100, topic=topic)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         settle(manager)
-        manager.alter_topic("t", {"remote.encryption.key.id": ""}, now_ms=NOW)
-        manifest, prefix = manager.partition(NAME).manifest(), manager.partition(NAME).prefix
+        manager.topics.alter("t", {"remote.encryption.key.id": ""}, now_ms=NOW)
+        manifest, prefix = manager.partitions.find(NAME).manifest(), manager.partitions.find(NAME).prefix
     assert manifest is not None
     key = prefix + manifest.segments[-1].indexes_key
     kept = world.store.get(key)
@@ -182,13 +182,13 @@ def test_unreadable_last_entry_stops_only_its_own_partition(
 
 
 def test_name_of_a_deleted_and_recreated_topic_means_the_new_topic(world: World, manager: LogManager) -> None:
-    manager.delete_topic("t", now_ms=NOW)
+    manager.topics.delete("t", now_ms=NOW)
     settle(manager, NOW)
     with pytest.raises(NotFound, match="deleted"):
         RemoteLog(world.store).manifest(NAME)
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 50)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     view = RemoteLog(world.store)
     assert len(view.topic_ids("t")) == 2, "the deleted topic must stay readable by its topic id"
@@ -201,12 +201,12 @@ def test_fetch_does_not_continue_a_read_of_records_deleted_since(manager: LogMan
     with Fetcher(manager.reader()) as fetcher:
         first = fetcher.fetch(NAME, 0, bytes_max=400, wait_ms=10_000)
         if change == "deleted records":
-            manager.delete_records({NAME: 250}, now_ms=NOW)
+            manager.maintenance.delete_records({NAME: 250}, now_ms=NOW)
             with pytest.raises(OffsetOutOfRange, match="first_offset=250"):
                 fetcher.fetch(NAME, first.next_offset, bytes_max=400, wait_ms=10_000)
             return
-        manager.delete_topic("t", now_ms=NOW)
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         manager.append("t", [Record(b"new", b"new", NOW)] * 60, 0, now_ms=NOW)
         again = fetcher.fetch(NAME, first.next_offset, bytes_max=400, wait_ms=10_000)
         assert all(b"new" in bytes(data) for data in again.data)
@@ -215,15 +215,15 @@ def test_fetch_does_not_continue_a_read_of_records_deleted_since(manager: LogMan
 
 def test_largest_timestamp_is_that_of_a_record_left_by_the_cleaner(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact", "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "cleanup.policy": "compact", "local.retention.ms": "-2"}, now_ms=NOW)
         for late in (NOW + 5000, NOW - 100):
             others = [Record(b"other %d" % each, b"y" * 60, NOW - DAY) for each in range(30)]
             manager.append("t", [Record(b"k", b"x", late), *others], 0, now_ms=NOW)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
         manager.append("t", [Record(b"last", b"z", NOW - 200)], 0, now_ms=NOW)
         settle(manager, NOW + 1)
-        manifest = manager.partition(NAME).manifest()
+        manifest = manager.partitions.find(NAME).manifest()
         assert manifest is not None
         assert manifest.segments[0].max_timestamp_ms == NOW + 5000, "the bucket must still hold the old record"
         found = manager.list_offsets({NAME: OffsetSpec.MAX_TIMESTAMP})[NAME]

@@ -37,7 +37,7 @@ def ready(world: World, count: int = 120, *, opened: dict[str, str] | None = Non
     """
     manager = world.open(**(opened or {}))
     asked = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in properties.items()}}
-    manager.create_topic("t", 1, asked, now_ms=NOW)
+    manager.topics.create("t", 1, asked, now_ms=NOW)
     send(manager, count)
     return manager
 
@@ -62,7 +62,7 @@ def log_of(manager: LogManager) -> list:
 
 
 def view_of(manager: LogManager, name: str = "compacted"):
-    return find_view(manager.partitions()[0].local_views.known(), name)
+    return find_view(manager.partitions.all()[0].local_views.known(), name)
 
 
 def parts(world: World) -> set[str]:
@@ -115,7 +115,7 @@ def test_view_is_readable_after_a_restart_and_in_a_read_only_open(world: World) 
     manager.close()
     with world.open() as again:
         assert compacted(again) == newest(log_of(again), 150)
-        assert view_of(again).state(again.partitions()[0].local_views.epoch) is ViewState.SUCCESS
+        assert view_of(again).state(again.partitions.all()[0].local_views.epoch) is ViewState.SUCCESS
 
 
 def test_read_only_open_reads_the_newer_view_after_deletion_of_old_parts(world: World) -> None:
@@ -138,7 +138,7 @@ def test_missing_view_error_names_the_build_command(world: World) -> None:
 def test_view_ends_before_an_open_transaction(world: World) -> None:
     manager = ready(world, count=10)
     producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
-    log = manager.partitions()[0].log
+    log = manager.partitions.all()[0].log
     log.append([Record(b"k1", b"undecided", NOW)], now_ms=NOW, producer=producer)
     send(manager, 10, start=20)
     build(manager)
@@ -191,7 +191,7 @@ def test_view_keeps_records_that_its_log_deleted(world: World) -> None:
     manager = ready(world)
     build(manager)
     expected = compacted(manager)
-    manager.delete_records({NAME: 120}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 120}, now_ms=NOW)
     settle(manager)
     assert compacted(manager) == expected
     assert manager.reader(read_compacted=True).offsets(NAME) == (0, 120)
@@ -201,7 +201,7 @@ def test_records_deleted_beyond_the_horizon_are_a_gap_until_accepted(world: Worl
     manager = ready(world)
     build(manager)
     send(manager, 30, start=120)
-    manager.delete_records({NAME: 130}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 130}, now_ms=NOW)
     (status,) = view_status(manager, NOW, ["t"])
     assert status.gap == (120, 130)
     with pytest.raises(OffsetOutOfRange, match=r"lost=\[120, 130\)"):
@@ -217,10 +217,10 @@ def test_maintenance_builds_the_view_by_threshold_and_before_retention_expires(w
     manager = ready(world, compaction_view_threshold="1000000", retention_bytes="500", retention_ms="-1")
     log = log_of(manager)
     settle(manager)
-    assert manager.partitions()[0].log.log_start_offset > 0
+    assert manager.partitions.all()[0].log.log_start_offset > 0
     assert view_of(manager).last_run.from_offset == 0
     assert compacted(manager)[: len(newest(log, 120))] == newest(log, 120)
-    manager.alter_topic("t", {"compaction.view.threshold": "100", "retention.bytes": "-1"}, now_ms=NOW)
+    manager.topics.alter("t", {"compaction.view.threshold": "100", "retention.bytes": "-1"}, now_ms=NOW)
     send(manager, 60, start=120)
     settle(manager)
     assert view_of(manager).horizon_offset == 180
@@ -231,12 +231,12 @@ def test_maintenance_builds_the_view_by_threshold_and_before_retention_expires(w
 
 def test_retention_waits_for_a_view_that_cannot_be_built(world: World) -> None:
     manager = ready(world, compaction_view_threshold="1000000", retention_bytes="500")
-    held = manager.partitions()[0]
+    held = manager.partitions.all()[0]
     held.rules = replace(held.rules, view_buffer_bytes=24)
     manager.tick(NOW)
     manager.tick(NOW)
     assert view_of(manager).failure is not None
-    assert manager.partitions()[0].log.log_start_offset == 0
+    assert manager.partitions.all()[0].log.log_start_offset == 0
     assert len(log_of(manager)) == 120
 
 
@@ -246,7 +246,7 @@ def test_tombstone_beyond_the_view_horizon_is_kept_past_its_retention(world: Wor
     build(manager)
     add(manager, (b"a", None), (b"c", b"1"))
     for at in range(3):
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager, NOW + at * DAY)
         add(manager, (b"d%d" % at, b"1"))
     build(manager)
@@ -259,7 +259,7 @@ def test_tombstone_beyond_the_view_horizon_is_kept_past_its_retention(world: Wor
 def test_view_is_invalid_after_truncation_below_its_horizon(world: World) -> None:
     manager = ready(world)
     build(manager)
-    manager.partitions()[0].log.truncate_to(100, now_ms=NOW)
+    manager.partitions.all()[0].log.truncate_to(100, now_ms=NOW)
     (status,) = view_status(manager, NOW, ["t"])
     assert status.state is ViewState.ERROR
     assert "ends at offset 100, below the horizon 120 of the view" in status.view.failure.error
@@ -280,7 +280,7 @@ def test_log_shortened_by_recovery_invalidates_the_view_before_an_append(world: 
     del world.disk.names[bases[-1]]
     world.disk.locks.clear()
     with world.open() as again:
-        assert again.partitions()[0].log.next_offset < 120
+        assert again.partitions.all()[0].log.next_offset < 120
         assert view_of(again).failure is not None
         assert decode_catalog(world.disk.read(CATALOG), path=CATALOG).views[0].entries == ()
 
@@ -371,7 +371,7 @@ def test_view_moves_with_its_log_and_counts_in_the_size_of_the_directory(world: 
     target = next(root for root in world.config.data_dirs if root != source.facts.path)
     stream = manager.reader(read_compacted=True).records(NAME, 0)
     first = next(stream)
-    manager.move(NAME, target, now_ms=NOW)
+    manager.maintenance.move(NAME, target, now_ms=NOW)
     assert [first, *stream] == expected == compacted(manager)
     send(manager, 30, start=120)
     build(manager)
@@ -385,7 +385,7 @@ def test_view_moves_with_its_log_and_counts_in_the_size_of_the_directory(world: 
 def test_deleting_a_topic_deletes_its_views(world: World) -> None:
     manager = ready(world)
     build(manager)
-    manager.delete_topic("t", now_ms=NOW)
+    manager.topics.delete("t", now_ms=NOW)
     settle(manager)
     assert not [path for path in (*world.disk.names, *world.disk.directories) if "t-0" in path]
 
@@ -395,23 +395,23 @@ def test_deleting_a_topic_deletes_its_views(world: World) -> None:
 
 def enable(manager: LogManager, **more: str) -> None:
     asked = {"remote.storage.enable": "true", **{key.replace("_", "."): value for key, value in more.items()}}
-    manager.alter_topic("t", asked, now_ms=NOW)
+    manager.topics.alter("t", asked, now_ms=NOW)
 
 
 def test_view_of_a_topic_is_kept_when_a_remote_tier_is_enabled(world: World) -> None:
     manager = ready(world)
     build(manager)
-    manager.delete_records({NAME: 115}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 115}, now_ms=NOW)
     expected = compacted(manager)
     enable(manager)
     assert compacted(manager) == expected
     assert plan_views(manager, "t", now_ms=NOW).is_empty  # the bucket has no record that the view lacks
     send(manager, 30, start=120, keys=4)
     log = list(manager.reader().records(NAME, 115))
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build(manager)
-    manifest = manager.partitions()[0].manifest()
+    manifest = manager.partitions.all()[0].manifest()
     view = find_view(manifest.views, "compacted")
     assert (view.start_offset, view.horizon_offset) == (0, 150)
     assert compacted(manager) == sorted(
@@ -421,7 +421,7 @@ def test_view_of_a_topic_is_kept_when_a_remote_tier_is_enabled(world: World) -> 
     assert (status.is_local, status.state) == (False, ViewState.SUCCESS)
     settle(manager)
     assert parts(world) == set()
-    assert manager.partitions()[0].local_views.known() == ()
+    assert manager.partitions.all()[0].local_views.known() == ()
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -432,7 +432,7 @@ def test_manifest_names_a_local_view_before_the_first_copy(world: World, is_late
     """
     manager = ready(world)
     build(manager)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     if is_late:
         manager.close()
         late = SwitchableStore(world.store)
@@ -441,7 +441,7 @@ def test_manifest_names_a_local_view_before_the_first_copy(world: World, is_late
     else:
         enable(manager)
     settle(manager)
-    store, prefix = world.store, manager.partitions()[0].prefix
+    store, prefix = world.store, manager.partitions.all()[0].prefix
     manifests = [decode_manifest(store.get(each.key)) for each in store.list(prefix + "meta/head/")]
     assert any(manifest.segments for manifest in manifests)
     for manifest in manifests:
@@ -453,9 +453,9 @@ def test_manifest_names_a_local_view_before_the_first_copy(world: World, is_late
 def test_reenabled_tier_names_the_local_view_before_the_first_copy(world: World) -> None:
     manager = ready(world)
     enable(manager)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
-    manager.alter_topic("t", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}, now_ms=NOW)
+    manager.topics.alter("t", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}, now_ms=NOW)
     for at in range(4):
         manager.tick(NOW + at * DAY)
     build(manager)
@@ -464,7 +464,7 @@ def test_reenabled_tier_names_the_local_view_before_the_first_copy(world: World)
     later = NOW + 5 * DAY
     for _ in range(6):
         manager.tick(later)
-        manifest = manager.partitions()[0].manifest()
+        manifest = manager.partitions.all()[0].manifest()
         assert not manifest.segments or find_view(manifest.views, "compacted") is not None
     assert manifest.segments
     assert compacted(manager) == expected
@@ -477,7 +477,7 @@ def test_local_view_with_a_remote_twin_is_dropped_by_the_next_maintenance(world:
     kept = world.disk.read(CATALOG)
     enable(manager)
     send(manager, 30, start=120)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build(manager)
     expected = compacted(manager)
@@ -485,17 +485,17 @@ def test_local_view_with_a_remote_twin_is_dropped_by_the_next_maintenance(world:
     world.disk.create(CATALOG).append(kept)
     with world.open() as again:
         assert compacted(again) == expected
-        maintain_views(again.partitions()[0], NOW)
-        assert again.partitions()[0].local_views.known() == ()
+        maintain_views(again.partitions.all()[0], NOW)
+        assert again.partitions.all()[0].local_views.known() == ()
 
 
 def test_disabled_tier_deletes_its_view_and_the_next_view_is_local(world: World) -> None:
     manager = ready(world)
     enable(manager)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build(manager)
-    manager.alter_topic("t", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}, now_ms=NOW)
+    manager.topics.alter("t", {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}, now_ms=NOW)
     for _ in range(3):
         manager.tick(NOW)
     with pytest.raises(NotFound):

@@ -27,7 +27,7 @@ def world() -> World:
 
 def test_offsets_of_a_log_without_a_bucket(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         assert ask(manager, OffsetSpec.LATEST) == FoundOffset(0, None, None)
         assert ask(manager, OffsetSpec.MAX_TIMESTAMP) is None
         send(manager, 100)
@@ -46,7 +46,7 @@ def test_offsets_of_a_log_without_a_bucket(world: World) -> None:
 def tiered(world: World) -> LogManager:
     """A topic with all records but the newest in the bucket only."""
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 200)
     settle(manager)
     return manager
@@ -65,7 +65,7 @@ def test_offsets_over_both_tiers(tiered: LogManager) -> None:
 
 def test_largest_timestamp_is_found_in_either_tier_above_the_log_start(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         early = [Record(b"k", b"v" * 60, time) for time in [NOW - 5, NOW - 9, NOW - 7, NOW - 7, NOW - 8, NOW - 8]]
         for record in early:
             manager.append("t", [record], 0, now_ms=NOW)
@@ -73,10 +73,10 @@ def test_largest_timestamp_is_found_in_either_tier_above_the_log_start(world: Wo
         settle(manager)
         send(manager, 5)
         assert ask(manager, OffsetSpec.MAX_TIMESTAMP)[:2] == (0, NOW - 5)
-        manager.delete_records({NAME: 1}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 1}, now_ms=NOW)
         assert ask(manager, OffsetSpec.MAX_TIMESTAMP)[:2] == (2, NOW - 7)
         assert ask(manager, OffsetSpec.EARLIEST).offset == 1
-        manager.delete_records({NAME: 5}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: 5}, now_ms=NOW)
         manager.append("t", [Record(b"k", b"v", NOW - 1)], 0, now_ms=NOW)
         assert ask(manager, OffsetSpec.MAX_TIMESTAMP)[:2] == (111, NOW - 1)
 
@@ -85,9 +85,9 @@ def test_committed_offsets_end_below_an_open_transaction(world: World) -> None:
     from local.log.producer_state import Producer
 
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         send(manager, 10)
-        log = manager.partition(NAME).log
+        log = manager.partitions.find(NAME).log
         producer = Producer(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
         log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
         found = manager.list_offsets({NAME: OffsetSpec.LATEST}, isolation=Isolation.READ_COMMITTED)[NAME]

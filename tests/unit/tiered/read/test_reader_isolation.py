@@ -46,7 +46,7 @@ def _fill(log: Log) -> None:
 def test_committed_records_end_before_the_first_open_transaction(read_only: bool) -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         _fill(_log(manager))
         _log(manager).flush()
         with world.open(read_only=True) as looking:
@@ -74,7 +74,7 @@ def test_committed_records_are_the_same_in_either_tier(policy: str, local_bytes:
     world = World()
     keep = {**TIERED, "cleanup.policy": policy, "local.retention.ms": "-2", "local.retention.bytes": local_bytes}
     with world.open() as manager:
-        manager.create_topic("t", 1, {**keep, "local.retention.bytes": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**keep, "local.retention.bytes": "-2"}, now_ms=NOW)
         _fill(_log(manager))
         settle(manager)
         if policy == "delete":
@@ -83,7 +83,7 @@ def test_committed_records_are_the_same_in_either_tier(policy: str, local_bytes:
         assert want
         assert {value for _, value in want} == {b"kept"}
         assert _log(manager).local_log_start_offset == 0
-        manager.alter_topic("t", keep, now_ms=NOW)
+        manager.topics.alter("t", keep, now_ms=NOW)
         settle(manager)
         assert _log(manager).local_log_start_offset > 0
         assert _tell(manager) == want
@@ -97,7 +97,7 @@ def test_committed_records_are_the_same_in_either_tier(policy: str, local_bytes:
 def test_batches_of_both_tiers_include_aborted_data_and_end_at_the_stable_offset() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic(
+        manager.topics.create(
             "t", 1, {**TIERED, "local.retention.ms": "-2", "local.retention.bytes": "2500"}, now_ms=NOW
         )
         _fill(_log(manager))
@@ -137,7 +137,7 @@ def _long_transactions(log: Log, first_producer: int = 1) -> None:
 def test_bucket_alone_gives_the_committed_records_up_to_its_stable_offset(rounds: int) -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         log = _log(manager)
         for turn in range(rounds):
             _long_transactions(log, 10 * turn)
@@ -174,14 +174,14 @@ def _open_at(log: Log, offset: int) -> list[ProducerEntry]:
 def test_stream_continues_in_the_bucket_when_its_segments_are_dropped() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         log = _log(manager)
         _long_transactions(log)
         settle(manager)
         want = [(each.offset, each.value) for each in log.records(0, isolation=COMMITTED)]
         stream = manager.reader(COMMITTED).columns(NAME, 0)
         got = [(each.offset, each.value) for each in next(stream).records()]
-        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+        manager.topics.alter("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
         settle(manager, NOW + HOUR)
         assert log.local_log_start_offset > got[-1][0]
         got += [(each.offset, each.value) for columns in stream for each in columns.records()]
@@ -191,7 +191,7 @@ def test_stream_continues_in_the_bucket_when_its_segments_are_dropped() -> None:
 def test_entries_without_aborted_transactions_cost_no_request_for_them() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     with RemoteLog(MeteredStore(world.store)) as bucket:
@@ -208,7 +208,7 @@ def test_entries_without_aborted_transactions_cost_no_request_for_them() -> None
 def test_node_with_a_lost_disk_restores_producer_state_from_the_bucket() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         log = _log(manager)
         _long_transactions(log)
         settle(manager)

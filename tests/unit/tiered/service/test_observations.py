@@ -77,7 +77,7 @@ def test_maintenance_round_is_a_span_that_contains_its_calls(spans, monkeypatch)
     with open_observed(
         world.config, Observations(), now_ms=NOW, storage=world.disk, store=world.store, around=around
     ) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         exporter.clear()
         Worker(manager, now_ms=NOW, interval_ms=1000).round(NOW)

@@ -143,7 +143,7 @@ def test_settings_changed_during_the_start_are_applied(tmp_path: Path, monkeypat
         return worker
 
     def round_(worker: Worker, *words, **more) -> bool:
-        taken.append(worker.manager.partition(TopicPartition("orders", 0)).rules.retention_ms)
+        taken.append(worker.manager.partitions.find(TopicPartition("orders", 0)).rules.retention_ms)
         if len(taken) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return work(worker, *words, **more)

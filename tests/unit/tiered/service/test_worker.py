@@ -72,7 +72,7 @@ def test_dead_store_logs_one_line_at_start_and_one_at_recovery(
 ) -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 20, TIERED, now_ms=NOW)
+        manager.topics.create("t", 20, TIERED, now_ms=NOW)
         settle(manager)
     store = SwitchableStore(world.store)
     with world.open(store=store) as manager:  # type: ignore[arg-type]
@@ -141,33 +141,33 @@ def world() -> World:
 
 
 def bases(manager: LogManager) -> list[int]:
-    return [each.base_offset for each in manager.partition(NAME).log.segments()]
+    return [each.base_offset for each in manager.partitions.find(NAME).log.segments()]
 
 
 def test_appends_are_refused_below_the_free_space_limit_and_accepted_above(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, KEPT, now_ms=NOW)
+        manager.topics.create("t", 1, KEPT, now_ms=NOW)
         send(manager, 10)
         world.disk.free = 32 * MIB - 1
         with pytest.raises(DiskFailed, match="nearly full") as caught:
             send(manager, 10, start=10)
         assert (caught.value.facts["cause"], caught.value.facts["free_bytes"]) == ("enospc", 32 * MIB - 1)
-        assert manager.partition(NAME).log.next_offset == 10
+        assert manager.partitions.find(NAME).log.next_offset == 10
         world.disk.free = 32 * MIB
         send(manager, 10, start=10)
-        assert manager.partition(NAME).log.next_offset == 20
+        assert manager.partitions.find(NAME).log.next_offset == 20
         assert manager.problems == {}
 
 
 def test_copied_segments_are_dropped_early_oldest_first_and_only_as_needed(world: World) -> None:
     with world.open(file_delete_delay_ms="60000") as manager:
-        manager.create_topic("t", 1, KEPT, now_ms=NOW)
+        manager.topics.create("t", 1, KEPT, now_ms=NOW)
         records = send(manager, 600)
         settle(manager)
         before = bases(manager)
         assert len(before) > 4
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
-        sizes = [each.size_bytes for each in manager.partition(NAME).log.segments()]
+        sizes = [each.size_bytes for each in manager.partitions.find(NAME).log.segments()]
         world.disk.free = 128 * MIB - sizes[0] - 1  # more than the first segment frees, less than the first two free
         worker.round(NOW)
         assert bases(manager) == before[2:]
@@ -183,8 +183,8 @@ def test_copied_segments_are_dropped_early_oldest_first_and_only_as_needed(world
 def test_full_disk_drops_no_segment_without_a_remote_copy(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
-        manager.create_topic("t", 1, KEPT, now_ms=NOW)
-        manager.create_topic("untiered", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, KEPT, now_ms=NOW)
+        manager.topics.create("untiered", 1, {}, now_ms=NOW)
         send(manager, 200)
         send(manager, 200, topic="untiered")
         store.is_down = True
@@ -194,7 +194,7 @@ def test_full_disk_drops_no_segment_without_a_remote_copy(world: World) -> None:
         for at in range(3):
             worker.round(NOW + at * HOUR)
         assert bases(manager) == before
-        assert manager.partition(TopicPartition("untiered", 0)).log.log_start_offset == 0
+        assert manager.partitions.find(TopicPartition("untiered", 0)).log.log_start_offset == 0
         store.is_down = False
         while worker.round(NOW + 4 * HOUR):
             pass
@@ -206,7 +206,7 @@ def test_disk_with_free_space_or_limit_zero_drops_nothing_early(world: World) ->
         fresh = World()
         fresh.disk = SmallDisk()
         with fresh.open(log_dir_relief_free_bytes_min=limit) as manager:
-            manager.create_topic("t", 1, KEPT, now_ms=NOW)
+            manager.topics.create("t", 1, KEPT, now_ms=NOW)
             send(manager, 200)
             settle(manager)
             before = bases(manager)

@@ -20,13 +20,13 @@ def world() -> World:
     """A disk that dropped every copied segment."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
-        manager.alter_topic("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.alter("t", {"local.retention.ms": "1ms"}, now_ms=NOW)
         send(manager, 300)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager, NOW + DAY)
         send(manager, 10, start=300)
-        assert manager.partition(NAME).log.local_log_start_offset > 0
+        assert manager.partitions.find(NAME).log.local_log_start_offset > 0
     return world
 
 
@@ -49,7 +49,9 @@ def test_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -> N
         assert [each.state for each in tier_sync(manager, storage=world.disk)] == [SyncState.LOST]
         with pytest.raises(RemoteLost):
             list(manager.reader().records(NAME, 0))
-        assert [record.offset for record in manager.local_reader().records(NAME, 300)] == list(range(300, 310))
+        assert [record.offset for record in manager.partitions.local_reader().records(NAME, 300)] == list(
+            range(300, 310)
+        )
     assert not [info.key for info in world.store.list("") if "/head/" in info.key], (
         "no manifest may be committed to a lost bucket"
     )
@@ -72,7 +74,7 @@ def test_emptied_bucket_is_lost_for_read_only_opens_around_the_next_commit(world
         with world.open(read_only=True) as seen:
             assert isinstance(seen.problems[NAME], RemoteLost)
         send(writer, 100, start=310)
-        writer.roll("t", now_ms=NOW)
+        writer.partitions.roll("t", now_ms=NOW)
         writer.tick(NOW + DAY)
         assert [info.key for info in world.store.list("") if "/head/" in info.key], (
             "the writer must have committed a manifest"
@@ -86,7 +88,7 @@ def test_emptied_bucket_is_lost_for_read_only_opens_around_the_next_commit(world
 
 def test_manifests_deleted_by_gc_do_not_count_as_a_lost_bucket(world: World) -> None:
     with world.open() as manager:
-        held = manager.partition(NAME)
+        held = manager.partitions.find(NAME)
         assert held.metadata is not None
         held.metadata.set_gc_boundary(2)
         for info in list(world.store.list(held.prefix + "meta/head/"))[:2]:

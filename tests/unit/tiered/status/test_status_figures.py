@@ -170,12 +170,12 @@ def deployment(world, tmp_path):
     """Three topics larger than the first price band. A third of each topic has expired and is a pending delete."""
     with world.open(cost_prices=dear(world, tmp_path)) as manager:
         for topic, more in (("t", {}), ("u", {"remote.compression": "zstd"}), ("w", {})):
-            manager.create_topic(topic, 2, {**TIERED, **more}, now_ms=NOW)
+            manager.topics.create(topic, 2, {**TIERED, **more}, now_ms=NOW)
             send(manager, 600, topic=topic)
-            manager.roll(topic, now_ms=NOW)
+            manager.partitions.roll(topic, now_ms=NOW)
         settle(manager)
         for topic in "tuw":
-            manager.delete_records({TopicPartition(topic, 0): 200}, now_ms=NOW)
+            manager.maintenance.delete_records({TopicPartition(topic, 0): 200}, now_ms=NOW)
         settle(manager)
 
 
@@ -189,7 +189,7 @@ def test_status_cost_metrics_and_pages_agree_with_the_bucket_listing(tmp_path):
     deployment(world, tmp_path)
     with world.open(read_only=True, cost_prices=dear(world, tmp_path)) as manager:
         report, bill = status_report(manager, NOW, storage=world.disk), cost_report(manager, NOW)
-        assert all(manager.partition(TopicPartition(each, 0)).manifest().waiting_bytes > 1000 for each in "tuw")
+        assert all(manager.partitions.find(TopicPartition(each, 0)).manifest().waiting_bytes > 1000 for each in "tuw")
         told = {
             entry["topic"]: entry["dollars_per_month"] for entry in (topic_row(report, each) for each in report.topics)
         }
@@ -224,11 +224,11 @@ def test_cost_of_a_topic_is_the_same_in_its_own_status_and_the_full_one(tmp_path
 def test_status_plan_and_metrics_price_a_compressed_topic_alike():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.compression": "zstd"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.compression": "zstd"}, now_ms=NOW)
         send(manager, 500)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        rows = manager.partition(NAME).manifest().segments
+        rows = manager.partitions.find(NAME).manifest().segments
         stored = sum(each.stored_bytes + each.indexes_bytes for each in rows)
         assert sum(each.stored_bytes for each in rows) < sum(each.size_bytes for each in rows) / 2
         kept = status_report(manager, NOW, storage=world.disk).kept[NAME]
@@ -246,13 +246,13 @@ def test_status_plan_and_metrics_price_a_compressed_topic_alike():
 def test_figures_read_without_the_log_equal_the_figures_of_a_snapshot(settings):
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 2, settings, now_ms=NOW)
+        manager.topics.create("t", 2, settings, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 100, start=300)
         for opened in (manager, None):
             with world.open(read_only=True) if opened is None else nullcontext(opened) as looks:
-                full, figures = looks.snapshots(NOW + DAY), looks.figures(NOW + DAY)
+                full, figures = looks.snapshots(NOW + DAY), looks.partitions.figures(NOW + DAY, looks.partitions.all())
                 assert list(map(partition_status, figures)) == list(map(partition_status, full))
                 assert not any(isinstance(each, PartitionSnapshot) for each in figures), "no plan may be made of them"
         assert any(plan(full, NOW + DAY).decisions.values()) or not settings

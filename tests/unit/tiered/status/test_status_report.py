@@ -36,7 +36,7 @@ def looked(world: World, now_ms: int, **more: object) -> StatusReport:
 
 def test_healthy_node_has_no_problem_and_reports_its_last_maintenance(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         while worker.round(NOW):
@@ -59,7 +59,7 @@ def test_failed_upload_is_a_problem_from_its_first_failure_until_it_succeeds(
 ) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         store.is_down = True
@@ -80,7 +80,7 @@ def test_overdue_upload_is_a_problem_that_names_the_missing_process(world: World
         return status_report(manager, now_ms, storage=world.disk, **more)
 
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         assert told(NOW + 29 * MINUTE).is_healthy
         (problem,) = told(NOW + 30 * MINUTE).problems
@@ -96,11 +96,11 @@ def test_pending_deletes_past_their_grace_period_are_overdue(world: World, monke
         monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     settings = {**TIERED, "retention.ms": str(2 * DAY), "remote.log.delete.grace.ms": str(DAY)}
     with world.open() as manager:
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
         send(manager, 200)
         settle(manager)
         settle(manager, NOW + 3 * DAY)
-        manifest = manager.partition(NAME).manifest()
+        manifest = manager.partitions.find(NAME).manifest()
         assert manifest is not None
         assert bool(manifest.pending_page_deletes) == in_pages
     assert looked(world, NOW + 4 * DAY - 1).partitions[NAME].overdue_bytes == 0
@@ -111,7 +111,7 @@ def test_pending_deletes_past_their_grace_period_are_overdue(world: World, monke
 
 def test_compacted_topic_that_waits_for_its_cleaner_is_no_problem(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
         send(manager, 200)
     assert looked(world, NOW + DAY).is_healthy
 
@@ -119,7 +119,7 @@ def test_compacted_topic_that_waits_for_its_cleaner_is_no_problem(world: World) 
 def test_status_covers_only_the_requested_topics(world: World) -> None:
     with world.open() as manager:
         for topic in ("t", "u"):
-            manager.create_topic(topic, 1, TIERED, now_ms=NOW)
+            manager.topics.create(topic, 1, TIERED, now_ms=NOW)
             send(manager, 200, topic=topic)
     with world.open(read_only=True) as manager:
         report = status_report(manager, NOW + DAY, ["u"], storage=world.disk)
@@ -130,11 +130,11 @@ def test_status_covers_only_the_requested_topics(world: World) -> None:
 def test_deleted_topics_are_listed_until_their_objects_are_deleted(world: World) -> None:
     with world.open() as manager:
         for topic, settings in (("t", TIERED), ("u", TIERED), ("here", {})):
-            manager.create_topic(topic, 1, settings, now_ms=NOW)
+            manager.topics.create(topic, 1, settings, now_ms=NOW)
             send(manager, 200, topic=topic)
         settle(manager)
         for topic in ("t", "here"):
-            manager.delete_topic(topic, now_ms=NOW)
+            manager.topics.delete(topic, now_ms=NOW)
         settle(manager)
     report = looked(world, NOW)
     assert report.deleted == ("t",), "a topic that was never tiered has no objects, so it must not be listed"
@@ -151,15 +151,15 @@ def test_deleted_topics_are_listed_until_their_objects_are_deleted(world: World)
 
 def test_remote_figures_are_null_while_the_bucket_does_not_answer(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
-        manager.create_topic("here", 1, now_ms=NOW)
-        manager.create_topic("new", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("here", 1, now_ms=NOW)
+        manager.topics.create("new", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         settle(manager)
-        before = topic_row(status_report(manager, NOW, storage=world.disk), manager.topic("t"))
+        before = topic_row(status_report(manager, NOW, storage=world.disk), manager.topics.get("t"))
     with world.open(read_only=True, store=SwitchableStore(world.store)) as manager:
         report = status_report(manager, NOW, storage=world.disk)
-        row, here = (topic_row(report, manager.topic(name)) for name in ("t", "here"))
+        row, here = (topic_row(report, manager.topics.get(name)) for name in ("t", "here"))
     of_bucket = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes", "lag_since_ms")
     assert [row[name] for name in (*of_bucket, "dollars_per_month")] == [None] * 7
     assert before["local_bytes"] == row["local_bytes"] == row["at_risk_bytes"]
@@ -167,8 +167,8 @@ def test_remote_figures_are_null_while_the_bucket_does_not_answer(world: World) 
     assert (here["remote_bytes"], here["dollars_per_month"]) == (0, 0)
     with world.open(read_only=True) as manager:
         report = status_report(manager, NOW, storage=world.disk)
-        assert topic_row(report, manager.topic("t")) == before
-        assert topic_row(report, manager.topic("new"))["remote_bytes"] == 0, (
+        assert topic_row(report, manager.topics.get("t")) == before
+        assert topic_row(report, manager.topics.get("new"))["remote_bytes"] == 0, (
             "the bucket was read and has no objects of the topic"
         )
 
@@ -176,22 +176,22 @@ def test_remote_figures_are_null_while_the_bucket_does_not_answer(world: World) 
 @pytest.mark.parametrize("error", [AccessDenied, NotFound, Unavailable])
 def test_bucket_that_refuses_or_is_missing_leaves_local_figures_intact(world: World, error: type[LogError]) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
-        manager.create_topic("here", 1, now_ms=NOW)
+        manager.topics.create("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("here", 1, now_ms=NOW)
         send(manager, 200)
         send(manager, 200, topic="here")
         settle(manager)
-        before = topic_row(status_report(manager, NOW, storage=world.disk), manager.topic("t"))
+        before = topic_row(status_report(manager, NOW, storage=world.disk), manager.topics.get("t"))
     store = RefusingStore(world.store, error)
     with world.open(read_only=True, store=store) as manager:  # type: ignore[arg-type]
         report = status_report(manager, NOW, storage=world.disk)
-        row, here = (topic_row(report, manager.topic(name)) for name in ("t", "here"))
+        row, here = (topic_row(report, manager.topics.get(name)) for name in ("t", "here"))
         assert row["local_bytes"] == row["at_risk_bytes"] == before["local_bytes"]
         assert (row["remote_bytes"], row["dollars_per_month"]) == (None, None)
         assert int(str(here["local_bytes"])) > 0
         assert [(each.where, each.kind) for each in report.problems] == [(f"t/{at}", error.__name__) for at in (0, 1)]
         assert not report.is_healthy
-        local = manager.partition(NAME).log.local_log_start_offset
+        local = manager.partitions.find(NAME).log.local_log_start_offset
         assert next(iter(manager.reader().records(NAME, local))).offset == local, "the local log alone must answer"
     for refused in (AccessDenied, NotFound):
         with pytest.raises(refused):  # an open for writing must fail
@@ -218,10 +218,10 @@ class RefusingStore:
 
 def test_partly_read_topic_has_no_sum_of_its_remote_tier(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("t", 2, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
         send(manager, 200)
         settle(manager)
-        other = manager.partition(TopicPartition("t", 1)).prefix
+        other = manager.partitions.find(TopicPartition("t", 1)).prefix
     store = SwitchableStore(world.store, is_down=False)
 
     class Half:
@@ -242,7 +242,7 @@ def test_partly_read_topic_has_no_sum_of_its_remote_tier(world: World) -> None:
 
     with world.open(read_only=True, store=Half()) as manager:  # type: ignore[arg-type]
         report = status_report(manager, NOW, storage=world.disk)
-        row = topic_row(report, manager.topic("t"))
+        row = topic_row(report, manager.topics.get("t"))
         parts = [partition_row(report, TopicPartition("t", number)) for number in (0, 1)]
     assert row["remote_bytes"] is None
     assert row["local_bytes"] == sum(int(str(each["local_bytes"])) for each in parts)
@@ -349,7 +349,7 @@ def test_holder_of_the_directory_lock_counts_as_running_without_a_report(
     world: World, work: WorkReport | None, holder: int | None, after_ms: int, is_at_work: bool, told: str | None
 ) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
     if work is not None:
         world.disk.create(f"./data/{FILE}").append(msgspec.json.encode(work))

@@ -32,9 +32,9 @@ def world() -> World:
 def fill(world: World, count: int = 70, settings: dict[str, str] = KEPT) -> None:
     """Write `count` records to both tiers, or with TIERED to the bucket only."""
     with world.open() as manager:
-        manager.create_topic("t", 1, settings, now_ms=NOW)
+        manager.topics.create("t", 1, settings, now_ms=NOW)
         send(manager, count)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
 
 
@@ -62,10 +62,10 @@ def test_tiers_with_the_same_records_are_in_sync(world: World) -> None:
 def test_sync_shows_the_manifest_read_and_the_newest_manifest(world: World) -> None:
     fill(world)
     with world.open() as manager, world.open(read_only=True) as looker:
-        before = looker.partition(NAME).manifest()
+        before = looker.partitions.find(NAME).manifest()
         assert before is not None
         send(manager, 30, start=70)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         found = entry_filter(looker, world)
         assert found.head_sequence is not None
@@ -79,7 +79,7 @@ def test_old_copy_of_the_disk_is_behind_the_bucket(world: World) -> None:
     old = deepcopy(world.disk)
     with world.open() as manager:
         send(manager, 40, start=30)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     with world.open(disk=old, read_only=True) as looker:
         found = entry_filter(looker, world)
@@ -93,10 +93,10 @@ def test_old_copy_of_the_bucket_is_lost_if_the_disk_dropped_newer_records(world:
     old._objects = dict(world.store._objects)
     with world.open() as manager:
         send(manager, 400, start=30)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         settle(manager)
-        start = manager.partition(NAME).log.local_log_start_offset
+        start = manager.partitions.find(NAME).log.local_log_start_offset
         assert start > 30
     with world.open(store=old, read_only=True) as looker:
         found = entry_filter(looker, world)
@@ -107,8 +107,8 @@ def test_sync_names_the_node_that_took_over(world: World) -> None:
     fill(world)
     other = world.other_disk()
     with world.open(disk=other) as manager:
-        assert manager.partition(NAME).is_writer
-        name = manager.partition(NAME).manifest()
+        assert manager.partitions.find(NAME).is_writer
+        name = manager.partitions.find(NAME).manifest()
         assert name is not None
         with world.open(read_only=True) as looker:
             found = entry_filter(looker, world)
@@ -133,7 +133,7 @@ def test_sync_of_an_empty_bucket_a_dead_store_and_an_untiered_topic(world: World
         assert "the store is down" in str(found.problem)
         assert found.head_sequence == found.seen_sequence, "the last known manifest must stay in the status"
     with world.open() as manager:
-        manager.create_topic("u", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
+        manager.topics.create("u", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
         assert [each.state for each in tier_sync(manager, ["u"], storage=world.disk)] == [SyncState.NOT_TIERED]
         with pytest.raises(NotFound):
             tier_sync(manager, ["nosuch"], storage=world.disk)
@@ -145,7 +145,7 @@ def test_settings_not_yet_in_the_manifest_are_reported(world: World) -> None:
     with world.open(store=store) as manager:  # type: ignore[arg-type]
         assert entry_filter(manager, world).has_new_settings is False
         store.is_down = True
-        manager.alter_topic("t", {"retention.ms": "9d"}, now_ms=NOW)
+        manager.topics.alter("t", {"retention.ms": "9d"}, now_ms=NOW)
         store.is_down = False
         assert entry_filter(manager, world).has_new_settings is True
         settle(manager)

@@ -51,9 +51,9 @@ def noted(world: World, now_ms: int, topic: str | None = None) -> TierHistory:
 
 def test_note_equals_the_status_of_each_topic_and_of_all(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
-        manager.create_topic("c", 1, COMPACTED, now_ms=NOW)
-        manager.create_topic("plain", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
+        manager.topics.create("c", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("plain", 1, {}, now_ms=NOW)
         for topic in ("t", "c", "plain"):
             send(manager, 300, topic=topic)
         settle(manager)
@@ -79,7 +79,7 @@ def test_maintenance_takes_a_note_every_five_minutes_across_restarts(world: Worl
     for start in (NOW, NOW + HOUR):
         with world.open(now_ms=start) as manager:
             if start == NOW:
-                manager.create_topic("t", 1, TIERED, now_ms=NOW)
+                manager.topics.create("t", 1, TIERED, now_ms=NOW)
             worker = Worker(manager, now_ms=start, interval_ms=30_000)
             for at in range(start, start + 4 * FIVE, 30_000):
                 worker.round(at)
@@ -99,7 +99,7 @@ def test_maintenance_takes_a_note_every_five_minutes_across_restarts(world: Worl
 def test_shutdown_notes_the_final_figures(world: World) -> None:
     """A run shorter than five minutes, for example from cron, does its work after the first note."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         first = None
@@ -125,8 +125,8 @@ def test_several_starts_within_five_minutes_take_one_note(world: World) -> None:
 
 def test_unread_bucket_is_noted_as_unknown_not_as_empty(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
-        manager.create_topic("plain", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("plain", 1, {}, now_ms=NOW)
         send(manager, 200)
         send(manager, 200, topic="plain")
         settle(manager)
@@ -143,7 +143,7 @@ def test_unread_bucket_is_noted_as_unknown_not_as_empty(world: World) -> None:
 
 def test_partitions_that_failed_to_open_are_left_out_and_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 3, {}, now_ms=NOW)
+        manager.topics.create("t", 3, {}, now_ms=NOW)
         send(manager, 100)
         whole, _ = look(manager, NOW)
         one = [each for each in manager.snapshots(NOW) if each.partition == TopicPartition("t", 0)]
@@ -155,7 +155,7 @@ def test_partitions_that_failed_to_open_are_left_out_and_counted(world: World, m
 
 def test_unreadable_prices_leave_only_the_dollars_out(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with world.open(cost_prices="./none.json") as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         assert look(manager, NOW)[0].dollars_per_month is None
     assert "dollars are not recorded" in caplog.text
 
@@ -170,7 +170,7 @@ def test_power_cut_leaves_the_old_notes_or_the_new_ones() -> None:
     for cut in range(12):
         world = World()
         with contextlib.suppress(PowerCut), world.open() as manager:
-            manager.create_topic("t", 1, {}, now_ms=NOW)
+            manager.topics.create("t", 1, {}, now_ms=NOW)
             journal = TierJournal(manager)
             journal.note(NOW)
             world.disk.cut_at, world.disk.cut_before = world.disk.effects + 1 + cut // 2, cut % 2 == 0
@@ -273,7 +273,7 @@ def test_bytes_reconstructed_for_the_past_never_exceed_the_noted_bytes(
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", rule)
     was: list[tuple[int, int]] = []
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.bytes": "20000"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.bytes": "20000"}, now_ms=NOW)
         assert still_there(manager) == []
         for turn in range(8):
             at = NOW + turn * HOUR
@@ -282,7 +282,8 @@ def test_bytes_reconstructed_for_the_past_never_exceed_the_noted_bytes(
             total, _ = look(manager, at)
             was.append((at, total.remote_bytes or 0))
         found = still_there(manager)
-        assert any(held.manifest().pages for held in manager.partitions()), "manifest pages must be part of this test"  # type: ignore[union-attr]
+        manifests = [held.manifest() for held in manager.partitions.all()]
+        assert any(each.pages for each in manifests), "manifest pages must be part of this test"  # type: ignore[union-attr]
         assert found == sorted(found)
         assert [size for _, size in found] == sorted(size for _, size in found)
         for at, size in was:
@@ -299,7 +300,7 @@ def test_timestamp_of_a_ulid_is_recovered() -> None:
 def test_history_converts_to_a_data_frame(world: World) -> None:
     pandas = pytest.importorskip("pandas")
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         TierJournal(manager).note(NOW)
     frame = noted(world, NOW, "t").to_frame()
     assert list(frame["topic"]) == ["t"]

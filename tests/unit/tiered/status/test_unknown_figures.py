@@ -161,8 +161,8 @@ def test_exit_code_of_unread_figures_is_that_of_the_most_severe_cause(errors: li
 def world() -> World:
     made = World()
     with made.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
-        manager.create_topic("p", 1, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-2"}, now_ms=NOW)
+        manager.topics.create("p", 1, now_ms=NOW)
         send(manager, 200)
         settle(manager)
     return made

@@ -52,11 +52,11 @@ def test_request_counts_continue_after_a_restart():
     for turn in range(3):
         with world.open(now_ms=NOW + turn * HOUR) as manager:
             if turn == 0:
-                manager.create_topic("t", 1, TIERED, now_ms=NOW)
+                manager.topics.create("t", 1, TIERED, now_ms=NOW)
             send(manager, 100, start=turn * 100)
-            manager.roll("t", now_ms=NOW)
+            manager.partitions.roll("t", now_ms=NOW)
             settle(manager, NOW + turn * HOUR)
-            sent.append(manager.request_counts())
+            sent.append(manager.store.counts())
         history = kept(world)
         assert history.total() == sum(sent, RequestCounts())
     assert (history.since_ms, history.upto_ms) == (NOW, NOW + 2 * HOUR)
@@ -102,10 +102,10 @@ def test_counts_are_written_only_after_requests_and_at_most_once_a_minute():
 def test_read_only_and_abandoned_managers_write_no_counts():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     before = kept(world)
     with world.open(read_only=True, now_ms=NOW + DAY) as manager:
-        assert manager.request_counts().gets > 0
+        assert manager.store.counts().gets > 0
     manager = world.open(now_ms=NOW + DAY)
     manager.abandon()
     assert kept(world) == before
@@ -159,10 +159,10 @@ def test_failed_write_counts_no_request_twice():
 def test_unreadable_file_is_restarted_and_logged(body, caplog):
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     replace_file(world.disk, "./data/" + FILE, body)
     with world.open(now_ms=NOW + DAY) as manager:
-        sent = manager.request_counts()
+        sent = manager.store.counts()
     assert kept(world).since_ms == NOW + DAY
     assert kept(world).total().puts >= sent.puts
     assert "counting starts at zero" in caplog.text
@@ -171,10 +171,10 @@ def test_unreadable_file_is_restarted_and_logged(body, caplog):
 def test_counts_of_another_store_are_not_continued():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
+        manager.topics.create("t", 1, {"remote.storage.enable": "false"}, now_ms=NOW)
     replace_file(world.disk, "./data/" + FILE, b'{"url": "s3://other", "since_ms": 1, "upto_ms": 2}')
     with world.open() as manager:
-        manager.alter_topic("t", TIERED, now_ms=NOW)
+        manager.topics.alter("t", TIERED, now_ms=NOW)
     assert kept(world).url == "memory://bucket"
     assert kept(world).since_ms == NOW
 
@@ -182,11 +182,11 @@ def test_counts_of_another_store_are_not_continued():
 def test_counts_survive_a_store_that_is_down():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
     before = kept(world).total()
     down = SwitchableStore(world.store)
     with world.open(store=down) as manager:
-        sent = manager.request_counts()
+        sent = manager.store.counts()
         assert sent.lists + sent.gets > 0
     assert kept(world).total() == before + sent
     assert down.closed == 1
@@ -224,18 +224,18 @@ def test_topic_is_metered_since_its_own_first_request():
 def test_bill_of_a_new_topic_covers_only_the_time_since_its_start():
     world = World()
     with world.open(now_ms=NOW) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         settle(manager)
     later = NOW + 300 * DAY
     with world.open(now_ms=later) as manager:
-        manager.create_topic("u", 1, TIERED, now_ms=later)
+        manager.topics.create("u", 1, TIERED, now_ms=later)
         send(manager, 100, topic="u")
-        manager.roll("u", now_ms=later)
+        manager.partitions.roll("u", now_ms=later)
         settle(manager, later)
         report = {each.topic: each for each in cost_report(manager, later + 10 * DAY).bills}
-        directory = topic_directory("u", manager.topic("u").topic_id)
-        sent, _ = manager.request_history().recent(directory, later + 10 * DAY)
+        directory = topic_directory("u", manager.topics.get("u").topic_id)
+        sent, _ = manager.store.history().recent(directory, later + 10 * DAY)
     assert report["u"].month_requests.puts == pytest.approx(sent.puts * 3, rel=0.01)
     assert sent.puts > 0
 

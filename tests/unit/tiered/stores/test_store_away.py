@@ -196,7 +196,7 @@ def test_store_that_answers_gets_every_call_under_a_short_deadline() -> None:
 def test_manager_with_a_refusing_bucket_serves_the_disk_and_acquires_later() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 10)
     away = Away(world.store)
     away.error = ERRORS["a wrong secret"]
@@ -210,16 +210,16 @@ def test_manager_with_a_refusing_bucket_serves_the_disk_and_acquires_later() -> 
         send(manager, 10, start=10)
         assert len(values(manager.reader())) == 20
         with pytest.raises(AccessDenied):
-            manager.table.retry([NAME], now_ms=NOW)
+            manager.partitions.retry([NAME], now_ms=NOW)
         away.error = None
-        manager.table.retry([NAME], now_ms=NOW)
+        manager.partitions.retry([NAME], now_ms=NOW)
         settle(manager)
 
 
 def test_reader_with_a_dead_store_serves_local_records() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 10)
     down = SwitchableStore(world.store)
     with world.open(store=down, read_only=True) as manager:  # type: ignore[arg-type]

@@ -72,21 +72,21 @@ def world(tmp_path, ring_file):
 def write(manager, first, count):
     records = [Record(None, b"value %06d " % number * 10, NOW) for number in range(first, first + count)]
     manager.append("orders", records, now_ms=NOW)
-    manager.roll("orders", now_ms=NOW)
+    manager.partitions.roll("orders", now_ms=NOW)
 
 
 def test_compressed_and_encrypted_copies_are_read_with_the_key_ring(world, ring_file, monkeypatch):
     config, url = world
     with LogManager.open(config, now_ms=NOW) as manager:
-        manager.create_topic("orders", now_ms=NOW)
+        manager.topics.create("orders", now_ms=NOW)
         write(manager, 0, 500)
         while manager.tick(NOW):
             pass
-        manager.alter_topic("orders", {"remote.encryption.key.id": "two", "remote.compression": "none"}, now_ms=NOW)
+        manager.topics.alter("orders", {"remote.encryption.key.id": "two", "remote.compression": "none"}, now_ms=NOW)
         write(manager, 500, 500)
         while manager.tick(NOW):
             pass
-        rows = manager.partitions()[0].manifest().segments
+        rows = manager.partitions.all()[0].manifest().segments
     kinds = {(row.codec, row.key_id) for row in rows}
     assert kinds == {("zstd", "one"), ("none", "two")}
     assert all(row.data_key.endswith(".enc") for row in rows)
@@ -109,8 +109,8 @@ def test_topic_with_an_unknown_key_is_refused_before_any_write(world):
         with pytest.raises(
             InvalidRequest, match=r"not in the key ring: remote.encryption.key.id=three key_ring=KeyRing"
         ):
-            manager.create_topic("orders", properties={"remote.encryption.key.id": "three"}, now_ms=NOW)
-        assert manager.topics() == []
+            manager.topics.create("orders", properties={"remote.encryption.key.id": "three"}, now_ms=NOW)
+        assert manager.topics.all() == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_configuration_names_the_key_ring_file_and_holds_no_keys(tmp_path):
 
 def written(config, topic_settings=None, batches=2):
     manager = LogManager.open(config, now_ms=NOW)
-    manager.create_topic("orders", properties=topic_settings or {}, now_ms=NOW)
+    manager.topics.create("orders", properties=topic_settings or {}, now_ms=NOW)
     for number in range(batches):
         write(manager, 500 * number, 500)
         while manager.tick(NOW):
@@ -227,7 +227,7 @@ def test_key_rotation_changes_no_data_object(world):
     config, url = world
     store = open_store(url)
     with written(config) as manager:
-        held = manager.partitions()[0]
+        held = manager.partitions.all()[0]
         before = {info.key: store.get(info.key) for info in store.list("") if "/data/" in info.key}
         rows = held.manifest().segments
         assert rewrap_keys(held.metadata, RING, "two", NOW) == len(rows) > 1
@@ -311,7 +311,7 @@ def wrapped_row(name, base, following, key_id, view=None):
 def test_rotation_without_the_old_key_changes_nothing(world):
     config, _ = world
     with written(config, batches=1) as manager:
-        held = manager.partitions()[0]
+        held = manager.partitions.all()[0]
         before = held.manifest()
         with pytest.raises(AccessDenied, match="key_id=one"):
             rewrap_keys(held.metadata, KeyRing({"two": KEYS["two"]}), "two", NOW)
@@ -352,12 +352,12 @@ def test_copies_report_their_progress(world):
     config, _ = world
     told = []
     with LogManager.open(config, now_ms=NOW) as manager:
-        manager.create_topic("orders", now_ms=NOW)
-        manager.partitions()[0].on_copied = lambda *facts: told.append(facts)
+        manager.topics.create("orders", now_ms=NOW)
+        manager.partitions.all()[0].on_copied = lambda *facts: told.append(facts)
         write(manager, 0, 500)
         while manager.tick(NOW):
             pass
-        rows = manager.partitions()[0].manifest().segments
+        rows = manager.partitions.all()[0].manifest().segments
     finals = {base: done for base, done, _ in told}
     assert finals == {each.base_offset: each.size_bytes for each in rows}
     assert all(done <= size for _, done, size in told)

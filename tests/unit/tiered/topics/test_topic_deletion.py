@@ -36,7 +36,7 @@ def world() -> World:
 
 def _filled(world: World, properties: dict[str, str] = GRACE, **settings: str) -> LogManager:
     manager = world.open(**settings)
-    manager.create_topic("t", 1, properties, now_ms=NOW)
+    manager.topics.create("t", 1, properties, now_ms=NOW)
     send(manager, 300)
     settle(manager)
     send(manager, 20, start=300)
@@ -54,12 +54,12 @@ def _directories(disk: ModelDisk) -> list[str]:
 def test_deleted_topic_is_hidden_at_once_and_its_bytes_are_deleted_later(world: World) -> None:
     with _filled(world, file_delete_delay_ms="1m") as manager:
         before = len(list(world.store.list("")))
-        manager.delete_topic("t", now_ms=NOW)
-        assert manager.topics() == []
+        manager.topics.delete("t", now_ms=NOW)
+        assert manager.topics.all() == []
         for use in (
             lambda: manager.append("t", [Record(b"k", b"v", NOW)], 0, now_ms=NOW),
             lambda: manager.reader().offsets(NAME),
-            lambda: manager.topic("t"),
+            lambda: manager.topics.get("t"),
         ):
             with pytest.raises(NotFound):
                 use()
@@ -77,7 +77,7 @@ def test_deleted_topic_is_hidden_at_once_and_its_bytes_are_deleted_later(world: 
         )
         settle(manager, NOW + 2 * HOUR)
         assert _kinds(world.store) == LEFT
-        assert manager.registry.deleted() == ()
+        assert manager.partitions.registry.deleted() == ()
     assert b"deleted" in world.disk.read("./data/topics.json")
 
 
@@ -85,7 +85,7 @@ def test_reader_with_an_older_manifest_reads_on_until_the_grace_period_ends(worl
     with _filled(world) as manager:
         view = RemoteLog(world.store)
         start, end = view.reader().offsets(NAME)
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         settle(manager, NOW + HOUR)
         assert len(values(view.reader(), start, end)) == end
         with pytest.raises(NotFound, match="its topic was deleted"):
@@ -94,9 +94,9 @@ def test_reader_with_an_older_manifest_reads_on_until_the_grace_period_ends(worl
 
 def test_new_topic_of_the_same_name_shares_no_data_with_the_deleted_one(world: World) -> None:
     with _filled(world) as manager:
-        old_id = manager.topic("t").topic_id
-        manager.delete_topic("t", now_ms=NOW)
-        new = manager.create_topic("t", 1, GRACE, now_ms=NOW)
+        old_id = manager.topics.get("t").topic_id
+        manager.topics.delete("t", now_ms=NOW)
+        new = manager.topics.create("t", 1, GRACE, now_ms=NOW)
         assert new.topic_id != old_id
         assert manager.reader().offsets(NAME) == (0, 0)
         send(manager, 200, start=1000)
@@ -135,8 +135,8 @@ def test_pending_removal_of_a_deleted_log_spares_a_new_topic_of_the_same_name(
     """
     looked, may_go_on = threading.Event(), threading.Event()
     with _filled(world, {}) as manager:
-        round_ = threading.Thread(target=manager.topic_admin.deletion.step, args=(NOW,))
-        registry_delete, topic_id = manager.registry.delete, LogDirectories.topic_id
+        round_ = threading.Thread(target=manager.topics.deletion.step, args=(NOW,))
+        registry_delete, topic_id = manager.partitions.registry.delete, LogDirectories.topic_id
 
         def delete(name: str, *, now_ms: int) -> object:
             gone = registry_delete(name, now_ms=now_ms)
@@ -151,11 +151,11 @@ def test_pending_removal_of_a_deleted_log_spares_a_new_topic_of_the_same_name(
                 assert may_go_on.wait(LIMIT_S)
             return found
 
-        monkeypatch.setattr(manager.topic_admin.deletion, "_looking", _Told(may_go_on), raising=False)
-        monkeypatch.setattr(manager.registry, "delete", delete)
+        monkeypatch.setattr(manager.topics.deletion, "_looking", _Told(may_go_on), raising=False)
+        monkeypatch.setattr(manager.partitions.registry, "delete", delete)
         monkeypatch.setattr(LogDirectories, "topic_id", look)
-        manager.delete_topic("t", now_ms=NOW)
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         send(manager, 200, start=1000)
         may_go_on.set()
         round_.join(LIMIT_S)
@@ -179,13 +179,13 @@ def test_failed_removal_of_files_is_retried_and_the_topic_stays_registered(
 
     monkeypatch.setattr(world.disk, "unlink", unlink_later)
     with _filled(world, {}) as manager:
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         settle(manager, NOW)
         assert len(refused) == len(_directories(world.disk)) == 1
-        assert manager.registry.deleted(), "the topic must stay registered as deleted while its files exist"
+        assert manager.partitions.registry.deleted(), "the topic must stay registered as deleted while its files exist"
         settle(manager, NOW + HOUR)
         assert _directories(world.disk) == []
-        assert manager.registry.deleted() == ()
+        assert manager.partitions.registry.deleted() == ()
 
 
 def test_node_that_still_has_a_deleted_topic_is_refused_and_keeps_its_files(world: World) -> None:
@@ -193,7 +193,7 @@ def test_node_that_still_has_a_deleted_topic_is_refused_and_keeps_its_files(worl
         pass
     other = world.other_disk()
     with world.open(disk=other) as second:
-        second.delete_topic("t", now_ms=NOW)
+        second.topics.delete("t", now_ms=NOW)
         settle(second, NOW + 3 * HOUR)
     held = {name for name in world.disk.names if "/t-0/" in name and name.endswith(".log")}
     with world.open() as first:
@@ -207,7 +207,7 @@ def test_node_that_still_has_a_deleted_topic_is_refused_and_keeps_its_files(worl
 def test_writer_of_a_topic_deleted_by_another_node_is_fenced(world: World) -> None:
     with _filled(world) as first:
         with world.open(disk=world.other_disk()) as second:
-            second.delete_topic("t", now_ms=NOW)
+            second.topics.delete("t", now_ms=NOW)
             settle(second, NOW + 3 * HOUR)
         send(first, 200, start=320)
         first.tick(NOW)
@@ -217,10 +217,10 @@ def test_writer_of_a_topic_deleted_by_another_node_is_fenced(world: World) -> No
 
 def test_untiered_topic_is_deleted_without_a_store_request(world: World) -> None:
     with _filled(world, {}) as manager:
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         settle(manager, NOW)
         assert _directories(world.disk) == []
-        assert manager.registry.deleted() == ()
+        assert manager.partitions.registry.deleted() == ()
     assert list(world.store.list("")) == []
 
 
@@ -230,7 +230,7 @@ def test_unreachable_bucket_delays_only_the_remote_part_of_a_deletion(world: Wor
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
         store.is_down = True
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         manager.tick(NOW + HOUR)
         assert _directories(world.disk) == []
         store.is_down = False
@@ -241,10 +241,10 @@ def test_unreachable_bucket_delays_only_the_remote_part_of_a_deletion(world: Wor
 
 def test_cleaner_does_not_start_on_a_deleted_log(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**GRACE, "cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**GRACE, "cleanup.policy": "compact"}, now_ms=NOW)
         send(manager, 200)
-        log = manager.partitions()[0].log
-        manager.delete_topic("t", now_ms=NOW)
+        log = manager.partitions.all()[0].log
+        manager.topics.delete("t", now_ms=NOW)
         assert not log.cleaning.try_start()
         settle(manager, NOW + 3 * HOUR)
         assert _kinds(world.store) <= LEFT
@@ -252,7 +252,7 @@ def test_cleaner_does_not_start_on_a_deleted_log(world: World) -> None:
 
 def test_deleting_an_unknown_topic_names_it_in_the_error(world: World) -> None:
     with world.open() as manager, pytest.raises(NotFound, match="nobody"):
-        manager.delete_topic("nobody", now_ms=NOW)
+        manager.topics.delete("nobody", now_ms=NOW)
 
 
 # --- failures at every disk effect and every store call -------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_deleting_an_unknown_topic_names_it_in_the_error(world: World) -> None:
 
 def _delete_all(world: World, store: object) -> None:
     manager = world.open(store=store)  # type: ignore[arg-type]
-    manager.delete_topic("t", now_ms=NOW)
+    manager.topics.delete("t", now_ms=NOW)
     for hours in (0, 1, 3):
         for _ in range(8):
             manager.tick(NOW + hours * HOUR)
@@ -271,12 +271,12 @@ def _check_after(world: World) -> None:
     """Check that the next start knows the whole topic, or completes the deletion."""
     world.disk.locks.clear()
     with world.open() as manager:
-        if manager.topics():
+        if manager.topics.all():
             assert len(values(manager.reader())) == 320
-            manager.delete_topic("t", now_ms=NOW)
+            manager.topics.delete("t", now_ms=NOW)
         for hours in (5, 9):
             settle(manager, NOW + hours * HOUR)
-        assert manager.registry.deleted() == ()
+        assert manager.partitions.registry.deleted() == ()
     assert _directories(world.disk) == []
     assert _kinds(world.store) <= {*LEFT, ObjectKind.PROBE, ObjectKind.ORPHAN}
     manifests = [info.key for info in world.store.list("") if MANIFESTS in info.key]
@@ -329,23 +329,23 @@ def _epoch(world: World) -> int:
 def test_two_nodes_deleting_one_topic_do_not_fence_each_other_repeatedly(world: World) -> None:
     _filled(world).close()
     with world.open(disk=world.other_disk()) as second, world.open(takes_over=True) as first:
-        first.delete_topic("t", now_ms=NOW)
-        second.delete_topic("t", now_ms=NOW)
+        first.topics.delete("t", now_ms=NOW)
+        second.topics.delete("t", now_ms=NOW)
         before = _epoch(world)
         for minutes in range(0, 240, 5):
             first.tick(NOW + minutes * 60_000)
             second.tick(NOW + minutes * 60_000)
         assert _epoch(world) == before, "a fenced node must not take over again"
         assert _kinds(world.store) == LEFT
-        assert first.registry.deleted() == second.registry.deleted() == ()
+        assert first.partitions.registry.deleted() == second.partitions.registry.deleted() == ()
 
 
 def test_fenced_deletion_resumes_after_the_other_node_died(world: World) -> None:
     _filled(world).close()
     with world.open() as first:
         with world.open(disk=world.other_disk()) as second:
-            first.delete_topic("t", now_ms=NOW)
-            second.delete_topic("t", now_ms=NOW)
+            first.topics.delete("t", now_ms=NOW)
+            second.topics.delete("t", now_ms=NOW)
             first.tick(NOW)
         settle(first, NOW + 2 * HOUR)
         settle(first, NOW + 3 * HOUR - 1)
@@ -354,4 +354,4 @@ def test_fenced_deletion_resumes_after_the_other_node_died(world: World) -> None
         )
         settle(first, NOW + 3 * HOUR)
         assert _kinds(world.store) == LEFT
-        assert first.registry.deleted() == ()
+        assert first.partitions.registry.deleted() == ()

@@ -21,6 +21,6 @@ def pages_of_two_rows(monkeypatch):
 def test_entries_are_in_pages_when_the_deletion_begins():
     world = World()
     with tests._filled(world) as manager:
-        manifest = manager.partition(NAME).manifest()
+        manifest = manager.partitions.find(NAME).manifest()
         assert len(manifest.segments) <= 1 < len(manifest.pages)
         assert [info for info in world.store.list("") if PAGES in info.key]

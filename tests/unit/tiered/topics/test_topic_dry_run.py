@@ -26,7 +26,7 @@ def world() -> World:
     """300 records in the bucket, and 20 more on the disk only."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.log.delete.grace.ms": "2h"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 20, start=300)
@@ -36,19 +36,19 @@ def world() -> World:
 def test_dry_run_of_a_new_topic_shows_the_origin_of_each_setting(world: World) -> None:
     own = {**TIERED, "segment.ms": "1h"}
     with world.open(read_only=True, segment_ms="2h") as manager:
-        planned = manager.plan_new_topic("new", 3, own)
+        planned = manager.topics.dry_run.new_topic("new", 3, own)
     origins = {each.name: each.origin for each in planned.settings}
     assert set(origins) == set(DEFAULTS)
     assert (origins["retention.ms"], origins["segment.ms"], origins["flush.ms"]) == ("topic new", "-X", "default")
     assert [(each.name, each.value) for each in planned.outranked] == [("segment.ms", "2h")]
     with world.open(segment_ms="2h") as manager:
-        made = manager.create_topic("new", 3, own, now_ms=NOW)
+        made = manager.topics.create("new", 3, own, now_ms=NOW)
         assert (made.partition_count, made.properties, made.was_tiered) == (3, own, planned.topic.was_tiered)
         effective = manager.config.explain("new", made.properties)
-        manager.delete_topic("new", now_ms=NOW)
+        manager.topics.delete("new", now_ms=NOW)
     assert tuple(effective) == planned.settings
     with world.open(read_only=True) as manager:
-        assert manager.plan_new_topic("new", 3, own).namesakes == (made.topic_id,)
+        assert manager.topics.dry_run.new_topic("new", 3, own).namesakes == (made.topic_id,)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_dry_run_refuses_an_invalid_topic_with_the_same_message(
     told = []
     for read_only in (True, False):
         with world.open(read_only=read_only) as manager:
-            do = manager.plan_new_topic if read_only else partial(manager.create_topic, now_ms=NOW)
+            do = manager.topics.dry_run.new_topic if read_only else partial(manager.topics.create, now_ms=NOW)
             with pytest.raises(InvalidRequest) as refused:
                 do(name, partitions, own)
         told.append(str(refused.value))
@@ -90,10 +90,10 @@ def test_dry_run_refuses_an_invalid_topic_with_the_same_message(
 )
 def test_dry_run_of_an_alter_shows_the_changed_settings(world: World, changes: dict[str, str], names: set[str]) -> None:
     with world.open(read_only=True) as manager:
-        planned = manager.plan_altered_topic("t", changes, now_ms=NOW)
-        before = manager.config.explain("t", manager.topic("t").properties)
+        planned = manager.topics.dry_run.altered_topic("t", changes, now_ms=NOW)
+        before = manager.config.explain("t", manager.topics.get("t").properties)
     with world.open() as manager:
-        altered = manager.alter_topic("t", changes, now_ms=NOW)
+        altered = manager.topics.alter("t", changes, now_ms=NOW)
         after = manager.config.explain("t", altered.properties)
     assert planned.own == altered.properties
     assert [(each.before, each.after) for each in planned.changes] == [
@@ -106,8 +106,8 @@ def test_dry_run_of_an_alter_shows_the_changed_settings(world: World, changes: d
 def test_dry_run_of_a_disable_shows_the_records_only_in_the_bucket(world: World) -> None:
     with world.open(read_only=True) as manager:
         with pytest.raises(InvalidRequest, match="cannot disable the remote tier"):
-            manager.plan_altered_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
-        planned = manager.plan_altered_topic("t", DISABLE, now_ms=NOW)
+            manager.topics.dry_run.altered_topic("t", {"remote.storage.enable": "false"}, now_ms=NOW)
+        planned = manager.topics.dry_run.altered_topic("t", DISABLE, now_ms=NOW)
         (snapshot,) = manager.snapshots(NOW)
         first = snapshot.segments[0].base_offset
     (lost,) = planned.lost
@@ -115,7 +115,7 @@ def test_dry_run_of_a_disable_shows_the_records_only_in_the_bucket(world: World)
     assert (lost.log_start_offset, lost.next_offset, lost.offsets) == (0, first, first)
     assert first > 0
     with world.open() as manager:
-        manager.alter_topic("t", DISABLE, now_ms=NOW)
+        manager.topics.alter("t", DISABLE, now_ms=NOW)
         settle(manager)
         (snapshot,) = manager.snapshots(NOW)
     assert snapshot.log_start_offset == first
@@ -123,7 +123,7 @@ def test_dry_run_of_a_disable_shows_the_records_only_in_the_bucket(world: World)
 
 def test_dry_run_of_a_deletion_shows_the_loss_in_both_tiers(world: World) -> None:
     with world.open(read_only=True) as manager:
-        planned = manager.plan_deleted_topic("t", now_ms=NOW)
+        planned = manager.topics.dry_run.deleted_topic("t", now_ms=NOW)
     (loss,) = planned.partitions
     assert (loss.log_start_offset, loss.next_offset, loss.offsets) == (0, 320, 320)
     prefix = partition_prefix("t", planned.topic.topic_id, 0)
@@ -134,7 +134,7 @@ def test_dry_run_of_a_deletion_shows_the_loss_in_both_tiers(world: World) -> Non
     assert (loss.pins, loss.forks, loss.trouble) == (0, (), None)
     assert (planned.grace_ms, planned.file_delay_ms) == (2 * HOUR, 0)
     with pytest.raises(NotFound), world.open(read_only=True) as manager:
-        manager.plan_deleted_topic("tt", now_ms=NOW)
+        manager.topics.dry_run.deleted_topic("tt", now_ms=NOW)
 
 
 def test_dry_run_of_a_deletion_shows_active_pins_and_forks(world: World) -> None:
@@ -144,13 +144,13 @@ def test_dry_run_of_a_deletion_shows_active_pins_and_forks(world: World) -> None
         pin_newest(world.store, name.prefix, log, now_ms=NOW, expires_ms=ends, holder="a reader")
     run_fork(world.store, plan_fork(world.store, [name], "branch", known=[]), now_ms=lambda: NOW)
     with world.open(read_only=True) as manager:
-        (loss,) = manager.plan_deleted_topic("t", now_ms=NOW).partitions
+        (loss,) = manager.topics.dry_run.deleted_topic("t", now_ms=NOW).partitions
     assert (loss.pins, loss.pinned_until_ms, loss.forks) == (2, NOW + 2 * HOUR, ("branch/0",))
 
 
 def test_dry_run_with_an_unreachable_bucket_reports_pins_as_unknown(world: World) -> None:
     with world.open(read_only=True, store=SwitchableStore(world.store)) as manager:
-        (loss,) = manager.plan_deleted_topic("t", now_ms=NOW).partitions
+        (loss,) = manager.topics.dry_run.deleted_topic("t", now_ms=NOW).partitions
     assert loss.pins is None
     assert loss.trouble is not None
 

@@ -50,16 +50,16 @@ def _locked() -> tuple[World, LockedStore]:
 def test_a_topic_works_through_its_whole_life_in_a_locked_bucket(settings: dict[str, str]) -> None:
     world, inner = _locked()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**settings, "retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**settings, "retention.ms": "-1"}, now_ms=NOW)
         for turn in range(8):
             now = NOW + turn * DAY * 2
             send(manager, 120, start=turn * 120)
-            manager.roll("t", now_ms=now)
+            manager.partitions.roll("t", now_ms=now)
             settle(manager, now)
             if settings is TIERED and turn % 3 == 2:
-                manager.delete_records({NAME: turn * 100}, now_ms=now)
+                manager.maintenance.delete_records({NAME: turn * 100}, now_ms=now)
             settle(manager, now + DAY + 1)
-        manifest = manager.partition(NAME).manifest()
+        manifest = manager.partitions.find(NAME).manifest()
         assert manifest is not None
         assert (
             not manifest.pending_deletes
@@ -77,14 +77,14 @@ def test_a_topic_works_through_its_whole_life_in_a_locked_bucket(settings: dict[
 def test_a_deleted_topic_and_a_fork_request_no_deletion() -> None:
     world, inner = _locked()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         names = list_partitions(inner)
         plan = plan_fork(world.store, names, "f", known=[])
         run_fork(world.store, plan, now_ms=lambda: NOW)
-        manager.delete_topic("t", now_ms=NOW)
+        manager.topics.delete("t", now_ms=NOW)
         for at in range(5):
             settle(manager, NOW + at * 2 * DAY)
     manifest = MetadataLog(inner, names[0].prefix).refresh()
@@ -109,14 +109,14 @@ def test_a_pin_is_renewed_under_another_name_that_all_its_holders_share() -> Non
     """Two workers renew it for hours and know only the first name; the pinned objects are never orphans."""
     world, inner = _locked()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "remote.log.delete.grace.ms": "1h"}, now_ms=NOW)
         send(manager, 200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        prefix = manager.partition(NAME).prefix
+        prefix = manager.partitions.find(NAME).prefix
         log = MetadataLog(world.store, prefix)
         pin, manifest = pin_newest(world.store, prefix, log, now_ms=NOW, expires_ms=NOW + 4 * HOUR, holder="job")
-        manager.delete_records({NAME: -1}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)
         ends = set()
         for hours in range(2, 30):
             now = NOW + hours * HOUR
@@ -143,13 +143,13 @@ def test_a_pin_is_renewed_under_another_name_that_all_its_holders_share() -> Non
 def test_a_complete_fork_stays_complete_in_a_locked_bucket_when_forked_again() -> None:
     world, inner = _locked()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
         names = list_partitions(inner)
         run_fork(world.store, plan_fork(world.store, names, "f", known=[]), now_ms=lambda: NOW)
-        manager.delete_records({NAME: -1}, now_ms=NOW)
+        manager.maintenance.delete_records({NAME: -1}, now_ms=NOW)
         for at in range(4):
             settle(manager, NOW + at * 2 * DAY)
     forks = [name for name in list_partitions(inner) if name.topic == "f"]
@@ -201,25 +201,25 @@ def test_a_tier_that_is_paused_and_resumed_has_no_gap() -> None:
     """During the pause only `retention.*` removes segments, over restarts too."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
-        copied = manager.partition(NAME).manifest().next_offset
+        copied = manager.partitions.find(NAME).manifest().next_offset
         paused = {"remote.log.copy.disable": "true", "local.retention.ms": "-2"}
-        manager.alter_topic("t", paused, now_ms=NOW)
+        manager.topics.alter("t", paused, now_ms=NOW)
         send(manager, 200, start=200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager, NOW + DAY)
-        assert manager.partition(NAME).manifest().next_offset == copied
+        assert manager.partitions.find(NAME).manifest().next_offset == copied
     with world.open(now_ms=NOW + DAY) as manager:
         send(manager, 200, start=400)
         settle(manager, NOW + 2 * DAY)
         going_on = {"remote.log.copy.disable": "", "local.retention.ms": "1ms"}
-        manager.alter_topic("t", going_on, now_ms=NOW + 2 * DAY)
-        manager.roll("t", now_ms=NOW + 2 * DAY)
+        manager.topics.alter("t", going_on, now_ms=NOW + 2 * DAY)
+        manager.partitions.roll("t", now_ms=NOW + 2 * DAY)
         settle(manager, NOW + 2 * DAY)
-        rows = manager.partition(NAME).manifest().segments
+        rows = manager.partitions.find(NAME).manifest().segments
         assert [row.base_offset for row in rows[1:]] == [row.next_offset for row in rows[:-1]]
         assert rows[-1].next_offset == 600
         assert values(manager.reader()) == [(at, b"value %d" % at) for at in range(600)]

@@ -21,13 +21,13 @@ def world():
     """A view of the first records, and a log that continues after it."""
     world = World()
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 120)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     send(manager, 60, start=120)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     manager.close()
     return world

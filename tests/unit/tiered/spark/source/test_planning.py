@@ -62,9 +62,9 @@ def pins_of(world):
 
 def filled(world, count=300, *, properties=TIERED, **settings):
     manager = world.open(**settings)
-    manager.create_topic("t", 1, properties, now_ms=NOW)
+    manager.topics.create("t", 1, properties, now_ms=NOW)
     send(manager, count)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     return manager
 
@@ -72,7 +72,7 @@ def filled(world, count=300, *, properties=TIERED, **settings):
 def transactions(world):
     """Aborted and committed transactions, some across segments. The marker of the last one is not in the bucket yet."""
     manager = world.open()
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     log = manager._source(NAME).log
     for turn in range(30):
         for at in range(3):  # three interleaved transactions
@@ -82,7 +82,7 @@ def transactions(world):
             log.append_marker(3 * turn + at, 0, commit=(turn + at) % 3 != 0, coordinator_epoch=0, now_ms=NOW)
     last = Producer(producer_id=999, producer_epoch=0, base_sequence=0, is_transactional=True)
     log.append([Record(b"k", b"decided where the bucket does not see it", NOW)], now_ms=NOW, producer=last)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     log.append_marker(999, 0, commit=True, coordinator_epoch=0, now_ms=NOW)
     settle(manager)
     manager.close()
@@ -152,7 +152,7 @@ def test_read_of_a_view_and_its_log_equals_the_plain_reader(world):
     manager = filled(world, 120)
     build_views(manager, plan_views(manager, "t", now_ms=NOW))
     send(manager, 60, start=120)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     want = told(world, read_compacted=True)
     assert len(want) < 80
@@ -318,12 +318,12 @@ def test_fail_on_data_loss_false_skips_expired_records_and_reads_the_rest(world)
     manager = filled(world, properties=GOING)
     splits = plan(world, pin="none", splitBytes="300")
     before = told(world)
-    manager.delete_records({NAME: 137}, now_ms=NOW)
+    manager.maintenance.delete_records({NAME: 137}, now_ms=NOW)
     expired(world, manager, NOW + 2 * HOUR)
     with pytest.raises(NotFound, match="call load"):
         read(world, splits)
     found = left(world, splits)
-    first = next(row.base_offset for row in manager.partitions()[0].manifest().segments)
+    first = next(row.base_offset for row in manager.partitions.all()[0].manifest().segments)
     assert 0 < first <= 137
     assert found == [each for each in before if each[0] >= first]
 
@@ -356,21 +356,21 @@ def test_missing_object_named_by_the_newest_manifest_is_corrupt(world):
 
 def test_deleted_topic_is_not_found_and_its_successor_is_read(world):
     manager = filled(world, properties={**GOING, "remote.log.delete.grace.ms": "9d"})
-    manager.delete_topic("t", now_ms=NOW)
+    manager.topics.delete("t", now_ms=NOW)
     settle(manager)
     with pytest.raises(NotFound, match="the topic was deleted: topic=t"):
         plan(world)
     assert plan_read(world.store, parse_options({"path": "memory://b", "subscribePattern": ".*"}), now_ms=NOW) == []
-    manager.create_topic("t", 1, TIERED, now_ms=NOW)
+    manager.topics.create("t", 1, TIERED, now_ms=NOW)
     send(manager, 20)
-    manager.roll("t", now_ms=NOW)
+    manager.partitions.roll("t", now_ms=NOW)
     settle(manager)
     assert [offset for offset, _ in read(world, plan(world))] == list(range(20))
 
 
 def test_failure_of_one_partition_releases_the_pins_of_the_others(world, monkeypatch):
     manager = world.open()
-    manager.create_topic("t", 3, TIERED, now_ms=NOW)
+    manager.topics.create("t", 3, TIERED, now_ms=NOW)
     settle(manager)
     get = world.store.get
 

@@ -390,9 +390,9 @@ def test_committed_stream_ends_before_an_open_transaction():
 def test_stream_across_a_compaction_returns_the_remaining_records():
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "cleanup.policy": "compact"}, now_ms=NOW)
         send(manager, 200)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         settle(manager)
     options = parse_stream_options({"path": "memory://b", "subscribe": "t", "startingOffsets": "earliest"})
     planner = StreamPlanner(world.store, options, Clock())

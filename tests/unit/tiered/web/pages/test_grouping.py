@@ -60,7 +60,7 @@ def test_waiting_uploads_form_one_group_with_the_oldest_first() -> None:
 def report() -> StatusReport:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 30)
         found = status_report(manager, NOW, storage=world.disk)
     waits = [problem(n, f"the store is down: partition=t/{n}", since_ms=NOW - n * MINUTE) for n in range(200)]
@@ -119,5 +119,5 @@ def test_count_has_the_correct_plural() -> None:
 def test_single_segment_is_shown_in_the_singular() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         assert "1 local segment, 0 remote" in page(site(world, manager), "/topics/t/0")

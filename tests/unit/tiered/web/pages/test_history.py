@@ -182,7 +182,7 @@ def test_dense_points_are_thinned_to_the_worst_or_the_last() -> None:
 def test_pages_show_the_notes_of_all_topics_and_of_one() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
@@ -203,7 +203,7 @@ def test_pages_show_the_notes_of_all_topics_and_of_one() -> None:
 def test_unreadable_notes_do_not_prevent_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         replace_file(world.disk, f"./data/{FILE}", b"damaged")
         assert "No history of this time" in page(site(world, manager), "/")
 

@@ -172,7 +172,7 @@ def test_empty_query_is_the_current_scenario() -> None:
 def test_lab_of_a_deployment_measures_its_topics_and_matches_its_json(world: World) -> None:
     with world.open() as manager:
         for topic in ("a", "b", "c", "t"):
-            manager.create_topic(topic, 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+            manager.topics.create(topic, 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
         send(manager, 500)
         send(manager, 100, topic="b")
         settle(manager)
@@ -210,7 +210,7 @@ def test_lab_of_a_deployment_measures_its_topics_and_matches_its_json(world: Wor
 def test_lab_without_stored_records_shows_how_to_begin(world: World) -> None:
     with world.open() as manager:
         assert "Nothing to simulate" in page(site(world, manager), "/cost")
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         assert "Nothing to simulate" in page(site(world, manager), "/cost?retention=7d")
         code, _, body = site(world, manager).answer("/cost?format=json")
         assert (code, json.loads(body)["error"]) == (HTTPStatus.BAD_REQUEST, "InvalidRequest")
@@ -220,17 +220,17 @@ def test_lab_sends_no_request_to_a_dead_store(world: World, monkeypatch: pytest.
     few = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", few)
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
         store.is_down = True
-        counts = manager.request_counts()
+        counts = manager.store.counts()
         facts = data(site(world, manager), "/cost?format=json&rate=1GiB/d")
         assert facts["today"]["stored_bytes"] > 0
         assert any("older segments are not counted" in each for each in facts["measured"][0]["basis"])
-        assert manager.request_counts() == counts
+        assert manager.store.counts() == counts
 
 
 def test_lab_json_has_no_infinite_numbers() -> None:

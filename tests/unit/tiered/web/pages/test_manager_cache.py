@@ -153,7 +153,7 @@ def test_hanging_reads_use_a_bounded_number_of_threads_and_cache_entries() -> No
 def test_every_page_shows_known_data_while_the_store_hangs(world: World) -> None:
     store = HangingStore(world.store)
     with world.open(store=store) as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "30d"}, now_ms=NOW)
         send(manager, 400)
         settle(manager)
         before = {path: page(site(world, manager), path) for path in PATHS}
@@ -167,13 +167,13 @@ def test_every_page_shows_known_data_while_the_store_hangs(world: World) -> None
 
 def test_hanging_disk_leaves_the_previous_data_with_a_note(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 100)
         clock, look = Clock(), Hanging([])
         found = Site(manager, clock, storage=world.disk, deadline_s=60)
         assert "late" not in page(found, "/")
         monkeypatch.setattr(found._loader, "_deadline_s", SOON_S)
-        monkeypatch.setattr(manager, "partitions", lambda topics=None: look())
+        monkeypatch.setattr(manager.partitions, "all", lambda topics=None: look())
         clock.now += CACHE_MS
         try:
             body = page(found, "/")
@@ -191,7 +191,7 @@ def test_hanging_first_read_is_reported_and_pages_work_after_it_ends(
 ) -> None:
     monkeypatch.setattr(looks_module, "FIRST_S", SOON_S)
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         look, clock = Hanging(), Clock()
 
         def opened() -> LogManager:
@@ -215,7 +215,7 @@ def test_store_that_hangs_from_the_start_leaves_local_data_until_it_answers(
 ) -> None:
     monkeypatch.setattr(looks_module, "FIRST_S", SOON_S)
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 100, start=300)
@@ -249,7 +249,7 @@ def test_store_that_hangs_from_the_start_leaves_local_data_until_it_answers(
 def test_old_read_only_open_is_replaced_and_closed_after_its_last_use(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         made: list[LogManager] = []
         closed: list[LogManager] = []
 
@@ -280,7 +280,7 @@ def test_old_read_only_open_is_replaced_and_closed_after_its_last_use(world: Wor
 def test_failed_or_hanging_reopen_is_reported_on_every_page(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         answers: list[Callable[[], LogManager]] = [lambda: world.open(read_only=True)]
         looks = ManagerCache(manager.config, lambda: answers[-1](), clock)
         found = Site(looks, clock, storage=world.disk, deadline_s=60)
@@ -358,7 +358,7 @@ def test_page_with_two_reads_waits_for_one_deadline_in_total() -> None:
 def test_first_page_after_an_idle_time_shows_current_data(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         looks = ManagerCache(manager.config, lambda: world.open(read_only=True), clock)
         found = Site(looks, clock, storage=world.disk, deadline_s=60)
         assert data(found, "/?format=json")["topics"][0]["offsets"] == 0
@@ -376,7 +376,7 @@ def test_first_page_after_an_idle_time_shows_current_data(world: World) -> None:
 def test_page_with_data_that_cannot_be_refreshed_shows_its_age(world: World, path: str) -> None:
     clock = Clock()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         settle(manager)
     answers: list[Callable[[], LogManager]] = [lambda: world.open(read_only=True)]
@@ -403,7 +403,7 @@ def test_page_with_data_that_cannot_be_refreshed_shows_its_age(world: World, pat
 def test_page_of_a_running_manager_shows_current_data(world: World) -> None:
     clock = Clock()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         found = Site(manager, clock, storage=world.disk, deadline_s=60)
         for _ in range(2):
             assert data(found, "/?format=json")["age_ms"] == 0

@@ -29,7 +29,7 @@ def world() -> World:
 
 def test_plan_page_equals_the_plan_command(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 100, start=300)
@@ -53,10 +53,10 @@ def test_plan_page_equals_the_plan_command(world: World) -> None:
 
 def test_what_if_plan_with_other_settings_or_times_changes_nothing(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
         send(manager, 300)
         settle(manager)
-        before = manager.request_counts()
+        before = manager.store.counts()
         found = site(world, manager)
 
         def kinds(query: str) -> set[str]:
@@ -75,29 +75,29 @@ def test_what_if_plan_with_other_settings_or_times_changes_nothing(world: World)
         assert 'value="7d" selected' in body
         assert "tiered apply" not in body, "a plan for a later moment cannot be applied, so it must not offer apply"
         assert "tiered apply plan.json" in page(found, f"/plan?{short}1h")
-        assert manager.request_counts() == before
+        assert manager.store.counts() == before
         assert manager.snapshots(NOW)[0].rules.retention_ms is None, "the settings of the topic must be unchanged"
 
 
 def test_plan_with_an_override_equals_the_plan_after_an_alter(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         asked = {"retention.ms": "1h", "retention.bytes": "9000"}
         foretold = priced_plan(manager, NOW, overrides=asked)
-        manager.alter_topic("t", asked, now_ms=NOW)
+        manager.topics.alter("t", asked, now_ms=NOW)
         assert foretold.plan == priced_plan(manager, NOW).plan
         assert not foretold.plan.is_empty
 
 
 def test_disabled_tier_stays_disabled_under_an_override(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         off = {"remote.storage.enable": "false", "remote.log.delete.on.disable": "true"}
-        manager.alter_topic("t", off, now_ms=NOW)
+        manager.topics.alter("t", off, now_ms=NOW)
         plan = priced_plan(manager, NOW, overrides={"retention.ms": "1h"}).plan
         assert not any(isinstance(each, CopySegment) for each in plan.decisions.get(TopicPartition("t", 0), ()))
         assert plan == priced_plan(manager, NOW).plan
@@ -117,7 +117,7 @@ def test_disabled_tier_stays_disabled_under_an_override(world: World) -> None:
 )
 def test_invalid_plan_query_is_an_escaped_error(world: World, query: str) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         status = HTTPStatus.NOT_FOUND if query == "topic=none" else HTTPStatus.BAD_REQUEST
         body = page(site(world, manager), f"/plan?{query}", status)
         assert "<script>" not in body
@@ -136,7 +136,7 @@ def test_empty_deployment_has_an_empty_plan_and_no_compaction(world: World) -> N
 def many(world: World, count: int = 1000) -> tuple[LogManager, list]:
     """The snapshot of one partition with pending work, repeated for a thousand partitions."""
     manager = world.open()
-    manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+    manager.topics.create("t", 1, COMPACTED, now_ms=NOW)
     send(manager, 300)
     (snapshot,) = manager.snapshots(NOW)
     return manager, [replace(snapshot, partition=TopicPartition("t", number)) for number in range(count)]
@@ -167,7 +167,7 @@ def test_pages_send_no_store_request_and_the_plan_names_unread_partitions(
     few = PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1)
     monkeypatch.setattr(commit_protocol, "PAGE_RULE", few)
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
     later, asked = NOW + 2 * DAY + DAY // 2, []  # when half of a manifest page may have expired
@@ -184,7 +184,7 @@ def test_pages_send_no_store_request_and_the_plan_names_unread_partitions(
 
 def test_plan_page_names_partitions_with_a_problem(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
     with world.open(store=SwitchableStore(world.store)) as manager:
@@ -195,7 +195,7 @@ def test_plan_page_names_partitions_with_a_problem(world: World) -> None:
 
 def test_compaction_page_equals_the_commands(world: World) -> None:
     with world.open(min_cleanable_dirty_ratio="0.3") as manager:
-        manager.create_topic("t", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("t", 1, COMPACTED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 300, start=300)
@@ -228,7 +228,7 @@ def test_compaction_page_is_bounded_and_shows_failed_runs(world: World) -> None:
 
 def test_compaction_page_shows_advice_above_the_logs(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {**COMPACTED, "min.compaction.lag.ms": "30d", "segment.ms": "40d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**COMPACTED, "min.compaction.lag.ms": "30d", "segment.ms": "40d"}, now_ms=NOW)
         send(manager, 300)
         found = compaction_data(manager, NOW + 20 * DAY)
         body = compaction_page(found, {})

@@ -43,7 +43,7 @@ def test_empty_deployment_shows_the_first_command(world: World) -> None:
 
 def test_overview_and_topic_page_equal_the_status(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 20, start=300)
@@ -62,7 +62,7 @@ def test_overview_and_topic_page_equal_the_status(world: World) -> None:
 
 def test_partition_page_shows_segments_of_both_tiers_as_map_and_table(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 2, TIERED, now_ms=NOW)
+        manager.topics.create("t", 2, TIERED, now_ms=NOW)
         send(manager, 300)
         settle(manager)
         send(manager, 100, start=300)
@@ -83,8 +83,8 @@ def test_partition_page_shows_segments_of_both_tiers_as_map_and_table(world: Wor
 
 def test_map_shows_tier_and_state_of_each_segment(world: World) -> None:
     with world.open(remote_log_delete_grace_ms="1d") as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "2d"}, now_ms=NOW)
-        manager.create_topic("c", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "2d"}, now_ms=NOW)
+        manager.topics.create("c", 1, COMPACTED, now_ms=NOW)
         send(manager, 300)
         send(manager, 300, topic="c")
         settle(manager)
@@ -104,7 +104,7 @@ def test_map_shows_tier_and_state_of_each_segment(world: World) -> None:
         strips = body.partition('id="map-times"')[2].partition("key-list")[0]
         assert strips.count('class="both"') == len(of["t"].remote), "each segment must have its time span"
         assert "readable, compacted" in page(site(world, manager), "/topics/c/0")
-        manager.create_topic("e", 1, {}, now_ms=NOW)
+        manager.topics.create("e", 1, {}, now_ms=NOW)
         assert 'id="map-times"' not in page(site(world, manager), "/topics/e/0"), (
             "a partition without timestamps must have no time strip"
         )
@@ -140,7 +140,7 @@ def test_thousand_topics_are_paged_searched_and_sorted(world: World) -> None:
 def large(world: World) -> StatusReport:
     """A status report of a thousand topics, each with the figures of one real topic."""
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 30)
         report = status_report(manager, NOW, storage=world.disk)
     (figures,) = report.partitions.values()
@@ -156,7 +156,7 @@ def large(world: World) -> StatusReport:
 def test_failing_store_is_shown_with_known_figures_and_start_of_the_problem(world: World) -> None:
     store = SwitchableStore(world.store, is_down=False)
     with world.open(store=store) as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         worker = Worker(manager, now_ms=NOW, interval_ms=30_000)
         while worker.round(NOW):
@@ -183,7 +183,7 @@ def test_no_page_sends_a_store_request(world: World, monkeypatch: pytest.MonkeyP
         PageRule(manifest_bytes_max=1, page_rows_max=3, page_rows_min=2, kept_entries_min=1),
     )
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "retention.ms": "2d"}, now_ms=NOW)
         send(manager, 1500)
         settle(manager)
     asked: list[str] = []
@@ -198,7 +198,7 @@ def test_no_page_sends_a_store_request(world: World, monkeypatch: pytest.MonkeyP
 
 def test_bucket_that_was_never_read_has_no_figures(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 200)
         settle(manager)
     with world.open(store=SwitchableStore(world.store)) as manager:
@@ -209,8 +209,8 @@ def test_bucket_that_was_never_read_has_no_figures(world: World) -> None:
 
 def test_message_text_is_escaped_in_every_page(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
-        manager.table.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
+        manager.topics.create("t", 1, {}, now_ms=NOW)
+        manager.partitions.problems = {TopicPartition("t", 0): Corrupt(EVIL)}
         found = site(world, manager)
         for path in ("/", "/topics/t", "/troubles", "/?q=%3Cscript%3E%22", "/?sort=%22%3E%3Cscript%3E&q=t"):
             body = page(found, path)
@@ -222,7 +222,7 @@ def test_message_text_is_escaped_in_every_page(world: World) -> None:
 
 def test_unknown_paths_are_not_found(world: World) -> None:
     with world.open() as manager:
-        manager.create_topic("t", 1, {}, now_ms=NOW)
+        manager.topics.create("t", 1, {}, now_ms=NOW)
         found = site(world, manager)
         for path in ("/topics/none", "/topics/t/0/1/2", "/nothing", "/topics/..%2F..%2Fetc", "/%00"):
             page(found, path, HTTPStatus.NOT_FOUND)

@@ -88,7 +88,7 @@ def every_state() -> PartitionSnapshot:
     """A snapshot of a real partition with expired, copied, compacted and local-only segments and a gap."""
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, {**TIERED, "local.retention.ms": "2d"}, now_ms=NOW)
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "2d"}, now_ms=NOW)
         send(manager, 900)
         settle(manager)
         send(manager, 100, start=900)
@@ -114,7 +114,7 @@ def test_map_draws_every_state_with_a_legend_in_words() -> None:
 def test_map_zooms_by_links_and_form_and_the_table_follows() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("t", 1, TIERED, now_ms=NOW)
+        manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 900)
         settle(manager)
         found = site(world, manager)
@@ -186,7 +186,7 @@ def test_page_of_a_hundred_thousand_local_segments_is_bounded() -> None:
 def test_table_shows_the_records_left_by_compaction() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("c", 1, COMPACTED, now_ms=NOW)
+        manager.topics.create("c", 1, COMPACTED, now_ms=NOW)
         send(manager, 300, topic="c")
         settle(manager)
         rows: tuple[SegmentEntry, ...] = manager.snapshots(NOW)[0].remote
@@ -197,7 +197,7 @@ def test_table_shows_the_records_left_by_compaction() -> None:
 def test_local_segments_already_cleaned_are_marked() -> None:
     world = World()
     with world.open() as manager:
-        manager.create_topic("c", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
+        manager.topics.create("c", 1, {"cleanup.policy": "compact"}, now_ms=NOW)
         send(manager, 300, topic="c")
         settle(manager)
         send(manager, 20, topic="c", start=300)
