@@ -27,7 +27,7 @@ DELETED, CLEANED, SWAP, TEMPORARY = ".deleted", ".cleaned", ".swap", ".tmp"
 
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
-VIEW_CATALOG = "view-catalog"  # not a Kafka name: the compacted views of the log, see `tiered.read.local_views`
+VIEW_CATALOG = "view-catalog"  # not a Kafka name: the compacted views of the log, see `tiered.read.view_places`
 VIEW_PARTS = "view"  # not a Kafka name: the directory of the parts of compacted views
 QUORUM_STATE = "quorum-state"  # of a KRaft controller, in the directory of `__cluster_metadata`
 UNCONFIRMED_APPENDS = "unconfirmed-appends"  # not a Kafka name: the first unconfirmed offset, as text

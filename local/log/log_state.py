@@ -112,7 +112,7 @@ class LogState:
     - `written_bytes`: the position for the group commit, counted from the open. `cuts`: how often the log end fell.
     - `write_checkpoints` is set by the owner of this log's checkpoints.
     - `before_cut` is called with (offset, time) before the log end is lowered to an offset: files next to the log that
-      describe records from there on must not outlive the records (`tiered.read.local_views`).
+      describe records from there on must not outlive the records (`tiered.read.view_places`).
     """
 
     def __init__(self, storage: Storage, directory: str, partition: TopicPartition, settings: LogSettings) -> None:

@@ -1,6 +1,6 @@
 """List, copy and remove the files of compacted views in a partition's directory.
 
-`tiered.read.local_views` defines the contents. Here they are files in ``<partition>/view/<view>/``, two levels deep,
+`tiered.read.view_places` defines the contents. Here they are files in ``<partition>/view/<view>/``, two levels deep,
 that never change once they have their names. Kafka ignores directories inside a partition's directory.
 """
 

@@ -179,7 +179,7 @@ class Manifest:
     | `expired_epochs` | leader epochs of offsets that were in the bucket and left it, ascending |
     | `appender_id` | the last writer with a log of its own, which may hold records without an entry |
     | `jobs` | the last jobs that committed, the newest last (`remote.manifest.job_changes`) |
-    | `tier_disabled` | the tier was switched off (`tiered.partition.tier_disable`): no entry counts |
+    | `tier_disabled` | the tier was switched off (`tiered.partition.partition`): no entry counts |
     | `deleted_ms` | when the topic was deleted; None for a living topic |
     | `seal_key_id` | the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed |
 

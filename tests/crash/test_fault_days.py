@@ -26,7 +26,7 @@ from local.storage import Space
 from remote.keys import manifest_key
 from tiered.config.clock_guard import ClockGuard
 from tiered.maintenance.remote_tasks import RemoteTasks
-from tiered.node.work_report import ReportedProblem
+from tiered.node.problems import ReportedProblem
 from tiered.observe.metrics import Metrics
 from tiered.partition.partition_table import PartitionTable
 from tiered.read.bucket_reader import RemoteLog

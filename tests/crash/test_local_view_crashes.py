@@ -1,6 +1,6 @@
 """A local view with a fault at every disk call: the old or the new view is there, complete.
 
-`tiered.read.local_views` lists the steps and the state after a crash at each of them.
+`tiered.read.view_places` lists the steps and the state after a crash at each of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tiered.health.bucket_check import check_bucket, damage
 from tiered.health.view_verifying import verify_views
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views
 from tiered.manager.manager import LogManager
-from tiered.read import local_views
+from tiered.read import view_places
 from tiered.read.bucket_reader import RemoteLog
 
 KEYS = 120
@@ -304,8 +304,8 @@ def carry_with(world: World, at: int, fault: Fault | None) -> FaultStore:
 
 
 def _no_sync_of_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = local_views.replace_file
-    monkeypatch.setattr(local_views, "replace_file", lambda *given: kept(*given, syncs_name=False))
+    kept = view_places.replace_file
+    monkeypatch.setattr(view_places, "replace_file", lambda *given: kept(*given, syncs_name=False))
 
 
 def _no_sync_before_a_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def _no_sync_before_a_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_views.LocalViews, "cut", lambda views, offset, now_ms: None)
+    monkeypatch.setattr(view_places.LocalViews, "cut", lambda views, offset, now_ms: None)
 
 
 @pytest.mark.deep("planted bugs of local views")

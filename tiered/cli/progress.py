@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from local.names import TopicPartition
     from tiered.cli.session import Session
     from tiered.manager.manager import LogManager
-    from tiered.partition.log_loading import LoadProgress, OnProgress
+    from tiered.partition.partition_table import LoadProgress, OnProgress
 
 MODES = ("auto", "plain", "json", "none")
 EVENT_EVERY_S = 0.25  # at most four events a second, plus messages and the last one

@@ -121,7 +121,7 @@ class Session:
         """An open manager; the caller closes it. When writing, it is the only one of the directory (else Conflict).
 
         - `is_alone`: it sends no store request.
-        - `is_hasty`: an unavailable store does not delay the open (`tiered.stores.short_deadline_store`), and a bucket
+        - `is_hasty`: an unavailable store does not delay the open (`tiered.stores.configured_store`), and a bucket
           that refuses access is a problem of the partitions. The caller prints problems.
         - `is_brief`: an unavailable store does not delay later requests either; only for figures.
         - `known` and `takes_over`: as in `LogManager.open`.
@@ -131,7 +131,7 @@ class Session:
         self.set_up_logging(is_daemon=is_daemon, reports_problems=read_only or is_hasty)
         from tiered.cli.progress import load_progress
         from tiered.manager.manager import LogManager
-        from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
+        from tiered.stores.configured_store import BriefStore, ShortDeadlineStore
         from tiered.web.pages.manager_cache import silent_store
 
         store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None

@@ -3,8 +3,8 @@
 Retention and grace periods use the wall clock. A clock set a month ahead would expire everything and delete it before
 an operator notices. Causes are a dead battery, a typing error or a wrong time server. So every maintenance run compares
 the wall clock with a monotonic one, which also counts while the machine is suspended. A start compares it with the time
-in the last process's report (`tiered.node.work_report`). If the two differ, a store with its own clock is asked for the
-time (`tiered.stores.store_clock`).
+in the last process's report (`tiered.node.problems`). If the two differ, a store with its own clock is asked for the
+time (`tiered.stores.store_check`).
 
 | the wall clock | the time used |
 |---|---|

@@ -23,8 +23,7 @@ from local.names import CLEAN_SHUTDOWN, LOCK
 from local.storage import DiskStorage, Storage, join
 from local.verify.findings import Finding, Severity, error, passed, warning
 from tiered.config.units import counted, format_bytes, format_lasted
-from tiered.node.problems import flat, next_step
-from tiered.node.work_report import directory_holder, lock_holder
+from tiered.node.problems import directory_holder, flat, lock_holder, next_step
 
 if TYPE_CHECKING:
     from remote.store import ObjectStore
@@ -136,7 +135,7 @@ def examine(config: Config, *, may_write: bool = True, around: Surroundings | No
     Closes everything that it opens.
     """
     from tiered.health.doctor_store import PARTITION_CHECKS, STORE_CHECKS
-    from tiered.stores.short_deadline_store import BriefStore
+    from tiered.stores.configured_store import BriefStore
 
     patient = Patient(config=config, around=around or surroundings(), may_write=may_write)
     yield from run_checks(patient, NODE_CHECKS)
@@ -322,7 +321,7 @@ def open_files(patient: Patient) -> Iterator[Finding]:
 
 def work(patient: Patient) -> Iterator[Finding]:
     """Report the last running manager and its problems."""
-    from tiered.node.work_report import read_report
+    from tiered.node.problems import read_report
     from tiered.status.status_report import holder_line
 
     report = read_report(patient.places)

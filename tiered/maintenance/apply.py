@@ -9,7 +9,7 @@ Any prefix of a plan is safe, so a failure leaves the rest for the next maintena
 * view: `tiered.views.view_building`; its horizon rises before the log start may pass it.
 * log start: commit it in the manifest (tiered) → write the checkpoint → publish it to readers.
 * expire: one commit that removes entries and unlinks their objects; no byte is deleted.
-* disable the tier: `tiered.partition.tier_disable`.
+* disable the tier: `tiered.partition.partition`.
 * copies, replacements and views wait while uploads are paused (`tiered.node.upload_pause`); each one checks the pause.
 * copied by this maintenance or task: segments that may now be dropped are dropped.
 * delete: look for pins → prove that this process is still the writer → delete the objects → commit the deletion
@@ -66,8 +66,7 @@ from tiered.maintenance.upload_and_commit import (
     no_time,
     replace_remote,
 )
-from tiered.partition.partition import Partition
-from tiered.partition.tier_disable import disable_tier_of
+from tiered.partition.partition import Partition, disable_tier_of
 from tiered.partition.tier_state import TierAction
 from tiered.views.view_building import ViewWork, build_view
 

@@ -206,10 +206,7 @@ class Cleaning:
             if not error.lacks_room:
                 raise
             _log.warning(
-                (
-                    "cannot write the cleaner checkpoint, the disk is full; the next round retries: "
-                    "directory=%s error=%s"
-                ),
+                "cannot write the cleaner checkpoint, the disk is full; the next round retries: directory=%s error=%s",
                 directory.root,
                 error,
             )

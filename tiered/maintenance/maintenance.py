@@ -38,7 +38,7 @@ from tiered.maintenance.remote_tasks import Due, RemoteTasks, due_tasks, on_disk
 from tiered.partition.partition import Partition
 from tiered.partition.partition_table import PartitionTable
 from tiered.read.view_places import maintain_views
-from tiered.topics.topic_deletion import TopicDeletion
+from tiered.topics.topic_admin import TopicDeletion
 
 CHECKPOINT_INTERVAL_MS = 60_000
 POLL_S = 0.5  # how often a waiting run checks `should_stop`

@@ -12,10 +12,9 @@ pools, so that a store that hangs on uploads does not block deletions, and the o
 
 A task decides on its own snapshot, as maintenance does. A copier does one commit's worth of copies. Then it does the
 rest, even after a failed copy, and drops the local segments that the copies made droppable (I2: `policies` decide,
-`tiered.maintenance.apply` checks again). A backlog continues in the next turn (`tiered.maintenance.task_pool` has the
-threads, the states and the order). A task that finds another task at its partition gets its turn after it. The store
-limits the parallel uploads and their rate for all tasks together (`remote.store.s3_store`,
-`remote.store.middleware.throttled_store`).
+`tiered.maintenance.apply` checks again). A backlog continues in the next turn (`TaskPool`). A task that finds another
+task at its partition gets its turn after it. The store limits the parallel uploads and their rate for all tasks
+together (`remote.store.s3_store`, `remote.store.middleware.throttled_store`).
 
 A task holds the partition's `tier_lock` from start to end. It holds `lock` only for its effects on the disk, never
 during an upload. Its segments are marked (`Uploads.copying`): they are not dropped. The log is not cleaned during the
@@ -41,9 +40,13 @@ copy, nor while a commit is in doubt.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
 
 from local.errors import LogError
 from local.names import TopicPartition
@@ -64,11 +67,10 @@ from policies.remote_retention import page_to_know
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from tiered.maintenance.apply import SENDING, apply_in_task
-from tiered.maintenance.task_pool import Load, State, TaskPool
 from tiered.maintenance.upload_and_commit import Clock
 from tiered.partition.partition import Partition
 from tiered.partition.partition_table import PartitionTable
-from tiered.topics.topic_deletion import TopicDeletion
+from tiered.topics.topic_admin import TopicDeletion
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ _ON_UNLINKED = (
     CollectManifests,
 )  # long unlinked: no other decision of a plan has to come first
 _Key = TopicPartition | None  # None: the remains of deleted topics
+K = TypeVar("K", bound=Hashable)
 
 
 class RemoteTasks:
@@ -326,3 +329,182 @@ def next_copier_turn(planned: Sequence[Decision]) -> TurnPlan:
             segments, size_bytes = segments + 1, size_bytes + each.size_bytes
         taken.append(each)
     return TurnPlan(decisions=tuple(taken), has_more=left > 0)
+
+
+class State(Enum):
+    """The state of a key that is not idle."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    RERUN = "again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Load: keys waiting and running; seconds that the oldest of each has waited or run."""
+
+    threads: int
+    queued: int
+    running: int
+    oldest_wait_s: float
+    oldest_turn_s: float
+
+    @property
+    def idle_share(self) -> float:
+        """The share of unused turns, 0..1."""
+        return max(0.0, 1 - self.running / self.threads)
+
+
+class TaskPool(Generic[K]):
+    """Bounded threads for work that waits for the store: one task per partition at a time, in turns. Thread safe.
+
+    A task (``work(key)``) does a slice of the due work of its key and returns whether there is more. A key with more
+    work is queued again at the end, so a long backlog does not starve other keys.
+
+    | state of a key | submitted | its turn | slice over, more | slice over | stopping |
+    |---|---|---|---|---|---|
+    | idle | queued | | | | idle |
+    | queued | queued | running | | | idle |
+    | running | again | | queued | idle | running |
+    | again (running, and submitted once more) | again | | queued | queued | running |
+
+    Two tasks for one key are impossible: only *queued* gets a turn, and a running key is not queued. After `stop` no
+    turn starts. A running task gets the stop through its own `should_stop`, and is not waited for after a deadline.
+    Threads are daemons, started for work and ended without work: one that hangs in the store does not block the end of
+    the process.
+
+    `work` handles its own errors; an escaped one ends the slice and is logged.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        work: Callable[[K], bool],
+        *,
+        name: str = "remote-log-copier",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.threads = threads
+        self._work = work
+        self._name = name
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._states: dict[K, State] = {}
+        self._turns: dict[K, float] = {}  # start of the turn of each running key
+        self._queue: deque[tuple[K, float]] = deque()  # and start of its wait
+        self._running = 0
+        self._is_stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    @property
+    def states(self) -> dict[K, State]:
+        """The state of every key that is not idle."""
+        with self._changed:
+            return dict(self._states)
+
+    @property
+    def load(self) -> Load:
+        """The load at this moment."""
+        with self._changed:
+            now_s = self._clock()
+            return Load(
+                threads=self.threads,
+                queued=len(self._queue),
+                running=len(self._turns),
+                oldest_wait_s=now_s - self._queue[0][1] if self._queue else 0.0,
+                oldest_turn_s=now_s - min(self._turns.values(), default=now_s),
+            )
+
+    def submit(self, key: K) -> bool:
+        """Queue `key`; False if it is queued already, or the pool is stopping."""
+        with self._changed:
+            if self._is_stopping:
+                return False
+            if self._states.get(key) in (State.QUEUED, State.RERUN):
+                self._hire()  # in case the last attempt got no thread
+                return False
+            if key in self._states:
+                self._states[key] = State.RERUN
+                return True
+            self._enqueue(key)
+            self._hire()
+            return True
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until every key is idle; False if the timeout ends first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._states, timeout_s)
+
+    def stop(self, deadline_s: float) -> bool:
+        """Start nothing more and wait at most `deadline_s` for running tasks; whether all have ended."""
+        with self._changed:
+            self._is_stopping = True
+            for key, _ in self._queue:
+                del self._states[key]
+            self._queue.clear()
+            self._changed.notify_all()
+        return self.wait_idle(deadline_s)
+
+    def _hire(self) -> None:
+        """Start one more thread if there is room and a key waits.
+
+        If the process cannot start one, the existing threads take the turns, and the next `submit` tries again.
+        """
+        if not self._queue or self._running >= self.threads:
+            return
+        name = f"{self._name}-{self._running + 1}"
+        try:
+            threading.Thread(target=self._take_turns, name=name, daemon=True).start()
+        except RuntimeError as error:
+            _log.warning(
+                "cannot start a thread for waiting tasks: waiting=%d running=%d cause=%s",
+                len(self._queue),
+                self._running,
+                error,
+            )
+        else:
+            self._running += 1
+
+    def _enqueue(self, key: K) -> None:
+        self._states[key] = State.QUEUED
+        self._queue.append((key, self._clock()))
+
+    def _take_turns(self) -> None:
+        is_out_of_work = False
+        try:
+            while not (is_out_of_work := (turn := self._next_turn()) is None):
+                assert turn is not None
+                self._take_turn(turn[0])
+        finally:
+            if not is_out_of_work:
+                with self._changed:
+                    self._running -= 1
+
+    def _take_turn(self, key: K) -> None:
+        has_more = False
+        try:
+            has_more = self._work(key)
+        except Exception:  # noqa: BLE001 - whatever it is, the others have their turns
+            _log.exception("a task failed: key=%s", key)
+        finally:
+            self._end_turn(key, has_more)
+
+    def _next_turn(self) -> tuple[K] | None:
+        with self._changed:
+            if not self._queue:
+                self._running -= 1
+                return None
+            key, _ = self._queue.popleft()
+            self._states[key], self._turns[key] = State.RUNNING, self._clock()
+            return (key,)
+
+    def _end_turn(self, key: K, has_more: bool) -> None:
+        with self._changed:
+            is_due = has_more or self._states[key] is State.RERUN
+            del self._states[key], self._turns[key]
+            if is_due and not self._is_stopping:
+                self._enqueue(key)
+            self._changed.notify_all()

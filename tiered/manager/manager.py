@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from tiered.config.config import Config
     from tiered.maintenance.apply import Applied
     from tiered.maintenance.maintenance import ApplyProgress, Maintenance, ShouldStop
-    from tiered.partition.log_loading import OnProgress
     from tiered.partition.partition import Partition
+    from tiered.partition.partition_table import OnProgress
 
 _log = logging.getLogger(__name__)
 

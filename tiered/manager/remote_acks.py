@@ -19,10 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from local.errors import InvalidRequest, LogError, Unavailable
+import msgspec
+
+from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from local.names import TopicPartition
+from local.storage import Storage, replace_file
 from policies.decisions import Plan
 from policies.deferrals import Code
 from policies.snapshot import PartitionSnapshot
@@ -36,6 +40,8 @@ TIMEOUT_MS = 5 * 60_000
 _ATTEMPT = "cannot wait for the remote tier"
 
 Waiting = Callable[[Sequence[TopicPartition], LogError | None], None]  # open partitions, error of the last attempt
+MARKS_FILE = "append-remote.json"
+MARKS_MAX = 100  # older marks are removed: their inputs were never repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,3 +167,83 @@ def _timeout_error(problem: LogError, unfinished: Sequence[TopicPartition], wait
     facts = {**problem.facts, "waiting": ",".join(map(str, unfinished)), "waited_ms": waited_ms}
     attempt = problem.attempt.removeprefix(f"{_ATTEMPT}, ")
     return Unavailable(f"{_ATTEMPT}, {attempt}", **facts)
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of one partition: records at offsets in ``[base_offset, next_offset)``."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    records: int
+
+    @property
+    def name(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+class _File(msgspec.Struct, frozen=True):
+    schema_version: int
+    marks: dict[str, list[Share]]
+
+
+# Built at import: building it in two threads in parallel ends the process (msgspec 0.22).
+_FILE = msgspec.json.Decoder(_File)
+
+
+def input_key(facts: Mapping[str, object]) -> str:
+    """A key of one input; `facts` are its file, the file's state, its target and how it is read."""
+    return blake2b(repr(sorted(facts.items())).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+class AppendMarks:
+    """Marks of appends that the bucket has not acknowledged: a repeated command appends nothing twice.
+
+    They are in the file at `path`, replaced whole. The directory's lock ensures that one process uses it.
+
+    | step of an append | a crash after it leaves |
+    |---|---|
+    | 1. the records are durable on the disk | no mark: an interrupted append like any other |
+    | 2. the mark is written | the mark: the same input given again waits for the bucket only |
+    | 3. the bucket holds the records and the mark is removed | nothing |
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage, self._path = storage, path
+
+    def find(self, key: str) -> list[Share] | None:
+        """The shares of that input that wait for the bucket; None if none do.
+
+        Raises InvalidRequest for a damaged file.
+        """
+        return self._read().get(key)
+
+    def note(self, key: str, shares: list[Share]) -> None:
+        """Add a mark; durable on return."""
+        marks = {**self._read(), key: shares}
+        self._write(dict(list(marks.items())[-MARKS_MAX:]))
+
+    def forget(self, key: str) -> None:
+        marks = self._read()
+        if marks.pop(key, None) is not None:
+            self._write(marks)
+
+    def _read(self) -> dict[str, list[Share]]:
+        try:
+            return dict(_FILE.decode(self._storage.read(self._path)).marks)
+        except NotFound:
+            return {}
+        except msgspec.DecodeError as error:
+            hint = "compare its contents with the log, then delete the file"
+            raise InvalidRequest(
+                f"cannot read the requests that wait for the bucket, the file is damaged: {hint}",
+                path=self._path,
+                cause=str(error),
+            ) from None
+
+    def _write(self, marks: Mapping[str, list[Share]]) -> None:
+        if marks:
+            replace_file(self._storage, self._path, msgspec.json.encode(_File(1, dict(marks))))
+        else:
+            self._storage.unlink(self._path)

@@ -93,7 +93,7 @@ from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, Topi
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.node.writer_ids import RESTORE, signed_for
 from tiered.partition.reconciliation import lineage
-from tiered.read.segment_runs import index_is_wrong
+from tiered.read.reader import index_is_wrong
 
 CACHE_BYTES = 64 << 20
 STAGING = ".restoring"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from local.errors import Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
 from local.lock_ranks import LockRank, ranked_lock
 from local.log import Log
+from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.coverage import Coverage
@@ -24,10 +25,12 @@ from remote.gc.pin_watch import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
+from remote.manifest.manifest_changes import disable_tier
 from remote.manifest.manifest_page import Rows
 from remote.manifest.writer_roles import LogState
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from tiered.config.clock_guard import JUMP_MS, counted_ms
+from tiered.config.properties import DELETE_ON_DISABLE, parse
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import UploadPauses
 from tiered.partition.tier_state import (
@@ -37,15 +40,16 @@ from tiered.partition.tier_state import (
     TierAction,
     TierMachine,
     TierState,
+    Uploads,
     seen_by,
 )
-from tiered.partition.uploads import Uploads
-from tiered.read.local_views import LocalViews
 from tiered.read.partition_source import PartitionSource
+from tiered.read.view_places import LocalViews
 
 _log = logging.getLogger(__name__)
 
 OLDEST_PAGES_MAX = 2  # manifest pages with the oldest entries that one maintenance run reads for expiry
+ENABLE = "remote.storage.enable"
 
 
 def _has_room() -> None:
@@ -123,12 +127,12 @@ class Partition:
     | field | meaning |
     |---|---|
     | `tier` | the state of the remote tier (`tiered.partition.tier_state`) |
-    | `uploads` | uploads without a commit, and segments that a copy uses (`tiered.partition.uploads`) |
+    | `uploads` | uploads without a commit, and segments that a copy uses (`tiered.partition.tier_state`) |
     | `object_encoding` | the object encoding of its segments |
     | `on_copied` | progress of a copy: base offset, bytes done, bytes in all; called from the reading thread |
     | `ahead` | pending deletes with a grace period that starts in the future |
     | `end_offset_at_open` | log end offset when the log was opened; None for an empty log |
-    | `local_views` | the compacted views on the disk (`tiered.read.local_views`) |
+    | `local_views` | the compacted views on the disk (`tiered.read.view_places`) |
 
     `tier_lock` guards remote state, `lock` local state. Order: `tier_lock`, then `lock`. Only a task in its own thread
     (`tiered.maintenance.remote_tasks`) waits for the store, under `tier_lock` and never under `lock`.
@@ -447,3 +451,63 @@ def coverage(manifest: Manifest) -> Coverage:
     """The offsets that segment entries cover."""
     entries = [(entry.base_offset, entry.next_offset) for entry in manifest.segments]
     return Coverage.of([*entries, *(each for page in manifest.pages for each in page.ranges())])
+
+
+def is_tier_disabled(topic: Topic, values: Mapping[str, str]) -> bool:
+    """Whether the topic's own settings disable its tier; `values` are the effective settings.
+
+    A changed default in the configuration makes the tier read-only, as before.
+    """
+    own = topic.properties.get(ENABLE)
+    is_off = own is not None and not parse(ENABLE, own) and values[ENABLE] == "false"
+    return topic.was_tiered and is_off and values[DELETE_ON_DISABLE] == "true"
+
+
+def disable_tier_of(partition: Partition, where: Callable[[], LogDirectory], offset: int, *, now_ms: int) -> bool:
+    """Disable the tier for good: `remote.storage.enable` from true to false (KIP-950). Steps 2 and 3 of:
+
+    | step | effect | a crash after it leaves |
+    |---|---|---|
+    | 1 | the registry has the topic's own ``remote.storage.enable=false`` | the request; the next maintenance does 2 |
+    | 2 | a manifest: log start = the disk's, no entry counts, no views | a tier that is not read; the open does 3 |
+    | 3 | the log-start checkpoint; readers get the new log start | entries to unlink |
+    | 4 | entries are unlinked, pages whole, as many as a manifest has room for | fewer entries |
+    | 5 | after the grace period and the pins: their objects are deleted | pending deletes |
+    | 6 | the last entry was unlinked | a manifest without entries |
+
+    Refused unless `remote.log.delete.on.disable=true`. Before step 2 no record is lost, and enabling the tier again
+    undoes the request. All records that count afterwards are durable on the disk: the bucket holds closed segments
+    only, and a closed segment is durable. After step 2 nothing in the bucket is read any more. A tier that is enabled
+    again, even during step 4, waits for step 6. Then it copies everything from the log start under new names:
+    `policies.plan`. This writer keeps the writer role in the bucket for good, by its manifests. A disk that is lost
+    later must not give the offsets again that were in the bucket (I3).
+
+    False if the request no longer applies. The caller holds `tier_lock`.
+    The partition's `lock` is held before and after the commit, never during a wait for the store. During the commit
+    `Uploads.copying` holds `offset`, so no local segment that ends above it is dropped. `where` is called under the
+    lock, because the partition may move.
+    """
+    metadata, log = partition.metadata, partition.log
+    with partition.lock:
+        if metadata is None or partition.is_deleted or not partition.is_writer or not partition.rules.gives_up_remote:
+            return False
+        if log.segments()[0].base_offset > offset or offset > log.next_offset:
+            return False
+        partition.uploads.mark_copying({offset})
+        # An upload whose commit is in doubt may be an entry. It is unlinked with the other entries, and its objects are
+        # deleted: a tier that is enabled again must not treat it as complete. If it is no entry, it is an orphan of
+        # this epoch.
+        partition.uploads.remove_doubtful()
+    try:
+        tier_disabled = disable_tier(log_start_offset=offset, now_ms=now_ms)
+        # Checked again when the commit runs: another commit may have waited long, and the request may have been undone.
+        manifest = metadata.commit(
+            lambda manifest: tier_disabled(manifest) if partition.rules.gives_up_remote else manifest, now_ms
+        )
+        with partition.lock:
+            if log.log_start_offset < manifest.log_start_offset and not partition.is_deleted:
+                where().write_log_starts({partition.name: manifest.log_start_offset})
+                log.raise_log_start(manifest.log_start_offset)
+    finally:
+        partition.uploads.unmark_copying()
+    return manifest.tier_disabled or not manifest.has_entries

@@ -63,13 +63,11 @@ from tiered.config.secrets import load_key_ring
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import UploadPauses
 from tiered.node.writer_ids import DELETION, new_writer_id, node_mark
-from tiered.partition.partition import Partition
+from tiered.partition.partition import ENABLE, Partition, is_tier_disabled
 from tiered.partition.reconciliation import check_agreement, check_same_records, emptied, fenced_before, reconcile
-from tiered.partition.tier_disable import ENABLE, is_tier_disabled
 from tiered.partition.tier_state import TierMachine
-from tiered.read.local_views import LocalViews
 from tiered.read.partition_source import PartitionSource
-from tiered.read.view_places import unannounced
+from tiered.read.view_places import LocalViews, unannounced
 from tiered.stores.configured_store import store_options
 from tiered.stores.object_encoding import encoding_of
 from tiered.stores.persistent_meter import PersistentMeter
@@ -198,11 +196,9 @@ class Opener:
             return
         if wants_tier(self._values(before)) or before.properties.get(ENABLE) != after.properties.get(ENABLE):
             raise InvalidRequest(
-                (
-                    "cannot disable the remote tier of a topic while the bucket has its data; set "
-                    "remote.log.copy.disable=true to stop copying, or remote.log.delete.on.disable=true with "
-                    "remote.storage.enable=false on the topic to delete the data"
-                ),
+                "cannot disable the remote tier of a topic while the bucket has its data; set "
+                "remote.log.copy.disable=true to stop copying, or remote.log.delete.on.disable=true with "
+                "remote.storage.enable=false on the topic to delete the data",
                 topic=before.name,
             )
 
@@ -501,11 +497,9 @@ def _warn_of_older_bucket(held: Partition, manifest: Manifest) -> None:
     latest = held.log.epochs.latest
     if latest is not None and latest > manifest.epoch:
         _log.warning(
-            (
-                "the bucket was restored to an older state; this disk copies the missing records again, "
-                "in writer epochs that were already used; every other disk with records of that time "
-                "must be emptied before it is opened: partition=%s head_epoch=%d disk_epoch=%d"
-            ),
+            "the bucket was restored to an older state; this disk copies the missing records again, "
+            "in writer epochs that were already used; every other disk with records of that time "
+            "must be emptied before it is opened: partition=%s head_epoch=%d disk_epoch=%d",
             held.name,
             manifest.epoch,
             latest,
@@ -547,10 +541,8 @@ def _rules(topic: Topic, values: Mapping[str, str]) -> PartitionRules:
     if is_tier_disabled(topic, values):
         return replace(rules, copy_disabled=True, gives_up_remote=True)
     _log.warning(
-        (
-            "the remote tier of a topic stays enabled, copying stops as with "
-            "remote.log.copy.disable=true: topic=%s remote.storage.enable=false"
-        ),
+        "the remote tier of a topic stays enabled, copying stops as with "
+        "remote.log.copy.disable=true: topic=%s remote.storage.enable=false",
         topic.name,
     )
     return replace(rules, copy_disabled=True)

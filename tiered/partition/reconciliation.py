@@ -123,10 +123,8 @@ def refusal(log: Log, manifest: Manifest | None, verdict: TierVerdict) -> Confli
 def fenced_before(log: Log, by: str) -> Diverged:
     """The error of a log that was fenced before the restart, until the bucket has been asked."""
     return Diverged(
-        (
-            "cannot open the partition, another writer took over before the restart, and the bucket "
-            "was not read since; all records of this disk are retained"
-        ),
+        "cannot open the partition, another writer took over before the restart, and the bucket "
+        "was not read since; all records of this disk are retained",
         partition=log.partition,
         relation=Relation.FENCED.value,
         writer=by,
@@ -185,10 +183,7 @@ def reconcile(
         if not verdict.allows(Action.START_OVER):
             raise refusal(log, manifest, verdict)
         _log.warning(
-            (
-                "the local log restarts at the end of the bucket: partition=%s local_next_offset=%d "
-                "remote_next_offset=%d"
-            ),
+            "the local log restarts at the end of the bucket: partition=%s local_next_offset=%d remote_next_offset=%d",
             log.partition,
             end,
             manifest.allocated_end_offset,

@@ -34,8 +34,8 @@ from remote.segment_entry import SegmentEntry
 
 if TYPE_CHECKING:
     from local.records.offset_spec import FoundOffset, OffsetSpec
-    from tiered.read.local_views import LocalViews
     from tiered.read.reader import TieredReader
+    from tiered.read.view_places import LocalViews
 
 T = TypeVar("T")
 

@@ -25,8 +25,7 @@ from local.records.isolation import Isolation
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.view import CompactedView, find_view
 from tiered.read.partition_source import PartitionSource
-from tiered.read.reader import TieredReader
-from tiered.read.segment_runs import decoded, first_at_or_after, segment_runs, within
+from tiered.read.reader import TieredReader, decoded, first_at_or_after, segment_runs, within
 
 SourceOf = Callable[[TopicPartition], PartitionSource]
 

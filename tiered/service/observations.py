@@ -27,7 +27,7 @@ from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store import ObjectStore
 from remote.store.middleware.store_wrapper import Around, ObservedStore
 from tiered.manager.manager import LogManager
-from tiered.partition.log_loading import OnProgress
+from tiered.partition.partition_table import OnProgress
 from tiered.stores.configured_store import configured_store
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Maintenance runs of a manager, one after another, with their report and notes on the tiers.
 
-`tiered.node.work_report` has the report, `tiered.status.tier_history` the notes. The loop continues after a run that
+`tiered.node.problems` has the report, `tiered.status.tier_history` the notes. The loop continues after a run that
 failed as a whole because of the disk or the store. Examples: no room for a checkpoint, no permission to write it, no
 answer. The error is noted and the next run tries again. Other errors of a run (another configuration, another process
 that holds the directory) are raised to the caller. The caller passes the time; a keeper decides whether to trust it
@@ -24,11 +24,18 @@ from tiered.config.clock_guard import ClockGuard, counted_ms
 from tiered.config.properties import APPEND_FREE_MIN, RELIEF_FREE_MIN
 from tiered.config.units import format_lasted
 from tiered.manager.manager import LogManager
-from tiered.node.problems import Problem, group_problems, problem_of, problems_of, uncleanable_problem
-from tiered.node.work_report import WorkJournal, WorkReport
+from tiered.node.problems import (
+    Problem,
+    WorkJournal,
+    WorkReport,
+    group_problems,
+    problem_of,
+    problems_of,
+    uncleanable_problem,
+)
 from tiered.service.observations import Observations, tracer
 from tiered.status.tier_history import TierJournal
-from tiered.stores.store_clock import WAIT_S, StoreClock
+from tiered.stores.store_check import CLOCK_WAIT_S, StoreClock
 
 _log = logging.getLogger(__name__)
 
@@ -256,7 +263,7 @@ class Worker:
             return wall_ms
         before, now_ms = self.clock_guard.suspect_reason, self.clock_guard.now_ms(wall_ms)
         if self._store_clock is not None and self.clock_guard.is_asking():
-            self._store_clock.ask(self.clock_guard.set_store_time, wait_s=0.0 if self.rounds else WAIT_S)
+            self._store_clock.ask(self.clock_guard.set_store_time, wait_s=0.0 if self.rounds else CLOCK_WAIT_S)
             now_ms = self.clock_guard.now_ms(wall_ms)
         if self.clock_guard.suspect_reason is not None and self.clock_guard.suspect_reason is not before:
             _log.error("the system clock has jumped: error=%s", self.clock_guard.suspect_reason)

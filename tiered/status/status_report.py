@@ -1,7 +1,7 @@
 """Status of a node: figures of its partitions, and its problems with start, cause and next step.
 
 A read-only manager gathers the report. Its own findings are of this moment. The start of a problem, and problems that
-only a writer meets (a failed upload), are in the report of the running manager (`tiered.node.work_report`).
+only a writer meets (a failed upload), are in the report of the running manager (`tiered.node.problems`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from policies.copy_lag import uncopied
 from policies.cost.storage_cost import StorageDollars, StorageUsage, storage_dollars, usage_of
 from remote.manifest.manifest import size_of
 from tiered.config.units import counted, format_bytes, format_ms
-from tiered.node.problems import Problem, flat, next_step, problem_of, step_of
-from tiered.node.work_report import ReportedProblem, WorkReport, directory_holder, lock_holder, read_report
+from tiered.node.problems import (
+    Problem,
+    ReportedProblem,
+    WorkReport,
+    directory_holder,
+    flat,
+    lock_holder,
+    next_step,
+    problem_of,
+    read_report,
+    step_of,
+)
 from tiered.partition.partition_status import PartitionStatus, partition_status
 
 if TYPE_CHECKING:

@@ -19,8 +19,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from local.errors import InvalidRequest, NotFound, Unavailable
+from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from local.storage import Storage, join, replace_file
+from remote.gc.object_deletion import DeleteReason, delete_objects
+from remote.keys import PROBES, new_ulid
 from remote.store import ObjectStore
 from tiered.config.secrets import without_secrets
 
@@ -33,6 +35,7 @@ _REFUSED = (
     "no other process writes to it, set remote.single.writer=true"
 )
 _log = logging.getLogger(__name__)
+CLOCK_WAIT_S = 5.0  # for the first answer, before the first maintenance
 
 
 class StoreCheck:
@@ -149,3 +152,55 @@ _REMEMBERED = msgspec.json.Decoder(_Remembered)
 def _is_fresh(checked_ms: int | None, now_ms: int) -> bool:
     """Whether an answer is recent. An answer from the future is not: a clock was wrong."""
     return checked_ms is not None and 0 <= now_ms - checked_ms < MAX_AGE_MS
+
+
+def has_own_clock(url: str) -> bool:
+    """Whether another machine stamps the objects at `url`."""
+    return url.startswith(("s3://", "hdfs://"))
+
+
+def store_clock_of(store: ObjectStore | None, now_ms: Callable[[], int]) -> StoreClock | None:
+    """A clock that asks the store; None without a store, or if it uses this machine's clock."""
+    return StoreClock(store, now_ms) if store is not None and has_own_clock(store.url) else None
+
+
+class StoreClock:
+    """Asks one store for its time, in its own thread, one request at a time.
+
+    It is a reference for a machine with a wrong clock (`tiered.config.clock_guard`). An object is put, its stamp read,
+    and the object deleted: stores stamp objects, to the second, by their own clock. Only S3 and HDFS have a clock other
+    than this machine's. S3 refuses requests signed a quarter of an hour off, without stating the difference. Then it
+    has not answered, and the object cannot be deleted either.
+    """
+
+    def __init__(self, store: ObjectStore, now_ms: Callable[[], int]) -> None:
+        """`now_ms` is used only for object names."""
+        self._store = store
+        self._now_ms = now_ms
+        self._asking: threading.Thread | None = None
+
+    def ask(self, told: Callable[[int], None], wait_s: float = 0.0) -> None:
+        """Call `told` with the store's time if it answers; wait for it at most `wait_s`.
+
+        Does nothing while a request is open.
+        """
+        if self._asking is None or not self._asking.is_alive():
+            asking = threading.Thread(target=self._ask, args=(told,), name="tiered-store-clock", daemon=True)
+            try:
+                asking.start()
+            except RuntimeError as error:
+                _log.warning("cannot read the time of the store, there is no thread for the request: cause=%s", error)
+                return
+            self._asking = asking
+        self._asking.join(wait_s)
+
+    def _ask(self, told: Callable[[int], None]) -> None:
+        key = f"{PROBES}{new_ulid(self._now_ms())}"
+        try:
+            self._store.put_if_absent(key, b"tiered clock\n")
+            stamped_ms = self._store.head(key).modified_ms
+            if stamped_ms is not None:
+                told(stamped_ms)
+            delete_objects(self._store, "", [key], DeleteReason.PROBE)
+        except LogError as error:
+            _log.warning("cannot read the time of the store: error=%s", error)

@@ -1,5 +1,5 @@
 """Topics of a node: created, altered, deleted.
 
-`topic_admin` composes the changes of topics. `topic_creation` and `topic_deletion` act, `topic_dry_run` reports the
+`topic_admin` alters and deletes topics, `topic_creation` creates them, `topic_dry_run` reports the
 effects of a change. `config_export` writes the effective settings for another place.
 """

@@ -28,9 +28,8 @@ from dataclasses import dataclass, field, replace
 from local.errors import InvalidRequest, LogError
 from local.names import TopicPartition, check_topic, new_topic_id
 from tiered.node.topic_registry import Topic
-from tiered.partition.log_loading import Loaded, load_logs
 from tiered.partition.partition import Partition
-from tiered.partition.partition_table import OPENERS, PartitionTable, raise_first
+from tiered.partition.partition_table import OPENERS, Loaded, PartitionTable, load_logs, raise_first
 from tiered.stores.parallel import side_by_side
 
 

@@ -15,9 +15,9 @@ from policies.snapshot import PartitionSnapshot
 from remote.keys import parse_topic_directory, partition_prefix
 from tiered.config.config import Setting
 from tiered.node.topic_registry import Topic
+from tiered.partition.partition import is_tier_disabled
 from tiered.partition.partition_status import partition_status
 from tiered.partition.partition_table import PartitionTable
-from tiered.partition.tier_disable import is_tier_disabled
 from tiered.topics.topic_creation import TopicCreation
 
 

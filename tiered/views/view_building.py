@@ -5,7 +5,7 @@ merged part of the log again. `tiered.read.view_places` defines the place of vie
 reads. For a topic with a remote tier a run reads the bucket even where the disk has the same offsets. The disk may have
 less of a compacted log: newer records of a key, which only the disk has, superseded older ones there.
 
-Order of effects, and the state after a crash (on a disk: `tiered.read.local_views` has the files):
+Order of effects, and the state after a crash (on a disk: `tiered.read.view_places` has the files):
 
 | step | effect | after a crash here |
 |---|---|---|
@@ -55,8 +55,7 @@ from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.partition.partition import Partition
 from tiered.partition.segment_inspection import SegmentInspector
-from tiered.read.reader import TieredReader
-from tiered.read.segment_runs import segment_runs
+from tiered.read.reader import TieredReader, segment_runs
 from tiered.read.view_places import Basis, BucketPlace, DiskPlace, ViewPlace
 from tiered.views.view_survivors import NewRecords, Stream, Survivors, find_survivors
 

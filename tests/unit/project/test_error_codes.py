@@ -14,7 +14,7 @@ from policies.decisions import CopySegment
 from tiered.cli.errors import one_line
 from tiered.health.lint import _mistake
 from tiered.maintenance.remote_tasks import next_copier_turn
-from tiered.node.work_report import WorkJournal
+from tiered.node.problems import WorkJournal
 from tiered.status.status_report import _SET_CLOCK, _of_node
 
 ROOT = Path(__file__).parents[3]

@@ -33,8 +33,8 @@ from tiered.config.units import format_count, format_ms
 if TYPE_CHECKING:
     from local.format.record import Record
     from local.log.log_appender import AppendResult
-    from tiered.manager.append_marks import Share
     from tiered.manager.manager import LogManager
+    from tiered.manager.remote_acks import Share
 
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 RUN_S = 1.0  # maximum delay of a line of an open pipe
@@ -183,7 +183,7 @@ class _AppendedRecords:
         return failure
 
     def shares(self) -> list[Share]:
-        from tiered.manager.append_marks import Share
+        from tiered.manager.remote_acks import Share
 
         return [
             Share(topic=name.topic, partition=name.partition, base_offset=base, next_offset=end, records=count)
@@ -338,20 +338,19 @@ class RemoteAppend:
     ) -> None:
         """Raises the problem that keeps the topic's records from the bucket: nothing was appended then."""
         from local.storage import DiskStorage
-        from tiered.manager.append_marks import FILE, AppendMarks
-        from tiered.manager.remote_acks import check_remote_acks
+        from tiered.manager.remote_acks import MARKS_FILE, AppendMarks, check_remote_acks
 
         found = manager.topics.get(topic)
         partitions = found.partitions() if partition is None else [TopicPartition(topic, partition)]
         check_remote_acks(manager, partitions, now_ms=now_ms())
         self._session, self._manager, self._timeout_ms = session, manager, timeout_ms
-        self._marks = AppendMarks(DiskStorage(), os.path.join(session.directory, FILE))
+        self._marks = AppendMarks(DiskStorage(), os.path.join(session.directory, MARKS_FILE))
         self._target = (found.topic_id, partition)
         self._key: str | None = None
 
     def appended_before(self, source: str, **how: object) -> list[Share] | None:
         """Return the records of the same input that an earlier command appended and did not see in the bucket."""
-        from tiered.manager.append_marks import input_key
+        from tiered.manager.remote_acks import input_key
 
         if source == "-":
             return None

@@ -91,9 +91,9 @@ def _started(
 ) -> Worker:
     """Load everything; `stack` closes it."""
     from tiered.config.clock_guard import ClockGuard
-    from tiered.node.work_report import read_report
+    from tiered.node.problems import read_report
     from tiered.service.worker import Worker
-    from tiered.stores.store_clock import store_clock_of
+    from tiered.stores.store_check import store_clock_of
 
     manager = stack.enter_context(session.manager(is_daemon=True, observations=seen, takes_over=takes_over))
     stack.enter_context(copy_progress(session, manager))

@@ -158,11 +158,11 @@ def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str,
 
 def _own_names() -> frozenset[str]:
     """The manager's own files in a log directory, next to Kafka's."""
-    from tiered.node import topic_registry, upload_pause, work_report
+    from tiered.node import problems, topic_registry, upload_pause
     from tiered.status import tier_series
     from tiered.stores import persistent_meter, store_check
 
-    of_managers = (topic_registry.FILE, store_check.FILE, persistent_meter.FILE, work_report.FILE, tier_series.FILE)
+    of_managers = (topic_registry.FILE, store_check.FILE, persistent_meter.FILE, problems.REPORT_FILE, tier_series.FILE)
     return frozenset((*of_managers, upload_pause.FILE, upload_pause.LOCK))
 
 

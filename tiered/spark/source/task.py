@@ -48,7 +48,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.read.external_partition import ExternalPartition
-from tiered.read.segment_runs import decoded, index_is_wrong, report_wrong_index, segment_runs, within
+from tiered.read.reader import decoded, index_is_wrong, report_wrong_index, segment_runs, within
 from tiered.spark.options import ReadOptions
 from tiered.spark.source.pinning import PinKeeper
 from tiered.spark.source.splits import OFFSET_MAX, Piece, Split, is_partial, trimmed

@@ -20,7 +20,7 @@ from tiered.cli.main import invoke
 from tiered.cli.session import now_ms
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
-from tiered.node.work_report import WorkJournal
+from tiered.node.problems import WorkJournal
 from tiered.service.worker import Worker
 from tiered.web.pages.site import Site
 

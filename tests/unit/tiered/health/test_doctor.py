@@ -34,7 +34,7 @@ from tiered.health.doctor import (
 )
 from tiered.manager.manager import LogManager
 from tiered.migrate.fork import plan_fork, run_fork
-from tiered.node.work_report import WorkJournal
+from tiered.node.problems import WorkJournal
 from tiered.read.bucket_reader import RemoteLog
 
 MINUTE, DAY = 60_000, 86_400_000

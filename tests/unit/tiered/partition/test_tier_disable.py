@@ -25,9 +25,8 @@ from remote.manifest.page_out import PageRule
 from remote.store import ObjectStore
 from tiered.cli.main import invoke
 from tiered.manager.manager import LogManager
-from tiered.partition import tier_disable
-from tiered.partition.partition import Partition
-from tiered.partition.tier_disable import disable_tier_of
+from tiered.partition import partition as partition_module
+from tiered.partition.partition import Partition, disable_tier_of
 from tiered.read.bucket_reader import RemoteLog
 from tiered.read.offset_listing import LATEST_TIERED
 
@@ -345,7 +344,7 @@ def test_no_segment_is_dropped_between_the_snapshot_and_the_disable_commit(
         settle(manager)
         held = manager.partitions.find(NAME)
         plan = Plan(now_ms=NOW, decisions={NAME: drops_of(held)})
-        real, dropped = tier_disable.disable_tier, []
+        real, dropped = partition_module.disable_tier, []
 
         def overtaken(**facts: int) -> object:
             turn = threading.Thread(target=lambda: dropped.append(manager.maintenance.drop_early(plan)))
@@ -353,7 +352,7 @@ def test_no_segment_is_dropped_between_the_snapshot_and_the_disable_commit(
             turn.join()
             return real(**facts)
 
-        monkeypatch.setattr(tier_disable, "disable_tier", overtaken)
+        monkeypatch.setattr(partition_module, "disable_tier", overtaken)
         manager.topics.alter("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
         assert manager.maintenance.tasks.wait_idle(30.0)
@@ -432,7 +431,7 @@ def test_disable_that_is_reverted_before_its_commit_is_not_applied(
 ) -> None:
     """Most records are in the bucket only. A hanging store delays the commit of the disable behind another commit."""
     with filled(world) as manager:
-        real, back = tier_disable.disable_tier, []
+        real, back = partition_module.disable_tier, []
 
         def held_up(**facts: int) -> object:
             turn = threading.Thread(target=lambda: back.append(manager.topics.alter("t", ON, now_ms=NOW)))
@@ -440,7 +439,7 @@ def test_disable_that_is_reverted_before_its_commit_is_not_applied(
             turn.join()
             return real(**facts)
 
-        monkeypatch.setattr(tier_disable, "disable_tier", held_up)
+        monkeypatch.setattr(partition_module, "disable_tier", held_up)
         manager.topics.alter("t", OFF, now_ms=NOW)
         manager.tick(NOW, waits=False)
         assert manager.maintenance.tasks.wait_idle(60.0)

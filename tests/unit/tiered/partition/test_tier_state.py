@@ -30,16 +30,18 @@ from tiered.partition.tier_state import (
     PERMISSIONS,
     STOPPED,
     TRANSITIONS,
+    UPLOAD_TRANSITIONS,
     WRITING,
     Permission,
     TierAction,
     TierEvent,
     TierMachine,
     TierState,
+    Uploads,
+    UploadState,
     next_state,
     seen_by,
 )
-from tiered.partition.uploads import UPLOAD_TRANSITIONS, Uploads, UploadState
 
 PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "partition-state.md"
 STORED = frozenset(TierState) - {TierState.IN_DOUBT, TierState.DISABLED}
@@ -391,7 +393,7 @@ def _page() -> str:
         "",
         "## Uploads",
         "",
-        "`Uploads` (`tiered/partition/uploads.py`) is the ledger of copied segments that no known manifest names yet.",
+        "`Uploads` (`tiered/partition/tier_state.py`) is the ledger of copied segments that no known manifest names.",
         "",
         "| state | next |",
         "|---|---|",

@@ -16,7 +16,7 @@ from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
 from tiered.cli.node.status import deleted_lines
 from tiered.config.clock_guard import ClockSuspicion
-from tiered.node.work_report import FILE, KEEP_INTERVAL_MS, WorkJournal, WorkReport, read_report
+from tiered.node.problems import KEEP_INTERVAL_MS, REPORT_FILE, WorkJournal, WorkReport, read_report
 from tiered.service.worker import Worker
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.status_rows import partition_row, status_facts, topic_row
@@ -285,7 +285,7 @@ def test_problem_of_another_class_restarts_and_another_message_does_not() -> Non
 def test_unreadable_report_counts_as_no_report(body: bytes) -> None:
     disk = ModelDisk()
     disk.make_directory("./data")
-    disk.create(f"./data/{FILE}").append(body)
+    disk.create(f"./data/{REPORT_FILE}").append(body)
     assert read_report([(disk, "./data"), (disk, "./elsewhere")]) is None
 
 
@@ -293,8 +293,8 @@ def test_report_of_a_later_version_counts_as_no_report() -> None:
     disk = ModelDisk()
     notes = journal(disk)
     notes.note_round({}, NOW)
-    body = msgspec.json.decode(disk.read(f"./data/{FILE}"))
-    disk.create(f"./data/{FILE}").append(msgspec.json.encode({**body, "version": 2}))
+    body = msgspec.json.decode(disk.read(f"./data/{REPORT_FILE}"))
+    disk.create(f"./data/{REPORT_FILE}").append(msgspec.json.encode({**body, "version": 2}))
     assert read_report([(disk, "./data")]) is None
 
 
@@ -352,7 +352,7 @@ def test_holder_of_the_directory_lock_counts_as_running_without_a_report(
         manager.topics.create("t", 1, TIERED, now_ms=NOW)
         send(manager, 20)
     if work is not None:
-        world.disk.create(f"./data/{FILE}").append(msgspec.json.encode(work))
+        world.disk.create(f"./data/{REPORT_FILE}").append(msgspec.json.encode(work))
     report = looked(world, NOW + after_ms, holder_of={"./data/.lock": holder}.get)
     assert report.is_at_work is is_at_work
     assert (told is None) is (report.silent_holder is None)

@@ -14,8 +14,8 @@ from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.retrying_store import RetryBudget, RetryingStore, RetryPolicy
 from tiered.cli.main import invoke
-from tiered.stores import configured_store, short_deadline_store
-from tiered.stores.short_deadline_store import BriefStore, ShortDeadlineStore
+from tiered.stores import configured_store
+from tiered.stores.configured_store import BriefStore, ShortDeadlineStore
 
 
 class Away:
@@ -230,7 +230,7 @@ def test_reader_with_a_dead_store_serves_local_records() -> None:
 
 
 def test_short_deadline_is_at_most_two_seconds() -> None:
-    assert short_deadline_store.HASTE_S <= 2.0
+    assert configured_store.HASTE_S <= 2.0
 
 
 # --- commands that show figures -------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_store_that_has_answered_gets_the_time_of_a_full_call() -> None:
         store.as_store.get("a")
     assert not store.is_away, "a refusal must count as an answer"
     with store._lock:
-        store._vain_s = short_deadline_store.ANSWERED_S - 1
+        store._vain_s = configured_store.ANSWERED_S - 1
     away.error = None
     assert list(store.as_store.list("")) == []
 

@@ -13,7 +13,7 @@ from local.errors import AccessDenied, Unavailable
 from local.storage import DiskStorage
 from tiered.cli.main import invoke
 from tiered.manager import remote_acks
-from tiered.manager.append_marks import FILE, MARKS_MAX, AppendMarks, Share, input_key
+from tiered.manager.remote_acks import MARKS_FILE, MARKS_MAX, AppendMarks, Share, input_key
 
 APPEND = ["append", "orders", "lines", "-K", ":", "--acks", "remote"]
 
@@ -46,7 +46,7 @@ def test_append_with_remote_acks_exits_0_when_all_records_are_in_the_bucket(
     assert "in the bucket: orders/0 up to" in said
     assert "orders/1 up to" in said
     assert values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
-    assert not (home / FILE).exists()
+    assert not (home / MARKS_FILE).exists()
     assert invoke([*APPEND]) == 0
     assert len(values(capfd)) == 120, "acknowledged input may be appended again"
 
@@ -70,7 +70,7 @@ def test_append_with_remote_acks_without_bucket_exits_6_and_repeats_append_nothi
     assert invoke(APPEND) == 0
     assert "appended by an earlier command: records=60" in capfd.readouterr().err
     assert values(capfd) == values(capfd, "--remote", (home / "bucket").as_uri()) == ALL
-    assert not (home / FILE).exists()
+    assert not (home / MARKS_FILE).exists()
 
 
 def test_other_input_is_appended_while_an_earlier_one_waits_for_the_bucket(
@@ -106,7 +106,7 @@ def test_append_without_a_writable_mark_still_waits_and_warns(
     home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(marks: AppendMarks, key: str, shares: list[Share]) -> None:
-        raise AccessDenied("writing a file", path=FILE)
+        raise AccessDenied("writing a file", path=MARKS_FILE)
 
     monkeypatch.setattr(AppendMarks, "note", refuse)  # as if the directory of the configuration were not writable
     capfd.readouterr()
@@ -146,7 +146,7 @@ def test_append_with_remote_acks_refuses_a_topic_that_never_reaches_the_bucket(
 
 
 def test_append_marks_are_found_by_input_and_limited_in_number(tmp_path: Path) -> None:
-    path = str(tmp_path / FILE)
+    path = str(tmp_path / MARKS_FILE)
     marks, disk = AppendMarks(DiskStorage(), path), DiskStorage()
     share = Share(topic="t", partition=0, base_offset=1, next_offset=3, records=2)
     keys = [input_key({"source": ("file", at)}) for at in range(MARKS_MAX + 5)]
@@ -157,4 +157,4 @@ def test_append_marks_are_found_by_input_and_limited_in_number(tmp_path: Path) -
     assert AppendMarks(disk, path).find(keys[-1]) == [share]
     for key in keys:
         marks.forget(key)
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / MARKS_FILE).exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tiered.cli.main import invoke
-from tiered.node.work_report import FILE
+from tiered.node.problems import REPORT_FILE
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_status_check_is_healthy_as_soon_as_the_directory_is_online_again(
     assert invoke([*at, "status", "--check"]) == 10
     (tmp_path / "away").rename(tmp_path / "two")
     if is_full_too:  # a problem of appends, which a read-only open cannot disprove
-        path = next(tmp_path.glob(f"one/{FILE}"))
+        path = next(tmp_path.glob(f"one/{REPORT_FILE}"))
         report = json.loads(path.read_bytes())
         assert report["troubles"]
         report["troubles"] = [{**each, "code": None} for each in report["troubles"]]

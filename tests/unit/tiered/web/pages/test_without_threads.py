@@ -13,7 +13,7 @@ from manager_world import NOW, World
 
 from local.errors import Unavailable
 from remote.store.memory_store import MemoryStore
-from tiered.stores.store_clock import StoreClock
+from tiered.stores.store_check import StoreClock
 from tiered.web.http.application import Answering
 from tiered.web.pages.data_loader import DataLoader
 from tiered.web.pages.manager_cache import ManagerCache

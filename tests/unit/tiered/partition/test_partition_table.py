@@ -17,7 +17,7 @@ from tiered.cli import progress
 from tiered.cli.session import Session
 from tiered.config.config import Config
 from tiered.manager.manager import LogManager
-from tiered.partition.log_loading import LoadProgress, load_logs
+from tiered.partition.partition_table import LoadProgress, load_logs
 
 NOW = 1_800_000_000_000
 JOBS = {root: [TopicPartition(root, number) for number in range(5)] for root in ("a", "b")}

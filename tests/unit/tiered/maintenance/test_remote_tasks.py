@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tiered.maintenance.task_pool import Load, State, TaskPool
+from tiered.maintenance.remote_tasks import Load, State, TaskPool
 
 LIMIT_S = 60.0  # far more than anything needs: a test that hangs fails
 
