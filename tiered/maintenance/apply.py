@@ -319,10 +319,9 @@ def _apply_run(state: _Round, run: Sequence[Decision], progress: Progress) -> No
             _record(state, run, _expire(state, [each for each in run if isinstance(each, ExpireRemote)]))
         case ExpirePage():
             _record(state, run, _expire_pages(state, [each for each in run if isinstance(each, ExpirePage)]))
-        case DeletePage():
-            _record(state, run, _delete_pages(state, [each for each in run if isinstance(each, DeletePage)]))
-        case DeletePending():
-            _record(state, run, _delete(state, [each for each in run if isinstance(each, DeletePending)]))
+        case DeletePending() | DeletePage():
+            due = [each for each in run if isinstance(each, DeletePending | DeletePage)]
+            _record(state, run, _delete(state, due))
         case AdvanceCleanedOffset():
             raised = [each for each in run if isinstance(each, AdvanceCleanedOffset)]
             _record(state, run, advance_entries(state.partition, state.store, raised, now_ms=state.now_ms))
@@ -498,22 +497,14 @@ def _expire_pages(state: _Round, run: Sequence[ExpirePage]) -> list[Decision]:
     return list(due)
 
 
-def _delete(state: _Round, run: Sequence[DeletePending]) -> list[Decision]:
+def _delete(state: _Round, run: Sequence[DeletePending | DeletePage]) -> list[Decision]:
     metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
     if metadata is None or store is None or pins is None:
         return []
-    keys, prefix = [decision.key for decision in run], state.partition.prefix
-    gone = delete_due_objects(store, prefix, metadata, pins, keys, state.now_ms)
-    return [decision for decision in run if decision.key in gone]
-
-
-def _delete_pages(state: _Round, run: Sequence[DeletePage]) -> list[Decision]:
-    metadata, store, pins = state.partition.metadata, state.store, state.partition.pins
-    if metadata is None or store is None or pins is None:
-        return []
-    keys, prefix = [decision.key for decision in run], state.partition.prefix
-    gone = delete_due_pages(store, prefix, metadata, pins, keys, state.now_ms)
-    return [decision for decision in run if decision.key in gone]
+    delete_due = delete_due_objects if isinstance(run[0], DeletePending) else delete_due_pages
+    keys = [decision.key for decision in run]
+    deleted = delete_due(store, state.partition.prefix, metadata, pins, keys, state.now_ms)
+    return [decision for decision in run if decision.key in deleted]
 
 
 def _collect(state: _Round, decision: CollectManifests) -> bool:
