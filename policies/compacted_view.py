@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from policies.copy_lag import are_uploads_held
 from policies.decisions import BuildView, DropLocal, ExpireRemote
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.view import DEFAULT_VIEW, find_view
@@ -141,7 +142,7 @@ def held_from(snapshot: PartitionSnapshot, builds: Sequence[BuildView] = ()) -> 
 
 
 def _may_build(snapshot: PartitionSnapshot) -> bool:
-    if snapshot.paused is not None:
+    if are_uploads_held(snapshot):
         return False
     is_ending = snapshot.rules.gives_up_remote or snapshot.tier_disabled
     return snapshot.keeps_views_on_disk or (snapshot.is_tiered and not is_ending)

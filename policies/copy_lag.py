@@ -1,6 +1,6 @@
-"""When a closed segment is due for its copy (KIP-1241).
+"""When a closed segment is due for its copy (KIP-1241), and the reasons for people.
 
-The plan, status and the simulation all use this one rule.
+The plan, status and the simulation all use this one rule. A new setting that defers copies changes this module only.
 
 A segment is due at the earlier of two times: its newest record is `copy_lag_ms` old, or `copy_lag_bytes` of the log are
 newer. Zero in either field makes the segment due once it is closed. With None in both fields it is never due.
@@ -9,12 +9,13 @@ newer. Zero in either field makes the segment due once it is closed. With None i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 
 from local.segment.segment_info import SegmentInfo
 from policies.formatting import format_ms
 from policies.rules import PartitionRules
-from policies.snapshot import PartitionFigures
+from policies.snapshot import PartitionFigures, PartitionSnapshot
 
 NEVER = inf
 
@@ -83,8 +84,29 @@ def segment_due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes
     )
 
 
-def lag_in_words(rules: PartitionRules) -> str:
-    """Return the settings that the rule uses: ``remote.copy.lag.ms=1h``, joined with ``or``."""
-    told = [] if rules.copy_lag_ms is None else [f"remote.copy.lag.ms={format_ms(rules.copy_lag_ms)}"]
-    told += [] if rules.copy_lag_bytes is None else [f"remote.copy.lag.bytes={rules.copy_lag_bytes}"]
-    return " or ".join(told) or "remote.copy.lag.ms and remote.copy.lag.bytes are unlimited"
+def are_uploads_held(snapshot: PartitionFigures) -> bool:
+    """Return whether copies, replacements and views all wait now, regardless of their own rules."""
+    return snapshot.paused is not None
+
+
+def without_copy_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
+    """Return the snapshot with rules that copy each closed segment at once, for a producer that waits for the copy."""
+    return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0))
+
+
+def due_reason(snapshot: PartitionFigures, segment: SegmentInfo) -> str:
+    """Return why a segment is due: ``a copy lag of 1h has passed``."""
+    rules = snapshot.rules
+    if rules.copy_lag_ms == 0 or rules.copy_lag_bytes == 0:
+        return "not in the store yet"
+    is_by_age = segment_due_ms(snapshot, segment, newer_bytes=0) <= snapshot.now_ms
+    lag = format_ms(rules.copy_lag_ms or 0) if is_by_age else f"{rules.copy_lag_bytes} bytes"
+    return f"a copy lag of {lag} has passed"
+
+
+def wait_reason(rules: PartitionRules) -> str:
+    """Return why a segment is not due, with the settings that the rule uses."""
+    used = [] if rules.copy_lag_ms is None else [f"remote.copy.lag.ms={format_ms(rules.copy_lag_ms)}"]
+    used += [] if rules.copy_lag_bytes is None else [f"remote.copy.lag.bytes={rules.copy_lag_bytes}"]
+    lag = " or ".join(used) or "remote.copy.lag.ms and remote.copy.lag.bytes are unlimited"
+    return f"a copy lag of {lag} has not passed"

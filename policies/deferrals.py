@@ -24,7 +24,7 @@ class Code(StrEnum):
     """The reason for a deferral. A code is stable; its text may change."""
 
     ACTIVE = "active"  # the segment still receives appends
-    COPY_LAG = "copy_lag"  # remote.copy.lag.* has not passed
+    COPY_LAG = "copy_lag"  # the segment is not due for its copy yet (`policies.copy_lag`)
     PAUSED = "paused"  # uploads were paused
     COPY_DISABLED = "copy_disabled"  # remote.log.copy.disable
     GIVING_UP = "giving_up"  # the remote tier was switched off and is being deleted

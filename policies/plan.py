@@ -34,6 +34,7 @@ from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.compacted_view import held_back, view_builds
 from policies.compaction import cleaning_deferrals, cleanings
+from policies.copy_lag import are_uploads_held
 from policies.decisions import (
     AdvanceCleanedOffset,
     AdvanceLogStart,
@@ -83,7 +84,7 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     ended = held_back(snapshot, ended, built)
     cleaned = cleanings(snapshot)
     replaced = [] if cleaned else replacements(snapshot, going={one.ulid for one in expired})
-    if snapshot.paused is not None:
+    if are_uploads_held(snapshot):
         replaced, dropped = _without_uploads(replaced, dropped)
     return [
         *rolls(snapshot, going_count=len(dropped) + len(ended)),

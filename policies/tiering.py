@@ -7,10 +7,17 @@ roll of an idle active segment.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from local.segment.segment_info import SegmentInfo
-from policies.copy_lag import NEVER, lag_in_words, segment_due_ms, uncopied, uncopied_with_newer
+from policies.copy_lag import (
+    NEVER,
+    due_reason,
+    segment_due_ms,
+    uncopied,
+    uncopied_with_newer,
+    wait_reason,
+    without_copy_lag,
+)
 from policies.decisions import CopySegment, RollActive
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.formatting import format_ms
@@ -81,7 +88,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
             if is_compacted and segment.next_offset <= snapshot.clean_cut:
                 return []
             break
-        due = "with the earlier segments" if comes_along else _due_in_words(snapshot, segment)
+        due = "with the earlier segments" if comes_along else due_reason(snapshot, segment)
         chosen.append(
             CopySegment(
                 base_offset=segment.base_offset,
@@ -96,7 +103,7 @@ def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
 
 def copies_at_once(snapshot: PartitionSnapshot) -> list[CopySegment]:
     """Return `copies` without the copy lag (KIP-1241): a producer waits for these records."""
-    return copies(_without_lag(snapshot))
+    return copies(without_copy_lag(snapshot))
 
 
 def copy_deferrals(
@@ -124,11 +131,7 @@ def copy_deferrals(
 
 def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
     """Return the deferrals that correspond to `copies_at_once`."""
-    return copy_deferrals(_without_lag(snapshot))
-
-
-def _without_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
-    return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0))
+    return copy_deferrals(without_copy_lag(snapshot))
 
 
 def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> Code | None:
@@ -147,15 +150,6 @@ def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: i
     if newer_bytes is not None and segment_due_ms(snapshot, segment, newer_bytes) > snapshot.now_ms:
         return Code.COPY_LAG
     return None
-
-
-def _due_in_words(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
-    rules = snapshot.rules
-    if rules.copy_lag_ms == 0 or rules.copy_lag_bytes == 0:
-        return "not in the store yet"
-    is_by_age = segment_due_ms(snapshot, segment, newer_bytes=0) <= snapshot.now_ms
-    lag = format_ms(rules.copy_lag_ms or 0) if is_by_age else f"{rules.copy_lag_bytes} bytes"
-    return f"a copy lag of {lag} has passed"
 
 
 def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
@@ -183,7 +177,7 @@ def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
     pause = snapshot.paused
     match code:
         case Code.COPY_LAG:
-            return f"a copy lag of {lag_in_words(snapshot.rules)} has not passed"
+            return wait_reason(snapshot.rules)
         case Code.PAUSED:
             return "uploads are paused" + (f": {pause.reason}" if pause is not None and pause.reason else "")
         case Code.COPY_DISABLED:

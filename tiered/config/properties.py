@@ -42,6 +42,12 @@ class Source(Enum):
 class Property:
     """One property. `default` is text, as a user would write it; `minimum` and `maximum` are inclusive.
 
+    | field | meaning |
+    |---|---|
+    | `rule` | the field of `PartitionRules` that has this value unchanged; other values are resolved one by one |
+    | `needs_tier` | has no effect on a topic without a remote tier: lint reports it there |
+    | `adopt_refusal` | why `tiered adopt` refuses another value than the default |
+
     `broker_names` are names of the same setting in Kafka's ``server.properties`` (ServerTopicConfigSynonyms). They are
     refused with a hint: a broker's ``log.retention.hours`` counts hours, the settings here take a unit.
     """
@@ -56,6 +62,9 @@ class Property:
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     broker_names: tuple[str, ...] = ()
+    rule: str = ""
+    needs_tier: bool = False
+    adopt_refusal: str = ""
 
     @property
     def environment_variable(self) -> str:
@@ -81,6 +90,7 @@ IMMUTABLE = "remote.immutable"
 APPEND_FREE_MIN = "log.dir.append.free.bytes.min"
 RELIEF_FREE_MIN = "log.dir.relief.free.bytes.min"
 JUMP_HOLD = "clock.jump.hold.ms"
+_COPIES_AT_ONCE = "a sidecar copies each closed segment at once"
 
 # fmt: off
 TABLE = (
@@ -92,9 +102,9 @@ TABLE = (
         doc="Time for which records are retained in both tiers; -1 for ever."),
     Property("retention.bytes", _BYTES, "-1", minimum=-1, broker_names=("log.retention.bytes",),
         doc="Bytes of a partition that are retained in both tiers; -1 without limit."),
-    Property("local.retention.ms", _MS, "-2", minimum=-2, broker_names=("log.local.retention.ms",),
+    Property("local.retention.ms", _MS, "-2", minimum=-2, needs_tier=True, broker_names=("log.local.retention.ms",),
         doc="Time for which copied segments of a tiered topic stay on the disk; -2 follows retention.ms, -1 for ever."),
-    Property("local.retention.bytes", _BYTES, "-2", minimum=-2, broker_names=("log.local.retention.bytes",),
+    Property("local.retention.bytes", _BYTES, "-2", minimum=-2, needs_tier=True, broker_names=("log.local.retention.bytes",),
         doc="Bytes of a tiered partition that stay on the disk; -2 follows retention.bytes, -1 without limit."),
     Property("segment.bytes", _BYTES, "1GiB", minimum=1024, maximum=_INT32_MAX, broker_names=("log.segment.bytes",),
         doc="Size at which the active segment rolls."),
@@ -136,21 +146,24 @@ TABLE = (
         doc="fsync when the oldest unsynced record has this age."),
     Property("producer.id.expiration.ms", _MS, "86400000", minimum=1,
         doc="Time after its last batch for which a producer is remembered, longer while its transaction is open."),
-    Property("min.cleanable.dirty.ratio", _FLOAT, "0.5", minimum=0, maximum=1,
+    Property("min.cleanable.dirty.ratio", _FLOAT, "0.5", minimum=0, maximum=1, rule="min_cleanable_dirty_ratio",
         broker_names=("log.cleaner.min.cleanable.ratio",),
         doc="A compacted log is cleaned when its dirty share is larger than this."),
-    Property("min.compaction.lag.ms", _MS, "0", minimum=0, broker_names=("log.cleaner.min.compaction.lag.ms",),
+    Property("min.compaction.lag.ms", _MS, "0", minimum=0, rule="min_compaction_lag_ms",
+        broker_names=("log.cleaner.min.compaction.lag.ms",),
         doc="Records younger than this are not compacted."),
     Property("max.compaction.lag.ms", _MS, str(_INT64_MAX), minimum=1,
         broker_names=("log.cleaner.max.compaction.lag.ms",),
         doc="A compacted log with a dirty record older than this is cleaned whatever its dirty share is; its active "
             "segment rolls at this age even if segment.ms is longer."),
-    Property("delete.retention.ms", _MS, "1d", minimum=0, broker_names=("log.cleaner.delete.retention.ms",),
+    Property("delete.retention.ms", _MS, "1d", minimum=0, rule="delete_retention_ms",
+        broker_names=("log.cleaner.delete.retention.ms",),
         doc="Time for which tombstones and transaction markers stay in a compacted log after a cleaner pass, for slow "
             "readers. A tombstone with older records of its key in the bucket stays longer."),
     Property("log.cleaner.threads", _INT, "1", minimum=1, maximum=1024, is_per_topic=False,
         doc="Number of logs that are cleaned at the same time."),
     Property("log.cleaner.dedupe.buffer.size", _BYTES, "128MiB", minimum=1048576, is_per_topic=False,
+        rule="view_buffer_bytes",
         doc="Memory for the offset maps of all cleaner threads together; each thread has an equal share, at most 2 "
             "GiB."),
     Property("log.cleaner.io.buffer.load.factor", _FLOAT, "0.9", minimum=0, maximum=1, is_per_topic=False,
@@ -159,27 +172,29 @@ TABLE = (
         doc="Bytes per second that all cleaner threads together may read and write."),
     Property("log.cleaner.uncleanable.retry.ms", _MS, "10m", minimum=1, source=_TIERED, is_per_topic=False,
         doc="Time after which a log that could not be cleaned is tried again."),
-    Property("file.delete.delay.ms", _MS, "1m", minimum=0, broker_names=("log.segment.delete.delay.ms",),
+    Property("file.delete.delay.ms", _MS, "1m", minimum=0, rule="file_delete_delay_ms",
+        broker_names=("log.segment.delete.delay.ms",),
         doc="Time for which the files of a dropped local segment wait for readers before their deletion."),
     Property("num.recovery.threads.per.data.dir", _INT, "2", minimum=1, maximum=1024, is_per_topic=False,
         doc="Number of logs of one log directory that are loaded and recovered at the same time at the start."),
     Property("remote.storage.enable", _BOOL, "false", broker_names=("remote.log.storage.system.enable",),
         doc="Whether closed segments are copied to the object store."),
-    Property("remote.log.copy.disable", _BOOL, "false",
+    Property("remote.log.copy.disable", _BOOL, "false", rule="copy_disabled", needs_tier=True,
+        adopt_refusal="exclude the topic: name the topics to adopt",
         doc="Makes the remote tier read-only: no copies; expiry continues, and local files follow retention.* "
             "(KIP-950)."),
-    Property("remote.copy.lag.ms", _MS, "0", minimum=-1,
+    Property("remote.copy.lag.ms", _MS, "0", minimum=-1, needs_tier=True, adopt_refusal=_COPIES_AT_ONCE,
         doc="Age of a closed segment from which it is copied; 0 at once, -1 follows local retention (KIP-1241)."),
-    Property("remote.copy.lag.bytes", _BYTES, "-1", minimum=-1,
+    Property("remote.copy.lag.bytes", _BYTES, "-1", minimum=-1, needs_tier=True, adopt_refusal=_COPIES_AT_ONCE,
         doc="Bytes of newer local log from which a segment is copied; 0 at once, -1 follows local retention "
             "(KIP-1241)."),
-    Property("remote.log.delete.grace.ms", _MS, "1d", minimum=0, source=_TIERED,
+    Property("remote.log.delete.grace.ms", _MS, "1d", minimum=0, source=_TIERED, rule="delete_grace_ms",
         doc="Time for which the objects of an expired segment stay in the store for readers of an older manifest."),
-    Property("remote.compression", _ENUM, "none", choices=("none", "zstd"), source=_TIERED,
+    Property("remote.compression", _ENUM, "none", choices=("none", "zstd"), source=_TIERED, needs_tier=True,
         doc="Compression of new segments in the store; segments that do not shrink are stored unchanged."),
     Property("remote.compression.zstd.level", _INT, "3", minimum=-131072, maximum=22, source=_TIERED,
         doc="Compression level; a higher level is smaller and slower."),
-    Property("remote.encryption.key.id", _TEXT, "", source=_TIERED,
+    Property("remote.encryption.key.id", _TEXT, "", source=_TIERED, needs_tier=True,
         doc="Id of the key in the key ring that encrypts new objects; empty: no encryption. The ring is key_ring of "
             "[remote], TIERED_KEY_RING or TIERED_KEYS."),
     Property("remote.s3.client", _ENUM, "auto", choices=("auto", "s3fs", "obstore"), source=_TIERED,
@@ -207,9 +222,11 @@ TABLE = (
     Property("remote.log.manager.fetch.max.bytes.per.second", _BYTES, str(_INT64_MAX), minimum=1, is_per_topic=False,
         doc="Bytes per second that all readers together read from the store."),
     Property("remote.recompaction.min.reduction.ratio", _FLOAT, "0.5", minimum=0, maximum=1, source=_TIERED,
+        rule="recompaction_min_reduction",
         doc="A later cleaner pass on the disk replaces an uploaded segment if that saves this share of its size; 1 "
             "never."),
     Property("remote.recompaction.min.saved.bytes", _BYTES, "1MiB", minimum=0, source=_TIERED,
+        rule="recompaction_min_saved_bytes",
         doc="Bytes that such a replacement must save at least; smaller savings do not pay for the requests."),
     Property("append.batch.bytes", _BYTES, "256KiB", minimum=1, maximum=_INT32_MAX, source=_TIERED,
         doc="Approximate bytes of records in one batch when many are appended at once."),
@@ -218,9 +235,9 @@ TABLE = (
             "the view, in the bucket or on the disk of a topic without a remote tier (the compaction threshold of "
             "Pulsar), and before retention expires records that the view does not include yet. 0 builds views by "
             "command only."),
-    Property("compaction.view.retain.null.key", _BOOL, "false", source=_TIERED,
+    Property("compaction.view.retain.null.key", _BOOL, "false", source=_TIERED, rule="view_retain_null_key",
         doc="Whether a compacted view keeps records without a key (topicCompactionRetainNullKey of Pulsar)."),
-    Property("compaction.view.empty.value.deletes", _BOOL, "false", source=_TIERED,
+    Property("compaction.view.empty.value.deletes", _BOOL, "false", source=_TIERED, rule="view_empty_value_deletes",
         doc="Whether a record with an empty value deletes its key from a compacted view, as in Pulsar. The log does "
             "not change; a null value always deletes."),
     Property("compaction.records.without.key", _ENUM, "refuse", choices=("refuse", "drop"), source=_TIERED,

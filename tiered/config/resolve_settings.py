@@ -8,11 +8,11 @@ defaults overlaid with the topic's values are checked, and settings of the remot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from local.errors import InvalidRequest
 from policies.rules import PartitionRules
-from tiered.config.properties import DEFAULTS, parse
+from tiered.config.properties import DEFAULTS, TABLE, parse
 
 if TYPE_CHECKING:
     from local.settings import LogSettings
@@ -27,6 +27,7 @@ _INT64_MAX = 2**63 - 1
 def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
     """The policies' rules; missing settings have their defaults.
 
+    A setting whose row has `rule` becomes that field unchanged; the others are resolved here.
     -1 becomes None, -2 the value of the setting that it follows. Without the delete policy that is *unlimited*: then
     `retention.*` does not apply, and must not apply to the disk either. Raises InvalidRequest for a value or a
     combination that Kafka refuses.
@@ -38,6 +39,7 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
     local = {unit: _follow(settings, f"local.retention.{unit}", FOLLOW, effective[unit]) for unit in ("ms", "bytes")}
     lag = {unit: _follow(settings, f"remote.copy.lag.{unit}", UNLIMITED, local[unit]) for unit in ("ms", "bytes")}
     most_ms = _int(settings, "max.compaction.lag.ms") if "compact" in policy else _INT64_MAX
+    unchanged: dict[str, Any] = {row.rule: _value(settings, row.name) for row in TABLE if row.rule}
     return PartitionRules(
         cleanup_delete="delete" in policy,
         cleanup_compact="compact" in policy,
@@ -46,21 +48,11 @@ def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
         local_retention_ms=local["ms"],
         local_retention_bytes=local["bytes"],
         segment_ms=min(_int(settings, "segment.ms"), most_ms),
-        copy_disabled=bool(_value(settings, "remote.log.copy.disable")),
         copy_lag_ms=lag["ms"],
         copy_lag_bytes=lag["bytes"],
-        file_delete_delay_ms=_int(settings, "file.delete.delay.ms"),
-        delete_grace_ms=_int(settings, "remote.log.delete.grace.ms"),
-        min_cleanable_dirty_ratio=cast(float, _value(settings, "min.cleanable.dirty.ratio")),
-        min_compaction_lag_ms=_int(settings, "min.compaction.lag.ms"),
         max_compaction_lag_ms=_unless_max(most_ms),
-        delete_retention_ms=_int(settings, "delete.retention.ms"),
-        recompaction_min_reduction=cast(float, _value(settings, "remote.recompaction.min.reduction.ratio")),
-        recompaction_min_saved_bytes=_int(settings, "remote.recompaction.min.saved.bytes"),
         view_threshold_bytes=_int(settings, "compaction.view.threshold") or None,
-        view_retain_null_key=bool(_value(settings, "compaction.view.retain.null.key")),
-        view_empty_value_deletes=bool(_value(settings, "compaction.view.empty.value.deletes")),
-        view_buffer_bytes=_int(settings, "log.cleaner.dedupe.buffer.size"),
+        **unchanged,
     )
 
 

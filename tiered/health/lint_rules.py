@@ -16,7 +16,7 @@ from policies.cost.prices import BUILT_IN, Prices, PriceTable
 from policies.cost.storage_cost import monthly_storage, request_cost, segment_requests
 from policies.rules import PartitionRules
 from tiered.config.config import Setting
-from tiered.config.properties import APPEND_FREE_MIN, PROPERTIES, RELIEF_FREE_MIN, Kind, parse
+from tiered.config.properties import APPEND_FREE_MIN, PROPERTIES, RELIEF_FREE_MIN, TABLE, Kind, parse
 from tiered.config.resolve_settings import resolve_rules
 from tiered.config.units import format_bytes, format_ms
 
@@ -218,13 +218,7 @@ RULES: tuple[Rule, ...] = (
           "{set}remote.log.delete.grace.ms=24h"),
     _without_expiry("retention.ms"),
     _without_expiry("retention.bytes"),
-    _without_tier("local.retention.ms"),
-    _without_tier("local.retention.bytes"),
-    _without_tier("remote.copy.lag.ms"),
-    _without_tier("remote.copy.lag.bytes"),
-    _without_tier("remote.log.copy.disable"),
-    _without_tier("remote.compression"),
-    _without_tier("remote.encryption.key.id"),
+    *(_without_tier(row.name) for row in TABLE if row.needs_tier),
     # A log that is never cleaned is not copied, and so never dropped from the disk.
     _rule("never-cleaned", ("min.cleanable.dirty.ratio", "max.compaction.lag.ms"),
           lambda of: of.rules.cleanup_compact and of.rules.min_cleanable_dirty_ratio >= 1

@@ -35,7 +35,7 @@ from local.records.batch_runs import BatchRuns
 from local.storage import Storage, join
 from policies.deleted_records import BrokerRetention, LogStartFacts
 from tiered.config.config import Config
-from tiered.config.properties import DEFAULTS, PROPERTIES, nearest, parse
+from tiered.config.properties import DEFAULTS, PROPERTIES, TABLE, nearest, parse
 from tiered.config.resolve_settings import check_combination, resolve_rules
 
 METADATA = "__cluster_metadata-0"
@@ -45,11 +45,6 @@ OF_TOPIC = 2  # ConfigResource.Type
 _CHECKPOINT = re.compile(r"([0-9]{20})-[0-9]{10}\.checkpoint", re.ASCII)
 _OF_THE_TIER = ("remote.", "local.")  # settings of the broker's own tiered storage
 INTERNAL = "__"  # the broker's internal topics
-REFUSED = {  # settings that a sidecar cannot honour, with the alternative for the operator
-    "remote.log.copy.disable": "exclude the topic: name the topics to adopt",
-    "remote.copy.lag.ms": "a sidecar copies each closed segment at once",
-    "remote.copy.lag.bytes": "a sidecar copies each closed segment at once",
-}
 POLICY = "cleanup.policy"
 UNKNOWN = (
     "name the log directory with __cluster_metadata-0 of the broker by --metadata, or state the policy, "
@@ -307,10 +302,10 @@ class AdoptSettings:
             raise InvalidRequest(f"cannot adopt the topic, its cleanup.policy is unknown: {UNKNOWN}", topic=topic)
         values = DEFAULTS | given
         check_combination(values)
-        for name, instead in REFUSED.items():
-            if parse(name, values[name]) != parse(name, DEFAULTS[name]):
-                wrong = f"cannot adopt the topic, a sidecar does not support this setting: {instead}"
-                raise InvalidRequest(wrong, topic=topic, **{name: values[name]})
+        for row in TABLE:
+            if row.adopt_refusal and parse(row.name, values[row.name]) != parse(row.name, row.default):
+                wrong = f"cannot adopt the topic, a sidecar does not support this setting: {row.adopt_refusal}"
+                raise InvalidRequest(wrong, topic=topic, **{row.name: values[row.name]})
         return values
 
     def retention(self, name: TopicPartition) -> BrokerRetention:
