@@ -2,8 +2,9 @@
 
 The plan, status and the simulation all use this one rule. A new setting that defers copies changes this module only.
 
-A segment is due at the earlier of two times: its newest record is `copy_lag_ms` old, or `copy_lag_bytes` of the log are
-newer. Zero in either field makes the segment due once it is closed. With None in both fields it is never due.
+The copy lag of a segment ends at the earlier of two times: its newest record is `copy_lag_ms` old, or `copy_lag_bytes`
+of the log are newer. Zero in either field ends it once the segment is closed. With None in both fields it never ends.
+The segment is due from then on, in each `copy_window`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import inf
 
 from local.segment.segment_info import SegmentInfo
 from policies.formatting import format_ms
-from policies.rules import PartitionRules
+from policies.rules import ALL_DAY, PartitionRules
 from policies.snapshot import PartitionFigures, PartitionSnapshot
 
 NEVER = inf
@@ -23,17 +24,17 @@ NEVER = inf
 def copy_due_ms(
     rules: PartitionRules, *, closed_ms: float, newest_ms: float, reached_ms: Callable[[int], float]
 ) -> float:
-    """Return the time in ms from which a segment is due; `NEVER` where no time is known.
+    """Return the first time in ms at which a segment is due; `NEVER` where no time is known.
 
     The segment was closed at `closed_ms`, and `newest_ms` is the time of its newest record. `reached_ms(n)` is the time
     at which n bytes are newer than the segment, `NEVER` while they are not.
     """
     lag_ms, lag_bytes = rules.copy_lag_ms, rules.copy_lag_bytes
-    if lag_ms == 0 or lag_bytes == 0:
-        return closed_ms
     by_age = NEVER if lag_ms is None else newest_ms + lag_ms
     by_size = NEVER if lag_bytes is None else reached_ms(lag_bytes)
-    return max(closed_ms, min(by_age, by_size))
+    is_at_once = lag_ms == 0 or lag_bytes == 0
+    lag_end_ms = closed_ms if is_at_once else max(closed_ms, min(by_age, by_size))
+    return lag_end_ms if lag_end_ms == NEVER else rules.copy_window.next_open_ms(int(lag_end_ms))
 
 
 def copy_due_since_ms(snapshot: PartitionFigures) -> int | None:
@@ -70,28 +71,31 @@ def uncopied_with_newer(snapshot: PartitionFigures) -> Iterator[tuple[SegmentInf
 
 
 def segment_due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes: int) -> float:
-    """Return `copy_due_ms` of a local segment.
+    """Return `copy_due_ms` of a local segment; outside the copy window, the next start of the window at least.
 
     A record timestamp or file time in the future does not delay the copy.
     """
     now_ms = snapshot.now_ms
     newest_ms = -NEVER if segment.age_timestamp_ms > now_ms else segment.age_timestamp_ms
-    return copy_due_ms(
+    due_ms = copy_due_ms(
         snapshot.rules,
         closed_ms=min(segment.modified_ms, now_ms),
         newest_ms=newest_ms,
         reached_ms=lambda lag_bytes: now_ms if newer_bytes >= lag_bytes else NEVER,
     )
+    open_ms = snapshot.rules.copy_window.next_open_ms(now_ms)
+    return due_ms if open_ms == now_ms else max(due_ms, open_ms)
 
 
 def are_uploads_held(snapshot: PartitionFigures) -> bool:
     """Return whether copies, replacements and views all wait now, regardless of their own rules."""
-    return snapshot.paused is not None
+    is_outside = snapshot.is_tiered and snapshot.rules.copy_window.next_open_ms(snapshot.now_ms) > snapshot.now_ms
+    return is_outside or snapshot.paused is not None
 
 
 def without_copy_lag(snapshot: PartitionSnapshot) -> PartitionSnapshot:
     """Return the snapshot with rules that copy each closed segment at once, for a producer that waits for the copy."""
-    return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0))
+    return replace(snapshot, rules=replace(snapshot.rules, copy_lag_ms=0, copy_window=ALL_DAY))
 
 
 def due_reason(snapshot: PartitionFigures, segment: SegmentInfo) -> str:
@@ -109,4 +113,7 @@ def wait_reason(rules: PartitionRules) -> str:
     used = [] if rules.copy_lag_ms is None else [f"remote.copy.lag.ms={format_ms(rules.copy_lag_ms)}"]
     used += [] if rules.copy_lag_bytes is None else [f"remote.copy.lag.bytes={rules.copy_lag_bytes}"]
     lag = " or ".join(used) or "remote.copy.lag.ms and remote.copy.lag.bytes are unlimited"
-    return f"a copy lag of {lag} has not passed"
+    waits = [] if rules.copy_lag_ms == 0 or rules.copy_lag_bytes == 0 else [f"a copy lag of {lag} has not passed"]
+    if rules.copy_window != ALL_DAY:
+        waits.append(f"uploads begin in remote.copy.window={rules.copy_window} UTC")
+    return ", and ".join(waits)

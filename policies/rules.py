@@ -12,14 +12,42 @@ DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DailyWindow:
+    """A part of each day in UTC, from `start_ms` to before `end_ms`, both in ms after midnight; it may pass midnight.
+
+    `start_ms` is below a day, `end_ms` at most a day, and they differ.
+    """
+
+    start_ms: int
+    end_ms: int
+
+    @property
+    def gap_ms(self) -> int:
+        """The time in ms between the end of the window and its next start."""
+        return (self.start_ms - self.end_ms) % DAY_MS
+
+    def next_open_ms(self, at_ms: int) -> int:
+        """Return the first ms at or after `at_ms` that is in the window."""
+        wait_ms = (self.start_ms - at_ms) % DAY_MS
+        return at_ms + wait_ms if 0 < wait_ms <= self.gap_ms else at_ms
+
+    def __str__(self) -> str:
+        return "-".join(f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}" for ms in (self.start_ms, self.end_ms))
+
+
+ALL_DAY = DailyWindow(start_ms=0, end_ms=DAY_MS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRules:
     """Times in ms, sizes in bytes, None = unlimited.
 
-    Defaults are Kafka's; `delete_grace_ms` exists only here.
+    Defaults are Kafka's; `delete_grace_ms` and `copy_window` exist only here.
 
     | field | meaning |
     |---|---|
     | `copy_lag_ms`, `copy_lag_bytes` | KIP-1241: zero in either copies at once, None in both never copies |
+    | `copy_window` | uploads begin in it only |
     | `recompaction_min_reduction` | share (0..1) of an entry's bytes, 1 = never |
     | `retention_*` | apply only with `cleanup_delete`: read them through `log_limits` |
     | `gives_up_remote` | the remote tier was disabled, and its data is to be deleted (KIP-950) |
@@ -37,6 +65,7 @@ class PartitionRules:
     gives_up_remote: bool = False
     copy_lag_ms: int | None = 0
     copy_lag_bytes: int | None = None
+    copy_window: DailyWindow = ALL_DAY
     delete_grace_ms: int = DAY_MS
     file_delete_delay_ms: int = 60_000
     min_cleanable_dirty_ratio: float = 0.5

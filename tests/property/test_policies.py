@@ -33,7 +33,7 @@ from policies.invariants import violations
 from policies.local_retention import local_drops, local_expirations
 from policies.plan import deferrals, plan_partition
 from policies.remote_retention import deletions, expirations, page_to_know
-from policies.rules import PartitionRules, Pause
+from policies.rules import ALL_DAY, DailyWindow, PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import copies, copy_deferrals
 from remote.manifest.manifest import PendingDelete
@@ -47,6 +47,8 @@ _NONE = dict.fromkeys(("records_in", "records_out", "bytes_in", "bytes_out"), 0)
 RUN = ViewRun(started_ms=0, took_ms=0, from_offset=0, upto_offset=0, **_NONE)
 
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # other work shares the machine
+WINDOWS = st.builds(DailyWindow, start_ms=st.integers(0, 2 * NOW), end_ms=st.integers(2 * NOW + 1, 3 * NOW))
+WINDOWS |= st.builds(DailyWindow, start_ms=st.integers(NOW + 1, 2 * NOW), end_ms=st.integers(0, NOW))
 rules = st.builds(
     PartitionRules,
     cleanup_delete=st.booleans(),
@@ -60,6 +62,7 @@ rules = st.builds(
     gives_up_remote=st.sampled_from([False] * 9 + [True]),
     copy_lag_ms=st.just(0) | LIMITS,
     copy_lag_bytes=LIMITS,
+    copy_window=st.just(ALL_DAY) | WINDOWS,
     delete_grace_ms=st.integers(0, 3_000),
     file_delete_delay_ms=st.integers(0, 3_000),
     min_cleanable_dirty_ratio=st.floats(0, 1),

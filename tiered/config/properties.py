@@ -6,16 +6,18 @@ module parses them, so a setting reads the same in the file, in the environment 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
 from local.errors import ErrorCode, InvalidRequest
+from policies.rules import DailyWindow
 from tiered.config.broker_only import broker_only
 from tiered.config.units import parse_bytes, parse_ms
 
-Value = int | float | bool | str | frozenset[str]
+Value = int | float | bool | str | frozenset[str] | DailyWindow
 
 
 class Kind(Enum):
@@ -28,6 +30,7 @@ class Kind(Enum):
     BOOL = "true or false"
     ENUM = "one of"
     SET = "a comma-separated list of"
+    WINDOW = "a daily time range in UTC such as 22:00-06:00"
     TEXT = "a name, or nothing"
 
 
@@ -80,10 +83,12 @@ class Property:
         return text if self.maximum is None else f"{text}, at most {self.maximum}"
 
 
+_TIME_RANGE = re.compile(r"([0-9]{2}):([0-5][0-9])-([0-9]{2}):([0-5][0-9])")
+_DAY_MINUTES = 24 * 60
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 _TIERED = Source.TIERED
-_MS, _BYTES, _INT, _FLOAT, _BOOL, _ENUM, _SET, _TEXT = Kind
+_MS, _BYTES, _INT, _FLOAT, _BOOL, _ENUM, _SET, _WINDOW, _TEXT = Kind
 
 DELETE_ON_DISABLE = "remote.log.delete.on.disable"
 IMMUTABLE = "remote.immutable"
@@ -104,7 +109,8 @@ TABLE = (
         doc="Bytes of a partition that are retained in both tiers; -1 without limit."),
     Property("local.retention.ms", _MS, "-2", minimum=-2, needs_tier=True, broker_names=("log.local.retention.ms",),
         doc="Time for which copied segments of a tiered topic stay on the disk; -2 follows retention.ms, -1 for ever."),
-    Property("local.retention.bytes", _BYTES, "-2", minimum=-2, needs_tier=True, broker_names=("log.local.retention.bytes",),
+    Property("local.retention.bytes", _BYTES, "-2", minimum=-2, needs_tier=True,
+        broker_names=("log.local.retention.bytes",),
         doc="Bytes of a tiered partition that stay on the disk; -2 follows retention.bytes, -1 without limit."),
     Property("segment.bytes", _BYTES, "1GiB", minimum=1024, maximum=_INT32_MAX, broker_names=("log.segment.bytes",),
         doc="Size at which the active segment rolls."),
@@ -188,6 +194,10 @@ TABLE = (
     Property("remote.copy.lag.bytes", _BYTES, "-1", minimum=-1, needs_tier=True, adopt_refusal=_COPIES_AT_ONCE,
         doc="Bytes of newer local log from which a segment is copied; 0 at once, -1 follows local retention "
             "(KIP-1241)."),
+    Property("remote.copy.window", _WINDOW, "00:00-24:00", source=_TIERED, rule="copy_window", needs_tier=True,
+        adopt_refusal=_COPIES_AT_ONCE,
+        doc="Time of each day in which uploads begin: copies of closed segments, replacements and compacted views. It "
+            "may pass midnight. Outside it, segments wait on the disk; a plan that was made in it is completed."),
     Property("remote.log.delete.grace.ms", _MS, "1d", minimum=0, source=_TIERED, rule="delete_grace_ms",
         doc="Time for which the objects of an expired segment stay in the store for readers of an older manifest."),
     Property("remote.compression", _ENUM, "none", choices=("none", "zstd"), source=_TIERED, needs_tier=True,
@@ -355,8 +365,21 @@ def _parse(row: Property, text: str) -> Value | None:
         case Kind.SET:
             words = frozenset(part.strip().lower() for part in text.split(",") if part.strip())
             return words if words <= set(row.choices) else None
+        case Kind.WINDOW:
+            return _window(text)
         case Kind.TEXT:
             return text.strip()
+
+
+def _window(text: str) -> DailyWindow | None:
+    """Return the window of ``22:00-06:00``; None if malformed or empty. ``24:00`` is the end of a day."""
+    found = _TIME_RANGE.fullmatch(text.strip())
+    if found is None:
+        return None
+    start, end = (int(found[at]) * 60 + int(found[at + 1]) for at in (1, 3))
+    if start >= _DAY_MINUTES or end > _DAY_MINUTES or start == end:
+        return None
+    return DailyWindow(start_ms=start * 60_000, end_ms=end * 60_000)
 
 
 def _number(kind: type[int] | type[float], text: str) -> int | float | None:

@@ -235,6 +235,10 @@ RULES: tuple[Rule, ...] = (
           "{min.compaction.lag.ms} is longer than {local.retention.ms}: only clean segments are copied to the bucket, "
           "so the disk retains more",
           "{set}min.compaction.lag.ms=<less>, or a longer local.retention.ms"),
+    _rule("waits-for-window", ("remote.copy.window", "local.retention.ms"),
+          lambda of: of.is_tiered and _exceeds(of.rules.copy_window.gap_ms, of.rules.local_limits.ms),
+          "{remote.copy.window} is closed for longer than {local.retention.ms}: segments wait on the disk",
+          "{set}remote.copy.window=<longer>, or a longer local.retention.ms"),
     # A reader of the bucket alone then never sees the tombstones.
     _rule("early-tombstones", ("delete.retention.ms", "remote.copy.lag.ms"),
           lambda of: of.is_compacted_and_tiered and of.rules.copy_lag_ms is not None

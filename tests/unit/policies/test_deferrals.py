@@ -18,7 +18,7 @@ from local.format.record import Record
 from local.log.producer_state import Producer
 from policies.deferrals import Action, Code, Deferral
 from policies.plan import deferrals, plan_partition
-from policies.rules import PartitionRules, Pause
+from policies.rules import DailyWindow, PartitionRules, Pause
 from policies.snapshot import PartitionSnapshot
 from tiered.cli.main import invoke
 from tiered.manager.manager import LogManager
@@ -30,6 +30,7 @@ from tiered.status.status_rows import status_facts
 SEGMENTS = (local(0, 2), local(2, 4), local(4, 6, age=0, active=True))
 LAG = replace(KEEP, copy_lag_ms=150)
 BY_SIZE = replace(KEEP, copy_lag_ms=None, copy_lag_bytes=10_000)
+WINDOW = replace(KEEP, copy_window=DailyWindow(start_ms=MOMENT + 70, end_ms=MOMENT + 80))
 COMPACT = replace(KEEP, cleanup_compact=True)
 Expected = tuple[Action, Code, int, int | None]
 
@@ -46,6 +47,7 @@ COPY, CLEAN, DROP = Action.COPY, Action.CLEAN, Action.DROP
 CASES: dict[str, tuple[PartitionSnapshot, list[Expected]]] = {
     "lag": (_taken(LAG), [(COPY, Code.COPY_LAG, 0, MOMENT + 50), (COPY, Code.COPY_LAG, 2, MOMENT + 50)]),
     "lag by size": (_taken(BY_SIZE), [(COPY, Code.COPY_LAG, 0, None), (COPY, Code.COPY_LAG, 2, None)]),
+    "window": (_taken(WINDOW), [(COPY, Code.COPY_LAG, 0, MOMENT + 70), (COPY, Code.COPY_LAG, 2, MOMENT + 70)]),
     "pause": (_taken(paused=Pause(since_ms=None)), [(COPY, Code.PAUSED, 0, None), (COPY, Code.PAUSED, 2, None)]),
     "switched off": (
         _taken(replace(KEEP, copy_disabled=True)),
@@ -122,10 +124,13 @@ def test_a_copy_of_the_active_segment_is_deferred_until_it_rolls() -> None:
     assert "a later plan copies it" in found.why
 
 
-def test_a_drop_that_waits_for_paused_uploads_is_deferred() -> None:
+@pytest.mark.parametrize("wait", [{"paused": Pause(since_ms=None)}, {"rules": WINDOW}], ids=["pause", "window"])
+def test_a_drop_that_waits_for_uploads_is_deferred(wait: dict[str, object]) -> None:
     rules = replace(COMPACT, local_retention_ms=10, recompaction_min_reduction=0.0, recompaction_min_saved_bytes=0)
     entries = tuple(replace(entry(at, at + 2, size=500), cleaned_through=2) for at in (0, 2))
-    taken = replace(snapshot(*SEGMENTS, remote=entries, rules=rules), cleaner_offset=4, paused=Pause(since_ms=None))
+    if "rules" in wait:
+        wait = {"rules": replace(rules, copy_window=WINDOW.copy_window)}
+    taken = replace(snapshot(*SEGMENTS, remote=entries, rules=rules), cleaner_offset=4, **wait)  # type: ignore[arg-type]
     found = [(each.action, each.code, each.base_offset) for each in _put_off(taken) if each.code is not Code.ACTIVE]
     assert (DROP, Code.REPLACEMENT, 0) in found
 
@@ -148,6 +153,26 @@ def _transaction(manager: LogManager) -> None:
     producer = Producer(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
     manager.partitions.find(NAME).log.append([Record(b"k", b"v", NOW)], now_ms=NOW, producer=producer)
     manager.partitions.roll("t", now_ms=NOW)
+
+
+def test_a_manager_uploads_in_the_copy_window_only_and_acknowledges_outside_it(tmp_path: Path) -> None:
+    opens = (NOW // HOUR + 1) * HOUR
+    window = f"{opens // HOUR % 24:02}:00-{(opens // HOUR + 2) % 24:02}:00"
+    world = World()
+    with _begun(world, remote_copy_window=window) as manager:
+        send(manager, 10)
+        manager.roll("t", now_ms=NOW)
+        for now_ms in (NOW, opens - 1, opens + 2 * HOUR):
+            assert not manager.tick(now_ms)
+            assert manager.partition(NAME).manifest().entries_end_offset == 0
+        (told,) = status_facts(status_report(manager, NOW)).deferrals
+        assert (told.code, told.until_ms) == ("copy_lag", opens)
+        assert told.why == f"uploads begin in remote.copy.window={window} UTC"
+        settle(manager, opens)
+        assert manager.partition(NAME).manifest().entries_end_offset == 10
+        send(manager, 10, start=10)
+        outside = opens + 3 * HOUR
+        assert wait_for_bucket(manager, {NAME: 20}, clock=lambda: outside, pause=lambda seconds: None) is not None
 
 
 def test_plan_status_and_web_page_show_the_copy_lag_with_its_end(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
+from policies.copy_lag import copy_due_since_ms
 from policies.decisions import RollActive
 from policies.invariants import violations
 from policies.plan import plan_partition
-from policies.rules import PartitionRules
+from policies.rules import DailyWindow, PartitionRules
 from policies.snapshot import PartitionSnapshot
-from policies.tiering import copies
+from policies.tiering import copies, copies_at_once
 from remote.segment_entry import SegmentEntry, SegmentState
 
 NOW = 1_000_000
@@ -162,6 +163,45 @@ def test_the_copy_lag_defers_a_copy_until_its_time_or_its_size_is_exceeded(
 ) -> None:
     segments = (local(0, 2, age=100), local(2, 4, age=50), local(4, 6, age=10), local(6, 7, size=50, active=True))
     assert bases(snapshot(*segments, rules=PartitionRules(copy_lag_ms=lag_ms, copy_lag_bytes=lag_bytes))) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "lag_ms", "expected"),
+    [
+        (-1, 1, 0, [0, 2]),
+        (0, 1, 0, [0, 2]),
+        (-1, 0, 0, []),
+        (1, 2, 0, []),
+        (1, -1, 0, []),
+        (-2, 1, 50, [0]),
+        (-2, 0, 50, []),
+    ],
+    ids=["in it", "at its start", "at its end", "before it", "past midnight", "lag too", "lag, but outside"],
+)
+def test_the_copy_window_defers_copies_outside_it(start: int, end: int, lag_ms: int, expected: list[int]) -> None:
+    window = DailyWindow(start_ms=NOW + start, end_ms=NOW + end)
+    rules = PartitionRules(copy_lag_ms=lag_ms, copy_window=window)
+    taken = snapshot(local(0, 2, age=50), local(2, 4, age=10), local(4, 5, active=True), rules=rules)
+    assert bases(taken) == expected
+    assert [each.base_offset for each in copies_at_once(taken)] == [0, 2], "an acknowledgement does not wait for it"
+
+
+def test_a_file_time_in_the_future_does_not_defer_a_copy_to_the_next_window() -> None:
+    rules = PartitionRules(copy_window=DailyWindow(start_ms=NOW - 5, end_ms=NOW + 5))
+    taken = snapshot(replace(local(0, 2), modified_ms=NOW + 99), local(2, 3, active=True), rules=rules)
+    assert bases(taken) == [0]
+
+
+def test_a_copy_is_not_late_outside_the_copy_window_and_late_since_its_window_inside() -> None:
+    def since(start: int, end: int) -> int | None:
+        window = DailyWindow(start_ms=NOW + start, end_ms=NOW + end)
+        segments = (replace(local(0, 2), modified_ms=NOW - 30), local(2, 3, active=True))
+        return copy_due_since_ms(snapshot(*segments, rules=PartitionRules(copy_window=window)))
+
+    assert since(-50, 50) == NOW - 30
+    assert since(-20, 50) == NOW - 20
+    assert since(-50, -10) is None
+    assert since(10, 50) is None
 
 
 def test_a_future_timestamp_does_not_defer_a_copy() -> None:

@@ -62,7 +62,9 @@ def settings_places() -> list[tuple[str, str]]:
 def test_places_of_a_setting_exist_and_name_the_setting() -> None:
     places = settings_places()
     assert len(places) > 10
-    wrong = [place for place, _ in places if not re.search(r"copy[._]lag", (ROOT / place).read_text(), re.IGNORECASE)]
+    wrong = [
+        place for place, _ in places if not re.search(r"copy[._]window", (ROOT / place).read_text(), re.IGNORECASE)
+    ]
     assert wrong == []
     tests = {path for _, tests in places for path in re.findall(r"`(tests/[\w/.]+)`", tests)}
     assert [path for path in sorted(tests) if not (ROOT / path).exists()] == []

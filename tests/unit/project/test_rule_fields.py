@@ -13,7 +13,7 @@ import pytest
 
 from policies.cost.simulation import Workload, simulate
 from policies.cost.workload import NOT_SIMULATED
-from policies.rules import DAY_MS, PartitionRules
+from policies.rules import DAY_MS, DailyWindow, PartitionRules
 from tiered.config.resolve_settings import resolve_rules
 from tiered.health.lint import lint_place
 
@@ -32,6 +32,7 @@ SETTINGS = {
     "copy_disabled": ("remote.log.copy.disable", "true", "perhaps"),
     "copy_lag_ms": ("remote.copy.lag.ms", "1h", "soon"),
     "copy_lag_bytes": ("remote.copy.lag.bytes", "1MiB", "much"),
+    "copy_window": ("remote.copy.window", "22:00-06:00", "at night"),
     "delete_grace_ms": ("remote.log.delete.grace.ms", "1h", "soon"),
     "file_delete_delay_ms": ("file.delete.delay.ms", "1h", "soon"),
     "min_cleanable_dirty_ratio": ("min.cleanable.dirty.ratio", "0.1", "2"),
@@ -65,6 +66,7 @@ SIMULATED: dict[str, tuple[Workload, PartitionRules, object]] = {
     "copy_disabled": (STREAM, BASE, True),
     "copy_lag_ms": (STREAM, BASE, HOUR),
     "copy_lag_bytes": (STREAM, replace(BASE, copy_lag_ms=None), 30_000),
+    "copy_window": (STREAM, BASE, DailyWindow(start_ms=HOUR, end_ms=2 * HOUR)),
     "delete_grace_ms": (STREAM, BASE, 2 * HOUR),
     "min_cleanable_dirty_ratio": (STREAM, replace(BASE, cleanup_compact=True), 0.1),
 }

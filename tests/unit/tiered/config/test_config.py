@@ -9,13 +9,14 @@ import pytest
 
 from local.errors import AccessDenied, InvalidRequest, NotFound
 from local.settings import LogSettings
-from policies.rules import PartitionRules
+from policies.rules import ALL_DAY, DailyWindow, PartitionRules
 from tiered.config.config import Config
 from tiered.config.properties import BROKER_NAMES, DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
 from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.health.lint import TomlLines
 
 DAY = 86_400_000
+HOUR = DAY // 24
 
 
 @pytest.fixture
@@ -363,3 +364,24 @@ def test_invalid_log_directories_are_refused(tmp_path, text: str, said: str) -> 
     path.write_text(f"[local]\n{text}\n")
     with pytest.raises(InvalidRequest, match=said):
         Config.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        ("22:00-06:00", DailyWindow(start_ms=22 * HOUR, end_ms=6 * HOUR)),
+        (" 00:30-24:00 ", DailyWindow(start_ms=HOUR // 2, end_ms=DAY)),
+        ("00:00-24:00", ALL_DAY),
+    ],
+)
+def test_a_copy_window_is_a_time_range_of_a_day(text: str, window: DailyWindow) -> None:
+    assert parse("remote.copy.window", text) == window
+    assert str(window) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22:00", "22-06", "6:00-7:00", "06:00-06:00", "24:00-06:00", "00:00-24:01", "00:60-02:00", "at night"]
+)
+def test_a_malformed_copy_window_is_refused_with_its_form(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="a daily time range in UTC such as 22:00-06:00"):
+        parse("remote.copy.window", text)

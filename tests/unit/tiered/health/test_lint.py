@@ -57,6 +57,12 @@ BITES = (
         "so the disk retains more",
     ),
     (
+        {**TIERED, "remote.copy.window": "22:00-06:00", "local.retention.ms": "6h"},
+        "remote.copy.window",
+        "closed for longer than local.retention.ms=6h",
+    ),
+    ({"remote.copy.window": "22:00-06:00"}, "remote.copy.window", "the topic is not tiered"),
+    (
         {**COMPACT, "remote.copy.lag.ms": "2d"},
         "delete.retention.ms",
         "tombstones are removed before the bucket has them",
@@ -82,6 +88,7 @@ SOUND = (
     {**IA, "retention.ms": "1w", "segment.ms": "1d", "remote.storage.class": "default"},
     {**COMPACT, "min.cleanable.dirty.ratio": "1", "max.compaction.lag.ms": "1d"},
     {**TIERED, "remote.compression": "zstd", "compression.type": "lz4"},
+    {**TIERED, "remote.copy.window": "22:00-06:00", "local.retention.ms": "16h"},
     {"log.dir.relief.free.bytes.min": "0"},
 )
 

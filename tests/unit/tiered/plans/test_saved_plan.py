@@ -153,6 +153,7 @@ OTHER = {  # for each setting a value that is not the default and is valid with 
     "remote.sse": "aws:kms",
     "remote.s3.client": "obstore",
     "remote.log.copy.disable": "true",
+    "remote.copy.window": "00:00-12:00",
     "compaction.records.without.key": "drop",
     "max.compaction.lag.ms": "6d",
     "log.cleaner.io.buffer.load.factor": "0.5",

@@ -264,6 +264,7 @@ def test_every_remote_setting_is_covered_or_listed_as_irrelevant() -> None:
     of_store = {"remote.sse.kms.key.id", "remote.s3.client", "remote.immutable"}
     rates = {f"remote.log.manager.{way}.max.bytes.per.second" for way in ("copy", "fetch")}
     when = {"remote.storage.enable", "remote.log.copy.disable", "remote.copy.lag.ms", "remote.copy.lag.bytes"}
+    when |= {"remote.copy.window"}
     ends = {"remote.log.delete.grace.ms", "remote.log.delete.on.disable"}
     ends |= {"remote.recompaction.min.reduction.ratio", "remote.recompaction.min.saved.bytes"}
     node = {"remote.fetch.cache.bytes", "remote.fetch.cache.dir", "remote.fetch.cache.dir.max.bytes"}
@@ -273,7 +274,15 @@ def test_every_remote_setting_is_covered_or_listed_as_irrelevant() -> None:
     assert {name for name in PROPERTIES if name.startswith("remote.")} == known
 
 
-@pytest.mark.parametrize("name", ["remote.log.copy.disable=true", "remote.copy.lag.ms=1h", "remote.copy.lag.bytes=1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "remote.log.copy.disable=true",
+        "remote.copy.lag.ms=1h",
+        "remote.copy.lag.bytes=1",
+        "remote.copy.window=22:00-06:00",
+    ],
+)
 @pytest.mark.parametrize("where", ["option", "file"])
 def test_adopt_refuses_settings_of_copy_lag(name: str, where: str, place: Place, capfd) -> None:
     key, _, value = name.partition("=")
