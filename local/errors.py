@@ -23,7 +23,7 @@ class ErrorCode(StrEnum):
 
 
 class LogError(Exception):
-    """Base of the tree. `attempt` names the failed operation in lower case; `facts` hold its values.
+    """Base class of all errors. `attempt` is the message: the failed operation, in lower case. `facts` are its values.
 
     Programs branch on the class and on `code`, never on the text.
     """

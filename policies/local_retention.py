@@ -4,7 +4,6 @@
 |---|---|---|
 | `local_drops` | committed in the store, or below the log start | safe at once |
 | `local_expirations` | the only copy of records that retention ends | the log start passes them first |
-
 | `disk_relief` | committed in the store, when a disk fills up: before their limits | safe at once |
 
 The second kind exists only where nothing is copied: an untiered topic, or a read-only remote tier.

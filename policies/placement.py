@@ -36,7 +36,7 @@ REPLICAS_MAX = 1_000_000
 class Broker:
     """A broker of the fleet.
 
-    `rack` is None if it is not known; then no broker of the fleet may have one (Kafka's enforced mode).
+    `rack` is None without a rack. Either all brokers of the fleet have a rack, or none (Kafka's enforced mode).
     """
 
     broker_id: int

@@ -101,7 +101,7 @@ class PartitionFigures:
 
     @property
     def active(self) -> SegmentInfo | None:
-        """The last segment, which receives appends, at the latest when the log is opened for writing."""
+        """The last segment: it receives appends while the log is open for writing."""
         return self.segments[-1] if self.segments else None
 
     @property

@@ -110,8 +110,8 @@ class RemoteTier:
 class TierVerdict:
     """The relation and the offsets concerned.
 
-    `from_offset` is the first offset at stake, None without one. `only_here` are local ranges that the bucket does not
-    prove.
+    `from_offset` is the first offset that differs or is missing, None without one. `only_here` are local ranges without
+    a proven copy in the bucket.
     """
 
     relation: Relation

@@ -211,7 +211,10 @@ def _decide(
     buffer: Buffer,
     limiter: CleanerThrottle,
 ) -> _Found:
-    """Run pass one and the decisions of pass two. Maps stay until their segment is rewritten, keys do not."""
+    """Run pass one and the decisions of pass two.
+
+    The memory map of a segment stays until the segment is rewritten; the keys are freed on return.
+    """
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
     where = {"from_offset": facts.dirty_from}
@@ -425,7 +428,8 @@ def survivors(
 ) -> Iterator[memoryview]:
     """The bytes of the new segment; each part is valid until the next. Adds its batches to `rows`.
 
-    `out` is the memory for the parts. If all batches would be removed, one stays, empty: no file is empty.
+    `out` is the memory for the parts. If all batches would be removed, one empty batch stays, because a segment file is
+    never empty.
     """
     is_empty = all(each.is_empty for each in group)
     for each in group:

@@ -53,10 +53,9 @@ class CleanerThrottle:
     def slices(
         self, storage: Storage, segment: Segment, mapped: memoryview | None = None, *, is_counted: bool = True
     ) -> Iterator[tuple[int, memoryview]]:
-        """All of a closed segment as (position, whole batches), each a step.
+        """Yield a closed segment as (position, whole batches). Each slice is throttled and may abort the pass.
 
-        If `is_counted` is False, the caller must call `read` for each slice.
-        Raises as `mapped`, and CleaningAborted.
+        If `is_counted` is False, the caller must call `read` for each slice. Raises as `mapped`, and CleaningAborted.
         """
         if mapped is None:
             mapped = self.mapped(storage, segment)
@@ -66,13 +65,13 @@ class CleanerThrottle:
             yield start, mapped[start:end]
 
     def read(self, size_bytes: int) -> None:
-        """One step: `size_bytes` were read. Raises CleaningAborted."""
+        """Account for `size_bytes` that were read; may wait for the throttle. Raises CleaningAborted."""
         self.check()
         self.bytes_read += size_bytes
         self.throttle(size_bytes)
 
     def written(self, parts: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Pass `parts` on to the disk, each as one step. Raises CleaningAborted."""
+        """Yield `parts` for the disk; the throttle counts each. Raises CleaningAborted."""
         for part in parts:
             self.check()
             self.bytes_written += len(part)

@@ -65,7 +65,7 @@ Words = NDArray[np.uint64]
 
 
 class Keys(Enum):
-    """The ways to hold keys; see the module text."""
+    """How the offset map stores keys; see the module text."""
 
     IN_PLACE = "in place"
     COPIED = "copied"
@@ -271,10 +271,10 @@ def build_offset_map(
     *,
     from_offset: int = 0,
 ) -> tuple[OffsetMap, int]:
-    """Run pass one over the dirty `segments` up to `next_offset`; also returns how many fitted.
+    """Run pass one over the dirty `segments` up to `next_offset`; also return the number of segments that fit.
 
-    No segment may be empty; perhaps none fits. Records below `from_offset` are clean and are not entered.
-    Raises Corrupt, CleaningAborted.
+    That number may be 0. No segment may be empty. Records below `from_offset` are clean and are not entered. Raises
+    Corrupt, CleaningAborted.
     """
     records = _records(storage, segments, next_offset, buffer)
     for keys in _ways(records, buffer):
@@ -327,7 +327,7 @@ def _capacity(keys: Keys, buffer: Buffer) -> int:
 
 
 def _ways(records: int, buffer: Buffer) -> list[Keys]:
-    """The ways to try. Copies only if at least half of the buffer is left for them."""
+    """The key storages to try, in order. Keys are copied only if half of the buffer or more is free for them."""
     is_roomy = records / buffer.load_factor + 2 <= buffer.size_bytes // SLOT_BYTES // 2
     return [Keys.IN_PLACE, *([Keys.COPIED] if is_roomy else []), Keys.DIGESTED]
 

@@ -165,7 +165,7 @@ class SegmentVerdict:
 
     @property
     def is_last_batch_alone(self) -> bool:
-        """Whether the segment is a single emptied batch: another pass would only retain it again."""
+        """Whether the segment is one empty batch, so that another pass would change nothing."""
         return self.is_empty and sum(len(each.actions) for each in self.slices) == 1 and not self.record_count
 
 
@@ -197,9 +197,9 @@ class RecordFilter:
         self._transactions = CleanedTransactions(aborted, tombstones_below=clean_context.tombstones_below)
 
     def begin(self, producer_ids: Iterable[int], offset: int) -> None:
-        """Assume data of these producers' open transactions below `offset`, the first segment's start.
+        """Treat these producers as having open transactions below `offset`, the first segment's start.
 
-        For a pass over a part of a log. Their markers stay, possibly longer than needed.
+        For a pass over a part of a log. The markers of these producers stay, possibly longer than needed.
         """
         for producer_id in producer_ids:
             self._transactions.meet(producer_id, offset - 1)
@@ -258,7 +258,10 @@ class RecordFilter:
         return packed(keep & ~(tombstones & due)), packed(tombstones)
 
     def _looked_up(self, segment: Segment, data: memoryview, *, is_clean: bool) -> Iterator[tuple[Flags, Flags, Flags]]:
-        """(stays, is a tombstone, may be removed as one) by steps; the first two only for clean segments."""
+        """Yield (stays, is a tombstone, is a removable tombstone) in steps.
+
+        The first two are set for clean segments only.
+        """
         for columns in kernels.decode_in_steps(data, include_control=True):
             table, ordinals = columns.table, columns.batch_ordinals
             due = self._due(segment, columns)

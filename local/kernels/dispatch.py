@@ -469,7 +469,7 @@ def _grown(arena: NDArray[np.uint8], used: int, more: int, budget: int) -> NDArr
 
 
 def _placed(error: Corrupt, header: BatchHeader, position: int, **facts: object) -> Corrupt:
-    """The same error with the place of the batch in the caller's data."""
+    """The same error, with the batch's position in the caller's data."""
     where = {"at": position, "base_offset": header.base_offset}
     return Corrupt(error.attempt, **{**error.facts, **facts, **where})
 
@@ -547,7 +547,7 @@ def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: boo
 def _apart(
     view: memoryview, header: BatchHeader, position: int, flags: NDArray[np.uint8], how: tuple[int, int]
 ) -> bytes:
-    """The result for a batch outside the kernels' formats: compressed, or a message of format 0 or 1."""
+    """The result for a batch that the kernels cannot read: compressed, or a message of format 0 or 1."""
     match how[0]:
         case pure_kernels.DROP:
             return b""

@@ -51,7 +51,7 @@ class LeaderEpochs:
         return found
 
     def covering(self, offset: int) -> LeaderEpochs:
-        """Return the epochs with every record from `offset` on in one: epoch 0 before the first known epoch."""
+        """Return the epochs extended down to `offset`: epoch 0 holds the records before the first known epoch."""
         if self.entries and self.entries[0][1] <= offset:
             return self
         return LeaderEpochs(((0, offset), *(entry for entry in self.entries if entry[0] > 0)))

@@ -76,7 +76,10 @@ def load(
     *,
     recovery_point: int | None,
 ) -> LoadedLog:
-    """Load every segment and recover as needed, beyond `recovery_point` (None: trust all). Raises Corrupt below it."""
+    """Load every segment; recover those beyond `recovery_point` (None: trust all).
+
+    Raises Corrupt for damage below that point.
+    """
     found, had_snapshots = None, None
     while found is None:
         recovery.finish_swaps(storage, directory)
@@ -174,7 +177,7 @@ def _begins_below(place: _Place, base: int) -> bool:
 
 
 def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -> bool:
-    """Do `local.log.recovery.put_right`. `found` holds the segments before `at`."""
+    """Split or rename the segment (`local.log.recovery.put_right`). `found` holds the segments before `at`."""
     bases, end_before = place.bases, None
     if found.segments:
         before = found.segments[-1]

@@ -57,12 +57,12 @@ class LogNotes:
 
     @property
     def has_unconfirmed_appends(self) -> bool:
-        """Whether records were appended without contact to the remote tier and not compared with it since."""
+        """Whether some records were appended without the remote tier and were not compared with it since."""
         return self._state.storage.exists(self._state.path(names.UNCONFIRMED_APPENDS))
 
     @property
     def unconfirmed_from(self) -> int | None:
-        """The log end before the first unconfirmed record, None without one; 0 if the file does not say it."""
+        """The log end before the first unconfirmed record, None without one; 0 if the file lacks the offset."""
         body = self._read(names.UNCONFIRMED_APPENDS)
         if body is None:
             return None

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Stretch(NamedTuple):
-    """The batches for a reader at `offset`. The first batch may begin below it."""
+    """Consecutive batches for a reader at `offset`. The first batch may begin below `offset`."""
 
     offset: int
     run: BatchRun

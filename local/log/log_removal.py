@@ -262,7 +262,7 @@ class LogRemoval:
     # -- private -------------------------------------------------------------------------------------------------
 
     def _certify_no_further_than(self, offset: int) -> None:
-        """Lower the offsets trusted at start-up, in memory and in the checkpoints, before records are removed.
+        """Lower the checkpointed offsets to the new log end, in memory and on disk, before records are removed.
 
         If the checkpoints cannot be written, the values in memory are restored, so that the next try writes them.
         """

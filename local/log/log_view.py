@@ -91,7 +91,10 @@ class LogView:
     def infos(
         self, cleaner_offset: int | None, first_times_from: int | None = None, *, with_times: bool = True
     ) -> tuple[SegmentInfo, ...]:
-        """Return the facts of every segment; the last is the active one. Raises NotFound if times are requested."""
+        """Return the facts of every segment; the last is the active one.
+
+        Reading times raises NotFound if a segment was replaced or deleted since.
+        """
         ends = (*self.bases[1:], self.next_offset)
         last, found = len(ends) - 1, []
         for at, (segment, end) in enumerate(zip(self.segments, ends, strict=True)):
@@ -234,7 +237,7 @@ def first_at_or_after(segment: Segment, timestamp_ms: int, start: int) -> FoundO
 
 
 def _report_skipped(segment: Segment, timestamp_ms: int, claimed: int) -> None:
-    """Rebuild the indexes: a late batch is below the offset `claimed`, and the time index denies it."""
+    """Rebuild the indexes, because a late batch is below `claimed`, the offset at which the time index starts."""
     problem = f"a time index entry skips records: timestamp_ms={timestamp_ms} offset={claimed}"
     with suppress(Corrupt):
         segment.rebuild_indexes(problem, lambda: segment.time_start(timestamp_ms).claimed_offset == claimed)

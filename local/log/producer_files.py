@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 class ProducerFiles:
     """The snapshots in one partition directory. Callers hold the log's lock.
 
-    With `is_onlooker` (a read-only open) it needs no lock: it only reads, lists the directory once, and leaves damaged
-    files alone.
+    With `is_onlooker` (a read-only open) no lock is needed: files are only read, and damaged files stay.
     """
 
     def __init__(self, storage: Storage, directory: str, *, is_onlooker: bool = False) -> None:
@@ -62,7 +61,7 @@ class ProducerFiles:
         return list(self._known or ())
 
     def know(self, names: Iterable[str]) -> bool:
-        """Use an existing listing of the directory; return whether it names any snapshot."""
+        """Use this listing of the directory; return whether it contains a snapshot."""
         parsed = [parse_segment_file(name) for name in names if name.endswith(PRODUCER_SNAPSHOT)]
         self._known = sorted(found[0] for found in parsed if found is not None and found[1] == PRODUCER_SNAPSHOT)
         return bool(self._known)
@@ -146,7 +145,7 @@ class ProducerFiles:
         return producer_snapshot.encode(self.state_at(offset, bases).entries())
 
     def keep(self, bases: Iterable[int], next_offset: int) -> None:
-        """Delete the snapshots above `next_offset` and those not at a base; keep the newest above all bases."""
+        """Delete the snapshots above `next_offset`, and those that are at no base except the newest above all bases."""
         known = set(bases)
         strays = [offset for offset in self.offsets() if offset not in known and offset <= next_offset]
         newest = strays[-1] if strays and strays[-1] > max(known, default=-1) else None

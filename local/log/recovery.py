@@ -181,7 +181,10 @@ def cut_segment(
     aborted: bytes,
     interval_bytes: int,
 ) -> None:
-    """Cut the log file to `size_bytes`, the batches of `kept`, then its indexes; `aborted` is the ``.txnindex``."""
+    """Truncate the log file to `size_bytes`, the end of the batches `kept`, then its indexes.
+
+    `aborted` are the entries of the new ``.txnindex``.
+    """
     sync_file(storage, join(directory, segment_file(base_offset, LOG)), truncate_to=size_bytes)
     _write_txn_index(storage, directory, base_offset, aborted)
     _write_indexes(storage, directory, base_offset, kept, interval_bytes)

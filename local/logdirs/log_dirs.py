@@ -388,7 +388,7 @@ class LogDirectories:
         return WatchedStorage(storage, root, on_failure)
 
     def _check_not_away(self, partition: TopicPartition) -> None:
-        """Raises DiskFailed if a directory is offline: it may hold the partition that was found nowhere."""
+        """Raises DiskFailed if a directory is offline, because it may hold a partition that no other directory has."""
         if self._offline:
             raise DiskFailed(
                 "the partition is in no log directory that is online",
@@ -429,7 +429,7 @@ class LogDirectories:
         self._resolve_moves()
 
     def _resolve_moves(self) -> None:
-        """Finish or undo interrupted moves; store the leftovers that stay, because no second copy is proven."""
+        """Finish or undo interrupted moves. A leftover stays, and is recorded, if no other complete copy is proven."""
         found = [self._try(each.root, self._find_incomplete_moves) for each in self.online]
         incomplete_moves = [leftover for some in found for leftover in some or ()]
         self._incomplete_moves = (

@@ -249,7 +249,10 @@ class IncompleteMove:
         return join(self.root, self.name)
 
     def is_of(self, topic_id: str) -> bool:
-        """Whether the directory may hold records of that topic. A ``-future`` gets its topic id last."""
+        """Whether the directory may hold records of that topic.
+
+        A ``-future`` without a topic id counts, because the id is copied last.
+        """
         try:
             return checkpoints.read_topic_id(self.storage, self.path) == topic_id
         except Corrupt:

@@ -336,7 +336,7 @@ def _overlaps(reports: Sequence[tuple[SegmentPlace, SegmentReport]]) -> Iterator
 
 
 def _as_far_as_read(directory: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The given findings, and the error that ended them. The error hides no earlier finding."""
+    """Yield the findings of a check, then a finding for the error that ended the check, if any."""
     try:
         yield from findings
     except (DiskFailed, AccessDenied) as error:

@@ -50,7 +50,7 @@ class StoredSegment:
     """One segment in the bucket.
 
     `lived_ms` is the time since its upload, `remaining_ms` the time until retention expires it (None: never).
-    `newest_ms` is the time of its newest record, by which a command selects it.
+    `newest_ms` is the time of its newest record; the command of a move selects segments by this time.
     """
 
     stored_bytes: int
@@ -275,8 +275,8 @@ def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:
 def _once(segment: StoredSegment, before: Prices, to: Prices, small: Prices) -> float:
     """Return the one-time dollars to move one segment.
 
-    The sum has the read, the rewrite, a HEAD, its indexes (priced by `small`), and the rest of the old class's minimum
-    duration.
+    These are the price of the read, the upload, a HEAD and the indexes (by the prices `small`), and the rest of the old
+    class's minimum duration.
     """
     read = retrieval_cost(segment.stored_bytes, before)
     read += request_cost(gets=ceil(segment.stored_bytes / RANGE_BYTES), prices=before)

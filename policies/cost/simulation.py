@@ -417,7 +417,7 @@ class _Partition:
         self._closed = self._cleaned = self._copied = self._dropped = self._expired = 0
 
     def fill(self) -> None:
-        """Begin where the oldest segments expire, or after a year if none ever does."""
+        """Set the state at which the oldest segments expire, or that of a year if no segment expires."""
         schedule, grace_ms = self._schedule, self._rules.delete_grace_ms
         expires = schedule.expires_on_average
         # The monthly bill of an unlimited log is the bill after its first year.

@@ -63,7 +63,7 @@ def salvage_manifest(data: Body, prefix: str) -> Salvage:
             manifest=None, found=(*found, Contradiction(part=Part.WHOLE, what=f"the manifest is unusable: {error}"))
         )
     if manifest.seal_key_id is not None:
-        raise Corrupt("the manifest says that it is sealed and is not sealed: forged", prefix=prefix)
+        raise Corrupt("the manifest names a seal key and is not sealed: it may be forged", prefix=prefix)
     lists[Part.PAGES], reached = _ascending(Part.PAGES, lists[Part.PAGES], 0, found)
     lists[Part.SEGMENTS], _ = _ascending(Part.SEGMENTS, lists[Part.SEGMENTS], reached, found)
     sound: dict[str, Any] = {_LISTS[part][0]: tuple(entries) for part, entries in lists.items()}

@@ -170,7 +170,7 @@ def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
 
 
 def can_list(store: ObjectStore, prefix: str) -> bool:
-    """Whether the store can list the prefix, so that it is not wholly out of reach."""
+    """Whether the store can list the prefix: then the store is reachable."""
     try:
         return any(True for _ in islice(store.list(prefix), 1))
     except LogError:

@@ -137,7 +137,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class ReadRangeOfCopy:
-    """Copy `number` is read from its base up to `next_offset`."""
+    """The part of a copy to read: copy `number`, from its base offset up to `next_offset`."""
 
     number: int
     next_offset: int

@@ -67,7 +67,7 @@ class Opener(Protocol):
 
 
 def why_missing(log: MetadataLog, entries: Sequence[SegmentEntry], error: NotFound) -> LogError:
-    """Return the error for a 404: Corrupt, a lost object, if the newest manifest names all of `entries`."""
+    """Return the error for a 404: Corrupt if the newest manifest names all of `entries`, so that an object was lost."""
     manifest = log.refresh(exact=True)
     if not log.ask(manifest, lambda index: all(index.holds(entry) for entry in entries)):
         return error

@@ -157,7 +157,7 @@ class SequentialReader:
         return in_cell if self._window >= RANGE_BYTES else min(in_cell, missing)
 
     def _come_to(self, entry: SegmentEntry, reached: int) -> None:
-        """Remove the segments that the stream has passed from the path."""
+        """Forget the segments that the stream has passed."""
         while self._path and self._path[0].ulid != entry.ulid:
             self._path.pop(0)
         if not self._path:

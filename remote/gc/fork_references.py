@@ -70,7 +70,7 @@ def delete_unlinked(
     *,
     has_forks: bool = True,
 ) -> None:
-    """Delete unlinked objects of a partition, except objects of others and objects that a fork names.
+    """Delete unlinked objects of a partition, except objects of other partitions and objects that a fork names.
 
     `manifest` lists them: the newest one, proved to be of the caller's epoch after no pin held them.
 

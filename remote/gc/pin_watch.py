@@ -99,7 +99,7 @@ class PinWatch:
     def keeps_before(self, sequence: int, now_ms: int) -> bool:
         """Whether a known pin holds a manifest before `sequence`. Reads a pin again only when that is due.
 
-        False may mean that the pins were never listed. Raises Corrupt if a pin cannot be read.
+        The result is also False if the pins were never listed. Raises Corrupt if a pin cannot be read.
         """
         older = [pin for pin in self._known.values() if pin.sequence < sequence]
         return any(self._stands(pin, now_ms) for pin in sorted(older, key=lambda each: each.sequence))

@@ -194,9 +194,9 @@ class MetadataLog:
         return MetadataIndex(manifest, self._pages.entries)
 
     def ask(self, manifest: Manifest, question: Callable[[MetadataIndex], T]) -> T:
-        """The result of `question` for `manifest`, or for the newest manifest if a page of `manifest` is deleted.
+        """Answer `question` from `manifest`, or from the newest manifest if a page of `manifest` was deleted.
 
-        Raises NotFound if the newest manifest's page is missing too: that is damage.
+        Raises NotFound if a page of the newest manifest is missing too: that is damage.
         """
         try:
             return question(self.index(manifest))
@@ -304,7 +304,7 @@ class MetadataLog:
         )
 
     def take_over_if(self, writer_id: str, now_ms: int, *, check_newest: Callable[[Manifest], None]) -> Manifest:
-        """Become the writer if `check_newest` accepts the base of our first manifest; returns the first manifest.
+        """Become the writer if `check_newest` accepts the newest manifest; return the first manifest of the new epoch.
 
         Raises the error of `missing` if there is no manifest, Conflict if the topic was deleted, and the errors of
         `check_newest`.
@@ -541,7 +541,7 @@ class MetadataLog:
             check_seen(seen, found, self._prefix, step)
 
     def _first(self, *, exact: bool) -> Manifest | None:
-        """The newest manifest at first use: from the disk cache, if the bucket has the very same manifest."""
+        """The newest manifest at first use. It comes from the disk cache if the bucket has the same manifest."""
         copy = self._copies.manifest(self._prefix, self._chain.sealer) if self._copies is not None else None
         if copy is None or not is_same_manifest(self._store, self._prefix, *copy):
             found = self._chain.newest(None, exact=exact)

@@ -62,7 +62,7 @@ def find_job(manifest: Manifest, job_id: str) -> AppliedJob | None:
 
 
 def is_done(manifest: Manifest, note: AppliedJob) -> bool:
-    """Whether the manifest has this turn of a job, or a later one."""
+    """Whether the manifest records this turn of the job or a later one."""
     known = find_job(manifest, note.job_id)
     return known is not None and known.turn >= note.turn
 
@@ -216,7 +216,10 @@ def _check_neighbours(entries: Sequence[SegmentEntry]) -> None:
 
 
 def _check_tiled(old: Sequence[SegmentEntry], group: Replacement, note: AppliedJob) -> None:
-    """Raise InvalidRequest unless the group tiles `old`: its entries, or the unexpired rest of them."""
+    """Raise InvalidRequest unless the group covers exactly the offsets of `old`.
+
+    `old` are the entries that the group replaces, without those that expired since.
+    """
     is_same = tuple(entry.ulid for entry in old) == group.ulids[-len(old) :]
     is_neighbours = [entry.next_offset for entry in old[:-1]] == [entry.base_offset for entry in old[1:]]
     base = group.entries[0].base_offset

@@ -348,7 +348,7 @@ def encode_line(text: bytes) -> bytes:
 
 
 def decode_line(data: Body) -> bytes:
-    """The inverse: a manifest's JSON. Raises Corrupt for any defect."""
+    """Return the JSON in a manifest's object; the inverse of `encode_line`. Raises Corrupt for any defect."""
     from local.format.compression import Codec, decompress
 
     line = _LINE.match(bytes(data[:LINE_BYTES_MAX]))
@@ -442,7 +442,7 @@ def _check(manifest: Manifest, prefix: str | None) -> None:
 
 def _seal_contradiction(manifest: Manifest, seal: Opened, sealer: Sealer | None) -> str | None:
     if seal.key_id is None and manifest.seal_key_id is not None:
-        return "it says that it is sealed and is not sealed: forged"
+        return "it names a seal key and is not sealed: it may be forged"
     if seal.key_id is None:
         is_refused = sealer is not None and sealer.is_required
         return (

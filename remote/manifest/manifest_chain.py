@@ -88,7 +88,7 @@ class ManifestChain:
     # --- manifests ---------------------------------------------------------------------------------------------------
 
     def newest(self, known: Manifest | None, *, exact: bool = False) -> Manifest | None:
-        """The newest manifest at some moment of this call, maybe an earlier one without `exact`; None without one."""
+        """The newest manifest; None without one. Without `exact` it may be an earlier one."""
         latest, steps, is_sure = known, 0, not exact
         behind: dict[int, Manifest | None] = {}  # manifests that were read together with their predecessors
         while True:
@@ -162,7 +162,10 @@ class ManifestChain:
         return found
 
     def _newest_listed(self, after: int, behind: dict[int, Manifest | None]) -> Manifest | None:
-        """The newest listed manifest above `after`, or None. Puts its successor, or None, into `behind`."""
+        """Return the newest listed manifest above `after`, or None.
+
+        Its successor is read too: `behind` gets it, or None if there is none.
+        """
         listed = after
         for _ in range(RELISTS_MAX):
             names = self._store.list(self._prefix + MANIFESTS, start_after=self._prefix + manifest_key(after))
@@ -211,7 +214,7 @@ class ManifestChain:
         self._pass(number, upto)
 
     def _learn(self, manifest: Manifest) -> None:
-        """Learn the boundaries that the manifest's writer knew; only later ones can have passed the manifest."""
+        """Continue the search for boundaries after those that the manifest's writer knew."""
         self._note_seal(manifest)
         if manifest.boundary_number > self.boundary_number:
             self.boundary_number = manifest.boundary_number

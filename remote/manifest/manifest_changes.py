@@ -99,7 +99,7 @@ def replace_segments(entry: SegmentEntry, ulids: Sequence[str]) -> Change:
 
 
 def advance_cleaned_offset(ulids: Collection[str], cleaned_through: int) -> Change:
-    """Record that entries are clean through at least an offset; ignores missing entries."""
+    """Record that entries are clean through at least an offset. Missing entries are ignored."""
     names = frozenset(ulids)
 
     def change(manifest: Manifest) -> Manifest:
@@ -233,7 +233,7 @@ def settle() -> Change:
 
 
 def loses_objects(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | None:
-    """The first fact of `old` that `new` must keep and does not: an object, a mark, an offset; else None.
+    """The first fact of `old` that `new` wrongly lacks: an object, a mark or an offset; None without one.
 
     `entries_of` returns the entries of a page; it is called only for pages that one of the two manifests does not name.
     """

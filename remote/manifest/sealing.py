@@ -52,7 +52,7 @@ class Opened(NamedTuple):
 
 
 class Sealer:
-    """Seals and opens the manifests and pages of one partition. Thread safe."""
+    """Seals (encrypts and authenticates) and opens the manifests and pages of one partition. Thread safe."""
 
     def __init__(self, prefix: str, keys: KeyRing = NO_KEYS) -> None:
         """`prefix` is the partition's prefix, `remote.keys.partition_prefix`."""

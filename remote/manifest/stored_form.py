@@ -38,7 +38,7 @@ class StoredForm(Generic[T]):
         return msgspec.json.encode(self.stored(value))
 
     def decode(self, text: bytes | msgspec.Raw) -> T:
-        """The inverse. Raises msgspec.DecodeError, UnicodeDecodeError."""
+        """Decode the JSON of `encode`. Raises msgspec.DecodeError, UnicodeDecodeError."""
         return self.value(self._decoder.decode(text))
 
     def stored(self, value: T) -> msgspec.Struct:

@@ -41,7 +41,7 @@ _LINE_BYTES_MAX = 64
 
 
 def announce_views(names: Sequence[str]) -> Callable[[Holder], Holder]:
-    """Record views that will be built here and exist elsewhere until then: tombstones wait for them."""
+    """Record views that exist on a disk and will be built here. From then on they count for the tombstone bound."""
 
     def change(manifest: Holder) -> Holder:
         for name in names:
@@ -173,7 +173,7 @@ def encode_catalog(catalog: ViewCatalog) -> bytes:
 
 
 def decode_catalog(data: bytes, *, path: str) -> ViewCatalog:
-    """The inverse. Raises Corrupt for any defect, naming the file."""
+    """Decode the file of `encode_catalog`. Raises Corrupt for any defect, naming the file."""
     line = _LINE.match(data[:_LINE_BYTES_MAX])
     if line is None or int(line[1]) != _VERSION:
         raise Corrupt("cannot read a view catalog, it does not start with the format line", path=path)

@@ -80,14 +80,14 @@ class ObjectCipher:
         return self._gcm.encrypt(_NONCE.pack(_CHUNK, number), body, self._of_chunk(number))
 
     def open_chunk(self, number: int, sealed: Body) -> bytes:
-        """The inverse. Raises Corrupt for bytes that were not encrypted as this chunk of this segment."""
+        """Decrypt a chunk. Raises Corrupt for bytes that were not encrypted as this chunk of this segment."""
         return self._open(_NONCE.pack(_CHUNK, number), sealed, self._of_chunk(number), {"chunk": number})
 
     def seal_indexes(self, body: Body) -> bytes:
         return INDEXES_MAGIC + self._gcm.encrypt(_NONCE.pack(_INDEXES, 0), body, self._of_indexes())
 
     def open_indexes(self, sealed: Body) -> bytes:
-        """The inverse. Raises Corrupt for bytes that were not encrypted as this segment's indexes."""
+        """Decrypt the indexes. Raises Corrupt for bytes that were not encrypted as this segment's indexes."""
         view = memoryview(sealed)
         if bytes(view[: len(INDEXES_MAGIC)]) != INDEXES_MAGIC:
             raise Corrupt("encrypted indexes do not start with the magic bytes", segment=self._name)

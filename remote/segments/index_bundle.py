@@ -63,7 +63,7 @@ def encode_bundle(bundle: IndexBundle) -> tuple[bytes, dict[str, IndexRange]]:
 
 
 def decode_bundle(data: Body) -> IndexBundle:
-    """The inverse; sections are views of `data`. Raises Corrupt for any damage before it parses anything."""
+    """Decode an ``.indexes`` object; sections are views of `data`. The checksum is compared first; raises Corrupt."""
     if len(data) < _FOOTER.size:
         raise Corrupt("an index bundle is too short", size_bytes=len(data))
     view = memoryview(data).toreadonly()

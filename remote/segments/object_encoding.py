@@ -49,7 +49,7 @@ class ObjectEncoding:
         check_level(Codec.ZSTD, self.level)
 
     def pays(self, first_chunk: Body) -> bool:
-        """Whether compression is worth it, by the first chunk of a segment."""
+        """Whether compression makes the first chunk of a segment smaller by enough."""
         return len(_compressed(first_chunk, self.level)) < PAYS_BELOW * len(first_chunk)
 
 

@@ -106,7 +106,7 @@ def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
 
 
 class _Seen(Exception):
-    """Ends a request before it is sent."""
+    """Raised to end a request before it is sent."""
 
 
 def _address(client: Any, bucket: str) -> str:  # noqa: ANN401

@@ -142,7 +142,7 @@ class ObstoreS3Store(S3Store):
             self._resolve_upload(key, sent, error)
 
     def _resolve_upload(self, key: str, sent: _Counted, error: LogError) -> None:
-        """Settle an upload whose answer may be lost: return if it is complete, else raise the error."""
+        """Determine the outcome of an upload whose reply was lost: return if it is complete, else raise the error."""
         is_sent = sent.is_whole and error is not sent.error
         if is_sent and self._policy.call(lambda: self._size_or_none(key), verb="head", key=key) == sent.size_bytes:
             return

@@ -191,7 +191,10 @@ class S3Store:
             self._resolve_put(key, body, error)
 
     def _resolve_put(self, key: str, body: Body, error: AlreadyExists) -> None:
-        """Settle a 412 for a PUT without a condition: compare the object. Raises Unavailable without one."""
+        """Determine the outcome of a PUT without a condition that got a 412: compare the stored object.
+
+        Raises Unavailable if there is no object.
+        """
         try:
             found = self.get(key)
         except NotFound:
@@ -343,10 +346,10 @@ class S3Store:
             raise self._worth_a_try(error, made) from error.__cause__
 
     def _worth_a_try(self, error: LogError, made: int) -> LogError:
-        """Return Unavailable for a refusal that a new client may not meet, else the error itself.
+        """Return Unavailable for a refusal after which a call with new credentials may succeed, else the error itself.
 
-        One of two holds: another thread made a new client since the call began, or it is time to make one. `made` is
-        the number of clients at the begin of the call.
+        A new client reads the credentials again. It exists already if the number of clients is above `made`, the number
+        at the start of the call. Otherwise this method drops the client, unless the client is new.
         """
         if not isinstance(error, AccessDenied) or error.facts.get("cause") in _NOT_BY_CREDENTIALS:
             return error

@@ -148,7 +148,7 @@ def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: A
 
 
 def orphaned_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:
-    """Return the uploads below a partition's prefix of an epoch below `epoch`, as for orphans."""
+    """Return the uploads below a partition's prefix whose epoch is below `epoch`: no manifest can ever name them."""
     found = []
     for upload in uploads:
         made_in = parse_epoch(upload.key.removeprefix(prefix)) if upload.key.startswith(prefix) else None

@@ -264,7 +264,7 @@ class _Copy:
         return len(body), ranges
 
     def _verify(self, key: str, size_bytes: int) -> None:
-        """Raise Unavailable unless the store has the object in full size; the module text covers its bits."""
+        """Raise Unavailable unless the store has the object in full size. The module text lists the other checks."""
         key = self._prefix + key
         try:
             found = self._store.head(key).size_bytes

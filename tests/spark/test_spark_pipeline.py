@@ -260,7 +260,7 @@ def test_deletion_stage_frees_objects_and_manifests_of_ingested_topics(spark, tm
         "at-work": State.LEFT_ALONE,
     }
     assert "pin" in done["pinned"].why
-    assert "has begun it and not committed" in done["at-work"].why
+    assert "has taken over the partition and not committed" in done["at-work"].why
     assert keys("freed", "data/") == []
     assert done["freed"].why == f"{len(before['freed'])} objects"
     assert {topic: keys(topic, "data/") for topic in ("pinned", "at-work")} == {

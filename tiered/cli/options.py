@@ -185,7 +185,12 @@ class LayoutWords(TypedDict):
 class Layout:
     """The options for the layout of a bucket that other software may have filled."""
 
-    layout: str = option("--layout", "Option for --remote, whose.", choices=LAYOUTS, default=LAYOUTS[0])
+    layout: str = option(
+        "--layout",
+        "Set the layout of the --remote bucket, by the software that wrote it.",
+        choices=LAYOUTS,
+        default=LAYOUTS[0],
+    )
     prefixes: tuple[str, ...] = option("--layout-prefix TEXT", "Set key.prefix of Aiven; repeatable.")
     private_keys: tuple[str, ...] = option("--layout-key ID=FILE", "Name RSA keys of Aiven; repeatable.")
 

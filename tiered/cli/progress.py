@@ -308,7 +308,7 @@ def byte_progress(session: Session, verb: str, size_bytes: int, *, bar_least_byt
 
 
 def byte_lines(say: Callable[[str], None], verb: str, size_bytes: int, clock: Clock = time.monotonic) -> Advance:
-    """Return a callback for finished bytes that says a line with the rate and the time left."""
+    """Return a callback for finished bytes that prints a line with the rate and the remaining time."""
     from tiered.config.units import format_bytes
 
     lines, started_s = Lines(say, clock), clock()

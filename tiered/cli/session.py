@@ -83,8 +83,8 @@ class Session:
     def prices(self) -> PriceTable:
         """Return the configured prices, for cost estimates of a job.
 
-        Returns the built-in prices without a configuration, and after a warning if the configured ones are unreadable:
-        no job fails because of prices.
+        Without a configuration these are the built-in prices. If the configured prices cannot be read, a warning is
+        printed and the built-in prices are returned.
         """
         from policies.cost.prices import BUILT_IN
         from tiered.config.config import FILE, Config

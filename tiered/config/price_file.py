@@ -36,7 +36,7 @@ _OF_CLASS = tuple(each.name for each in fields(Prices) if each.name not in ("as_
 
 
 class PricesUsed(msgspec.Struct, forbid_unknown_fields=True):
-    """The price table of printed dollars."""
+    """The price table from which printed dollars are computed."""
 
     as_of: str
     region: str

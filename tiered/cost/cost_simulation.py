@@ -233,7 +233,7 @@ class CostSimulation(SimulatedCosts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostLab(SimulatedCosts):
-    """`chosen` settings against `today`'s.
+    """A comparison of the `chosen` settings with those of `today`.
 
     `curve` has the cost of the chosen settings at each step `along` one setting. `curve_today` has the same with
     today's other settings. The values of `chosen` and of today are steps too, so `chosen` is on the curve. `by_class`

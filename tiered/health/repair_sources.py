@@ -363,7 +363,7 @@ def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
 
 
 def _unlike(page: PageEntry, entries: Rows) -> str | None:
-    """Return a difference between entries and page, ignoring facts that only entries have."""
+    """Return the first difference between entries and page summary, among the facts that both have."""
     names = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
     sums = {
         "base_offset": entries[0].base_offset,
@@ -442,7 +442,7 @@ class Relatives:
         self._entries: dict[RemotePartitionName, tuple[SegmentEntry, ...]] = {}
 
     def naming(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterator[tuple[RemotePartitionName, str]]:
-        """Yield other partitions with an entry that names an object of this one, and its ULID.
+        """Yield (partition, ULID) of each entry of another partition that names an object of `entry`.
 
         Only the newest manifests count.
         """

@@ -140,7 +140,7 @@ _DECODERS = msgspec.json.Decoder(_Scrub), msgspec.json.Decoder(SegmentResult)
 
 
 class ScrubState(StateFile[_Scrub, SegmentResult]):
-    """The finished segments of a scrub that began at `started_ms`."""
+    """The state file of a deep scrub: the segments read so far, and `started_ms`, the start of the scrub."""
 
     def __init__(self, storage: Storage, path: str, store_url: str, *, now_ms: int, resume: bool) -> None:
         """With `resume`, continue with the file of an earlier scrub of the same store, if there is one."""

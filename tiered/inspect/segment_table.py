@@ -93,7 +93,7 @@ class TableOptions:
 
 
 def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """Yield the rows of one partition by its newest manifest. Keys are complete keys.
+    """Yield the rows of one partition from its newest manifest. Object keys include the partition's prefix.
 
     Raises the errors of reading manifests and pages.
     """
@@ -101,9 +101,9 @@ def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOp
 
 
 def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """Yield rows as `segment_rows`, by this chain of manifests.
+    """Yield rows as `segment_rows`, from the manifests of this log.
 
-    An example is an external layout, without counts of records.
+    Rows of an external layout have no record counts.
     """
     manifest = log.refresh()
     # Listed at once: if a page is deleted during the listing, the newest manifest is read again before any row is

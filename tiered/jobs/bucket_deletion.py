@@ -168,7 +168,7 @@ def at_work(manifest: Manifest, now_ms: int) -> str | None:
         return None
     job = manifest.writer_id.removeprefix(INGEST)
     if find_job(manifest, job) is None:
-        return f"the ingest {job} has begun it and not committed: it may be running"
+        return f"the ingest {job} has taken over the partition and not committed: it may be running"
     silent_ms = now_ms - manifest.committed_ms
     if silent_ms < QUIET_MS:
         silence = f"last commit {format_ms(max(0, silent_ms))} ago, considered inactive after {format_ms(QUIET_MS)}"

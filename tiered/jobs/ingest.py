@@ -225,7 +225,7 @@ def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested]
 
 
 def end_of(manifest: Manifest) -> int:
-    """Return the offset of a job's first record: above all offsets that were ever given in the bucket."""
+    """Return the offset of a job's first record, above every offset that the bucket has ever assigned."""
     return max(manifest.next_offset, manifest.max_end_offset)
 
 

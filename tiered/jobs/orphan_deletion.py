@@ -106,8 +106,8 @@ _LIST = msgspec.json.Decoder(GarbageList)
 class Deleted:
     """The deleted entries, and counts of the entries that stayed.
 
-    `young` entries are in their grace period. `somebodys` are no orphans or no longer exist. The entries of `unjudged`
-    partitions stayed too; the dict has the error of their manifests by prefix.
+    `young` entries are in their grace period. `somebodys` are named by a manifest, or no longer exist. The entries of
+    `unjudged` partitions stayed too; the dict has the error of their manifests by prefix.
     """
 
     entries: tuple[Garbage, ...]

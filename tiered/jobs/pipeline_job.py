@@ -50,9 +50,9 @@ Progress = Callable[[Stage, int, int], None]  # stage, finished units, all units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """The units with work done or with a reason why not. If not complete, run the job again.
+    """The units of a run: each was worked on, or has the reason why not. If not complete, run the job again.
 
-    At most a part of the work of a unit that is still `DUE` was done.
+    A unit that is still `DUE` was done in part or not at all.
     """
 
     job_id: str

@@ -100,7 +100,7 @@ def compact_topic(
 
 
 def estimate_topic(manager: LogManager, topic: str, *, now_ms: int) -> list[Estimate]:
-    """Estimate `compact_topic` without `roll`. Raises as it does, and Corrupt for damaged batches."""
+    """Estimate the result of `compact_topic` without `roll`. Raises its errors, and Corrupt for damaged batches."""
     check_compacted(manager, topic, now_ms)
     logs = {each.partition: log_to_clean(each) for each in manager.snapshots(now_ms, [topic])}
     found = []

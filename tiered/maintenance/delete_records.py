@@ -54,7 +54,7 @@ def plan_deletion(held: Partition, offset: int) -> DeletedRecords:
 
 
 def log_start(held: Partition) -> int:
-    """The manifest's log start if there is one: it is committed before the disk records it."""
+    """The log start offset: the manifest's if there is one, because it is committed before the disk records it."""
     manifest = held.manifest()
     return manifest.log_start_offset if manifest is not None else held.log.log_start_offset
 

@@ -143,7 +143,7 @@ class RemoteTasks:
             self._forget(name)
 
     def pass_time(self, now_ms: int) -> None:
-        """Set the time of the newest maintenance run, which later slices use."""
+        """Set the time of the newest maintenance run; tasks that start later use it."""
         self._now_ms = now_ms
 
     def stop(self, deadline_s: float) -> bool:

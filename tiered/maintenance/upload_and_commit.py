@@ -176,10 +176,9 @@ def replace_remote(partition: Partition, store: ObjectStore | None, decision: Re
 def advance_entries(
     partition: Partition, store: ObjectStore | None, run: Sequence[AdvanceCleanedOffset], *, now_ms: int
 ) -> list[AdvanceCleanedOffset]:
-    """Confirm entries whose local segments hold as many records.
+    """Record as clean the entries that have as many records as their local segments; one commit for all.
 
-    Cleaning only removes records, so equal counts mean equal records.
-    The other entries are noted as shrunk. One commit for all.
+    Cleaning only removes records, so equal counts mean equal records. The other segments are noted as shrunk.
     """
     context = _commit_context(partition, store, now_ms)
     if context is None:
@@ -248,7 +247,7 @@ def _discard(context: _CommitContext, entries: Sequence[SegmentEntry]) -> None:
 
 
 def _whole(context: _CommitContext, run: Sequence[CopySegment]) -> list[SegmentInfo]:
-    """The segments of `run`, if they are still exactly the clean ones without an entry; else none."""
+    """The segments of `run` if they are still all clean segments without an entry; else none."""
     cut, start = context.snapshot.clean_cut, context.manifest.next_offset
     found = [
         info

@@ -213,7 +213,7 @@ class AppendMarks:
         self._storage, self._path = storage, path
 
     def find(self, key: str) -> list[Share] | None:
-        """The shares of that input that wait for the bucket; None if none do.
+        """The shares of this input whose records are not known to be in the bucket; None without one.
 
         Raises InvalidRequest for a damaged file.
         """

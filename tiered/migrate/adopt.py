@@ -249,7 +249,7 @@ class Adopter:
             )
 
     def _topic_id(self, work: _Work) -> str:
-        """The partition's id. Raises NotFound without one, and for settings that no upload may have."""
+        """The partition's topic id. Raises NotFound without one, InvalidRequest for a key that the key ring lacks."""
         topic_id = checkpoints.read_topic_id(self._storage, work.directory)
         if topic_id is None:
             raise NotFound("cannot adopt the partition, it has no topic id yet", partition=work.partition)

@@ -381,7 +381,7 @@ class _Partition:
             )
 
     def _is_cleaned_behind(self, entry: SegmentEntry) -> bool:
-        """Whether some later segment lacks records: then the part in front of it was cleaned as well."""
+        """Whether a later segment lacks records: then the cleaner has processed all segments before it."""
         for later in self._plan.entries:
             if later.base_offset >= entry.next_offset:
                 body = ExternalObject(self._source, later.data_key, self._layout.parts(self._source, later))

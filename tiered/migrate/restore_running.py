@@ -450,7 +450,7 @@ class _PartitionFiles:
 
 
 def trusted_upto(planned: PartitionRestore) -> int:
-    """The offset below which the files were compared with the bucket's; a cut entry is not compared."""
+    """The offset below which the files equal the bucket's segments: all of `entries`, without one that was cut."""
     last = planned.entries[-1] if planned.entries else None
     return last.base_offset if last is not None and last.next_offset > planned.next_offset else planned.next_offset
 

@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 class Topic:
     """A topic; `properties` are its own settings, unparsed. Partitions are numbered from 0.
 
-    `was_tiered`: the bucket may hold objects of it. True from before the first manifest is written, and for good.
+    `was_tiered`: the bucket may hold objects of the topic. It is set before the first manifest is written, and never
+    reset.
     """
 
     name: str

@@ -239,7 +239,7 @@ BY_NAME = {each.name: each for each in METRICS}
 
 
 class Form(Enum):
-    """Text format, with its content type."""
+    """A text format of metrics; the value is its content type."""
 
     PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
     OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"

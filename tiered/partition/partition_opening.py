@@ -436,8 +436,8 @@ class Opener:
     def _look(self, held: Partition, known: Manifest | None) -> None:
         """Check in a read-only open that the tiers agree. Raises as `check_agreement`.
 
-        The disk was scanned first, and its writer may be at work. A refusal is therefore checked once more against
-        fresh state of both tiers.
+        Another process may write between the reads of the two tiers. So before an error is raised, both tiers are read
+        and compared once more.
         """
         assert held.metadata is not None, "the store was asked"
         try:
@@ -448,7 +448,7 @@ class Opener:
 
     def _become_writer(self, held: Partition, metadata: MetadataLog, known: Manifest | None, now_ms: int) -> Manifest:
         def check_newest(latest: Manifest | None) -> None:
-            """Check the very manifest that the takeover follows; `known` may be older."""
+            """Check the manifest that the takeover follows. `known` was read before and may be older."""
             verdict = check_agreement(held.log, latest, self._mark, takes_over=self._takes_over)
             is_other = latest is not None and (known is None or latest.commit_id != known.commit_id)
             if is_other and verdict.relation is Relation.BEHIND:

@@ -177,7 +177,7 @@ class SegmentInspector:
         return table.valid_bytes
 
     def _indexes_again(self) -> tuple[bytes, bytes] | None:
-        """Both indexes rebuilt from the bytes if the given ones do not point to their batches; else None."""
+        """Both indexes, rebuilt from the bytes, if an entry of the given ones does not match its batch; else None."""
         if self._indexes is None:
             return None
         places, base = places_of(self._tables, self._seen_bytes), self._base_offset

@@ -225,8 +225,8 @@ class TierMachine:
 class UploadState(Enum):
     """The state of an upload.
 
-    A commit that failed without effect also leaves IN_DOUBT. That forbids more than necessary, and the next commit of
-    the same entry changes nothing if the first one succeeded.
+    A commit that failed without effect also leaves IN_DOUBT, because its outcome is unknown here. That is safe:
+    committing the same entry again changes nothing if the first commit succeeded.
     """
 
     UPLOADED = "uploaded"  # the objects are complete; no commit named them yet

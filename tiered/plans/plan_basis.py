@@ -55,9 +55,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 
 def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], prices: PriceTable | None) -> dict[str, str]:
-    """Return the basis of a plan for `topics`, by name, without settings that have their default.
+    """Return the state behind a plan for `topics`, as text by name.
 
-    A deleted topic is left out.
+    Settings with their default and deleted topics are left out.
     """
     found = {"prices": _told(prices), "remote.url": config.remote_url or "none"}
     for name in sorted(topics):

@@ -166,7 +166,7 @@ def _under(
 
 
 def _kept(before: PartitionRules, after: PartitionRules, asks_for_copies: bool) -> PartitionRules:
-    """Return `after`, with the flags of `before` that depend on more than settings."""
+    """Return the rules `after`, with the two flags of `before` that the state of the tier decides."""
     if before.gives_up_remote or not asks_for_copies:
         return replace(after, gives_up_remote=before.gives_up_remote, copy_disabled=before.copy_disabled)
     return after

@@ -142,7 +142,7 @@ class PartitionSource:
         return entry, max(offset, entry.base_offset)
 
     def unseen(self, offset: int) -> LogError:
-        """The error for an `offset` not on the disk before any manifest was seen."""
+        """The error of a read at an `offset` that the disk lacks, while no manifest is known."""
         if self.log is None or self.is_disk_alone or offset < self.log.log_start_offset:
             return out_of_range(self.partition, offset, self.start_offset(), self.next_offset())
         return self.unknown(offset)

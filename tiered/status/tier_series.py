@@ -188,7 +188,7 @@ class TierSeries:
             unpacker = zlib.decompressobj()
             found = _FILE.decode(unpacker.decompress(data, FILE_BYTES_MAX))
             if not unpacker.eof:
-                raise ValueError("it goes on or breaks off")
+                raise ValueError("it is too long or too short")
             if found.version > VERSION:
                 raise InvalidRequest("cannot read the history, it is of a newer version", version=found.version)
             made = cls()

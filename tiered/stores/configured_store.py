@@ -146,7 +146,7 @@ class ShortDeadlineStore:
 
     @contextmanager
     def haste(self) -> Iterator[None]:
-        """A phase in which calls are short (module text)."""
+        """Within this context calls have short deadlines; see the module text."""
         self._is_hasty, self._silent = True, None
         try:
             with self._budget.closed():

@@ -39,7 +39,7 @@ CLOCK_WAIT_S = 5.0  # for the first answer, before the first maintenance
 
 
 class StoreCheck:
-    """Checks one store for a log directory. Thread safe."""
+    """Checks that a store creates objects only if absent, and records the answer in a log directory. Thread safe."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class StoreCheck:
         return found.checked_ms if is_same else None
 
     def _way(self, store: ObjectStore) -> str:
-        """A hash of client, endpoint and options: a log directory must not hold options."""
+        """A hash of client, endpoint and options. It identifies the store; the disk must not hold its options."""
         named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
         import hashlib
 

@@ -30,9 +30,9 @@ _SAME_NAMES = ("compression.type", "compression.gzip.level", "compression.lz4.le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """`defaults` are for every topic, `globs` over them in order, `topics` over both.
+    """The exported settings, as text. `defaults` apply to every topic.
 
-    Text as `Config` takes it.
+    Each of `globs` overrides the defaults and earlier globs, and `topics` override both.
     """
 
     defaults: Mapping[str, str]

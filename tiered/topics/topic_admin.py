@@ -282,7 +282,7 @@ class TopicDeletion:
             self._delete_local(deleted, now_ms)
 
     def step(self, now_ms: int) -> bool:
-        """The next step for each deleted topic; True if another one is due. Errors are retried later.
+        """Do the next step for each deleted topic; return whether another step is due. Errors are retried later.
 
         One call at a time: a concurrent call does nothing.
         """

@@ -82,7 +82,12 @@ class Imported(Work):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SourceLayout(Layout):
-    layout: str = option("--layout", "Layout at URL: whose.", choices=LAYOUTS, default="auto")
+    layout: str = option(
+        "--layout",
+        "Set the layout of the bucket at URL, by the software that wrote it.",
+        choices=LAYOUTS,
+        default="auto",
+    )
 
 
 @command("import", example="import s3://their-bucket orders --dry-run", has_progress=True)
@@ -105,7 +110,10 @@ def import_(
     yes: bool = YES,
     job: BucketCommand = GROUP,
 ) -> int:
-    """Bring topics of a bucket that others filled into ours (--remote, or the configured one), offsets as they are."""
+    """Import topics from a bucket that other software wrote, with the same offsets.
+
+    The target is --remote, or the configured bucket.
+    """
     from remote.store.open_store import open_store
     from tiered.jobs.runner import Here, run_job
     from tiered.migrate.import_bucket import ImportJob
@@ -243,12 +251,14 @@ class RemoteListed(Result):
 
 @click.group("remote")
 def remote() -> None:
-    """Look at a bucket by its address alone, whosever it is. Nothing is written."""
+    """Inspect any bucket by its address. Nothing is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BucketLayout(Layout):
-    layout: str = option("--layout", "Layout of the bucket: whose.", choices=LAYOUTS, default="auto")
+    layout: str = option(
+        "--layout", "Set the layout of the bucket, by the software that wrote it.", choices=LAYOUTS, default="auto"
+    )
 
 
 @command("ls", remote, example="remote ls s3://my-bucket/logs orders")
@@ -349,7 +359,7 @@ def adopt(
     ),
     job: BucketCommand = GROUP,
 ) -> int:
-    """Copy the closed segments of a Kafka broker's log directory, beside the broker; its files are only read."""
+    """Copy the closed segments of a running Kafka broker to the bucket; the broker's files are only read."""
     from local.storage import DiskStorage
     from tiered.config.config import Config
     from tiered.migrate.adopt import Adopter

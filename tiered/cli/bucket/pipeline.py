@@ -68,7 +68,7 @@ class PipelineRun(Result):
 
 @click.group("pipeline")
 def pipeline() -> None:
-    """Clean, tier, expire, recompact and merge many nodes' and partitions' data as one job."""
+    """Clean, tier, expire, compact and merge the data of many nodes and partitions as one job."""
 
 
 @dataclass(kw_only=True)
@@ -109,7 +109,7 @@ class PipelineCommand(JobCommand):
 
 @command("plan", pipeline, example="pipeline plan node-1 node-2 --topics orders", has_progress=True)
 def plan(session: Session, job: PipelineCommand = GROUP) -> int:
-    """Show the work that a pipeline would do now. NODE is a directory with a tiered.toml that all machines reach."""
+    """Show the work that a pipeline would do now. NODE is a directory with a tiered.toml that all machines can read."""
     return _plan(session, job)
 
 
@@ -121,7 +121,7 @@ def run(
     job_id: str | None = option("--resume JOB", "Resume this job, or start a job with this name."),
     job: PipelineCommand = GROUP,
 ) -> int:
-    """Do it, on Spark: on this machine (local[*]) unless --spark says where."""
+    """Run the pipeline on Spark: on this machine (local[*]), or on the master that --spark names."""
     check_job_id(job_id)
     return _plan(session, job) if dry_run else _run(session, job, job_id, yes=yes)
 
@@ -211,7 +211,7 @@ def _executor(job: JobCommand, description: str, job_id: str, *, is_here: bool) 
 
 
 def _stage_progress(session: Session) -> Callable[[Stage, int, int], None]:
-    """Return a callback that says a line every few seconds and at the end of a stage, or sends events."""
+    """Return a callback that prints a line every few seconds and at the end of a stage, or sends events."""
     progress = session.progress
     known: dict[Stage, int] = {}
     lines = Lines(session.say, every_s=_LINE_EVERY_S)
@@ -297,7 +297,7 @@ def backfill(
     job_id: str | None = option("--resume JOB", "Resume this job, or start a job with this name."),
     job: JobCommand = GROUP,
 ) -> int:
-    """Write records of the bucket as Parquet, by topic and day of their time, with Spark. Changes nothing in it."""
+    """Export records of the bucket as Parquet files with Spark, by topic and day. Changes nothing in the bucket."""
     from remote.store.open_store import open_store
 
     now, tasks = now_ms(), parse_parallel(parallel)
@@ -383,7 +383,7 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
 
 
 def _export_progress(session: Session) -> Callable[[int, int], None]:
-    """Return a callback that says a line every few seconds where other commands show a bar, or sends events."""
+    """Return a callback that prints a line every few seconds in place of a bar, or sends events."""
     progress, lines = session.progress, Lines(session.say, every_s=_LINE_EVERY_S)
     is_expected = False
 

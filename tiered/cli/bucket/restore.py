@@ -89,7 +89,7 @@ def restore(
     rate: str | None = option("--rate SIZE/s", "Limit the read rate."),
     job: BucketCommand = GROUP,
 ) -> int:
-    """Put topics of a bucket back on a disk, as a log directory that this manager or a Kafka broker opens."""
+    """Restore topics from the bucket to a log directory that this manager or a Kafka broker can open."""
     from local.storage import DiskStorage
     from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
     from tiered.migrate.restore_running import check_restore, run_restore
@@ -198,7 +198,7 @@ def fork(
     yes: bool = YES,
     job: BucketCommand = GROUP,
 ) -> int:
-    """Make another topic of the same bucket whose segments are those of TOPIC; none is copied."""
+    """Create a topic in the same bucket that reads the segments of TOPIC; no segment is copied."""
     from remote.manifest.catalog import chosen_partitions
     from tiered.migrate.fork import plan_fork, run_fork
 

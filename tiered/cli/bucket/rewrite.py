@@ -112,7 +112,7 @@ class Copied(Work):
 
 @click.group("rewrite")
 def rewrite() -> None:
-    """Rewrite what is in the bucket; records, offsets and readers stay as they are."""
+    """Rewrite segments in the bucket; records and offsets do not change, and readers continue."""
 
 
 @command("merge", rewrite, example="rewrite merge orders --target 256MiB --dry-run", has_progress=True)
@@ -121,7 +121,7 @@ def merge(
     target: str = option("--target SIZE", "Set the size of a merged segment.", default="256MiB"),
     job: RewriteCommand = GROUP,
 ) -> int:
-    """Make one segment of small neighbours."""
+    """Merge small neighbouring segments into larger ones."""
     from tiered.jobs.rewriting import plan_merge
 
     size = size_bytes("--target", target, "256MiB", least=1)
@@ -149,7 +149,7 @@ def recode(
     ),
     job: RewriteCommand = GROUP,
 ) -> int:
-    """Keep segments in another way: codec at rest, encryption key, storage class."""
+    """Change the codec, the encryption key or the storage class of segments."""
     from tiered.jobs.rewriting import EntryFilter, plan_recode
 
     if codec is key_id is storage_class is None and not decrypt:
@@ -193,7 +193,7 @@ def copy(
     storage_class: str | None = option("--storage-class CLASS", "Set the S3 storage class in the target."),
     job: RewriteCommand = GROUP,
 ) -> int:
-    """Copy topics to another bucket, offsets and all, and compare. Run it again for what has come since."""
+    """Copy topics to another bucket with their offsets, and compare. Repeat it to copy newer segments."""
     from tiered.jobs.bucket_copying import CopyJob, plan_copy
     from tiered.jobs.runner import run_job
 
@@ -342,10 +342,10 @@ def rotate_keys(
     dry_run: bool = option("--dry-run", "Count the segments by the key that wraps their data keys, change nothing."),
     output: str = OUTPUT,
 ) -> Exit:
-    """Wrap the data keys of each topic's segments by its remote.encryption.key.id, and seal manifests and pages by it.
+    """Wrap the data keys of each topic's segments with the key that remote.encryption.key.id names.
 
-    SEALED counts manifests and pages. Upgrade every reader first: versions before sealed manifests cannot read them.
-    Afterwards the old keys are needed only for former manifests, until those are collected (tiered gc).
+    Manifests and pages are sealed with the same key; SEALED counts them. Upgrade every reader first: versions before
+    sealed manifests cannot read them. Afterwards only older manifests need the old keys, until tiered gc deletes them.
     """
     from tiered.jobs.key_rotation import rotate_keys as rotate
 

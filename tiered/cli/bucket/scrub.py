@@ -87,7 +87,10 @@ def scrub(
     ),
     job: JobCommand = GROUP,
 ) -> int:
-    """Check a bucket: heads and their chain, pages, tiling, names, sizes; with --deep every byte. Changes nothing."""
+    """Check a bucket: manifests and their chain, pages, entries, object names and sizes. Changes nothing.
+
+    With --deep every byte is read.
+    """
     from tiered.config.user_files import check_target
 
     if resume and not deep:
@@ -211,7 +214,7 @@ def repair(
     yes: bool = YES,
     job: BucketCommand = GROUP,
 ) -> int:
-    """Make good what a scrub's report says is damaged, from this machine's disk or the bucket's own bytes."""
+    """Repair the damage in a scrub's report, from this machine's disk or from other objects of the bucket."""
     from tiered.health.repair import plan_repair, run_repair
 
     if job.topic_id is not None:
@@ -331,7 +334,10 @@ def gc(
     path: str | None = option("--list FILE", f"Name the list, to write or to read; default: {LIST} in the directory."),
     job: JobCommand = GROUP,
 ) -> int:
-    """List what nothing names and nobody can name any more: objects, unfinished uploads. Deletes only with --delete."""
+    """List orphans: objects and unfinished uploads that no manifest names or can ever name.
+
+    Only --delete deletes them.
+    """
     grace_ms = duration_ms("--older-than", older_than, "3d", least=0)
     if dry_run and job.is_on_spark:
         raise click.UsageError("--dry-run runs in this process; remove --spark")

@@ -95,10 +95,10 @@ def append(
     timeout: str | None = option("--timeout TIME", "Limit the time that --acks remote waits; default: 5m."),
     output: str = OUTPUT,
 ) -> int:
-    """Append one record for each line, to the partition named or split by key as Kafka does.
+    """Append one record for each line, to the named partition or split by key as Kafka does.
 
-    Everything appended is on the disk when the command ends, with --acks remote in the bucket. A line that cannot be
-    read, or a signal, ends it; what came before stays and is counted.
+    When the command ends, the records are on the disk, and with --acks remote in the bucket. An invalid line or a
+    signal ends the command; earlier records stay and are counted.
     """
     from tiered.node.problems import store_problems
 

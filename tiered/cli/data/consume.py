@@ -83,7 +83,7 @@ def consume(
     view: str | None = option("--view NAME", "Choose another view than 'compacted' for --read-compacted."),
     place: _Place = GROUP,
 ) -> int:
-    """Print the records of one partition, or of all of a topic's, one partition after the other, up to the log end."""
+    """Print the records of a partition, or of all partitions of a topic one after another, up to the log end."""
     place.check(read_compacted=read_compacted)
     if view is not None and not read_compacted:
         raise click.UsageError("--view requires --read-compacted; without it the full log is read")

@@ -66,7 +66,7 @@ class _Decoding:
         "--key-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
     )
     value_decoder: str | None = option(
-        "--value-decoder", "Set the encoding of keys; default: --encoding.", choices=_DECODERS
+        "--value-decoder", "Set the encoding of values; default: --encoding.", choices=_DECODERS
     )
     offsets_decoder: bool = option("--offsets-decoder", "Decode records of __consumer_offsets.")
     transaction_log_decoder: bool = option("--transaction-log-decoder", "Decode records of __transaction_state.")
@@ -195,7 +195,7 @@ class _Request:
 
 @command("dump", example="dump orders/0 --records --from-offset 100 --to-offset 110")
 def dump(session: Session, request: _Request = GROUP) -> int:
-    """A segment, an index, a snapshot or a checkpoint, on the disk or in a bucket; or a partition over both tiers."""
+    """Print a segment, an index, a snapshot or a checkpoint of the disk or a bucket, or a partition of both tiers."""
     if request.by_index:
         request = _index_request(session, request)
     if request.place.url is not None:
@@ -343,7 +343,11 @@ def _dump_partition(session: Session, request: _Request) -> int:
     """Dump a partition over both tiers, from its start or ``@OFFSET``; one run of batches in memory at a time."""
     if "/" not in request.target:
         expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
-        raise InvalidRequest("cannot recognize what to dump", target=repr(request.target), expected=expected)
+        raise InvalidRequest(
+            "cannot dump the target, it is neither a file of a log nor a partition",
+            target=repr(request.target),
+            expected=expected,
+        )
     partition, offset = parse_partition_at(request.target)
     from dataclasses import replace
 

@@ -67,9 +67,10 @@ def get_offsets(
     ),
     output: str = OUTPUT,
 ) -> int:
-    """One offset of each partition; of all topics without arguments. Empty where there is no such offset.
+    """Print one offset of each partition; of all topics without arguments.
 
-    An offset that could not be read is empty too: then a line says why, and the exit code is 6 or 10.
+    The offset is empty if there is none. It is also empty if it could not be read: then a line on stderr gives the
+    reason, and the exit code is 6 or 10.
     """
     requested = parse_spec(spec, now_ms())
     names = [parse_partition(target) for target in targets]
@@ -156,7 +157,7 @@ def delete_records(
     yes: bool = YES,
     output: str = OUTPUT,
 ) -> None:
-    """Delete the records below an offset. Their segments go with the next rounds of `tiered run`."""
+    """Delete the records below an offset. The next rounds of `tiered run` delete their segments."""
     from tiered.maintenance.delete_records import plan_deletion
 
     offsets = _requested(target, before, file)
@@ -236,12 +237,12 @@ class Transactions(Result):
 
 @click.group("transactions")
 def transactions() -> None:
-    """Find transactions that nobody has ended, and end them."""
+    """Find open transactions, and end them."""
 
 
 @command("list", transactions, example="transactions list orders")
 def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: str = OUTPUT) -> int:
-    """The open transactions of partitions; of all topics without arguments."""
+    """List the open transactions of partitions; of all topics without arguments."""
     names = [parse_partition(target) for target in targets]
     from tiered.node.problems import unread_rows
     from tiered.partition.hanging_transactions import open_transactions

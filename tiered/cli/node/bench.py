@@ -91,9 +91,9 @@ def bench(
     yes: bool = option("--yes", "Do not ask before requests are sent."),
     output: str = OUTPUT,
 ) -> int:
-    """Measure appends, fsync, reads, lookups, compaction, upload and reads from a bucket, beside raw references.
+    """Measure appends, fsync, reads, lookups, compaction, upload and bucket reads, each with a raw reference.
 
-    In a directory that is made for it and removed. Without --remote the bucket is a folder there.
+    The benchmark uses a temporary directory and removes it. Without --remote the bucket is a folder in that directory.
     """
     from tiered.bench.benchmark import FIGURES, BenchOptions, run_benchmark
 

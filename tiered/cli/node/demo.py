@@ -77,9 +77,9 @@ def demo(
     no_spark: bool = option("--no-spark", "Skip Spark; then Java is not needed."),
     output: str = OUTPUT,
 ) -> None:
-    """Take a year of real flights through both tiers, compaction and Spark, check all of it, and show what it took.
+    """Move a year of real flights through both tiers, compaction and Spark, check every record, and print the results.
 
-    Starts an S3 server on loopback for itself and stops it again. Safe to run twice.
+    Starts an S3 server on loopback and stops it at the end. Safe to run twice.
     """
     session.set_up_logging()
     from tiered.demo.main_job import run_demo

@@ -41,14 +41,14 @@ class AliasedGroup(click.Group):
 
 @click.group("generate", cls=AliasedGroup)
 def generate() -> None:
-    """Print a dashboard, alert rules, a unit, a policy, lifecycle rules, to be kept in a file or applied."""
+    """Print a dashboard, alert rules, a systemd unit, an IAM policy or lifecycle rules."""
 
 
 generate.aliases = {"grafana-dashboard": "grafana", "prometheus-alerts": "alerts"}
 
 
 def print_script(shell: str = argument(choices=_SHELLS)) -> None:
-    """Print the script for SHELL, to be kept where it reads such or evaluated: eval "$(tiered completion bash)"."""
+    """Print the completion script for SHELL. To use it now: eval "$(tiered completion bash)"."""
     from tiered.cli.main import main
 
     kind = get_completion_class(shell)
@@ -62,7 +62,7 @@ command("completion", generate, example="generate completion bash")(print_script
 
 @command("grafana", generate, example="generate grafana")
 def grafana() -> None:
-    """A Grafana dashboard, JSON to import."""
+    """Print a Grafana dashboard as JSON to import."""
 
     click.echo(dashboard(), nl=False)
 
@@ -74,7 +74,7 @@ def alerts(
     free: float = option("--free", "Alert below this free share of a disk.", type=Number(0, 1), default=0.1),
     runbooks: str | None = option("--runbooks URL", "Set the address of the runbook pages; default: docs/runbooks."),
 ) -> None:
-    """Prometheus' alert rules, each with the page that tells what to do."""
+    """Print Prometheus alert rules, each with a link to its runbook."""
     from tiered.observe.monitoring_files import RUNBOOKS_URL, Limits
 
     at_risk_bytes = size_bytes("--at-risk", at_risk, "50GiB")
@@ -89,7 +89,7 @@ def systemd(
     user: str = option("--user", "Set the user of the service.", default="tiered"),
     metrics: str = option("--metrics [HOST]:PORT", "Set the address for metrics.", default=":9464"),
 ) -> None:
-    """A systemd unit of `tiered run` over this directory."""
+    """Print a systemd unit for `tiered run` in this directory."""
     from tiered.web.http.metrics_server import parse_address
 
     parse_address(metrics)
@@ -136,7 +136,7 @@ def iam_policy(
     dry_run: bool = option("--dry-run", "With --apply: compare and print only."),
     at: _Bucket = GROUP,
 ) -> int:
-    """The least that a role may do to the bucket, as an IAM policy."""
+    """Print an IAM policy with the least permissions that a role needs for the bucket."""
     import json
 
     from remote.store.unfinished_uploads import inline_policy, put_inline_policy, split_bucket
@@ -168,7 +168,7 @@ def lifecycle(
     dry_run: bool = option("--dry-run", "With --apply: compare and print only."),
     at: _Bucket = GROUP,
 ) -> int:
-    """What the bucket should do by itself, as lifecycle rules of S3."""
+    """Print S3 lifecycle rules for the bucket."""
     import json
 
     from remote.store.unfinished_uploads import bucket_rules, missing_rules, put_rules, split_bucket

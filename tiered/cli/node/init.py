@@ -32,7 +32,7 @@ def init(
     dry_run: bool = option("--dry-run", "Print what would be written; sends no request to the store."),
     no_probe: bool = option("--no-probe", "Write the file without testing the store."),
 ) -> None:
-    """Write DIR/tiered.toml, after creating one object twice in the store and removing it.
+    """Write DIR/tiered.toml, after a check that the store creates and deletes objects.
 
     The store's credentials come from its own environment variables or profile; none is ever written here.
     """
@@ -159,9 +159,9 @@ def doctor(
     only_problems: bool = option("--problems", "Print only warnings and errors."),
     output: str = OUTPUT,
 ) -> int:
-    """Look at versions, settings, disks, limits, the store and what lies in it.
+    """Check versions, settings, disks, limits, the store and its content.
 
-    Each finding says what to do next. Exit 10 with errors, 3 with warnings.
+    Each finding has a next step. Exit 10 with errors, 3 with warnings.
     """
     from local.verify.findings import Severity
     from tiered.health.doctor import examine

@@ -83,7 +83,7 @@ def log_dirs(
     by_partition: bool = option("-p, --partitions", "Print a line for each partition."),
     output: str = OUTPUT,
 ) -> int:
-    """The log directories: state, partitions, bytes, free space. Exit 10 when one is offline."""
+    """Show the log directories: state, partitions, bytes, free space. Exit 10 if one is offline."""
     if click.get_current_context().invoked_subcommand is not None:
         return Exit.DONE
     from tiered.inspect.log_dir_usage import describe_log_dirs
@@ -109,7 +109,7 @@ def move(
     ),
     output: str = OUTPUT,
 ) -> None:
-    """Move a partition to another log directory; a crash at any point leaves it whole in one of them."""
+    """Move a partition to another log directory. After a crash it is complete in one of the two."""
     name, offset = parse_partition_at(partition)
     if offset is not None:
         raise InvalidRequest(

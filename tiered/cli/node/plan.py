@@ -100,9 +100,9 @@ def plan(
     settings: dict[str, str] = settings_option("Plan with this setting; may be repeated."),
     output: str = OUTPUT,
 ) -> int:
-    """What a round of work would do, why, and what it costs: requests and dollars once, the bill before and after.
+    """Show what the next round would do, the reasons, and the price: requests, and the bill before and after.
 
-    Segments that are not copied, cleaned or dropped yet are listed on stderr with the reason and the time it ends.
+    Segments that are not copied, cleaned or dropped yet are listed on stderr, with the reason and its end.
     """
     from tiered.plans.planning import decision_row, priced_plan, total_rows
     from tiered.plans.saved_plan import WRITING, save_plan, write_plan
@@ -236,9 +236,9 @@ def apply(
     ),
     output: str = OUTPUT,
 ) -> int:
-    """Do what 'tiered plan --out PLAN.json' decided, or what 'tiered cost advise --out PLAN.json' advised.
+    """Apply the plan of 'tiered plan --out PLAN.json' or the advice of 'tiered cost advise --out PLAN.json'.
 
-    A state that has changed since then is refused (exit 5).
+    If the state has changed since, nothing is done (exit 5).
     """
     if auto == (file is not None):
         raise click.UsageError("name either a plan to apply, PLAN.json, or --auto")

@@ -58,7 +58,7 @@ def run(
     ui: str | None = option("--ui [HOST]:PORT", "Serve the pages of 'tiered web' about this manager at this address."),
     access: AccessControl = GROUP,
 ) -> int:
-    """Clean, copy, drop, expire and delete as the policies decide, until told to stop."""
+    """Clean, copy, drop, expire and delete as the policies decide, until a signal ends it."""
     if dry_run:
         from tiered.cli.node.plan import plan
 

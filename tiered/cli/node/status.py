@@ -165,10 +165,10 @@ def status(
     history: str | None = option("--history TIME", "Show the history of the last 2d, 30d or 1y, as recorded by `run`."),
     output: str = OUTPUT,
 ) -> int:
-    """What each tier holds. AT RISK is what exists on this disk only; the price is for keeping what is in the bucket.
+    """Show the content of each tier. AT RISK are bytes on this disk only; the price is that of the bucket.
 
-    What is stuck is told on stderr, since when, and what to do. A partition that cannot be opened has no figures. A
-    figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10, also without --check.
+    Problems are printed on stderr with their start, cause and next step. A partition that cannot be opened has no
+    figures. An unknown figure is a dash, null in JSON; then the exit code is 6 or 10, also without --check.
     """
     if history is not None:
         if by_partition or section or check or watch:
@@ -324,7 +324,7 @@ def _selected(columns: Sequence[Column], sections: Collection[str]) -> Sequence[
 
 
 def show_history(session: Session, topics: Sequence[str], span_ms: int, output: str) -> None:
-    """Show the notes of the last `span_ms`, oldest first: for each of `topics`, or for all together without topics."""
+    """Show the history of the last `span_ms`, oldest first: of each of `topics`, or of all together without topics."""
     from tiered.status.tier_history import tier_history
 
     found = tier_history(session.config(), now_ms(), span_ms=span_ms, topics=topics)

@@ -88,9 +88,9 @@ def verify(
     ),
     output: str = OUTPUT,
 ) -> int:
-    """Check segments, partitions and log directories: batches, indexes, side files, checkpoints, strays.
+    """Check segments, partitions and log directories: batches, indexes, other files, checkpoints, unknown files.
 
-    With --remote the topics in the bucket, as 'tiered scrub' does; damage is then mended by 'tiered repair'.
+    With --remote, check the topics in the bucket as 'tiered scrub' does; 'tiered repair' repairs that damage.
     """
     if remote:
         if fix_index:

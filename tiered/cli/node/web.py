@@ -52,10 +52,10 @@ def web(
     listen: str = option("--listen [HOST]:PORT", "Set the address; without a host on loopback.", default=":8080"),
     access: AccessControl = GROUP,
 ) -> int:
-    """Pages for a browser: topics, segments, the plan, what it costs and would cost, compaction, what is stuck.
+    """Serve web pages: topics, segments, the plan, costs, compaction and problems.
 
-    Read-only: it takes no lock, runs beside a manager at work, and no address of it changes anything. Elsewhere than on
-    loopback it wants a token; without --token-file it makes one and prints it.
+    The pages are read-only: the server takes no lock and may run next to `tiered run`. An address other than loopback
+    requires a token; without --token-file the command generates one and prints it.
     """
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.cli.signals import stop_signals

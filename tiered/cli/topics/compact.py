@@ -124,10 +124,11 @@ def compact(
     job_id: str | None = option("--resume JOB", "With --bucket: resume this job, or name a new one."),
     job: JobCommand = GROUP,
 ) -> int:
-    """Clean every dirty closed segment of a topic now, whatever min.cleanable.dirty.ratio says.
+    """Clean every dirty closed segment of a topic now, regardless of min.cleanable.dirty.ratio.
 
-    Lags and open transactions hold as always. The next `tiered run` copies what is clean. With --bucket, --remote or
-    --spark the segments in the bucket are cleaned, of TOPIC or TOPIC/PARTITION, beside a manager at work.
+    Compaction lags and open transactions still apply. The next `tiered run` copies the clean segments. With --bucket,
+    --remote or --spark the command cleans the segments of TOPIC or TOPIC/PARTITION in the bucket, also while a manager
+    runs.
     """
     if dry_run and roll:
         raise click.UsageError("--dry-run does not roll: remove --roll")

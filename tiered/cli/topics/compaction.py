@@ -119,7 +119,7 @@ class CompactionAdvice(Result):
 
 @click.group("compaction")
 def compaction() -> None:
-    """How compaction stands, and what would help it keep up."""
+    """Show the state of compaction, and settings that improve it."""
 
 
 @command("status", compaction, example="compaction status")
@@ -132,7 +132,7 @@ def show_compaction(
     metrics: bool = option("--metrics", "Print the cleaner metrics instead, with the names of Kafka."),
     output: str = OUTPUT,
 ) -> int:
-    """Each compacted partition: how dirty, in which state, what the last pass did. Exit 10 with an uncleanable one."""
+    """Show each compacted partition: dirty share, state, last pass. Exit 10 if one cannot be cleaned."""
     from dataclasses import asdict
 
     from local.cleaner.cleaner_history import summary
@@ -172,7 +172,7 @@ def show_compaction(
 
 @command("advise", compaction, example="compaction advise")
 def advise(session: Session, output: str = OUTPUT) -> int:
-    """Settings with which cleaning cannot keep up, from the logs and the history of passes. Exit 3 with advice."""
+    """Show settings with which the cleaner cannot keep up, from the logs and past passes. Exit 3 with advice."""
     from tiered.status.compaction_status import compaction_advice
 
     with session.manager(read_only=True, is_brief=True) as manager:
@@ -257,7 +257,7 @@ _NAME = option("--name NAME", "Choose the view of the topic.", default=NAME)
 
 @click.group("view")
 def view() -> None:
-    """Compacted views: the newest value of each key below a horizon, beside a log that stays as it is."""
+    """Manage compacted views: the newest value of each key below a horizon, next to an unchanged log."""
 
 
 @command("build", view, has_progress=True, example="view build orders --dry-run")
@@ -269,9 +269,10 @@ def build(
     dry_run: bool = option("--dry-run", "Show which records a build would include, build nothing."),
     output: str = OUTPUT,
 ) -> int:
-    """Bring a topic's view up to what the bucket holds now. The log is not changed.
+    """Update a topic's view with the records that are in the bucket now. The log does not change.
 
-    Without a remote tier the view lies beside the log, and takes up all of it that is durable and decided.
+    Without a remote tier the view is stored next to the log, and includes all durable records without an open
+    transaction.
     """
     from tiered.jobs.view_jobs import build_views, plan_views, view_status
 
@@ -304,10 +305,10 @@ def show_views(
     name: str | None = option("--name NAME", "Show only the view of this name."),
     output: str = OUTPUT,
 ) -> int:
-    """Each view of each partition: its last run, how far the log is ahead. Exit 10 with an error or a gap.
+    """Show each view of each partition: its last run, and the records that it lacks. Exit 10 with an error or a gap.
 
-    Of topics without a remote tier those are shown that have a view, that are to have one by
-    compaction.view.threshold, or that are named.
+    A topic without a remote tier is shown if it has a view, if compaction.view.threshold asks for one, or if it is
+    named.
     """
     from tiered.jobs.view_jobs import view_status
     from tiered.node.problems import unread_rows
@@ -337,8 +338,8 @@ def drop(
 ) -> None:
     """Drop a topic's view. Readers that ask for it get an error from then on.
 
-    Its objects are deleted after remote.log.delete.grace.ms, its files beside the log after file.delete.delay.ms.
-    What the log has let go of since is in no other place: a view built anew begins at the log start.
+    Its objects are deleted after remote.log.delete.grace.ms, its local files after file.delete.delay.ms. Records that
+    retention has removed from the log exist only in the view: a new view begins at the log start.
     """
     from tiered.jobs.view_jobs import drop_views, views_to_drop
 

@@ -72,7 +72,7 @@ class ConfigExported(Result):
 
 @click.group("config")
 def config() -> None:
-    """What settings there are, what they are here, what is wrong with them, and all of them for elsewhere."""
+    """Explain, check and export settings."""
 
 
 @command("explain", config, example="config explain retention.ms --topic orders")
@@ -84,7 +84,7 @@ def explain(
     ),
     output: str = OUTPUT,
 ) -> None:
-    """What SETTING does, how it is written, what it is here and where that comes from. Needs no store and no log."""
+    """Explain SETTING: its effect, its form, its value here and the origin of the value. Opens no store and no log."""
     from tiered.config.properties import Source, find_property
 
     known = find_property(setting)
@@ -116,7 +116,7 @@ def lint(
     file: str | None = option("--properties FILE", "Check a file of a Kafka broker instead.", type=click.Path()),
     output: str = OUTPUT,
 ) -> int:
-    """What is wrong with tiered.toml, the environment and topics' settings, and what bites. Exit 3 with a finding."""
+    """Check tiered.toml, the environment and topics' settings for errors and bad choices. Exit 3 with a finding."""
     if file is not None:
         from tiered.health.broker_file import lint_broker_file
 
@@ -148,7 +148,7 @@ def export(
     everything: bool = option("--all", "Include settings with built-in values."),
     bootstrap: str = option("--bootstrap ADDRESS", "Set the server for kafka-configs.", default="localhost:9092"),
 ) -> None:
-    """The settings as they hold here, for another place (toml) or for Kafka. Needs no store and no log."""
+    """Export the effective settings, as a tiered.toml or for Kafka. Opens no store and no log."""
     from tiered.topics import config_export
 
     if form == "properties" and len(names) > 1:

@@ -101,15 +101,15 @@ class CostAdvise(Result):
 
 @click.group("cost")
 def cost() -> None:
-    """What the bucket and the disk cost, what they would cost, and what would make them cheaper."""
+    """Show the cost of the bucket and the disk, simulate other settings, and find savings."""
 
 
 @command("show", cost, example="cost show orders")
 def show(session: Session, topics: tuple[str, ...] = TOPICS, output: str = OUTPUT) -> int:
-    """Dollars a month for each topic, by kind, from its segments and from the requests that were metered.
+    """Show dollars a month for each topic, by kind, from its segments and the metered requests.
 
-    DOUBLE is the part of DISK that is in the bucket as well; IDLE what a month without appends and reads costs.
-    A figure that could not be read is a dash, null in JSON; then the exit code is 6 or 10.
+    DOUBLE is the part of DISK that is in the bucket too; IDLE is the cost of a month without appends and reads. An
+    unknown figure is a dash, null in JSON; then the exit code is 6 or 10.
     """
     from tiered.cost.topic_cost import cost_report
     from tiered.node.problems import unread_rows
@@ -133,9 +133,9 @@ def show(session: Session, topics: tuple[str, ...] = TOPICS, output: str = OUTPU
 
 @command("prices", cost, example="cost prices")
 def prices(session: Session) -> None:
-    """The prices that hold here, as JSON: the built-in ones with those of `cost.prices` over them.
+    """Print the effective prices as JSON: the built-in prices, overridden by the file of `cost.prices`.
 
-    Kept in a file and named by that setting, single numbers of it can be changed.
+    To change single prices, save the output, edit it, and set `cost.prices` to the file.
     """
     import json
 
@@ -155,7 +155,7 @@ def advise(
     rate: tuple[str, ...] = RATE,
     output: str = OUTPUT,
 ) -> int:
-    """What would make the bill smaller: settings, and segments to move to another storage class. Changes nothing."""
+    """Show changes that reduce the bill: settings, and segments to move to another storage class. Changes nothing."""
     from tiered.cost.cost_advising import cost_advice
     from tiered.cost.cost_history import read_rates
     from tiered.node.problems import unread_rows
@@ -317,9 +317,10 @@ def simulate(
     page: str | None = option("--html FILE", "Also write a self-contained HTML page.", type=click.Path()),
     output: str = OUTPUT,
 ) -> int:
-    """Dollars a month under other settings: every combination of the values given, or single changes without any.
+    """Simulate dollars a month under other settings: all combinations of the given values.
 
-    Rates, compaction and compression are measured on the topics' own segments, reads on the metered requests.
+    Without values, each single change is simulated. Arrival rates, compaction and compression are measured on the
+    topics' own segments, reads on the metered requests.
     """
     from tiered.cost.cost_history import read_rates
     from tiered.cost.cost_simulation import simulate_costs

@@ -55,10 +55,10 @@ def placement(
     ),
     output: str = option("-o, --output", "Set the output format.", choices=("table", "json"), default="table"),
 ) -> None:
-    """Assign replicas as Kafka does: leaders in turn, followers on the next brokers, racks spread as far as they go.
+    """Assign replicas as Kafka does: leaders in turn, followers on the next brokers, spread over racks.
 
-    FILE holds one broker a line, or several between commas: ID or ID:RACK. The JSON is what Kafka's
-    kafka-reassign-partitions takes.
+    FILE has one broker a line, or several separated by commas: ID or ID:RACK. The JSON is the input of Kafka's
+    kafka-reassign-partitions.
     """
     from local.names import check_topic
 

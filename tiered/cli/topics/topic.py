@@ -99,7 +99,7 @@ def create(
     dry_run: bool = option("--dry-run", "Check only, and show the settings and their sources."),
     output: str = OUTPUT,
 ) -> None:
-    """Create the topic NAME, or several: all of them, or none where one is refused."""
+    """Create the topic NAME, or several: all of them, or none if one is refused."""
     from local.names import check_topic
 
     for name in names:
@@ -213,7 +213,7 @@ def delete(
     ),
     output: str = OUTPUT,
 ) -> None:
-    """Delete the topic NAME, in both tiers. Files and objects go with the next rounds of `tiered run`."""
+    """Delete the topic NAME in both tiers. The next rounds of `tiered run` delete its files and objects."""
     if dry_run:
         with session.manager(read_only=True, is_brief=True) as manager:
             planned = manager.topics.dry_run.deleted_topic(name, now_ms=now_ms())
@@ -229,7 +229,7 @@ def delete(
 
 @command("list", topic, example="topic list -o json")
 def list_topics(session: Session, output: str = OUTPUT) -> None:
-    """The topics of this directory."""
+    """List the topics of this directory."""
     print_result(_listed(session.topics().all()), output)
 
 
@@ -250,7 +250,7 @@ def describe(
     show_settings: bool = option("--settings", "Show every effective setting and its source."),
     output: str = OUTPUT,
 ) -> int:
-    """The partitions of the topic NAME, or with --settings what it is set to."""
+    """Show the partitions of the topic NAME, or with --settings its settings."""
     if show_settings:
         effective = session.config().explain(name, session.topics().get(name).properties)
         print_result(TopicSettings(name, [EffectiveSetting.of(each, property=each.name) for each in effective]), output)
@@ -447,10 +447,10 @@ def pause(
     dry_run: bool = option("--dry-run", "Show which uploads would be paused, change nothing."),
     output: str = OUTPUT,
 ) -> None:
-    """Send nothing of the topics (none named: of all) to the bucket until `tiered resume`.
+    """Pause uploads of the topics, or of all topics, until `tiered resume`.
 
-    Beside a manager at work, which heeds it within a round. Closed segments wait on the disk; nothing leaves it that is
-    not in the bucket. Prints what is paused now.
+    A running manager obeys within a round. Closed segments wait on the disk; a segment that is not in the bucket is
+    never dropped. Prints the paused topics.
     """
     from local.storage import DiskStorage
     from tiered.node.upload_pause import dry_run_pause, pause_uploads, paused_topics
@@ -475,7 +475,7 @@ def resume(
     dry_run: bool = option("--dry-run", "Show which uploads would still be paused, change nothing."),
     output: str = OUTPUT,
 ) -> None:
-    """Let uploads of the topics (none named: of all) go on from where they stood. Prints what is still paused."""
+    """Resume uploads of the topics, or of all topics, where they stopped. Prints the topics that are still paused."""
     from local.storage import DiskStorage
     from tiered.node.upload_pause import dry_run_resume, resume_uploads
 

@@ -141,7 +141,10 @@ def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
 
 
 def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
-    """Equal ranges of at most `records_max` offsets, as in Kafka's source, if they have a segment."""
+    """Divide a range into equal parts of at most `records_max` offsets, as Kafka's source does.
+
+    Parts without a segment are left out.
+    """
     span = each.next_offset - each.start_offset
     shares = -(-span // records_max)
     bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []

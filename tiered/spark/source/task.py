@@ -152,7 +152,7 @@ def _gone(split: Split, error: NotFound) -> NotFound:
 class _Fetch:
     """Reads windows, and fetches the likely next one into the cache.
 
-    An error there reappears in the real read.
+    An error of such a fetch is ignored: the read itself meets it again.
     """
 
     def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:

@@ -154,7 +154,7 @@ def _known(stretch: Sequence[TierPoint], field: str) -> list[list[tuple[int, flo
 
 
 def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
-    """The part of that lower bound within the shown time before the first note; empty if notes cover all of it."""
+    """The lower bound of earlier bytes, from the start of the shown span to the first note; empty if none."""
     until = found.until_ms if found.begun_ms is None else min(found.begun_ms, found.until_ms)
     if until <= found.since_ms:
         return []

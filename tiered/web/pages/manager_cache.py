@@ -202,7 +202,7 @@ class ManagerCache:
             self._give_back(new)
 
     def _is_kept(self, new: _Held) -> bool:
-        """Whether the manager is the one to serve from now on; a better one may exist already."""
+        """Make this manager the current one unless a better one exists; return whether it is."""
         with self._lock:
             if self._held is not None or self._is_closed:
                 return False

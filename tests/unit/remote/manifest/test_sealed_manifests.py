@@ -213,7 +213,7 @@ def test_a_manifest_that_claims_a_seal_it_does_not_have_is_refused(world: World)
     sealer = Sealer(prefix, RING)
     assert decode_manifest(bare, sealer=sealer).seal_key_id is None
     inner = bytes(sealer.open(world.store.get(prefix + manifest_key(manifest.sequence))).body)
-    with pytest.raises(Corrupt, match="says that it is sealed and is not"):
+    with pytest.raises(Corrupt, match="names a seal key and is not sealed"):
         decode_manifest(inner, sealer=sealer)
     other = sealer.seal(manifest_key(manifest.sequence), encode_manifest(replace(manifest, seal_key_id=None)), "one")
     with pytest.raises(Corrupt, match="another seal"):
