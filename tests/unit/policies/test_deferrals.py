@@ -161,15 +161,15 @@ def test_a_manager_uploads_in_the_copy_window_only_and_acknowledges_outside_it(t
     world = World()
     with _begun(world, remote_copy_window=window) as manager:
         send(manager, 10)
-        manager.roll("t", now_ms=NOW)
+        manager.partitions.roll("t", now_ms=NOW)
         for now_ms in (NOW, opens - 1, opens + 2 * HOUR):
             assert not manager.tick(now_ms)
-            assert manager.partition(NAME).manifest().entries_end_offset == 0
+            assert manager.partitions.find(NAME).manifest().entries_end_offset == 0
         (told,) = status_facts(status_report(manager, NOW)).deferrals
         assert (told.code, told.until_ms) == ("copy_lag", opens)
         assert told.why == f"uploads begin in remote.copy.window={window} UTC"
         settle(manager, opens)
-        assert manager.partition(NAME).manifest().entries_end_offset == 10
+        assert manager.partitions.find(NAME).manifest().entries_end_offset == 10
         send(manager, 10, start=10)
         outside = opens + 3 * HOUR
         assert wait_for_bucket(manager, {NAME: 20}, clock=lambda: outside, pause=lambda seconds: None) is not None
