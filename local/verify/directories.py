@@ -84,7 +84,7 @@ _OF_A_PARTITION = {
     names.UNCONFIRMED_APPENDS,
     names.FENCED_BY,
     names.QUORUM_STATE,
-    names.VIEW_CATALOG,  # checked by `tiered.health.view_verifying`
+    names.VIEW_CATALOG,  # checked by `tiered.health.bucket_verifying`
     names.VIEW_PARTS,
 }
 _OF_A_LOG_DIR = {

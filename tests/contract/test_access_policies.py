@@ -43,7 +43,7 @@ from remote.store.unfinished_uploads import (
 )
 from remote.upload.segment_upload import copy_segment
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.health.access_policies import Role, iam_policy, lifecycle_rules
+from tiered.observe.monitoring_files import Role, iam_policy, lifecycle_rules
 from tiered.read.bucket_reader import RemoteLog
 
 pytestmark = pytest.mark.timeout(180)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from checked_bucket import check_bucket, damage
+
 from remote.check.partition_check import BucketReport
 from remote.keys import MANIFESTS
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.store.open_store import open_store
-from tiered.health.bucket_check import check_bucket, damage
 
 
 def assert_sound(

@@ -157,7 +157,7 @@ def check_end(world: CareWorld, truth: list[Record]) -> None:
 
 
 def assert_sound_with_keys(world: CareWorld) -> list:
-    from tiered.health.bucket_check import check_bucket, damage
+    from checked_bucket import check_bucket, damage
 
     reports = check_bucket(world.store, keys=KEYS)
     assert damage(reports) == []

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
+from checked_bucket import check_bucket, damage
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import NAME, NOW, World, settle
@@ -19,8 +20,7 @@ from local.errors import LogError, NotFound
 from local.format.record import Record
 from local.log.view_directory import view_files
 from local.verify.findings import Severity
-from tiered.health.bucket_check import check_bucket, damage
-from tiered.health.view_verifying import verify_views
+from tiered.health.bucket_verifying import verify_views
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views
 from tiered.manager.manager import LogManager
 from tiered.read import view_places

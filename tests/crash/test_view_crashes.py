@@ -6,6 +6,7 @@ import random
 from contextlib import suppress
 
 import pytest
+from checked_bucket import check_bucket, damage
 from disk_model import PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, settle
@@ -15,7 +16,6 @@ from local.errors import Fenced, LogError
 from local.format.record import Record
 from remote.keys import parse_view_key
 from remote.manifest.view import ViewState, find_view
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog

@@ -14,8 +14,7 @@ from test_simulation import (  # noqa: F401 - fixtures
 
 from policies.cost.simulation import Counts, simulate_from_empty
 from remote.store.open_store import open_store
-from tiered.config.config import Config
-from tiered.config.resolve_settings import resolve_rules
+from tiered.config.config import Config, resolve_rules
 from tiered.demo.s3_endpoint import S3Endpoint
 
 WEEKS = 3

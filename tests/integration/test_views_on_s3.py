@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from checked_bucket import check_bucket, damage
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.read.bucket_reader import open_remote
 

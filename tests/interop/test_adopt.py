@@ -6,6 +6,7 @@ import threading
 
 import kafka_clients as clients
 import pytest
+from checked_bucket import check_bucket, damage
 from kafka_broker import KafkaBroker
 from written_by_kafka import T0
 
@@ -15,7 +16,6 @@ from local.storage import DiskStorage
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.migrate.adopt import Adopter
 from tiered.migrate.broker import AdoptSettings
 from tiered.read.bucket_reader import RemoteLog

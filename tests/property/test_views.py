@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from checked_bucket import check_bucket, damage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from manager_world import NAME, NOW, TIERED, World, settle
@@ -16,7 +17,6 @@ from local.format.record import Record, StoredRecord, TimestampType
 from local.records.batch import encode_batch
 from local.records.isolation import Isolation
 from remote.manifest.view import CompactedView, find_view
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.view_jobs import build_views, plan_views
 from tiered.read.bucket_reader import RemoteLog
 

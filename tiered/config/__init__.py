@@ -1,5 +1,5 @@
 """Settings: names, defaults, layers, units, secrets.
 
 `properties` has the one table of properties and parses values. `config` layers ``tiered.toml``, the environment and the
-command line. `resolve_settings` converts the result to typed settings.
+command line, and converts the result to typed settings.
 """

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from local.errors import InvalidRequest, LogError, NotFound
-from local.storage import DiskStorage, Storage
+from local.storage import DiskStorage
 from policies.cost.prices import BUILT_IN, STANDARD, Prices, PriceTable
+from tiered.config.properties import nearest
 
 if TYPE_CHECKING:
     from tiered.config.config import Config
@@ -70,12 +71,10 @@ def new_class(config: Config) -> str:
     return STANDARD if found == "default" else found
 
 
-def load_prices(path: str, storage: Storage | None = None, base: PriceTable = BUILT_IN) -> PriceTable:
-    """`base` overridden by the file at `path`. Raises NotFound, and InvalidRequest for an invalid file."""
-    disk = storage or DiskStorage()
+def load_prices(path: str) -> PriceTable:
+    """The built-in prices overridden by the file at `path`. Raises NotFound, and InvalidRequest for an invalid file."""
     try:
-        body = msgspec.json.decode(disk.read(path), type=dict[str, object])
-        return with_prices(base, body)
+        return with_prices(BUILT_IN, msgspec.json.decode(DiskStorage().read(path), type=dict[str, object]))
     except NotFound:
         raise NotFound("the price file does not exist", file=path) from None
     except msgspec.MsgspecError as error:
@@ -109,16 +108,8 @@ def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
 
 def price_rows(table: PriceTable) -> dict[str, object]:
     """The whole table as the object of a price file: a template for the user's own."""
-    classes = {
-        name: {key: value for key, value in asdict(each).items() if key in _OF_CLASS}
-        for name, each in table.classes.items()
-    }
-    return {
-        "as_of": table.as_of,
-        "region": table.region,
-        "disk_per_gb_month": table.disk_per_gb_month,
-        "classes": classes,
-    }
+    classes = {name: {key: getattr(each, key) for key in _OF_CLASS} for name, each in table.classes.items()}
+    return {**{key: getattr(table, key) for key in _KEYS}, "classes": classes}
 
 
 def _checked(prices: Prices) -> Prices:
@@ -133,9 +124,7 @@ def _checked(prices: Prices) -> Prices:
 
 
 def _check_keys(said: Mapping[str, object], known: tuple[str, ...], **where: object) -> None:
-    from tiered.config.properties import nearest
-
     for key in said:
         if key not in known:
-            wrong = "invalid prices, unknown key"
-            raise InvalidRequest(wrong, key=key, **where, did_you_mean=nearest(key, known) or ",".join(known))
+            hint = nearest(key, known) or ",".join(known)
+            raise InvalidRequest("invalid prices, unknown key", key=key, **where, did_you_mean=hint)

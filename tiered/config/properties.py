@@ -14,7 +14,6 @@ from functools import lru_cache
 
 from local.errors import ErrorCode, InvalidRequest
 from policies.rules import DailyWindow
-from tiered.config.broker_only import broker_only
 from tiered.config.units import parse_bytes, parse_ms
 
 Value = int | float | bool | str | frozenset[str] | DailyWindow
@@ -287,6 +286,74 @@ TABLE = (
             "clock of the store agrees with the system clock, and does not end while they differ. 0 trusts the clock "
             "at once."),
 )
+# Settings of Kafka 4.1 brokers (`server.properties`) without effect here, and what to use instead: one by
+# one for settings of logs, by prefix for families that concern brokers alone.
+_DIRECTORIES = "log directories are not settings of topics; use dir or dirs in [local]"
+_CHECKPOINTS = "checkpoints are written when their contents change"
+_FORMAT = "batches are written in format 2, and older formats are read"
+_METADATA = "the manifests in the bucket are the remote log metadata; there is no metadata topic"
+_NO_EFFECT = {
+    "log.dir": _DIRECTORIES,
+    "log.dirs": _DIRECTORIES,
+    "log.dir.failure.timeout.ms": "a log directory that fails is offline at once",
+    "log.initial.task.delay.ms": "the first maintenance round starts immediately",
+    "log.preallocate": "segments are not preallocated",
+    "log.cleaner.enable": "the cleaner always runs; use cleanup.policy, by topic",
+    "log.cleaner.backoff.ms": "each maintenance round cleans; use remote.log.manager.task.interval.ms",
+    "log.cleaner.io.buffer.size": "segments are memory-mapped, so the cleaner has no I/O buffer",
+    "log.cleaner.hash.algorithm": "the cleaner compares keys, or their keyed digests",
+    "log.flush.offset.checkpoint.interval.ms": _CHECKPOINTS,
+    "log.flush.start.offset.checkpoint.interval.ms": _CHECKPOINTS,
+    "log.message.format.version": _FORMAT,
+    "log.message.downconversion.enable": _FORMAT,
+    "log.message.timestamp.difference.max.ms":
+        "Kafka replaced it; use message.timestamp.before.max.ms and message.timestamp.after.max.ms",
+    "num.partitions": "each topic states its number of partitions; use tiered topic create -p",
+    "auto.create.topics.enable": "topics are created explicitly; use tiered topic create",
+    "delete.topic.enable": "topics can always be deleted",
+    "num.io.threads": "appends and reads run in the thread of the caller",
+    "background.threads": "maintenance runs in one thread, transfers have their own threads",
+    "remote.log.metadata.custom.metadata.max.bytes": _METADATA,
+    "remote.log.index.file.cache.total.size.bytes":
+        "indexes are a part of the read cache; use remote.fetch.cache.bytes",
+    "remote.fetch.max.wait.ms": "a read of the remote tier waits for the deadline of the store",
+    "remote.list.offsets.request.timeout.ms": "a lookup waits for the deadline of the store",
+    "fetch.max.bytes": "readers choose how much they fetch",
+    # Not by prefix: misspelt names of this project's settings begin with these.
+    **{f"remote.log.{name}": "transfers have a fixed number of threads per kind" for name in (
+        "manager.thread.pool.size", "manager.follower.thread.pool.size", "manager.task.retry.backoff.ms",
+        "manager.task.retry.backoff.max.ms", "manager.task.retry.jitter", "manager.copy.quota.window.num",
+        "manager.copy.quota.window.size.seconds", "manager.fetch.quota.window.num",
+        "manager.fetch.quota.window.size.seconds", "reader.threads", "reader.max.pending.tasks",
+    )},
+}
+_FAMILIES_WITHOUT_EFFECT = (  # the first match decides
+    ("the remote tier is built in; use url and options in [remote]", ("remote.log.storage.manager.", "rsm.config.")),
+    (_METADATA, ("remote.log.metadata.", "rlmm.config.")),
+    ("metrics are exported for Prometheus; use tiered run --metrics",
+     ("metric.", "metrics.", "kafka.metrics.", "auto.include.jmx.reporter")),
+    ("there is no cluster and no controller", (
+        "broker.", "node.id", "process.roles", "controller.", "controlled.shutdown.", "metadata.", "zookeeper.",
+        "initial.broker.", "early.start.", "server.max.", "unstable.", "reserved.broker.",
+    )),
+    ("there is no replication, and one process writes a directory", (
+        "replica.", "num.replica.", "default.replication.", "min.insync.", "unclean.", "auto.leader.", "leader.",
+        "follower.", "inter.broker.", "alter.log.dirs.", "replication.",
+    )),
+    ("it concerns the group and transaction coordinators of the broker", (
+        "group.", "offsets.", "offset.metadata.", "transaction.", "transactional.", "share.", "producer.purgatory.",
+        "fetch.purgatory.", "delete.records.purgatory.", "streams.",
+    )),
+    ("it concerns the security of the broker's listeners", (
+        "ssl.", "sasl.", "security.", "authorizer.", "principal.", "delegation.", "password.", "super.users",
+        "allow.everyone.", "connections.max.reauth.",
+    )),
+    ("it concerns the network requests of the broker", (
+        "listener", "advertised.", "host.name", "port", "socket.", "queued.", "request.", "connection",
+        "max.connection", "num.network.", "quota.", "client.", "max.request.", "max.incremental.", "telemetry.",
+        "alter.config.", "create.topic.",
+    )),
+)
 # fmt: on
 
 PROPERTIES: dict[str, Property] = {row.name: row for row in TABLE}
@@ -306,15 +373,26 @@ def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topi
         meant = PROPERTIES[BROKER_NAMES[name]]
         facts = {**where, "did_you_mean": meant.name, "expected": repr(meant.expected)}
         raise InvalidRequest("invalid setting, it is a setting of Kafka brokers and not of topics", key=name, **facts)
-    if row is None and (known := broker_only(name)) is not None:
+    if row is None and (why := broker_only(name)) is not None:
         what = "invalid setting, it is a setting of Kafka brokers that has no effect here"
-        raise InvalidRequest(what, key=name, why=repr(known.words), **where)
+        raise InvalidRequest(what, key=name, why=repr(why), **where)
     if row is None:
         raise InvalidRequest("invalid setting, unknown key", key=name, **where, did_you_mean=nearest(name, PROPERTIES))
     if per_topic and not row.is_per_topic:
         text = "invalid setting, it belongs to the manager and not to a topic"
         raise InvalidRequest(text, key=name, **where).with_code(ErrorCode.SETTING_OF_MANAGER)
     return row
+
+
+def broker_only(name: str) -> str | None:
+    """The reason why a broker setting has no effect here; None for a name not known as one."""
+    families = (why for why, prefixes in _FAMILIES_WITHOUT_EFFECT if name.startswith(prefixes))
+    return _NO_EFFECT.get(name) or next(families, None)
+
+
+def names_of_logs() -> frozenset[str]:
+    """The names without effect of the family ``log.``, in which any other unknown name is a mistake."""
+    return frozenset(name for name in _NO_EFFECT if name.startswith("log."))
 
 
 def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value:
@@ -334,11 +412,11 @@ def canonical(name: str, text: str) -> str:
     return str(_parse(row, text)) if row.kind is Kind.ENUM else text.strip()
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The known name closest to a misspelt one; None if none is close."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
 @lru_cache(maxsize=4096)

@@ -1,12 +1,12 @@
 """Keep secrets out of configuration files: option names that look like one, and the ring of keys to encrypt with.
 
-The store's clients find credentials by themselves, in the environment (``AWS_ACCESS_KEY_ID``, ...) or in a named
-profile, so a file never needs them. A loopback endpoint (a test server) may carry dummy ones.
+The store's clients find credentials by themselves, in the environment or in a named profile. A loopback endpoint (a
+test server) may have dummy ones in the file.
 
-``tiered.toml`` names the file of a key ring and never has keys. A ring is text with a key per line: its id, then 32
-bytes in base64 (``openssl rand -base64 32``). A line ``@require`` names topics that must be encrypted, or ``*``
-(`remote.segments.encryption.KeyRing.requires`). ``TIERED_KEY_RING`` names a file and outranks the configuration.
-``TIERED_KEYS`` is a ring itself, with semicolons for line ends, and outranks both.
+A key ring is text with a key per line: its id, then 32 bytes in base64 (``openssl rand -base64 32``). A line
+``@require`` names topics that must be encrypted, or ``*`` (`remote.segments.encryption.KeyRing.requires`).
+``tiered.toml`` and ``TIERED_KEY_RING``, which outranks it, name its file. ``TIERED_KEYS`` is a ring itself, with
+semicolons for line ends, and outranks both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def check_no_secret(url: str | None, options: Mapping[str, object], file: str | 
         raise InvalidRequest(f"invalid configuration, the url contains credentials; {_HINT}", file=file)
     if is_loopback(options):
         return
-    for name in _secret_names(options):
+    name = next((name for name, _ in _leaves(options) if _is_secret(name)), None)
+    if name is not None:
         wrong = f"invalid configuration, an option looks like a secret; {_HINT}"
         raise InvalidRequest(wrong, option=name, section="remote", file=file)
 
@@ -68,27 +69,19 @@ def split_url(url: str) -> SplitResult:
         raise InvalidRequest("invalid url, expected scheme://host/path") from None
 
 
-def _secret_names(options: Mapping[str, object]) -> Iterator[str]:
-    yield from (name for name, _ in _leaves(options) if _is_secret(name))
-
-
 def _is_secret(name: str) -> bool:
     lower = name.lower()
     return lower in _NAMES or any(mark in lower for mark in _MARKS)
 
 
-def _leaves(options: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Option names and values, including those in nested tables and lists."""
-    for name, value in options.items():
-        yield from _leaves_of(name, value)
-
-
-def _leaves_of(name: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
-        yield from _leaves(value)
+        for key, each in value.items():
+            yield from _leaves(each, key)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _leaves_of(name, each)
+            yield from _leaves(each, name)
     else:
         yield name, value
 
@@ -111,10 +104,9 @@ def keyed_store(store: ObjectStore, path: str | None) -> ObjectStore:
 
 
 def _check_private(path: str, mode: int) -> None:
-    """Check the permissions of a key ring.
+    """Raise InvalidRequest if other users may read or change a key ring, or its group may change it.
 
-    Raises InvalidRequest if other users may read or change the file, or its group may change it. The group may read it:
-    platforms that mount secrets give them to a service by its group.
+    The group may read it: platforms that mount secrets give them to a service by its group.
     """
     if mode & _OPEN_BITS:
         step = f"run chmod 600 {shlex.quote(path)}, and replace the keys if another user may have read them"

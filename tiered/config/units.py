@@ -2,7 +2,6 @@
 
 Durations: ``500ms 30s 15m 6h 7d 2w`` and sums of them (``1h30m``). A bare number of a setting is ms, as in Kafka;
 options need the unit. Sizes: ``512MiB`` and similar are powers of two, ``512MB`` powers of ten; a bare number is bytes.
-Output for programs always has the raw number; these forms are for tables and for reading settings.
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ def check_target(path: str, attempt: str, *, name: str = "file") -> None:
         raise AccessDenied(attempt, **facts, cause="eacces")
 
 
-def write_given(path: str, body: bytes, attempt: str, *, name: str = "file") -> None:
+def write_given(path: str, body: bytes, attempt: str) -> None:
     """Write `body` as a whole, replacing an existing file, or a link's target. Raises as `check_target`."""
-    check_target(path, attempt, name=name)
-    facts: dict[str, object] = {name: path}
+    check_target(path, attempt)
+    facts: dict[str, object] = {"file": path}
     try:
         if os.path.exists(path) and not _is_regular(path):
             with open(path, "wb") as device:

@@ -1,6 +1,4 @@
-"""Cost advice saved as a plan of steps, checked and applied.
-
-The order of calls is `save_advice`, then `check_advice` or `apply_advice`.
+"""Cost advice saved as a plan of steps, checked and applied: `save_advice`, then `check_advice` or `apply_advice`.
 
 The state of the manager alone shows the state of each step:
 
@@ -21,7 +19,7 @@ If anything has changed, no step is done. So no progress is written to disk:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,9 +32,9 @@ from remote.manifest.catalog import RemotePartitionName
 from remote.segments.encryption import NO_KEYS, KeyRing
 from tiered.config.price_file import configured_prices
 from tiered.config.properties import canonical, parse
-from tiered.cost.topic_cost import all_rows
+from tiered.cost.topic_cost import log_entries
 from tiered.jobs.rewriting import GROUPS_A_MANIFEST, EntryFilter, cost_of, plan_recode, run_rewrite
-from tiered.plans.plan_basis import basis_changes, plan_basis
+from tiered.plans.planning import basis_changes, plan_basis
 from tiered.plans.saved_plan import AlterStep, MovedSegment, RecodeStep, SavedPlan, Step
 from tiered.stores.object_encoding import EncodingChoice
 
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
     from remote.store import ObjectStore
     from tiered.cost.cost_advising import AdvisedCosts
     from tiered.manager.manager import LogManager
-    from tiered.partition.partition import Partition
 
 CHANGED = "cannot apply the saved advice, the state has changed since: run 'tiered cost advise --out' again"
 NAMED_MAX = 5
@@ -124,9 +121,22 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
     moved: list[MovedSegment] = []
     puts, gets, dollars = 0, 0, 0.0
     for held in manager.partitions.all([advice.topic]):
-        rows = [each for each in _rows(held) if entry_filter(each) and (each.storage_class or STANDARD) != move.to]
-        moved += [_moved(held, each) for each in rows]
-        costs = [cost_of([each], _encoding_with_class(each, move.to), prices, replaced_ms=now_ms) for each in rows]
+        rows = [each for each in log_entries(held) if entry_filter(each) and _class_of(each) != move.to]
+        moved += [
+            MovedSegment(
+                partition=held.name.partition,
+                base_offset=each.base_offset,
+                next_offset=each.next_offset,
+                ulid=each.ulid,
+                stored_bytes=each.stored_bytes,
+            )
+            for each in rows
+        ]
+        encodings = [EncodingChoice(codec=each.codec, key_id=each.key_id, storage_class=move.to) for each in rows]
+        costs = [
+            cost_of([each], encoding, prices, replaced_ms=now_ms)
+            for each, encoding in zip(rows, encodings, strict=True)
+        ]
         manifests = -(-len(rows) // GROUPS_A_MANIFEST)
         puts += sum(each.puts for each in costs) + manifests
         gets += sum(each.gets for each in costs)
@@ -144,23 +154,8 @@ def _recode_step(manager: LogManager, advice: CostAdvice, move: Move, prices: Pr
     )
 
 
-def _moved(held: Partition, row: SegmentEntry) -> MovedSegment:
-    return MovedSegment(
-        partition=held.name.partition,
-        base_offset=row.base_offset,
-        next_offset=row.next_offset,
-        ulid=row.ulid,
-        stored_bytes=row.stored_bytes,
-    )
-
-
-def _encoding_with_class(row: SegmentEntry, storage_class: str) -> EncodingChoice:
-    return EncodingChoice(codec=row.codec, key_id=row.key_id, storage_class=storage_class)
-
-
-def _rows(held: Partition) -> Iterator[SegmentEntry]:
-    """Return the entries of the log, without the entries of its views."""
-    return (row for row in all_rows(held) if row.data_key.startswith("data/"))
+def _class_of(entry: SegmentEntry) -> str:
+    return entry.storage_class or STANDARD
 
 
 def _effective(manager: LogManager, topic: str, key: str) -> str:
@@ -175,10 +170,7 @@ def _basis_name(step: AlterStep) -> str:
 
 
 def check_advice(manager: LogManager, saved: SavedPlan) -> list[StepState]:
-    """Return the state of each step.
-
-    Raises Conflict, with the names of the changes, if a step is neither done nor due or the common basis has changed.
-    """
+    """Return the state of each step. Raises Conflict, naming the changes, if a step or the common basis changed."""
     steps = saved.steps or ()
     topics = {each.topic for each in steps}
     own = {_basis_name(each) for each in steps if isinstance(each, AlterStep)}
@@ -211,13 +203,13 @@ def _altered(manager: LogManager, step: AlterStep) -> tuple[StepState, list[str]
 def _recoded(manager: LogManager, step: RecodeStep) -> tuple[StepState, list[str]]:
     rows: dict[tuple[int, int, int], SegmentEntry] = {}
     for held in manager.partitions.all([step.topic]):
-        rows |= {(held.name.partition, row.base_offset, row.next_offset): row for row in _rows(held)}
+        rows |= {(held.name.partition, row.base_offset, row.next_offset): row for row in log_entries(held)}
     due, wrong = 0, []
     for each in step.segments:
         row = rows.get((each.partition, each.base_offset, each.next_offset))
         if row is not None and row.ulid == each.ulid:
             due += 1
-        elif row is None or (row.storage_class or STANDARD) != step.storage_class:
+        elif row is None or _class_of(row) != step.storage_class:
             wrong.append(f"{step.topic}/{each.partition} segment {each.base_offset}")
     return StepState(step=step, parts=len(step.segments), due=due), wrong
 
@@ -275,26 +267,26 @@ def _move(
     should_stop: Callable[[], bool],
 ) -> int:
     """Move segments; return their count."""
-    wanted: Mapping[int, set[str]] = {each.partition: set() for each in step.segments}
+    ulids_of: dict[int, set[str]] = {}
     for each in step.segments:
-        wanted[each.partition].add(each.ulid)
+        ulids_of.setdefault(each.partition, set()).add(each.ulid)
     moved, topic_id = 0, manager.topics.get(step.topic).topic_id
-    for partition, ulids in sorted(wanted.items()):
+    for partition, ulids in sorted(ulids_of.items()):
         if should_stop():
             break
         name = RemotePartitionName(topic=step.topic, topic_id=topic_id, partition=partition)
-
-        def is_meant(row: SegmentEntry, ulids: set[str] = ulids) -> bool:
-            return row.ulid in ulids
-
         plan = plan_recode(
             store,
             name,
             now_ms=now_ms(),
             storage_class=step.storage_class,
-            entry_filter=is_meant,
+            entry_filter=_with_ulids(ulids),
             settings=manager.config.topic_properties,
         )
         done = run_rewrite(store, plan, now_ms=now_ms, keys=keys, target=target, should_stop=should_stop)
         moved += done.rows_before
     return moved
+
+
+def _with_ulids(ulids: set[str]) -> Callable[[SegmentEntry], bool]:
+    return lambda entry: entry.ulid in ulids

@@ -1,7 +1,4 @@
-"""Advice to lower the costs of a manager's topics, from their own history.
-
-`policies.cost.cost_advice` computes it.
-"""
+"""Advice to lower the costs of a manager's topics, from their own history (`policies.cost.cost_advice`)."""
 
 from __future__ import annotations
 
@@ -17,13 +14,18 @@ from policies.rules import remote_expiry_ms
 from remote.segment_entry import SegmentEntry
 from tiered.config.price_file import configured_prices
 from tiered.cost.cost_history import Measured, measured_streams
-from tiered.cost.topic_cost import all_rows
+from tiered.cost.topic_cost import log_entries
 from tiered.manager.manager import LogManager
 from tiered.partition.partition import Partition
 from tiered.status.status_report import unread_partitions
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_FIELDS = (
+    *("topic", "change", "saved_dollars", "once_dollars", "payback_months"),
+    *("segments", "size_bytes", "reason", "command"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +43,8 @@ class AdvisedCosts:
     def rows(self) -> list[dict[str, object]]:
         """Return one row of flat fields for each piece of advice."""
         return [
-            {
-                "topic": each.topic,
-                "change": each.change,
-                "saved_dollars": each.saved_dollars,
-                "once_dollars": each.once_dollars,
-                "payback_months": each.payback_months if each.saved_dollars > 0 else None,
-                "segments": each.segments,
-                "size_bytes": each.size_bytes,
-                "reason": each.reason,
-                "command": each.command,
-            }
+            {field: getattr(each, field) for field in _FIELDS}
+            | {"payback_months": each.payback_months if each.saved_dollars > 0 else None}
             for each in self.advice
         ]
 
@@ -89,21 +82,18 @@ def stored_segments_of(manager: LogManager, topic: str, now_ms: int) -> list[Sto
     Views are left out, because they are rebuilt.
     """
     return [
-        _kept(held, row, now_ms)
-        for held in manager.partitions.all([topic])
-        for row in all_rows(held)
-        if row.data_key.startswith("data/")
+        _stored_segment(held, entry, now_ms) for held in manager.partitions.all([topic]) for entry in log_entries(held)
     ]
 
 
-def _kept(held: Partition, row: SegmentEntry, now_ms: int) -> StoredSegment:
+def _stored_segment(held: Partition, entry: SegmentEntry, now_ms: int) -> StoredSegment:
     limit = held.rules.log_limits.ms
-    newest = row.committed_ms if row.max_timestamp_ms is None else row.max_timestamp_ms
+    newest = entry.committed_ms if entry.max_timestamp_ms is None else entry.max_timestamp_ms
     return StoredSegment(
-        stored_bytes=row.stored_bytes,
-        storage_class=row.storage_class or STANDARD,
-        lived_ms=max(0, now_ms - row.committed_ms),
+        stored_bytes=entry.stored_bytes,
+        storage_class=entry.storage_class or STANDARD,
+        lived_ms=max(0, now_ms - entry.committed_ms),
         remaining_ms=None if limit is None else max(0, remote_expiry_ms(newest, limit) - now_ms),
-        is_settled=row.next_offset <= held.log.local_log_start_offset,
+        is_settled=entry.next_offset <= held.log.local_log_start_offset,
         newest_ms=newest,
     )

@@ -44,7 +44,7 @@ from remote.store import Body
 from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.price_file import new_class
 from tiered.config.units import format_bytes, format_ms, parse_bytes
-from tiered.cost.topic_cost import all_rows
+from tiered.cost.topic_cost import all_entries
 from tiered.manager.manager import LogManager
 from tiered.node.problems import flat
 from tiered.partition.partition import Partition
@@ -93,8 +93,8 @@ def measured_streams(
     wanted = None if topics is None else set(topics)
     for name in wanted or ():
         manager.topics.get(name)
-    chosen = [each for each in manager.topics.all() if each.was_tiered and (wanted is None or each.name in wanted)]
-    names = sorted(each.name for each in chosen)
+    tiered = [each.name for each in manager.topics.all() if each.was_tiered]
+    names = sorted(name for name in tiered if wanted is None or name in wanted)
     given = rates_of(rates, names) if rates else {}
     unread = {name.topic: error for name, error in unread_partitions(manager, names).items()}
     return [
@@ -121,7 +121,7 @@ def measured(
 ) -> Measured:
     """Measure one topic. All its partitions are combined, and each counts as the average."""
     held = manager.partitions.all([topic])
-    entries_of = {each.name: list(all_rows(each) if may_ask else _rows_at_hand(each)) for each in held}
+    entries_of = {each.name: list(all_entries(each) if may_ask else _rows_at_hand(each)) for each in held}
     rows = [row for each in entries_of.values() for row in each]
     pieces = [Piece(size_bytes=row.size_bytes, min_ms=row.min_timestamp_ms, max_ms=row.max_timestamp_ms)
               for row in rows if row.min_timestamp_ms is not None and row.max_timestamp_ms is not None]  # fmt: skip
@@ -133,8 +133,7 @@ def measured(
     beginnings: list[tuple[TopicPartition, Body]]
     beginnings = [(name, segment.read(0, min(segment.size_bytes, SAMPLE_BYTES))) for name, segment in samples]
     beginnings = beginnings or (list(_remote_samples(held)) if may_ask else [])
-    looked_at = [data for _, data in beginnings]
-    batch_bytes, zstd = _batches(looked_at)
+    batch_bytes, zstd = _batches([data for _, data in beginnings])
     if bytes_per_day is None:
         marks = [_marks(each, entries_of[each.name], beginnings) for each in held]
         compacted = by_offsets(marks, _record_bytes(rows)) if shares[0] < 1 else None
@@ -152,7 +151,8 @@ def measured(
         stored_share=shares[1],
         tick_ms=manager.config.int_of("remote.log.manager.task.interval.ms"),
     )
-    workload = _with_index(workload, rows, _manifests(held))
+    manifests = [manifest for each in held if (manifest := each.manifest()) is not None]
+    workload = _with_index(workload, rows, manifests)
     if (warning := arriving.warning(topic)) is not None:
         return Measured(topic=topic, stream=None, basis=(arriving.said,), warning=warning)
     read, range_bytes, metered_ms = _reads(manager, topic, history, rows, now_ms)
@@ -171,12 +171,12 @@ def measured(
     basis: tuple[str, ...] = (
         arriving.said,
         f"{counted(len(rows), 'segment')} in the bucket",
-        f"{counted(len(looked_at), 'segment')} sampled {where}",
+        f"{counted(len(beginnings), 'segment')} sampled {where}",
     )
     if read:
         basis = (*basis, f"reads of the last {max(metered_ms, DAY_MS) / DAY_MS:.1f} days")
     basis += _caveats(held, pieces, now_ms)
-    older = 0 if may_ask else sum(page.segment_count for manifest in _manifests(held) for page in manifest.pages)
+    older = 0 if may_ask else sum(page.segment_count for manifest in manifests for page in manifest.pages)
     if older:
         basis = (*basis, f"{older} older segments are not counted")
     return Measured(topic=topic, stream=stream, basis=basis)
@@ -206,18 +206,11 @@ def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) ->
         info.max_timestamp_ms for each in held for info in each.log.segments() if info.max_timestamp_ms is not None
     ]
     idle_ms, limits = now_ms - max(ends, default=now_ms), held[0].rules.log_limits
+    idle = f"no records arrived for {format_ms(idle_ms)}, simulated with the earlier rate"
     return (
-        *(
-            [f"no records arrived for {format_ms(idle_ms)}, simulated with the earlier rate"]
-            if idle_ms > DAY_MS
-            else []
-        ),
+        *([idle] if idle_ms > DAY_MS else []),
         *(["retained without limit, shown after a year"] if limits.ms is limits.bytes is None else []),
     )
-
-
-def _manifests(held: Sequence[Partition]) -> list[Manifest]:
-    return [manifest for each in held if (manifest := each.manifest()) is not None]
 
 
 def _rows_at_hand(held: Partition) -> tuple[SegmentEntry, ...]:
@@ -268,8 +261,8 @@ def _with_index(workload: Workload, rows: Sequence[SegmentEntry], manifests: Seq
         share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
         workload = replace(workload, index_base_bytes=0.0, index_share=share)
     if manifests:
-        of = manifest_costs(max(manifests, key=lambda manifest: manifest.segment_count))
-        workload = replace(workload, **of)
+        largest = max(manifests, key=lambda manifest: manifest.segment_count)
+        workload = replace(workload, **manifest_costs(largest))
     return workload
 
 
@@ -282,8 +275,8 @@ def _shares(rows: Sequence[SegmentEntry], held: Partition) -> tuple[float, float
     stored = sum(row.stored_bytes for row in rows) / size if size else 1.0
     cleaned = [row for row in rows if row.cleaned_through is not None]
     offsets = sum(row.next_offset - row.base_offset for row in cleaned)
-    kept = sum(row.record_count for row in cleaned)
-    compacted = max(kept, 1) / offsets if held.rules.cleanup_compact and offsets else 1.0
+    records = sum(row.record_count for row in cleaned)
+    compacted = max(records, 1) / offsets if held.rules.cleanup_compact and offsets else 1.0
     return min(1.0, compacted), stored
 
 
@@ -312,9 +305,8 @@ def _batches(samples: Sequence[Body]) -> tuple[float, float | None]:
             at += header.size_bytes
             batches += 1
         bytes_seen += at
-        packed += sum(
-            len(_ZSTD.close(0, data[start : min(at, start + CHUNK_BYTES)])) for start in range(0, at, CHUNK_BYTES)
-        )
+        starts = range(0, at, CHUNK_BYTES)
+        packed += sum(len(_ZSTD.close(0, data[start : min(at, start + CHUNK_BYTES)])) for start in starts)
     if not batches:
         return 64 << 10, None
     return bytes_seen / batches, min(1.0, packed / bytes_seen)
@@ -333,9 +325,6 @@ def _reads(
     uploads = counts.puts - counts.data_puts  # each upload of a segment asks once for the size of its data
     gets = max(1, counts.data_gets - min(counts.data_gets - 1, counts.heads // 2 if uploads else 0))
     return counts.data_bytes_out / stored / months, max(1, counts.data_bytes_out // gets), period_ms
-
-
-__all__ = ["Measured", "manifest_costs", "measured", "measured_streams"]
 
 
 # -- arrival rate ------------------------------------------------------------------------------------------------------

@@ -153,7 +153,6 @@ def shown(variant: Scenario, *, is_short: bool = False) -> str:
 
 
 def shown_value(field: str, value: Value | None) -> str:
-    """Format a value for a reader."""
     if value is None:
         return "-"
     if value == FOR_EVER_MS:
@@ -195,7 +194,6 @@ class SimulatedCosts:
 
     @property
     def topics(self) -> list[str]:
-        """The simulated topics."""
         return [each.topic for each in self.measured if each.stream is not None]
 
     @property
@@ -214,9 +212,7 @@ class CostSimulation(SimulatedCosts):
         """Return flat fields of today and of each variant; an unchanged setting is None."""
         return [
             {
-                "changes": shown(cost.variant),
                 **{each.name: getattr(cost.variant, each.name) for each in fields(Scenario)},
-                "dollars_per_month": cost.total,
                 "saved_dollars": self.today.total - cost.total,
                 **cost_fields(cost),
                 **{f"{each.name}_per_month": round(getattr(cost.counts, each.name)) for each in fields(Counts)},
@@ -411,10 +407,10 @@ def _read(field: str, text: str) -> Value:
 def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[Value]]:
     """Return single changes around today's settings. Classes are offered only if readable at once."""
     largest = _largest(streams)
-    kept, local = largest.rules.log_limits.ms, largest.rules.local_limits.ms
+    retention, local = largest.rules.log_limits.ms, largest.rules.local_limits.ms
     segment = largest.workload.segment_bytes
     found: dict[str, list[Value]] = {
-        "retention_ms": [kept // 2, kept * 2] if kept is not None else [30 * DAY_MS, 90 * DAY_MS],
+        "retention_ms": [retention // 2, retention * 2] if retention is not None else [30 * DAY_MS, 90 * DAY_MS],
         "local_retention_ms": [each for each in (HOUR_MS, 6 * HOUR_MS, DAY_MS) if local is None or each < local],
         "segment_bytes": [segment // 4, segment * 4] if segment < 1 << 30 else [segment // 4],
         "part_bytes": [16 << 20],
@@ -446,12 +442,8 @@ def check_axes(axes: Axes, prices: PriceTable) -> None:
 
 def _check_value(name: str, value: Value, prices: PriceTable) -> None:
     if name == "storage_class" and value not in offered_classes(prices):
-        is_cold = value in prices.classes
-        why = (
-            "objects of this storage class must be restored before a read"
-            if is_cold
-            else "the storage class is unknown"
-        )
+        cold = "objects of this storage class must be restored before a read"
+        why = cold if value in prices.classes else "the storage class is unknown"
         known = ",".join(offered_classes(prices))
         raise InvalidRequest(f"cannot simulate costs, {why}", storage_class=value, known=known)
     if name == "compression" and value not in ("none", "zstd"):

@@ -1,14 +1,12 @@
-"""Bills of a manager's topics: facts from both tiers and from the request meter, then the bill.
+"""Bills of a manager's topics (`policies.cost.bill`): facts from both tiers and from the request meter.
 
-`policies.cost.bill` computes the bill. All segment entries are read, including the ones in pages: a GET for each page
-that is not cached. The size of the manifests is the newest one's size times their number. Requests are the recent ones
-of managers of this directory (`tiered.stores.persistent_meter`). Requests of other readers (Spark jobs, `open_remote`)
-are on the provider's bill but not here.
+All segment entries are read, a GET for each page that is not cached. Requests are the recent ones of managers of this
+directory (`tiered.stores.persistent_meter`), without those of other readers (Spark jobs, `open_remote`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -86,16 +84,15 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
     """Bill each topic (None: all) for a month. Changes nothing. Raises NotFound for an unknown topic."""
     prices = configured_prices(manager.config)
     history = manager.store.history() if manager.store is not None else None
-    names = sorted(set(topics)) if topics is not None else [topic.name for topic in manager.topics.all()]
-    for name in names:
-        manager.topics.get(name)
+    selected = manager.topics.all() if topics is None else [manager.topics.get(name) for name in set(topics)]
+    names = [each.name for each in selected]
     everything = [topic_facts(manager, each.name, prices, history, now_ms) for each in manager.topics.all()]
-    left, unread = _deleted_facts(manager, prices)
+    deleted, unread = _deleted_facts(manager, prices)
     if topics is None:
-        names += [each.topic for each in left]
+        names += [each.topic for each in deleted]
     missing = unread_partitions(manager, names)
     opened = {each.name for each in manager.partitions.all()}
-    found = {each.topic: each for each in bills(everything, prices, left)}
+    found = {each.topic: each for each in bills(everything, prices, deleted)}
     return CostReport(
         bills=tuple(found[name] for name in sorted(names)),
         prices=prices,
@@ -113,15 +110,14 @@ def topic_facts(
 ) -> TopicFacts:
     """Return the facts of both tiers of one topic, and its requests."""
     held = manager.partitions.all([topic])
-    rows = {each.name: list(all_rows(each)) for each in held}
+    rows = {each.name: list(all_entries(each)) for each in held}
     local_bytes = both_bytes = 0
     for snapshot in manager.snapshots(now_ms, [topic]):
         for segment in snapshot.segments:
             local_bytes += segment.size_bytes
             if snapshot.is_committed(segment.base_offset, segment.next_offset):
                 both_bytes += segment.size_bytes
-    asked = manager.topics.get(topic)
-    directory = topic_directory(topic, asked.topic_id)
+    directory = topic_directory(topic, manager.topics.get(topic).topic_id)
     counts, period_ms = history.recent(directory, now_ms) if history is not None else (None, 0)
     return TopicFacts(
         topic=topic,
@@ -136,7 +132,6 @@ def topic_facts(
 
 
 def deleted_label(topic: str) -> str:
-    """Return the name of a deleted topic on a bill."""
     return f"{topic} (deleted)"
 
 
@@ -154,18 +149,21 @@ def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicF
     return [TopicFacts(topic=name, usage=total_usage(parts)) for name, parts in usage.items()], unread
 
 
-def all_rows(held: Partition) -> Iterable[SegmentEntry]:
-    """Yield every segment entry of a partition: the log's, oldest first, then its views'.
-
-    Entries of a partition without a manifest are none.
-    """
+def log_entries(held: Partition) -> Iterator[SegmentEntry]:
+    """Yield the segment entries of a partition's log, oldest first; none without a manifest."""
     manifest = held.manifest()
-    if manifest is None or held.metadata is None:
-        return
-    for page in manifest.pages:
-        yield from held.metadata.page_entries(page)
-    yield from manifest.segments
-    yield from manifest.view_entries
+    if manifest is not None and held.metadata is not None:
+        for page in manifest.pages:
+            yield from held.metadata.page_entries(page)
+        yield from manifest.segments
+
+
+def all_entries(held: Partition) -> Iterator[SegmentEntry]:
+    """Yield the segment entries of a partition's log, then of its views."""
+    manifest = held.manifest()
+    yield from log_entries(held)
+    if manifest is not None and held.metadata is not None:
+        yield from manifest.view_entries
 
 
 METERED = (
@@ -191,12 +189,6 @@ def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: boo
 
     Fields of a tier that was not read are None.
     """
-    row = _whole_row(bill)
-    unknown = (*(() if is_remote_read else _OF_REMOTE), *(() if is_local_read else _OF_DISK))
-    return {**row, **dict.fromkeys(unknown)}
-
-
-def _whole_row(bill: TopicBill) -> dict[str, object]:
     return {
         "topic": bill.topic,
         "dollars_per_month": bill.total,
@@ -210,4 +202,6 @@ def _whole_row(bill: TopicBill) -> dict[str, object]:
         "shared_bytes": bill.shared_bytes,
         **{f"{name}_per_month": round(getattr(bill.month_requests, name)) for name in METERED},
         "metered_months": bill.months,
+        **dict.fromkeys(() if is_remote_read else _OF_REMOTE),
+        **dict.fromkeys(() if is_local_read else _OF_DISK),
     }

@@ -1,12 +1,8 @@
-"""A Kafka broker's ``server.properties``, or a file of topic settings, as tiered settings.
-
-The linter returns findings about the file.
+"""A Kafka broker's ``server.properties``, or a file of topic settings, as tiered settings; and its lint.
 
 The file is read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a
-comment, a backslash at the end joins lines, ``\\uXXXX`` is a character, bytes are ISO-8859-1. A broker's values are
-plain numbers, and some names count hours or minutes. Of several names for one setting the finest unit counts (Kafka's
-ServerTopicConfigSynonyms). Settings of the broker alone (listeners, quotas, replicas) have no effect here:
-`without_effect` names each with the reason (`tiered.config.broker_only`).
+comment, a backslash at the end joins lines, ``\\uXXXX`` is a character, bytes are ISO-8859-1. Some names count hours or
+minutes. Of several names for one setting the finest unit counts (Kafka's ServerTopicConfigSynonyms).
 """
 
 from __future__ import annotations
@@ -17,11 +13,19 @@ from dataclasses import dataclass
 
 from local.errors import InvalidRequest
 from local.verify.findings import Finding, Severity, error, warning
-from tiered.config.broker_only import broker_only, names_of_logs
 from tiered.config.config import Setting
-from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, Kind, Source, nearest, parse
-from tiered.health.lint import unknown
-from tiered.health.lint_rules import Subject, hints
+from tiered.config.properties import (
+    BROKER_NAMES,
+    DEFAULTS,
+    PROPERTIES,
+    Kind,
+    Source,
+    broker_only,
+    names_of_logs,
+    nearest,
+    parse,
+)
+from tiered.health.lint import Subject, hints, unknown
 from tiered.node.problems import flat
 
 _INVALID = error("settings.broker-value", "{name}={value} is invalid, expected {expected}", "correct it")
@@ -38,10 +42,7 @@ _COMPACTED = warning(
 )
 
 _UNITS = {"hours": 3_600_000, "minutes": 60_000}
-_ORDER = {
-    "log.flush.scheduler.interval.ms": 1,
-    "log.retention.check.interval.ms": 1,
-}  # for the others the last word decides: ms before minutes before hours
+_LATER = ("log.flush.scheduler.interval.ms", "log.retention.check.interval.ms")
 _SYSTEM = "remote.log.storage.system.enable"
 _SAME = frozenset(("compression.type", "compression.gzip.level", "compression.lz4.level", "compression.zstd.level"))
 _OF_BROKERS = frozenset(
@@ -98,12 +99,10 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
             continue
         first = number if pending is None else first
         is_joined = (len(line) - len(line.rstrip("\\"))) % 2 == 1
-        whole = (pending or "") + (line[:-1] if is_joined else line)
-        if is_joined:
-            pending = whole
-            continue
-        pending = None
-        yield first, whole
+        joined = (pending or "") + (line[:-1] if is_joined else line)
+        pending = joined if is_joined else None
+        if not is_joined:
+            yield first, joined
     if pending is not None:
         yield first, pending
 
@@ -114,7 +113,7 @@ def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
     The finest name of each setting counts, and hours become ms. Raises InvalidRequest for a value that Kafka would
     refuse and for contradicting settings, with the names in the file.
     """
-    from tiered.config.resolve_settings import check_combination
+    from tiered.config.config import check_combination
 
     meant = _meant(entries)
     settings = {name: _value(entry, name) for name, entry in meant.items()}
@@ -140,8 +139,7 @@ def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
     for each in entries:
         name = _our_name(each.name)
         if name is None:
-            known = broker_only(each.name)
-            why = known.words if known is not None else "it is not a setting of tiered"
+            why = broker_only(each.name) or "it is not a setting of tiered"
         elif meant[name] is not each:
             why = f"{meant[name].name} in line {meant[name].line} overrides it"
         else:
@@ -172,7 +170,6 @@ def lint_broker_file(path: str) -> list[Finding]:
         return [*found, _REFUSED.found(where, key=meant[key].name if key else "", what=what)]
 
     def place(keys: Sequence[str]) -> str:
-        """Return the line of the first setting that the file has."""
         return next((effective[key].origin for key in keys if key in meant), path)
 
     return [*found, *hints(subject, place, set_with="")]
@@ -202,8 +199,8 @@ def _our_name(name: str) -> str | None:
 
 
 def _rank(name: str) -> int:
-    """Return 0 for the finest name of a setting, more for coarser ones."""
-    return _ORDER.get(name, {"minutes": 1, "hours": 2}.get(name.rpartition(".")[2], 0))
+    """Return 0 for the finest name of a setting, more for coarser ones: ms, minutes, hours."""
+    return 1 if name in _LATER else {"minutes": 1, "hours": 2}.get(name.rpartition(".")[2], 0)
 
 
 def _value(entry: Entry, name: str) -> str:
@@ -211,12 +208,8 @@ def _value(entry: Entry, name: str) -> str:
     text, unit = entry.value, _UNITS.get(entry.name.rpartition(".")[2])
     if PROPERTIES[name].kind in (Kind.MS, Kind.BYTES) and not _NUMBER.fullmatch(text):
         expected = f"a bare number of {entry.name.rpartition('.')[2] if unit else PROPERTIES[name].kind.name.lower()}"
-        raise InvalidRequest(
-            "cannot read the properties, a value is not in the form of Kafka",
-            key=entry.name,
-            value=text,
-            expected=expected,
-        )
+        wrong = "cannot read the properties, a value is not in the form of Kafka"
+        raise InvalidRequest(wrong, key=entry.name, value=text, expected=expected)
     value = str(int(text) * unit) if unit and int(text) > 0 else text
     try:
         parse(name, value)
@@ -244,19 +237,11 @@ def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[Finding]:
 
 def _unknown(where: str, name: str) -> Iterator[Finding]:
     """Yield a finding for a misspelled name, or a log setting that Kafka does not have."""
-    import difflib
-
-    others = names_of_logs()
-    known = {*BROKER_NAMES, *others, *(each for each, entry in PROPERTIES.items() if entry.source is Source.KAFKA)}
-    if broker_only(name) is not None:
-        return
-    if name.startswith("log."):
-        meant = nearest(name, known)
-    else:
-        meant = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.9)), None)
-        if meant is None:
-            return
-    yield unknown(where, name, meant)
+    own = (each for each, entry in PROPERTIES.items() if entry.source is Source.KAFKA)
+    is_of_logs = name.startswith("log.")
+    meant = nearest(name, {*BROKER_NAMES, *names_of_logs(), *own}, cutoff=0.6 if is_of_logs else 0.9)
+    if broker_only(name) is None and (is_of_logs or meant is not None):
+        yield unknown(where, name, meant)
 
 
 def _twice(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:

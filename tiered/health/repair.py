@@ -48,8 +48,8 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
-from tiered.health.bucket_check import check_contents
 from tiered.health.repair_sources import Relatives, entries_of_page, from_bucket
+from tiered.health.scrub import check_contents
 from tiered.health.scrub_report import Found, ScrubReport
 from tiered.partition.segment_inspection import segment_to_copy
 from tiered.stores.object_encoding import SettingsOf, encoding_of_entry, own_settings

@@ -1,4 +1,4 @@
-"""Sources of good copies: the disk, the bucket's own bytes, older manifests, other objects, forks.
+"""Sources of good copies: the disk, the bucket's own bytes, older manifests, other objects, forks. Reads only.
 
 | damaged | good copy |
 |---|---|
@@ -6,20 +6,17 @@
 | its indexes, or facts in its entry | its data, because batches have CRCs; the rest is rebuilt from them |
 | a manifest page | an older manifest that still has the entries, else the objects of the entries |
 
-Facts that only the damaged object had are not invented. Without its indexes a compressed or encrypted object cannot be
-divided into chunks. Aborted transactions and producers cannot be derived from a segment alone. There is no good copy
-then.
+Facts that only the damaged object had are not invented: then there is no good copy. Without its indexes a compressed or
+encrypted object cannot be divided into chunks. Aborted transactions and producers cannot be derived from a segment
+alone.
 
-A cleaner pass may have removed records from a local segment, which then has less than the entry says. So of the disk
-only identical bytes count, by range, size and CRC32C of the entry.
+A cleaner pass may have removed records from a local segment. So of the disk only identical bytes count, by range, size
+and CRC32C of the entry.
 
 Partitions that name one object share its damage: its home, and the forks named in the home's pins. A repaired segment
-has a new name, which only one partition's entry gets. So a finding about one partition counts for all of them, and each
-is repaired separately, an entry at a time. If neither the disk nor the bucket has the bytes under the partition's own
-name, its relatives are searched: first their logs on this disk, then their entries with the same offsets, size and
-checksum and another, undamaged object.
-
-The module only reads. Memory: the headers of one segment's batches, its bytes range by range, the entries of a page.
+has a new name, which only one partition's entry gets. So each is repaired separately, an entry at a time. If neither
+the disk nor the bucket has the bytes under the partition's own name, its relatives are searched: first their logs on
+this disk, then their entries with the same offsets, size and checksum and another, undamaged object.
 """
 
 from __future__ import annotations
@@ -67,7 +64,6 @@ from remote.segments.index_bundle import IndexBundle, decode_bundle, encode_bund
 from remote.segments.object_encoding import CODECS, open_ring
 from remote.store import Body, ObjectStore
 from remote.upload.segment_upload import SegmentToCopy
-from remote.upload.segment_upload_stream import SegmentFacts
 from tiered.manager.manager import LogManager
 from tiered.partition.segment_inspection import SegmentInspector
 
@@ -97,11 +93,11 @@ def from_bucket(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyR
     entry = with_own_names(entry)
     found = _indexed(store, prefix, entry, keys) or _raw(store, prefix, entry)
     tables = _tables(found)
-    entries = IndexRows()
+    rows = IndexRows()
     for table in tables:
-        entries.add(table)
-    made = entries.indexes(entry.base_offset, INTERVAL_BYTES)
-    indexes = bytes(made.offset), bytes(made.time)
+        rows.add(table)
+    built = rows.indexes(entry.base_offset, INTERVAL_BYTES)
+    indexes = bytes(built.offset), bytes(built.time)
     epochs = entry.epochs if _fit(entry.epochs, tables) else _epochs_of(tables, entry.base_offset)
     txn, producers, lineage = _side_files(found.bundle, entry, tables, is_last=is_last)
     return SegmentToCopy(
@@ -189,7 +185,7 @@ def _raw(store: ObjectStore, prefix: str, entry: SegmentEntry) -> _Bytes:
 
 
 def _tables(found: _Bytes) -> list[BatchTable]:
-    walk = BatchRuns(_as_view(found.read), found.size_bytes)
+    walk = BatchRuns(lambda start, length: memoryview(found.read(start, length)), found.size_bytes)
     tables = []
     for run in walk:
         if run.damage is not None:
@@ -200,16 +196,12 @@ def _tables(found: _Bytes) -> list[BatchTable]:
     return tables
 
 
-def _as_view(read: Read) -> Callable[[int, int], memoryview]:
-    return lambda start, length: memoryview(read(start, length))
-
-
 def _fit(epochs: Sequence[tuple[int, int]], tables: Sequence[BatchTable]) -> bool:
     """Return whether `epochs` has every batch's leader epoch."""
     for table in tables:
         for offset, epoch in zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True):
-            told = [each for each, start in epochs if start <= offset]
-            if not told or (epoch >= 0 and told[-1] != epoch):
+            expected = [each for each, start in epochs if start <= offset]
+            if not expected or (epoch >= 0 and expected[-1] != epoch):
                 return False
     return True
 
@@ -264,17 +256,13 @@ def _from_older_manifests(store: ObjectStore, prefix: str, manifest: Manifest, p
             entries = [
                 entry
                 for each in older.pages
-                if _touch(each, page) and _is_proof(each, page)
+                if _touch(each, page) and (each.seal_key_id is not None or page.seal_key_id is None)
                 for entry in pages.entries(each)
             ]
             entries += [entry for entry in older.segments if _touch(entry, page)]
             if entries and summary_contradiction(page, tuple(entries)) is None:
                 return tuple(entries)
     return None
-
-
-def _is_proof(page: PageEntry, of: PageEntry) -> bool:
-    return page.seal_key_id is not None or of.seal_key_id is None
 
 
 def _touch(part: PageEntry | SegmentEntry, page: PageEntry) -> bool:
@@ -285,15 +273,15 @@ def _from_objects(store: ObjectStore, prefix: str, manifest: Manifest, page: Pag
     """Build an entry for each pair of objects in the page's range that is not a pending delete."""
     if page.seal_key_id is not None:
         raise Corrupt("cannot repair a manifest page, it was sealed, and unsealed objects may be forged", page=page.key)
-    gone = set(waiting_keys(manifest, Pages(store, prefix).entries))
+    pending = set(waiting_keys(manifest, Pages(store, prefix).entries))
     entries: list[SegmentEntry] = []
     for info in store.list(prefix + DATA):
         key = info.key.removeprefix(prefix)
         says = parse_data_key(key)
-        if says is None or says.suffix == ".indexes" or key in gone:
+        if says is None or says.suffix == ".indexes" or key in pending:
             continue
         if page.base_offset <= says.base_offset and says.last_offset < page.next_offset:
-            entries.append(_row_of(store, prefix, key, page, info.modified_ms or 0))
+            entries.append(_entry_of(store, prefix, key, page, info.modified_ms or 0))
     entries.sort(key=lambda entry: entry.base_offset)
     if any(one.next_offset > other.base_offset for one, other in pairwise(entries)):
         raise Corrupt("cannot repair a manifest page, several objects have the same offsets", page=page.key)
@@ -302,16 +290,16 @@ def _from_objects(store: ObjectStore, prefix: str, manifest: Manifest, page: Pag
     return tuple(entries)
 
 
-def _row_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modified_ms: int) -> SegmentEntry:
+def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modified_ms: int) -> SegmentEntry:
     says = parse_data_key(key)
     assert says is not None
     if says.suffix.endswith(".enc"):
         raise Corrupt(
             "cannot repair a manifest page, only the page had the data keys of its segments", page=page.key, object=key
         )
-    beside = key.removesuffix(says.suffix) + ".indexes"
+    indexes = key.removesuffix(says.suffix) + ".indexes"
     try:
-        body = store.get(prefix + beside)
+        body = store.get(prefix + indexes)
     except NotFound as error:
         raise Corrupt("cannot repair a manifest page, a segment has no indexes", page=page.key, object=key) from error
     bundle = decode_bundle(body)
@@ -327,7 +315,7 @@ def _row_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modified
         epochs=(),
         data_crc32c=0,
         data_key=key,
-        indexes_key=beside,
+        indexes_key=indexes,
         indexes_bytes=0,
         indexes=_ranges(bundle, len(body)),
         cleaned_through=page.cleaned_through,
@@ -337,21 +325,16 @@ def _row_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modified
     remote = RemotePartition(store, prefix, ChunkCache(), read_ahead_chunks=0)
     tables = _tables(_Bytes(read=partial(remote.read, true), size_bytes=true.size_bytes, bundle=bundle))
     true = replace(true, epochs=_epochs_of(tables, true.base_offset))
-    facts = _facts(remote, true)
+    inspector = SegmentInspector(true.data_key, true.base_offset, true.next_offset, true.epochs)
+    for run in BatchRuns(partial(remote.read, true), true.size_bytes):
+        inspector.take(run.data)
+    facts = inspector.facts()
     return replace(
         true,
         record_count=facts.record_count,
         max_timestamp_ms=facts.max_timestamp_ms,
         min_timestamp_ms=facts.min_timestamp_ms,
     )
-
-
-def _facts(remote: RemotePartition, entry: SegmentEntry) -> SegmentFacts:
-    watch = SegmentInspector(entry.data_key, entry.base_offset, entry.next_offset, entry.epochs)
-    walk = BatchRuns(lambda start, length: remote.read(entry, start, length), entry.size_bytes)
-    for run in walk:
-        watch.take(run.data)
-    return watch.facts()
 
 
 def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
@@ -429,7 +412,7 @@ def has_same_bytes(log: Log, entry: SegmentEntry) -> bool:
         for at in range(0, entry.size_bytes, _READ_BYTES):
             checksum = crc32c(segment.read(at, min(_READ_BYTES, entry.size_bytes - at)), checksum)
         return checksum == entry.content_crc32c
-    except (NotFound, LogError):
+    except LogError:
         return False
 
 
@@ -497,8 +480,7 @@ class Relatives:
 
 
 def _is_same(one: SegmentEntry, other: SegmentEntry) -> bool:
-    facts = [(entry.base_offset, entry.next_offset, entry.size_bytes, entry.content_crc32c) for entry in (one, other)]
-    return facts[0] == facts[1]
+    return (one.offsets, one.size_bytes, one.content_crc32c) == (other.offsets, other.size_bytes, other.content_crc32c)
 
 
 def _named(prefix: str) -> RemotePartitionName | None:

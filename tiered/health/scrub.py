@@ -18,24 +18,34 @@ bucket is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
-from local.errors import LogError, Unavailable
+from local import kernels
+from local.errors import Corrupt, LogError, Unavailable
+from local.format.batch_header import CONTROL, TRANSACTIONAL
+from local.format.columns import BatchTable
 from local.format.crc32c import crc32c
-from local.verify.findings import Finding, Severity, warning
+from local.index import txn_index
+from local.log import producer_snapshot
+from local.log.checkpoints import parse_entries
+from local.records.batch import read_marker
+from local.records.batch_runs import BatchRuns, Run
+from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, warning
+from local.verify.index_checks import check_offset_index, check_time_index, places_of
 from remote.check.partition_check import BucketReport, can_list, is_still_named, survey_partition
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.fetch.segment_check import check_segment, unreadable
+from remote.fetch.segment_check import ReadRange, check_segment, unreadable
 from remote.keys import full_key, parse_data_key, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.index_bundle import IndexBundle
 from remote.store import ObjectStore
-from tiered.health.bucket_check import check_contents
 from tiered.health.scrub_report import Found, PartitionScrub, ScrubReport, ScrubState, SegmentResult
 from tiered.jobs.job_bucket import Bucket, OpenBucket
 from tiered.jobs.runner import TASK_BYTES, Executor, Here, packed
@@ -46,6 +56,11 @@ _NO_MANIFEST = warning(
     "the partition has no manifest and no other object, and its topic has other partitions: its records may be lost",
 )
 _PLAINTEXT = warning("segment.plaintext", "plaintext segments although the topic has {setting}={key_id}")
+_OUTSIDE = corrupt("segment.outside", "a batch is outside the offsets of its segment entry")
+_OTHER_EPOCH = corrupt("segment.epoch", "a batch has another leader epoch than its segment entry")
+_LACKS_ABORTED = corrupt("segment.txn-missing", "the index lacks an aborted transaction")
+_NOT_ABORTED = corrupt("segment.txn-unknown", "the log has no aborted transaction for this entry")
+_OTHER_FACTS = corrupt("segment.facts", "the segment entry contradicts the bytes of the segment")
 THREADS = 4
 LocalCopy = Callable[[RemotePartitionName, SegmentEntry], bool]  # whether this machine's disk has the same bytes
 
@@ -83,7 +98,6 @@ class ScrubPlan:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that the jobs will read."""
         return sum(job.read_bytes for job in self.jobs)
 
 
@@ -116,15 +130,14 @@ def plan_scrub(
     deleted = {
         name.topic_id for name, each in surveys.items() if each.manifest and each.manifest.deleted_ms is not None
     }
-    surveys |= {name: _without_manifest(name) for name in missing if name.topic_id not in deleted}
+    for name in missing:
+        if name.topic_id not in deleted:
+            found = [_NO_MANIFEST.found(name.prefix, is_unread=True)]
+            surveys[name] = BucketReport(prefix=name.prefix, findings=found, is_unread=True)
     for name, survey in surveys.items():
         survey.findings += _plaintext(name, survey, settings)
-    jobs = tuple(
-        SegmentJob(prefix=name.prefix, entry=entry)
-        for name, survey in surveys.items()
-        for entry in survey.entries
-        if deep
-    )
+    read = surveys.items() if deep else ()
+    jobs = tuple(SegmentJob(prefix=name.prefix, entry=entry) for name, survey in read for entry in survey.entries)
     return ScrubPlan(store_url=store.url, is_deep=deep, surveys=surveys, jobs=jobs)
 
 
@@ -237,9 +250,9 @@ def report_of(
 
 
 def _found(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None, local_copy: LocalCopy) -> Found:
-    is_bad = found.severity is Severity.CORRUPT and entry is not None
     is_of_log = entry is not None and parse_data_key(entry.data_key) is not None
-    has_copy = is_bad and is_of_log and entry is not None and local_copy(name, entry)
+    is_bad = found.severity is Severity.CORRUPT and is_of_log
+    has_copy = is_bad and entry is not None and local_copy(name, entry)
     key = found.where.removeprefix(name.prefix)
     says = parse_data_key(key) or parse_view_key(key)
     return Found(
@@ -257,11 +270,6 @@ def _found(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None
         ulid=entry.ulid if entry is not None else says.ulid if says is not None else None,
         good_copy="local" if has_copy else None,
     )
-
-
-def _without_manifest(name: RemotePartitionName) -> BucketReport:
-    found = _NO_MANIFEST.found(name.prefix, is_unread=True)
-    return BucketReport(prefix=name.prefix, findings=[found], is_unread=True)
 
 
 def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:
@@ -294,3 +302,119 @@ def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScru
         size_bytes=survey.size_bytes,
         objects={kind.value: count for kind, count in survey.counts().items()},
     )
+
+
+# -- the content of a segment ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Facts collected from the bytes of one segment."""
+
+    records: int = 0
+    timestamps: list[int] = field(default_factory=list)
+    tables: list[tuple[int, BatchTable]] = field(default_factory=list)
+    open_producers: set[int] = field(default_factory=set)  # with data of a transaction without a marker so far
+    aborted: set[tuple[int, int]] = field(default_factory=set)  # (producer, marker's offset) with data in this segment
+    ends: set[tuple[int, int]] = field(default_factory=set)  # as `aborted`, for all markers that may abort
+
+
+def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
+    """Yield the damage inside one segment. Raises Corrupt if its bytes contradict their checksums.
+
+    The facts of the entry must equal the facts of the bytes:
+
+    - The segment consists of whole batches with the right CRC, with all offsets inside ``[base, next)``.
+    - The number of records, the smallest and the largest timestamp, and the leader epoch of every batch agree.
+    - The indexes point at these batches.
+    - In a segment that was never cleaned the transaction index names exactly the transactions aborted in it.
+    """
+    seen = _Seen()
+    walk = BatchRuns(read, entry.size_bytes)
+    for run in walk:
+        if run.damage is not None:
+            yield DAMAGED.found(path, what=run.damage, at=run.position, offsets=entry.offsets)
+        else:
+            seen.tables.append((run.position, run.table))
+            yield from _of_run(path, entry, run, seen)
+            _take_transactions(run, seen)
+    if walk.problem is not None:
+        what = f"{walk.problem}: bytes={entry.size_bytes - walk.position}"
+        yield DAMAGED.found(path, what=what, at=walk.position, offsets=entry.offsets)
+    yield from _of_facts(path, entry, seen)
+    yield from _of_indexes(path, entry, bundle, seen)
+
+
+def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[Finding]:
+    table = run.table
+    first, last = int(table.base_offsets.min()), int(table.last_offsets.max())
+    if first < entry.base_offset or last >= entry.next_offset:
+        yield _OUTSIDE.found(path, at=run.position, offsets=entry.offsets, first=first, last=last)
+    epochs = dict(zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True))
+    for offset, epoch in epochs.items():
+        expected = [each for each, start in entry.epochs if start <= offset]
+        if epoch >= 0 and (not expected or expected[-1] != epoch):  # -1 is Kafka's "unknown"
+            yield _OTHER_EPOCH.found(path, offsets=entry.offsets, offset=offset, epoch=epoch)
+            break
+    try:
+        for columns in kernels.decode_in_steps(run.data, verify=False, table=table):
+            seen.records += len(columns)
+            known = columns.timestamps[columns.timestamps >= 0]
+            seen.timestamps += [int(known.min()), int(known.max())] if len(known) else []
+    except Corrupt as error:
+        yield damaged(error, path)
+
+
+def _take_transactions(run: Run, seen: _Seen) -> None:
+    """Collect the transactions that the run's markers abort, as far as the segment shows it."""
+    flags = run.table.attributes
+    for at in np.flatnonzero((flags & (TRANSACTIONAL | CONTROL)) != 0).tolist():
+        producer = int(run.table.producer_ids[at])
+        if not flags[at] & CONTROL:
+            seen.open_producers.add(producer)
+            continue
+        marker = read_marker(run.data, int(run.table.positions[at]))
+        where = producer, int(run.table.last_offsets[at])
+        if marker is None or not marker.is_commit:
+            seen.ends.add(where)
+        if marker is not None and not marker.is_commit and producer in seen.open_producers:
+            seen.aborted.add(where)
+        seen.open_producers.discard(producer)
+
+
+def _of_transactions(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    if entry.cleaned_through is not None or entry.made_by is not None:
+        return  # a cleaner pass removes markers and entries by rules of its own
+    known = {(each.producer_id, each.last_offset) for each in txn_index.entries(bundle.txn, path=path)}
+    for producer, offset in sorted(seen.aborted - known):
+        yield _LACKS_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
+    for producer, offset in sorted(known - seen.ends):
+        yield _NOT_ABORTED.found(path, offsets=entry.offsets, producer_id=producer, marker_at=offset)
+
+
+def _of_facts(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
+    facts = {
+        "record_count": seen.records,
+        "min_timestamp_ms": min(seen.timestamps, default=None),
+        "max_timestamp_ms": max(seen.timestamps, default=None),
+    }
+    for name, found in facts.items():
+        if (says := getattr(entry, name)) != found:
+            what = f"{_OTHER_FACTS.text}: {name}={says} found={found}"
+            yield _OTHER_FACTS.found(path, what=what, offsets=entry.offsets)
+
+
+def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
+    places, base = places_of(seen.tables, entry.size_bytes), entry.base_offset
+    where = path.removesuffix(entry.data_key) + entry.indexes_key
+    yield from check_offset_index(bytes(bundle.offset), base, places, path=where)
+    yield from check_time_index(bytes(bundle.time), base, places, path=where)
+    try:
+        txn_index.check(bundle.txn, base, path=where)
+        yield from _of_transactions(where, entry, bundle, seen)
+        if len(bundle.producers):
+            producer_snapshot.decode(bundle.producers, path=where)
+        if len(bundle.epochs):
+            parse_entries(bytes(bundle.epochs), where, 2)
+    except Corrupt as error:
+        yield damaged(error, where)

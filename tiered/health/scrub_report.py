@@ -102,10 +102,8 @@ def decode_report(data: bytes, path: str) -> ScrubReport:
     try:
         report = _REPORT.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = "run 'tiered scrub --report FILE'"
-        raise InvalidRequest(
-            f"cannot read the scrub report, the file has another format: {hint}", path=path, cause=str(error)
-        ) from error
+        what = "cannot read the scrub report, the file has another format: run 'tiered scrub --report FILE'"
+        raise InvalidRequest(what, path=path, cause=str(error)) from error
     if report.schema_version != SCHEMA_VERSION:
         facts = {"version": report.schema_version, "known": SCHEMA_VERSION}
         raise InvalidRequest("cannot read the scrub report, it is of another version", path=path, **facts)
@@ -125,7 +123,6 @@ class SegmentResult:
 
     @property
     def is_unread(self) -> bool:
-        """Whether the segment could not be opened."""
         return any(each.is_unread for each in self.findings)
 
 
@@ -156,7 +153,6 @@ class ScrubState(StateFile[_Scrub, SegmentResult]):
         self._done = {line.name: line for line in self.lines}
 
     def results(self, names: Iterable[str]) -> dict[str, SegmentResult]:
-        """Return the known results of these jobs."""
         return {name: self._done[name] for name in names if name in self._done}
 
     def note(self, result: SegmentResult) -> None:

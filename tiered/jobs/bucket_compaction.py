@@ -74,8 +74,8 @@ from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
+from tiered.config.config import resolve_rules
 from tiered.config.properties import DEFAULTS
-from tiered.config.resolve_settings import resolve_rules
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.runner import Executor
 from tiered.read.partition_source import PartitionSource

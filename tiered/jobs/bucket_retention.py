@@ -32,8 +32,8 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.store import ObjectStore
+from tiered.config.config import resolve_rules
 from tiered.config.properties import DEFAULTS
-from tiered.config.resolve_settings import resolve_rules
 
 PAGES_MAX = 16  # pages of old entries that one plan reads
 _POLICY, _VIEWS = "cleanup.policy", "compaction.view.threshold"

@@ -50,7 +50,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
-from tiered.config.resolve_settings import log_settings, resolve_rules
+from tiered.config.config import log_settings, resolve_rules
 from tiered.jobs.bucket_compaction import (
     CompactionOutcome,
     CompactionPlan,

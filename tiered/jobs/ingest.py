@@ -53,8 +53,8 @@ from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
+from tiered.config.config import log_settings
 from tiered.config.properties import DEFAULTS
-from tiered.config.resolve_settings import log_settings
 from tiered.node.writer_ids import INGEST
 from tiered.read.partition_source import PartitionSource
 from tiered.stores.object_encoding import with_key_of

@@ -34,8 +34,8 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from tiered.config.config import log_settings
 from tiered.config.properties import DEFAULTS
-from tiered.config.resolve_settings import log_settings
 from tiered.jobs.ingest import Ingested, IngestPlan, IngestTarget, end_of
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.stores.object_encoding import encoding_of

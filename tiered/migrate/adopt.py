@@ -65,7 +65,7 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
-from tiered.config.resolve_settings import log_settings, resolve_rules
+from tiered.config.config import log_settings, resolve_rules
 from tiered.migrate.adopt_metrics import AdoptedPartition
 from tiered.migrate.broker import INTERNAL, log_start_facts
 from tiered.node.writer_ids import ADOPT, COPY, DELETION, signed_for

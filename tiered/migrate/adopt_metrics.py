@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from local.errors import LogError
 from local.names import TopicPartition
 from tiered.config.clock_guard import counted_ms
-from tiered.observe.metric_table import Form, Sample, exposition
+from tiered.observe.metrics import Form, Sample, exposition
 
 _GAUGES = {
     "tiered_unreplicated_bytes": "at_risk_bytes",

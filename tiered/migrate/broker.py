@@ -34,9 +34,8 @@ from local.names import LOG, TopicPartition, parse_segment_file, segment_file
 from local.records.batch_runs import BatchRuns
 from local.storage import Storage, join
 from policies.deleted_records import BrokerRetention, LogStartFacts
-from tiered.config.config import Config
+from tiered.config.config import Config, check_combination, resolve_rules
 from tiered.config.properties import DEFAULTS, PROPERTIES, TABLE, nearest, parse
-from tiered.config.resolve_settings import check_combination, resolve_rules
 
 METADATA = "__cluster_metadata-0"
 TOPIC_RECORD, PARTITION_RECORD, CONFIG_RECORD, PARTITION_CHANGE_RECORD, REMOVE_TOPIC_RECORD = 2, 3, 4, 5, 9

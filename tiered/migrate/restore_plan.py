@@ -35,8 +35,8 @@ from remote.manifest.manifest import Manifest
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
+from tiered.config.config import resolve_rules
 from tiered.config.properties import DEFAULTS
-from tiered.config.resolve_settings import resolve_rules
 from tiered.read.bucket_reader import RemoteLog, without_deleted
 
 ENABLE = "remote.storage.enable"

@@ -86,8 +86,8 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
+from tiered.config.config import log_settings
 from tiered.config.properties import DEFAULTS
-from tiered.config.resolve_settings import log_settings
 from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
 from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, TopicRestore, plan_partition
 from tiered.node.topic_registry import Topic, TopicRegistry

@@ -1,5 +1,5 @@
 """Metrics and alerts.
 
-`metric_table` lists the metrics and prints them for Prometheus, `metrics` fills them from a running manager,
-`monitoring_files` generates alert rules, the dashboard and the systemd unit.
+`metrics` lists the metrics, fills them from a running manager and prints them for Prometheus, `monitoring_files`
+generates alert rules, the dashboard, the systemd unit, and the policies and rules of a bucket.
 """

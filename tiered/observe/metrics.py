@@ -1,8 +1,16 @@
-"""Figures of a running manager as samples of the metrics in `tiered.observe.metric_table`.
+"""Metrics of a running manager: the table of their names and meanings, their values, and their text for Prometheus.
+
+No other metric is exported, and the dashboard and the alerts may name no other metric. Names have the prefix
+``tiered_``, except metrics of the process, which have Prometheus' names. Units are base units, and counters end in
+``_total``. ``docs/reference/metrics.md`` is generated from the table.
 
 The figures are gathered on request from the manager's memory, without requests to the store. The only file read is a
 segment's time index that was not needed before. Labels are topics. Partitions are labels only on request, because there
 may be many thousands.
+
+The text is Prometheus' exposition format 0.0.4 or OpenMetrics 1.0. The formats differ little. OpenMetrics names the
+family of a counter without its ``_total``, escapes quotes in HELP, and writes the bounds of buckets as floats. It ends
+with ``# EOF``, which proves that the text is complete.
 """
 
 from __future__ import annotations
@@ -12,7 +20,12 @@ import os
 import platform
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from operator import attrgetter
+from typing import Any
 
 from local.errors import Conflict, LogError, RemoteLost
 from local.kernels import implementation
@@ -28,7 +41,6 @@ from remote.store.middleware.metered_store import RequestCounts
 from tiered import __version__
 from tiered.config.price_file import configured_prices
 from tiered.manager.manager import LogManager
-from tiered.observe.metric_table import Form, Sample, exposition
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.service.observations import HistogramCounts, Observations
 from tiered.service.worker import Worker
@@ -37,35 +49,333 @@ from tiered.status.status_report import is_unseen, snapshots_at_hand, storage_co
 
 _log = logging.getLogger(__name__)
 CACHE_MS = 1000  # a text is reused for so long, for any number of requests
-_GAUGES = {
-    "tiered_local_log_bytes": "local_bytes",
-    "tiered_local_log_segments": "local_segments",
-    "tiered_remote_log_bytes": "remote_bytes",
-    "tiered_remote_log_segments": "remote_segments",
-    "tiered_unreplicated_bytes": "at_risk_bytes",
-    "tiered_remote_copy_lag_bytes": "lag_bytes",
-    "tiered_remote_copy_lag_segments": "lag_segments",
-    "tiered_remote_delete_lag_bytes": "unlinked_bytes",
-    "tiered_remote_delete_overdue_bytes": "overdue_bytes",
-}
-_OF_DISK = {"local_bytes", "local_segments", "paused_since_ms"}  # the other figures depend on the bucket
+_OF_DISK = {"local_bytes", "local_segments", "paused", "paused_since_ms"}  # other figures depend on the bucket
+_OFFSETS = {"log_start_offset", "next_offset"}  # only with partitions
 _LOCAL_ACTIONS = {"CleanLog", "RollActive"}  # maintenance actions that need no bucket
-_AGES = {
-    "tiered_remote_copy_lag_seconds": "lag_since_ms",
-    "tiered_remote_copy_paused_seconds": "paused_since_ms",
-    "tiered_remote_delete_overdue_seconds": "overdue_since_ms",
-}
 _KINDS = ("storage", "index", "waiting", "disk")
-_OFFSETS = {"tiered_log_start_offset": "log_start_offset", "tiered_log_end_offset": "next_offset"}
-_BY_TOPIC = {
-    "tiered_append_bytes_total": "appended_bytes",
-    "tiered_remote_copy_requests_total": "copy_requests",
-    "tiered_remote_copy_errors_total": "copy_errors",
-    "tiered_remote_fetch_requests_total": "fetch_requests",
-    "tiered_remote_fetch_errors_total": "fetch_errors",
-    "tiered_remote_delete_requests_total": "delete_requests",
-    "tiered_remote_delete_errors_total": "delete_errors",
-}
+
+
+class Kind(Enum):
+    """Prometheus' metric types."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric. `kafka` is the equal JMX name, empty if Kafka has none.
+
+    `of` is the source of its one value: an object and an attribute, such as ``cleaner.max_dirty_percent`` (see
+    `_from`); empty for other metrics. Attributes in ms are exported in seconds.
+
+    `by_partition`: the metric has the label `partition` on request. `is_of_sidecar`: only `tiered adopt` has the
+    metric.
+    """
+
+    name: str
+    kind: Kind
+    doc: str
+    labels: tuple[str, ...] = ()
+    of: str = ""
+    kafka: str = ""
+    by_partition: bool = False
+    is_of_sidecar: bool = False
+
+
+def _metric(
+    kind: Kind, name: str, doc: str, *labels: str, of: str = "", kafka: str = "", is_of_sidecar: bool = False
+) -> Metric:
+    return Metric(name=name, kind=kind, doc=doc, labels=labels, of=of, kafka=kafka, is_of_sidecar=is_of_sidecar)
+
+
+def _tier_gauge(figure: str, name: str, doc: str, *, kafka: str = "") -> Metric:
+    """Return a figure of `PartitionStatus`, of a topic, or on request of each of its partitions."""
+    return replace(_gauge(name, doc, "topic", of=f"partition.{figure}", kafka=kafka), by_partition=True)
+
+
+_counter = partial(_metric, Kind.COUNTER)
+_gauge = partial(_metric, Kind.GAUGE)
+_histogram = partial(_metric, Kind.HISTOGRAM)
+_BROKER = "kafka.server:type=BrokerTopicMetrics,name="
+_LOG = "kafka.log:type=Log,name="
+_CLEANER = "kafka.log:type=LogCleaner,name="
+_CLEANER_MANAGER = "kafka.log:type=LogCleanerManager,name="
+_REMOTE = "kafka.log.remote:type=RemoteLogManager,name="
+_READER = "org.apache.kafka.storage.internals.log:type=RemoteStorageThreadPool,name="
+
+
+def _pool(name: str, does: str, setting: str) -> tuple[Metric, ...]:
+    """Return the metrics of one pool of remote task threads (`tiered.maintenance.remote_tasks`)."""
+    return (
+        _gauge(f"tiered_{name}_tasks",
+               f"Partitions with a running (`running`) or waiting (`queued`) task at the store ({does}).", "state"),
+        _gauge(f"tiered_{name}_threads", f"Number of threads for such tasks (`{setting}.thread.pool.size`).",
+               of=f"{name}.threads"),
+        _gauge(f"tiered_{name}_oldest_wait_seconds",
+               "Longest time that a partition has waited for such a thread; 0 when none waits.",
+               of=f"{name}.oldest_wait_s"),
+        _gauge(f"tiered_{name}_oldest_turn_seconds",
+               "Duration of the longest such task that is running; 0 when none is.", of=f"{name}.oldest_turn_s"),
+    )  # fmt: skip
+
+
+METRICS: tuple[Metric, ...] = (
+    # -- appends
+    _counter("tiered_append_records_total", "Offsets given to appended records since the start.",
+             "topic", kafka=_BROKER + "MessagesInPerSec"),
+    _counter("tiered_append_bytes_total", "Bytes appended to logs since the start.",
+             "topic", kafka=_BROKER + "BytesInPerSec", of="counts.appended_bytes"),
+    _histogram("tiered_fsync_duration_seconds", "Duration of an fsync.",
+               kafka="kafka.log:type=LogFlushStats,name=LogFlushRateAndTimeMs"),
+    _counter("tiered_fsync_failures_total", "Failed fsyncs; a failed fsync is never repeated."),
+    # -- content of each tier
+    _tier_gauge("local_bytes", "tiered_local_log_bytes", "Bytes of segments on the disk.", kafka=_LOG + "Size"),
+    _tier_gauge("local_segments", "tiered_local_log_segments", "Segments on the disk, the active ones too.",
+                kafka=_LOG + "NumLogSegments"),
+    _tier_gauge("remote_bytes", "tiered_remote_log_bytes",
+                "Bytes of the segments that the bucket holds, before object encoding.",
+                kafka=_BROKER + "RemoteLogSizeBytes"),
+    _tier_gauge("remote_segments", "tiered_remote_log_segments", "Segments that the bucket holds.",
+                kafka=_BROKER + "RemoteLogMetadataCount"),
+    _tier_gauge("log_start_offset", "tiered_log_start_offset",
+                "The first offset that can be read, over both tiers. Only with partitions.",
+                kafka=_LOG + "LogStartOffset"),
+    _tier_gauge("next_offset", "tiered_log_end_offset", "The offset that the next record gets. Only with partitions.",
+                kafka=_LOG + "LogEndOffset"),
+    _tier_gauge("at_risk_bytes", "tiered_unreplicated_bytes", "At risk: bytes that exist on this disk only."),
+    # -- transfer between the tiers
+    _counter("tiered_remote_copy_bytes_total", "Bytes of segments sent to the store since the start.",
+             "topic", kafka=_BROKER + "RemoteCopyBytesPerSec", of="requests.data_bytes_in"),
+    _counter("tiered_remote_copy_requests_total", "Copies of segments started since the start of the process.",
+             "topic", kafka=_BROKER + "RemoteCopyRequestsPerSec", of="counts.copy_requests"),
+    _counter("tiered_remote_copy_errors_total", "Copies of segments that failed since the start.",
+             "topic", kafka=_BROKER + "RemoteCopyErrorsPerSec", of="counts.copy_errors"),
+    _tier_gauge("lag_bytes", "tiered_remote_copy_lag_bytes", "Bytes of closed segments that are not in the bucket yet.",
+                kafka=_BROKER + "RemoteCopyLagBytes"),
+    _tier_gauge("lag_segments", "tiered_remote_copy_lag_segments", "Closed segments that are not in the bucket yet.",
+                kafka=_BROKER + "RemoteCopyLagSegments"),
+    _tier_gauge("lag_since_ms", "tiered_remote_copy_lag_seconds",
+                "Time that the oldest segment has been due for copying; 0 when none is."),
+    _tier_gauge("paused", "tiered_remote_copy_paused", "1 while uploads are paused (`tiered pause`), else 0."),
+    _tier_gauge("paused_since_ms", "tiered_remote_copy_paused_seconds",
+                "Time that uploads have been paused; 0 when they are not."),
+    _counter("tiered_remote_fetch_bytes_total", "Bytes of segments fetched from the store since the start.",
+             "topic", kafka=_BROKER + "RemoteFetchBytesPerSec", of="requests.data_bytes_out"),
+    _counter("tiered_remote_fetch_requests_total", "Fetches of segments' bytes started since the start of the process.",
+             "topic", kafka=_BROKER + "RemoteFetchRequestsPerSec", of="counts.fetch_requests"),
+    _counter("tiered_remote_fetch_errors_total", "Fetches of segments' bytes that failed since the start.",
+             "topic", kafka=_BROKER + "RemoteFetchErrorsPerSec", of="counts.fetch_errors"),
+    _counter("tiered_remote_delete_requests_total", "Deletions sent to the store since the start.",
+             "topic", kafka=_BROKER + "RemoteDeleteRequestsPerSec", of="counts.delete_requests"),
+    _counter("tiered_remote_delete_errors_total", "Deletions that failed since the start.",
+             "topic", kafka=_BROKER + "RemoteDeleteErrorsPerSec", of="counts.delete_errors"),
+    _tier_gauge("unlinked_bytes", "tiered_remote_delete_lag_bytes",
+                "Bytes of pending deletes, also within their grace period.",
+                kafka=_BROKER + "RemoteDeleteLagBytes"),
+    _tier_gauge("overdue_bytes", "tiered_remote_delete_overdue_bytes",
+                "Bytes of pending deletes after their grace period."),
+    _tier_gauge("overdue_since_ms", "tiered_remote_delete_overdue_seconds",
+                "Time since the grace period of the oldest pending delete ended; 0 when none is overdue."),
+    # -- the store
+    _counter("tiered_objstore_operations_total", "Calls to the store since the start; a call includes its retries.",
+             "op"),
+    _counter("tiered_objstore_failures_total",
+             "Calls to the store that failed, by the class of the error. NotFound and AlreadyExists are answers.",
+             "op", "class"),
+    _histogram("tiered_objstore_duration_seconds", "Duration of calls to the store, with retries.",
+               "op", kafka=_REMOTE + "RemoteLogReaderFetchRateAndTimeMs"),
+    _counter("tiered_objstore_billed_requests_total", "Requests as S3 bills them, since the start.", "class"),
+    _counter("tiered_objstore_bytes_total", "Bytes into and out of the store since the start.", "direction"),
+    _counter("tiered_remote_deleted_objects_total",
+             "Objects deleted in the bucket by this process since the start, by reason.", "reason"),
+    _counter("tiered_remote_left_objects_total",
+             "Upper limit of objects left by failed uploads: neither the upload nor the deletion was answered. "
+             "`tiered gc` finds the objects that exist."),
+    _counter("tiered_cache_hits_total", "Ranges of remote segments found in the memory cache.",
+             of="cache.hits"),
+    _counter("tiered_cache_misses_total", "Ranges of remote segments fetched from the store.",
+             of="cache.misses"),
+    _gauge("tiered_cache_bytes", "Bytes in the memory cache.", of="cache.size_bytes"),
+    # -- the cleaner
+    _gauge("tiered_cleaner_max_dirty_percent", "The largest dirty share of a compacted log.",
+           kafka=_CLEANER_MANAGER + "max-dirty-percent", of="cleaner.max_dirty_percent"),
+    _gauge("tiered_cleaner_max_buffer_utilization_percent", "Fill level of the offset map in the last passes.",
+           kafka=_CLEANER + "max-buffer-utilization-percent", of="cleaner.max_buffer_utilization_percent"),
+    _gauge("tiered_cleaner_max_clean_time_seconds", "Duration of the longest of the last passes.",
+           kafka=_CLEANER + "max-clean-time-secs", of="cleaner.max_clean_time_secs"),
+    _gauge("tiered_cleaner_max_compaction_delay_seconds", "Time by which a pass was later than max.compaction.lag.ms.",
+           kafka=_CLEANER + "max-compaction-delay-secs", of="cleaner.max_compaction_delay_secs"),
+    _gauge("tiered_cleaner_uncleanable_partitions", "Compacted logs that are not cleaned after an error.",
+           kafka=_CLEANER_MANAGER + "uncleanable-partitions-count", of="cleaner.uncleanable_partitions_count"),
+    _gauge("tiered_cleaner_uncleanable_bytes", "Cleanable bytes of uncleanable logs.",
+           kafka=_CLEANER_MANAGER + "uncleanable-bytes", of="cleaner.uncleanable_bytes"),
+    _gauge("tiered_cleaner_since_last_run_seconds", "Time since the last pass; absent before the first.",
+           kafka=_CLEANER_MANAGER + "time-since-last-run-ms", of="cleaner.time_since_last_run_ms"),
+    # -- the running manager
+    _gauge("tiered_todo_segments",
+           "Decisions of a round at this moment, by kind. Kinds that depend on the bucket are absent while a manifest "
+           "cannot be read.", "action"),
+    _gauge("tiered_partitions", "Partitions, open or not.", "state"),
+    _counter("tiered_problems_begun_total",
+             "Problems of partitions, and of the node, that a maintenance round met for the first time.", "class"),
+    _counter("tiered_problems_ended_total",
+             "Problems that had ended after a maintenance round; the log has a line for each cause.", "class"),
+    _gauge("tiered_oldest_problem_seconds", "Age of the oldest current problem; 0 without one."),
+    _gauge("tiered_partition_problems", "Partitions with a problem, by the class of the error.", "class"),
+    _gauge("tiered_halted",
+           "Partitions that are stopped on purpose: another writer took over, or the tiers contradict each other."),
+    _gauge("tiered_remote_lost",
+           "Partitions whose bucket lacks records that this disk has dropped: the bucket is lost or wrong."),
+    _counter("tiered_rounds_total", "Maintenance rounds since the start.", of="worker.rounds"),
+    _counter("tiered_round_failures_total",
+             "Maintenance rounds that failed as a whole because of the disk or the store.", of="worker.failures"),
+    _histogram("tiered_round_duration_seconds", "Duration of a round."),
+    _gauge("tiered_last_round_timestamp_seconds", "Time at which the last round ended, by the machine's clock.",
+           of="worker.report.seen_ms"),
+    _gauge("tiered_last_round_age_seconds",
+           "Time since the last round ended (before the first: since the start), independent of changes of the clock.",
+           of="worker.round_age_ms"),
+    _gauge("tiered_clock_jump_seconds",
+           "Jump of the machine's clock ahead (below 0: back) of the time of rounds; 0 while the clock is trusted."),
+    *_pool("copier", "copies, and all other work but expiry", "remote.log.manager.copier"),
+    *_pool("expirer", "expiry, deletions, objects of deleted topics", "remote.log.manager.expiration"),
+    _gauge("tiered_remote_log_manager_tasks_idle_ratio", "Share of idle task threads, 0 to 1.",
+           "pool", kafka=_REMOTE + "RemoteLogManagerTasksAvgIdlePercent"),
+    _gauge("tiered_remote_log_reader_task_queue_size", "Ranges that wait for a read-ahead thread of this process.",
+           kafka=_READER + "RemoteLogReaderTaskQueueSize", of="reader.queued"),
+    _gauge("tiered_remote_log_reader_idle_ratio", "Share of idle read-ahead threads, 0 to 1.",
+           kafka=_READER + "RemoteLogReaderAvgIdlePercent", of="reader.idle_share"),
+    _gauge("tiered_log_dir_free_bytes", "Free bytes of the file system of a log directory.", "directory",
+           of="directory.free_bytes"),
+    _gauge("tiered_log_dir_total_bytes", "Size of the file system of a log directory.", "directory",
+           of="directory.total_bytes"),
+    _gauge("tiered_log_dir_offline", "1 for a log directory that failed.",
+           "directory", kafka="kafka.log:type=LogManager,name=LogDirectoryOffline", of="directory.is_offline"),
+    # -- cost and the process
+    _gauge("tiered_cost_dollars_per_month",
+           "List price of the bytes stored now: storage, index and pending deletes in the bucket, disk. Requests are "
+           "in `tiered cost show`.", "topic", "kind"),
+    _counter("tiered_adopt_lost_offsets_total", "Offsets that a broker deleted before `tiered adopt` had copied them.",
+             "topic", is_of_sidecar=True),
+    _gauge("tiered_adopt_ahead_offsets",
+           "Offsets in the bucket above the broker's high watermark: the broker lost them, or is catching up.",
+           "topic", is_of_sidecar=True),
+    _gauge("tiered_build_info", "Always 1.", "version", "python", "kernels"),
+    _gauge("process_resident_memory_bytes", "Memory of the process."),
+    _counter("process_cpu_seconds_total", "CPU time of the process."),
+    _gauge("process_open_fds", "Open files of the process."),
+)  # fmt: skip
+
+BY_NAME = {each.name: each for each in METRICS}
+_BY_SOURCE: dict[str, list[tuple[str, str]]] = {}  # metrics and attributes, by object
+for _each in METRICS:
+    _source, _, _attribute = _each.of.partition(".")
+    _BY_SOURCE.setdefault(_source, []).append((_each.name, _attribute))
+
+
+class Form(Enum):
+    """A text format of metrics; the value is its content type."""
+
+    PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+    OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of one metric. `labels` are pairs of name and value."""
+
+    name: str
+    value: float | HistogramCounts
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def form_of(accept: str) -> Form:
+    """Return the form that an Accept header prefers; Prometheus' for no preference."""
+    liked = {Form.PROMETHEUS: 0.0, Form.OPEN_METRICS: 0.0}
+    for each in accept.split(","):
+        kind, *parameters = (part.strip().casefold() for part in each.split(";"))
+        weight = _weight(parameters)
+        if kind == "application/openmetrics-text":
+            liked[Form.OPEN_METRICS] = max(liked[Form.OPEN_METRICS], weight)
+        elif kind in ("text/plain", "text/*", "*/*"):
+            liked[Form.PROMETHEUS] = max(liked[Form.PROMETHEUS], weight)
+    return Form.OPEN_METRICS if liked[Form.OPEN_METRICS] > liked[Form.PROMETHEUS] else Form.PROMETHEUS
+
+
+def exposition(samples: Iterable[Sample], form: Form = Form.PROMETHEUS) -> str:
+    """Format samples in the order of the table, without metrics that have no sample."""
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(sample.name, []).append(sample)
+    lines: list[str] = []
+    for metric in METRICS:
+        own = found.pop(metric.name, [])
+        if own:
+            family = _family(metric, form)
+            lines.append(f"# HELP {family} {_help(metric.doc, form)}")
+            lines.append(f"# TYPE {family} {metric.kind.value}")
+        for sample in own:
+            assert isinstance(sample.value, HistogramCounts) == (metric.kind is Kind.HISTOGRAM), metric.name
+            lines += _lines(sample, form)
+    assert not found, f"metrics that the table does not have: {sorted(found)}"
+    if form is Form.OPEN_METRICS:
+        lines.append("# EOF")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _weight(parameters: Iterable[str]) -> float:
+    """Return the ``q`` of a type in an Accept header: 1 without one, 0 for an invalid one."""
+    for each in parameters:
+        name, _, value = each.partition("=")
+        if name.strip() == "q":
+            try:
+                return min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _family(metric: Metric, form: Form) -> str:
+    is_short = form is Form.OPEN_METRICS and metric.kind is Kind.COUNTER
+    return metric.name.removesuffix("_total") if is_short else metric.name
+
+
+def _lines(sample: Sample, form: Form) -> Iterable[str]:
+    if not isinstance(sample.value, HistogramCounts):
+        yield f"{sample.name}{_labels(sample.labels)} {_number(sample.value)}"
+        return
+    for bound, count in sample.value.buckets:
+        yield f"{sample.name}_bucket{_labels((*sample.labels, ('le', _bound(bound, form))))} {count}"
+    yield f"{sample.name}_sum{_labels(sample.labels)} {_number(sample.value.total)}"
+    yield f"{sample.name}_count{_labels(sample.labels)} {sample.value.count}"
+
+
+def _bound(value: float, form: Form) -> str:
+    is_float = form is Form.OPEN_METRICS and value != float("inf")
+    return repr(float(value)) if is_float else _number(value)
+
+
+def _labels(labels: tuple[tuple[str, str], ...]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}" if labels else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _help(text: str, form: Form) -> str:
+    return _escaped(text) if form is Form.OPEN_METRICS else text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if value == float("inf"):
+        return "+Inf"
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+
+
+# -- the figures -------------------------------------------------------------------------------------------------------
 
 
 class Metrics:
@@ -112,7 +422,7 @@ class Metrics:
         yield from self._store()
         yield from self._work(snapshots, now_ms)
         if any(each.rules.cleanup_compact for each in snapshots):
-            yield from self._cleaner(now_ms)
+            yield from _from("cleaner", cleaner_metrics(self._manager, now_ms, may_ask=False))
         yield from _process()
 
     def _tiers(self, found: Sequence[PartitionStatus], now_ms: int) -> Iterator[Sample]:
@@ -124,17 +434,10 @@ class Metrics:
         unseen = {each.name for each in self._manager.partitions.all() if is_unseen(self._manager, each)}
         for labels, group in groups.items():
             is_known = unseen.isdisjoint(each.partition for each in group)
-            for metric, field in _GAUGES.items():
-                if is_known or field in _OF_DISK:
-                    yield Sample(metric, sum(getattr(each, field) for each in group), labels)
-            for metric, field in _AGES.items():
-                if not is_known and field not in _OF_DISK:
-                    continue
-                since = min((at for each in group if (at := getattr(each, field)) is not None), default=now_ms)
-                yield Sample(metric, max(0, now_ms - since) / 1000, labels)
-            yield Sample("tiered_remote_copy_paused", int(any(each.paused is not None for each in group)), labels)
-            for metric, field in _OFFSETS.items() if self._by_partition else ():
-                yield Sample(metric, getattr(group[0], field), labels)
+            for metric, figure in _BY_SOURCE["partition"]:
+                is_shown = self._by_partition if figure in _OFFSETS else is_known or figure in _OF_DISK
+                if is_shown:
+                    yield Sample(metric, _figure(figure, group, now_ms), labels)
         yield from self._dollars(found, {name.topic for name in unseen})
 
     def _dollars(self, found: Sequence[PartitionStatus], unseen: Collection[str]) -> Iterator[Sample]:
@@ -162,7 +465,7 @@ class Metrics:
     def _seen(self) -> Iterator[Sample]:
         seen = self._observations
         topics = [topic.name for topic in self._manager.topics.all()]
-        for metric, name in _BY_TOPIC.items():
+        for metric, name in _BY_SOURCE["counts"]:
             counts = seen.of(name)
             for topic in topics:
                 yield Sample(metric, counts.get((topic,), 0), (("topic", topic),))
@@ -171,7 +474,7 @@ class Metrics:
         yield Sample("tiered_round_duration_seconds", seen.rounds.counts())
         for (op,), count in sorted(seen.of("operations").items()):
             yield Sample("tiered_objstore_operations_total", count, (("op", op),))
-            yield Sample("tiered_objstore_duration_seconds", _counts(seen, op), (("op", op),))
+            yield Sample("tiered_objstore_duration_seconds", seen.calls[op].counts(), (("op", op),))
         for (op, kind), count in sorted(seen.of("failures").items()):
             yield Sample("tiered_objstore_failures_total", count, (("op", op), ("class", kind)))
 
@@ -190,17 +493,13 @@ class Metrics:
             if parsed is not None:
                 by_topic[parsed[0]] = by_topic.get(parsed[0], RequestCounts()) + each
         for topic, each in sorted(by_topic.items()):
-            yield Sample("tiered_remote_copy_bytes_total", each.data_bytes_in, (("topic", topic),))
-            yield Sample("tiered_remote_fetch_bytes_total", each.data_bytes_out, (("topic", topic),))
+            yield from _from("requests", each, ("topic", topic))
         deleted = deletions(store)
         yield Sample("tiered_remote_left_objects_total", deleted.left_objects)
         for reason in DeleteReason:
             count = deleted.by_reason.get(reason, 0)
             yield Sample("tiered_remote_deleted_objects_total", count, (("reason", reason.value),))
-        cache = self._manager.opener.cache
-        yield Sample("tiered_cache_hits_total", cache.hits)
-        yield Sample("tiered_cache_misses_total", cache.misses)
-        yield Sample("tiered_cache_bytes", cache.size_bytes)
+        yield from _from("cache", self._manager.opener.cache)
 
     def _work(self, snapshots: Sequence[PartitionSnapshot], now_ms: int) -> Iterator[Sample]:
         todo = {name: each.count for name, each in plan(snapshots, now_ms).totals().items()}
@@ -221,16 +520,9 @@ class Metrics:
         yield Sample("tiered_halted", sum(isinstance(error, Conflict) for error in problems.values()) - lost)
         yield Sample("tiered_remote_lost", lost)
         for facts in self._manager.directories.facts():
-            labels = (("directory", facts.path),)
-            yield Sample("tiered_log_dir_offline", int(facts.is_offline), labels)
-            if facts.free_bytes is not None and facts.total_bytes is not None:
-                yield Sample("tiered_log_dir_free_bytes", facts.free_bytes, labels)
-                yield Sample("tiered_log_dir_total_bytes", facts.total_bytes, labels)
+            yield from _from("directory", facts, ("directory", facts.path))
         if self._worker is not None:
-            yield Sample("tiered_rounds_total", self._worker.rounds)
-            yield Sample("tiered_round_failures_total", self._worker.failures)
-            yield Sample("tiered_last_round_timestamp_seconds", self._worker.report.seen_ms / 1000)
-            yield Sample("tiered_last_round_age_seconds", self._worker.round_age_ms / 1000)
+            yield from _from("worker", self._worker)
             watch = self._worker.problems
             for kind in sorted({"Corrupt", "Unavailable", "Fenced", *watch.begun}):
                 yield Sample("tiered_problems_begun_total", watch.begun[kind], (("class", kind),))
@@ -247,24 +539,28 @@ class Metrics:
         for kind, load in ({} if is_read_only else self._manager.maintenance.tasks.loads).items():
             yield Sample(f"tiered_{kind}_tasks", load.queued, (("state", "queued"),))
             yield Sample(f"tiered_{kind}_tasks", load.running, (("state", "running"),))
-            yield Sample(f"tiered_{kind}_threads", load.threads)
-            yield Sample(f"tiered_{kind}_oldest_wait_seconds", load.oldest_wait_s)
-            yield Sample(f"tiered_{kind}_oldest_turn_seconds", load.oldest_turn_s)
+            yield from _from(kind, load)
             yield Sample("tiered_remote_log_manager_tasks_idle_ratio", load.idle_share, (("pool", kind),))
-        reader = reader_load()
-        yield Sample("tiered_remote_log_reader_task_queue_size", reader.queued)
-        yield Sample("tiered_remote_log_reader_idle_ratio", reader.idle_share)
+        yield from _from("reader", reader_load())
 
-    def _cleaner(self, now_ms: int) -> Iterator[Sample]:
-        figures = cleaner_metrics(self._manager, now_ms)
-        yield Sample("tiered_cleaner_max_dirty_percent", figures.max_dirty_percent)
-        yield Sample("tiered_cleaner_max_buffer_utilization_percent", figures.max_buffer_utilization_percent)
-        yield Sample("tiered_cleaner_max_clean_time_seconds", figures.max_clean_time_secs)
-        yield Sample("tiered_cleaner_max_compaction_delay_seconds", figures.max_compaction_delay_secs)
-        yield Sample("tiered_cleaner_uncleanable_partitions", figures.uncleanable_partitions_count)
-        yield Sample("tiered_cleaner_uncleanable_bytes", figures.uncleanable_bytes)
-        if figures.time_since_last_run_ms is not None:
-            yield Sample("tiered_cleaner_since_last_run_seconds", figures.time_since_last_run_ms / 1000)
+
+def _from(source: str, found: object, *labels: tuple[str, str]) -> Iterator[Sample]:
+    """Yield the metrics whose values are attributes of an object; None is no value."""
+    for metric, attribute in _BY_SOURCE[source]:
+        value = attrgetter(attribute)(found)
+        if value is not None:
+            yield Sample(metric, value / 1000 if attribute.endswith("_ms") else value, labels)
+
+
+def _figure(name: str, group: Sequence[PartitionStatus], now_ms: int) -> float:
+    """Return a figure of some partitions: whether one is paused, the age in s of the oldest time, or the sum."""
+    values: list[Any] = [getattr(each, name) for each in group]
+    if name == "paused":
+        return int(any(each is not None for each in values))
+    if name.endswith("_since_ms"):
+        return max(0, now_ms - min((each for each in values if each is not None), default=now_ms)) / 1000
+    total: float = sum(values)
+    return total
 
 
 def _prices(manager: LogManager) -> PriceTable | None:
@@ -274,10 +570,6 @@ def _prices(manager: LogManager) -> PriceTable | None:
     except LogError as error:
         _log.warning("dollars are not shown: error=%s", error)
         return None
-
-
-def _counts(seen: Observations, op: str) -> HistogramCounts:
-    return seen.calls[op].counts()
 
 
 def _process() -> Iterator[Sample]:

@@ -1,6 +1,6 @@
-"""Files that `tiered generate` prints: alert rules, a dashboard, a systemd unit.
+"""Files that `tiered generate` prints: alert rules, a dashboard, a systemd unit, policies and rules of a bucket.
 
-Expressions of alerts and panels may name only metrics of `tiered.observe.metric_table`. Each alert has a page in
+Expressions of alerts and panels may name only metrics of `tiered.observe.metrics`. Each alert has a page in
 ``docs/runbooks``, which states its severity, its expression and its time.
 """
 
@@ -12,8 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 
+from local.errors import InvalidRequest
+
 RUNBOOKS_URL = "docs/runbooks"
 _RATE = "[$__rate_interval]"
+ABORT_DAYS, NONCURRENT_DAYS = 3, 7
+PINS = "*/meta/pin/*"
+NAMED = ("*/data/*", "*/view/*", "*/meta/spill/*")  # objects that a manifest may name, so possible orphans
 
 
 class Severity(Enum):
@@ -253,34 +258,119 @@ def _panels() -> Iterator[dict[str, object]]:
 def systemd_unit(*, executable: str, directory: str, user: str = "tiered", metrics: str = ":9464") -> str:
     """Return a unit for `tiered run`: reports readiness, restarts if it hangs, drains when stopped."""
     command = shlex.join([executable, "-C", directory, "run", "--metrics", metrics])
-    return (
-        "[Unit]\n"
-        "Description=tiered log manager\n"
-        "After=network-online.target\n"
-        "Wants=network-online.target\n"
-        "\n[Service]\n"
-        "Type=notify\n"
-        "NotifyAccess=main\n"
-        f"User={user}\n"
-        f"ExecStart={command}\n"
-        "ExecReload=/bin/kill -HUP $MAINPID\n"
-        "# Ready once every log is loaded: after a crash each is recovered first.\n"
-        "TimeoutStartSec=infinity\n"
-        "WatchdogSec=300\n"
-        "# A stop waits for the current step; a large upload may take minutes.\n"
-        "TimeoutStopSec=300\n"
-        "KillMode=mixed\n"
-        "Restart=on-failure\n"
-        "RestartSec=30\n"
-        "# No restart after a wrong setting, damage or a newer writer; other causes may end by themselves.\n"
-        "RestartPreventExitStatus=2 4 5\n"
-        "LimitNOFILE=65536\n"
-        "UMask=0077\n"
-        "NoNewPrivileges=true\n"
-        "ProtectSystem=strict\n"
-        "ProtectHome=true\n"
-        "PrivateTmp=true\n"
-        f"ReadWritePaths={directory}\n"
-        "\n[Install]\n"
-        "WantedBy=multi-user.target\n"
-    )
+    return f"""\
+[Unit]
+Description=tiered log manager
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+Type=notify
+NotifyAccess=main
+User={user}
+ExecStart={command}
+ExecReload=/bin/kill -HUP $MAINPID
+# Ready once every log is loaded: after a crash each is recovered first.
+TimeoutStartSec=infinity
+WatchdogSec=300
+# A stop waits for the current step; a large upload may take minutes.
+TimeoutStopSec=300
+KillMode=mixed
+Restart=on-failure
+RestartSec=30
+# No restart after a wrong setting, damage or a newer writer; other causes may end by themselves.
+RestartPreventExitStatus=2 4 5
+LimitNOFILE=65536
+UMask=0077
+NoNewPrivileges=true
+ProtectSystem=strict
+ProtectHome=true
+PrivateTmp=true
+ReadWritePaths={directory}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class Role(Enum):
+    """Roles of IAM policies, each with least privilege.
+
+    Every action is needed: tests/contract/test_access_policies removes each once and sees a failure.
+
+    | role | reads | creates | deletes | purpose |
+    |---|---|---|---|---|
+    | manager | all | all | all, unless the bucket is immutable | the daemon, `tiered` with a directory, writing jobs |
+    | reader | all | nothing | nothing | `open_remote`, `consume`, `restore` without a takeover |
+    | spark | all | pins | pins | reads that pin a manifest |
+    | gc | all | nothing | objects that a manifest may name, not manifests; unfinished uploads | `tiered gc --delete` |
+
+    ListBucket is limited to the prefix. Without it a missing object is answered with 403 instead of 404, which does not
+    distinguish "missing" from "not allowed".
+    """
+
+    MANAGER = "manager"
+    READER = "reader"
+    SPARK = "spark"
+    GC = "gc"
+
+
+def iam_policy(
+    role: Role, bucket: str, prefix: str = "", *, is_immutable: bool = False, kms_key: str | None = None
+) -> dict[str, object]:
+    """Return the policy document of a role. `kms_key` is the ARN of the bucket's encryption key, if any.
+
+    Raises InvalidRequest for role GC in an immutable bucket.
+    """
+    if role is Role.GC and is_immutable:
+        raise InvalidRequest("cannot write a policy, an immutable bucket deletes nothing", role=role.value)
+    root = f"arn:aws:s3:::{bucket}/{_root(prefix)}"
+    deletes = [] if is_immutable else ["s3:DeleteObject"]
+    writes = ["s3:PutObject", "s3:AbortMultipartUpload", *deletes] if role is Role.MANAGER else []
+    statements = [_allow("Objects", ["s3:GetObject", *writes], f"{root}*"), _listing(bucket, prefix)]
+    if role is Role.SPARK:
+        statements.append(_allow("Pins", ["s3:PutObject", *deletes], f"{root}{PINS}"))
+    if role is Role.GC:
+        unfinished = ["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+        statements.append(_allow("Orphans", [*deletes, *unfinished], *(f"{root}{each}" for each in NAMED)))
+        statements.append(_allow("Uploads", ["s3:ListBucketMultipartUploads"], f"arn:aws:s3:::{bucket}"))
+    if kms_key is not None:
+        uses = ["kms:Decrypt"] if role in (Role.READER, Role.GC) else ["kms:Decrypt", "kms:GenerateDataKey"]
+        statements.append(_allow("Key", uses, kms_key))
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def lifecycle_rules(
+    prefix: str = "", *, is_immutable: bool = False, is_versioned: bool = False, abort_days: int = ABORT_DAYS
+) -> list[dict[str, object]]:
+    """Return the lifecycle rules for `prefix`.
+
+    The rules end incomplete uploads and, in a versioned bucket, expire deleted versions. No rule expires objects by
+    age: objects as old as the topic are in use.
+    """
+    suffix = f"-{prefix.strip('/').replace('/', '-')}" if prefix.strip("/") else ""
+
+    def rule(name: str, **effects: Mapping[str, object]) -> dict[str, object]:
+        where = {"Prefix": _root(prefix)}
+        return {"ID": f"tiered-{name}{suffix}", "Status": "Enabled", "Filter": where, **effects}
+
+    rules = [rule("abort-uploads", AbortIncompleteMultipartUpload={"DaysAfterInitiation": abort_days})]
+    if is_versioned and not is_immutable:
+        old, markers = {"NoncurrentDays": NONCURRENT_DAYS}, {"ExpiredObjectDeleteMarker": True}
+        rules.append(rule("deleted-versions", NoncurrentVersionExpiration=old, Expiration=markers))
+    return rules
+
+
+def _listing(bucket: str, prefix: str) -> dict[str, object]:
+    root = _root(prefix)
+    found = _allow("Names", ["s3:ListBucket"], f"arn:aws:s3:::{bucket}")
+    return found if not root else {**found, "Condition": {"StringLike": {"s3:prefix": [root, f"{root}*"]}}}
+
+
+def _allow(name: str, actions: list[str], *resources: str) -> dict[str, object]:
+    named = resources[0] if len(resources) == 1 else list(resources)
+    return {"Sid": name, "Effect": "Allow", "Action": actions, "Resource": named}
+
+
+def _root(prefix: str) -> str:
+    return prefix.strip("/") + "/" if prefix.strip("/") else ""

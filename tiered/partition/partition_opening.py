@@ -56,9 +56,8 @@ from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views
 from remote.manifest.writer_roles import LogState
 from remote.store import ObjectStore
-from tiered.config.config import Config
+from tiered.config.config import Config, log_settings, resolve_rules
 from tiered.config.properties import APPEND_FREE_MIN
-from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.config.secrets import load_key_ring
 from tiered.node.topic_registry import Topic
 from tiered.node.upload_pause import UploadPauses

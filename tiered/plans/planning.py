@@ -1,14 +1,20 @@
-"""A plan with prices: the decisions of maintenance at some time, priced on the same snapshots; and its flat rows."""
+"""A plan with prices: the decisions of maintenance at some time, priced on the same snapshots; and its flat rows.
+
+The basis of a saved plan, apart from partition state, is settings, prices, bucket and identity of the topics. It has a
+name for each fact, so that a refusal can say what changed. Every setting counts except `WITHOUT_EFFECT`. So a setting
+that is new in this version makes older plans refused, and no plan is applied to another state than the reviewed one.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING
 
-from local.errors import LogError
+from local.errors import LogError, NotFound
 from local.names import TopicPartition
 from policies.cost.plan_cost import DecisionCost, PlanCost, plan_cost
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -16,15 +22,12 @@ from policies.decisions import Plan, place_of
 from policies.deferrals import Deferral
 from policies.plan import plan as plan_snapshots
 from policies.remote_retention import page_to_know
-from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import remote_unknown_deferrals
-from tiered.config.config import Config
+from tiered.config.config import Config, resolve_rules
 from tiered.config.price_file import new_class, prices_or_none
-from tiered.config.properties import canonical, find_property, parse
-from tiered.config.resolve_settings import resolve_rules
+from tiered.config.properties import DEFAULTS, Value, canonical, find_property, parse
 from tiered.manager.manager import LogManager
-from tiered.plans.plan_basis import plan_basis
 from tiered.status.status_report import all_usage, snapshots_at_hand, unread_partitions
 
 if TYPE_CHECKING:
@@ -50,6 +53,42 @@ VERBS = {
     "DeletePage": ("-", "delete page"),
     "CollectManifests": ("-", "collect"),
 }
+_APPENDS = "it applies to appends, and the state contains their records"
+_THROTTLE = "it changes the speed only"
+_ROOM = "free space is checked when the plan is applied"
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "max.message.bytes": _APPENDS,
+    "message.timestamp.type": _APPENDS,
+    "message.timestamp.before.max.ms": _APPENDS,
+    "message.timestamp.after.max.ms": _APPENDS,
+    "compression.type": _APPENDS,
+    "compression.gzip.level": _APPENDS,
+    "compression.lz4.level": _APPENDS,
+    "compression.zstd.level": _APPENDS,
+    "append.batch.bytes": _APPENDS,
+    "flush.messages": _APPENDS,
+    "flush.ms": _APPENDS,
+    "producer.id.expiration.ms": _APPENDS,
+    "log.cleaner.threads": _THROTTLE,
+    "log.cleaner.io.max.bytes.per.second": _THROTTLE,
+    "log.cleaner.uncleanable.retry.ms": _THROTTLE,
+    "num.recovery.threads.per.data.dir": _THROTTLE,
+    "remote.log.manager.copy.max.bytes.per.second": _THROTTLE,
+    "remote.log.manager.fetch.max.bytes.per.second": _THROTTLE,
+    "remote.log.manager.task.interval.ms": _THROTTLE,
+    "remote.log.manager.copier.thread.pool.size": _THROTTLE,
+    "remote.log.manager.expiration.thread.pool.size": _THROTTLE,
+    "remote.s3.client": "both clients send the same requests",
+    "remote.fetch.cache.bytes": "it applies to readers",
+    "remote.fetch.cache.dir": "it applies to readers",
+    "remote.fetch.cache.dir.max.bytes": "it applies to readers",
+    "log.dir.free.bytes.min": _ROOM,
+    "log.dir.free.share.min": _ROOM,
+    "log.dir.append.free.bytes.min": _ROOM,
+    "log.dir.relief.free.bytes.min": _ROOM,
+    "clock.jump.hold.ms": "the clock is checked when the plan is applied",
+    "cost.prices": "the prices are compared, not their file",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +98,7 @@ class PricedPlan:
     Without `prices` (their file cannot be read) all dollars of `cost` are NaN. `missing` are the partitions with a tier
     that could not be read: the plan has no decision for them, and no total is known. `unread` are partitions with an
     oldest page that may expire in part and was not fetched. `basis` is the rest of the state behind the plan
-    (`tiered.plans.plan_basis`).
+    (`plan_basis`).
     """
 
     plan: Plan
@@ -118,7 +157,7 @@ def priced_plan(
     prices = prices_or_none(manager.config)
     problems = {name: str(each) for name, each in manager.problems.items() if names is None or name.topic in names}
     plan = plan_snapshots(known, at_ms)
-    plan = replace(plan, deferrals={**plan.deferrals, **_of_unknown(snapshots, known, problems)})
+    plan = replace(plan, deferrals={**plan.deferrals, **_of_unknown(snapshots, problems)})
     table = prices or BUILT_IN
     cost = plan_cost(plan, snapshots, table, all_usage(manager, table), new_class=new_class(config))
     return PricedPlan(
@@ -134,13 +173,12 @@ def priced_plan(
 
 
 def _of_unknown(
-    snapshots: Sequence[PartitionSnapshot], known: Sequence[PartitionSnapshot], problems: Mapping[TopicPartition, str]
+    snapshots: Sequence[PartitionSnapshot], problems: Mapping[TopicPartition, str]
 ) -> dict[TopicPartition, list[Deferral]]:
     """Return deferrals for partitions with a remote tier that was never read: no plan covers them."""
-    seen = {each.partition for each in known}
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in snapshots:
-        if each.partition not in seen:
+        if each.is_remote_unknown:
             why = " ".join(problems.get(each.partition, "the contents of its remote tier are unknown").split())
             found[each.partition] = remote_unknown_deferrals(each, why)
     return {name: some for name, some in found.items() if some}
@@ -159,17 +197,14 @@ def _under(
     manager: LogManager, config: Config, snapshots: Sequence[PartitionSnapshot], asks_for_copies: bool
 ) -> list[PartitionSnapshot]:
     """Return the same logs under other topic settings. A tier that is being given up stays so."""
-    rules: dict[str, PartitionRules] = {}
-    for topic in {each.partition.topic for each in snapshots}:
-        rules[topic] = resolve_rules(config.topic_properties(topic, manager.topics.get(topic).properties))
-    return [replace(each, rules=_kept(each.rules, rules[each.partition.topic], asks_for_copies)) for each in snapshots]
-
-
-def _kept(before: PartitionRules, after: PartitionRules, asks_for_copies: bool) -> PartitionRules:
-    """Return the rules `after`, with the two flags of `before` that the state of the tier decides."""
-    if before.gives_up_remote or not asks_for_copies:
-        return replace(after, gives_up_remote=before.gives_up_remote, copy_disabled=before.copy_disabled)
-    return after
+    found = []
+    for each in snapshots:
+        topic, before = each.partition.topic, each.rules
+        rules = resolve_rules(config.topic_properties(topic, manager.topics.get(topic).properties))
+        if before.gives_up_remote or not asks_for_copies:  # these flags depend on more than settings
+            rules = replace(rules, gives_up_remote=before.gives_up_remote, copy_disabled=before.copy_disabled)
+        found.append(replace(each, rules=rules))
+    return found
 
 
 def known_amount(dollars: float) -> float | None:
@@ -180,16 +215,12 @@ def known_amount(dollars: float) -> float | None:
 def line_fields(line: DecisionCost) -> dict[str, object]:
     """Return one decision and its price as flat fields; dollars are None without prices."""
     return {
-        "decision": type(line.decision).__name__,
+        "decision": kind_of(line),
         "topic": line.partition.topic,
         "partition": line.partition.partition,
         "size_bytes": line.decision.size_bytes,
         "reason": line.decision.reason,
-        "puts": line.puts,
-        "gets": line.gets,
-        "lists": line.lists,
-        "deletes": line.deletes,
-        "bytes_in": line.bytes_in,
+        **{name: getattr(line, name) for name in ("puts", "gets", "lists", "deletes", "bytes_in")},
         "dollars": known_amount(line.dollars),
         "early_deletion_dollars": known_amount(line.early_dollars),
         "dollars_per_month": known_amount(line.monthly_dollars),
@@ -234,3 +265,43 @@ def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
 def kind_of(line: DecisionCost) -> str:
     """Return the name of the decision's class in `policies.decisions`."""
     return type(line.decision).__name__
+
+
+def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], prices: PriceTable | None) -> dict[str, str]:
+    """Return the state behind a plan for `topics`, as text by name.
+
+    Settings with their default and deleted topics are left out.
+    """
+    found = {"prices": _priced_by(prices), "remote.url": config.remote_url or "none"}
+    for name in sorted(topics):
+        try:
+            topic = manager.topics.get(name)
+        except NotFound:
+            continue
+        found[f"{name} topic id"] = topic.topic_id
+        effective = config.topic_properties(name, topic.properties)
+        found |= {f"{name} {key}": _spelled(parse(key, text)) for key, text in effective.items() if _counts(key, text)}
+    return found
+
+
+def basis_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return ``orders retention.ms 86400000 -> 3600000`` for each fact that differs."""
+    both = {name: (before.get(name, "built in"), now.get(name, "built in")) for name in sorted({*before, *now})}
+    return [f"{name} {was} -> {has}" for name, (was, has) in both.items() if was != has]
+
+
+def _counts(key: str, text: str) -> bool:
+    return key not in WITHOUT_EFFECT and parse(key, text) != parse(key, DEFAULTS[key])
+
+
+def _spelled(value: Value) -> str:
+    """Return the same text for equal values, such as ``1d`` and ``24h``."""
+    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
+
+
+def _priced_by(prices: PriceTable | None) -> str:
+    """Return date, region and a digest of all prices."""
+    if prices is None:
+        return "unknown"
+    digits = hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()
+    return f"{prices.as_of} {prices.region} {digits}"

@@ -1,18 +1,13 @@
 """A plan in a file: what to do, and the state behind it; and its application if the state is unchanged.
 
-A file has decisions of maintenance (`tiered plan --out`), or steps of cost advice (`tiered cost advise --out`). Here
-decisions are applied; `tiered.cost.advice_applying` applies steps.
+A file has decisions of maintenance (`tiered plan --out`), or steps of cost advice (`tiered cost advise --out`), which
+`tiered.cost.advice_applying` applies. A step's only settings are those that `policies.cost.cost_advice` proposes:
+whatever such a file says, it cannot cause the loss of a record.
 
 The fingerprint of a partition covers everything that a decision can depend on: the topic's rules, log start offset,
 closed local segments, segment entries and pages, pending deletes, views. The file also has the rest of the basis
-(`tiered.plans.plan_basis`): settings, because a raised retention makes a planned expiry wrong, and prices, because the
-plan was reviewed with its dollars.
-
-New records do not change the fingerprint, and neither does a takeover without other changes. A plan covers the
-partitions that it has decisions for; changes of other partitions do not matter.
-
-A step has all facts that show whether it is due, done, or based on a changed state. Its only settings are those that
-`policies.cost.cost_advice` proposes: whatever such a file says, it cannot cause the loss of a record.
+(`tiered.plans.planning`). New records do not change the fingerprint, and neither does a takeover without other changes.
+Only changes of partitions with decisions matter.
 
 | kind, version | content | written |
 |---|---|---|
@@ -39,7 +34,7 @@ from tiered.config.price_file import prices_or_none
 from tiered.config.units import counted
 from tiered.config.user_files import read_given, write_given
 from tiered.manager.manager import LogManager
-from tiered.plans.plan_basis import basis_changes, plan_basis
+from tiered.plans.planning import basis_changes, plan_basis
 
 if TYPE_CHECKING:
     from tiered.maintenance.apply import Applied

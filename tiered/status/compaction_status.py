@@ -1,7 +1,4 @@
-"""Compaction status: every compacted log, the cleaner's figures as Kafka counts them, and advice.
-
-Only the process that runs a pass knows its progress. Another process sees the state of the disk.
-"""
+"""Compaction status: every compacted log, the cleaner's figures as Kafka counts them, and advice."""
 
 from __future__ import annotations
 
@@ -15,10 +12,15 @@ from local.names import TopicPartition
 from policies.cleaner_advice import Advice, CleanerFacts, LogFacts, advise
 from policies.compaction import LogToClean, log_to_clean
 from policies.snapshot import PartitionSnapshot
-from tiered.config.resolve_settings import resolve_rules
+from tiered.config.config import resolve_rules
 from tiered.maintenance.cleaning import Uncleanable
 from tiered.manager.manager import LogManager
 from tiered.status.status_report import snapshots_at_hand
+
+_OF_LOG = (
+    *("clean_bytes", "cleanable_bytes", "uncleanable_bytes"),
+    *("first_dirty_offset", "first_uncleanable_offset", "delay_ms"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,37 +83,34 @@ def unread_logs(
 
     A status needs the disk of the log only.
     """
-    problems = dict(manager.problems)
+    problems, config = dict(manager.problems), manager.config
     wanted = None if topics is None else set(topics)
-    some = [each for each in manager.topics.all() if wanted is None or each.name in wanted]
-    compacted = [each for each in some if resolve_rules(
-        manager.config.topic_properties(each.name, each.properties)).cleanup_compact]  # fmt: skip
-    names = [name for each in compacted for name in each.partitions()]
-    return {name: problems[name] for name in names if name in problems and name not in found}
+    return {
+        name: problems[name]
+        for each in manager.topics.all()
+        if (wanted is None or each.name in wanted)
+        and resolve_rules(config.topic_properties(each.name, each.properties)).cleanup_compact
+        for name in each.partitions()
+        if name in problems and name not in found
+    }
 
 
 def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:
-    """Return flat fields of one log."""
-    log, run, left = each.log, each.last_run, each.uncleanable
-    is_done = run is not None and run.error is None
+    log, run, uncleanable = each.log, each.last_run, each.uncleanable
+    done = run if run is not None and run.error is None else None
     return {
         "topic": log.partition.topic,
         "partition": log.partition.partition,
         "state": state_word(each),
         "dirty_ratio": round(log.dirty_ratio, 4),
-        "clean_bytes": log.clean_bytes,
-        "cleanable_bytes": log.cleanable_bytes,
-        "uncleanable_bytes": log.uncleanable_bytes,
-        "first_dirty_offset": log.first_dirty_offset,
-        "first_uncleanable_offset": log.first_uncleanable_offset,
-        "delay_ms": log.delay_ms,
+        **{field: getattr(log, field) for field in _OF_LOG},
         "last_run_ms": run.at_ms if run is not None else None,
         "ago_ms": max(0, now_ms - run.at_ms) if run is not None else None,
-        "size_reduction": round(run.size_reduction, 4) if run is not None and is_done else None,
-        "invalid_records": run.invalid_records if run is not None and is_done else None,
-        "buffer_utilization": round(run.buffer_utilization, 4) if run is not None and is_done else None,
-        "uncleanable_reason": left.reason if left is not None else None,
-        "retry_ms": left.retry_ms if left is not None else None,
+        "size_reduction": round(done.size_reduction, 4) if done is not None else None,
+        "invalid_records": done.invalid_records if done is not None else None,
+        "buffer_utilization": round(done.buffer_utilization, 4) if done is not None else None,
+        "uncleanable_reason": uncleanable.reason if uncleanable is not None else None,
+        "retry_ms": uncleanable.retry_ms if uncleanable is not None else None,
     }
 
 
@@ -125,7 +124,6 @@ def state_word(each: LogCleaningStatus) -> str:
 
 
 def cleaner_metrics(manager: LogManager, now_ms: int, *, may_ask: bool = True) -> CleanerMetrics:
-    """Return the cleaner's gauges at this moment."""
     found = compaction_status(manager, now_ms, may_ask=may_ask)
     runs = manager.cleaning.runs
     last_of_threads = list({run.thread: run for run in runs if run.error is None}.values())

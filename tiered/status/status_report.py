@@ -1,4 +1,4 @@
-"""Status of a node: figures of its partitions, and its problems with start, cause and next step.
+"""Status of a node: figures of its partitions, and its problems with start, cause and next step; also as flat rows.
 
 A read-only manager gathers the report. Its own findings are of this moment. The start of a problem, and problems that
 only a writer meets (a failed upload), are in the report of the running manager (`tiered.node.problems`).
@@ -7,8 +7,10 @@ only a writer meets (a failed upload), are in the report of the running manager 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from local.errors import ErrorCode, LogError
 from local.names import TopicPartition
@@ -20,22 +22,24 @@ from tiered.config.units import counted, format_bytes, format_ms
 from tiered.node.problems import (
     Problem,
     ReportedProblem,
+    UnreadPartitions,
     WorkReport,
     directory_holder,
     flat,
+    group_line,
     lock_holder,
     next_step,
     problem_of,
     read_report,
     step_of,
+    unread_rows,
 )
 from tiered.partition.partition_status import PartitionStatus, partition_status
+from tiered.status.sync_status import TierSync
 
 if TYPE_CHECKING:
-    from local.names import TopicPartition
     from policies.cost.prices import PriceTable
-    from policies.cost.storage_cost import StorageDollars
-    from policies.deferrals import Deferral
+    from policies.deferrals import Code, Deferral
     from policies.snapshot import PartitionFigures, PartitionSnapshot
     from remote.segment_entry import SegmentEntry
     from tiered.maintenance.cleaning import Uncleanable
@@ -43,11 +47,24 @@ if TYPE_CHECKING:
     from tiered.node.topic_registry import Topic
     from tiered.partition.partition import Partition
 
-
 WORK_OVERDUE_MS = 30 * 60_000
-
 _BEGIN_WORK = "start tiered run: no manager runs on this directory"
 _SET_CLOCK = "set the clock; if the new time is right, restart the manager with -X clock.jump.hold.ms=0"
+Row = dict[str, object]
+_OF_DISK = ("local_segments", "local_bytes", "at_risk_bytes")
+_OF_BUCKET = ("remote_segments", "remote_bytes", "lag_segments", "lag_bytes", "overdue_bytes")
+_SUMS = (*_OF_DISK, *_OF_BUCKET)
+_PAUSED = ("is_paused", "paused_since_ms", "pause_reason")
+_FIGURES = ("is_tiered", "offsets", *_SUMS, "lag_since_ms", "dollars_per_month", *_PAUSED)
+_OFFSETS = (
+    "log_start_offset",
+    "local_start_offset",
+    "next_offset",
+    "remote_next_offset",
+    "cleaner_offset",
+    "unlinked_bytes",
+)
+_NOT_YET = {"copy": "not copied yet", "clean": "not cleaned yet", "drop": "not dropped yet"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +100,15 @@ class StatusReport:
     @property
     def unread(self) -> dict[TopicPartition, LogError]:
         """The partitions with an unreadable tier, and the errors; figures of this tier are None in the rows."""
-        tiered = {name for name, each in self.partitions.items() if each.is_tiered}
-        return {
-            name: error
-            for name, error in self.errors.items()
-            if name not in self.partitions or (name in tiered and name not in self.seen)
-        }
+        found = self.partitions
+        return {name: error for name, error in self.errors.items() if name not in found or self.is_unseen(found[name])}
+
+    def is_unseen(self, status: PartitionStatus) -> bool:
+        """Return whether a partition's manifest was never read here because of a problem."""
+        return status.is_tiered and status.partition in self.errors and status.partition not in self.seen
 
     @property
     def is_healthy(self) -> bool:
-        """Whether there is no problem."""
         return not self.problems
 
     @property
@@ -358,3 +374,219 @@ def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] 
         if manifest is None
         else usage_of(manifest, prices, manifest_bytes=size_of(manifest), entries=rows)
     )
+
+
+# -- rows: JSON, CSV and pages -----------------------------------------------------------------------------------------
+
+
+class StatusPrices(msgspec.Struct, forbid_unknown_fields=True):
+    """The price table of the dollars."""
+
+    as_of: str
+    region: str
+    storage_class: str
+
+
+class ProblemFacts(msgspec.Struct, forbid_unknown_fields=True):
+    """A problem; `rounds` of the manager at work met it, 0 for a problem that was seen just now."""
+
+    where: str
+    topic: str | None
+    partition: int | None
+    kind: str
+    what: str
+    since_ms: int | None
+    rounds: int
+    next: str
+
+
+class StatusFacts(msgspec.Struct, forbid_unknown_fields=True):
+    """Prices, activity, deferrals and problems of a report.
+
+    `deleted_topics` have no figures; ``tiered cost show`` has the cost of their remaining objects. `sync` is null if it
+    was not requested, because it costs requests.
+    """
+
+    prices: StatusPrices | None
+    now_ms: int
+    is_at_work: bool
+    last_round_ms: int | None
+    deleted_topics: list[str]
+    unread: list[UnreadPartitions]
+    deferrals: list[DeferredSegment]
+    sync: list[TierSync] | None
+    stuck: list[ProblemFacts]
+
+
+def topic_row(report: StatusReport, topic: Topic) -> Row:
+    """Return the sums over a topic's partitions that have figures."""
+    names, found, problems = topic.partitions(), report.partitions, report.errors
+    return {
+        **_figures(report, [found[name] for name in names if name in found], len(names)),
+        "topic": topic.name,
+        "partitions": topic.partition_count,
+        "problems": [str(problems[name]) for name in names if name in problems],
+    }
+
+
+def partition_row(report: StatusReport, name: TopicPartition) -> Row:
+    """Return the row of one partition; without figures if it did not open."""
+    status, problems = report.partitions.get(name), report.errors
+    figures = _figures(report, [status] if status is not None else [], 1)
+    del figures["offsets"]  # the row has first and next offset instead
+    unknown = ("remote_next_offset", "unlinked_bytes") if status is not None and report.is_unseen(status) else ()
+    return {
+        **figures,
+        **{field: getattr(status, field, None) for field in _OFFSETS},
+        **dict.fromkeys(unknown),
+        "topic": name.topic,
+        "partition": name.partition,
+        "problems": [str(problems[name])] if name in problems else [],
+    }
+
+
+def status_facts(report: StatusReport) -> StatusFacts:
+    """Return the facts of the report other than rows."""
+    prices = report.prices.of(None) if report.prices is not None else None
+    return StatusFacts(
+        prices=StatusPrices(prices.as_of, prices.region, prices.storage_class) if prices is not None else None,
+        now_ms=report.now_ms,
+        is_at_work=report.is_at_work,
+        last_round_ms=report.work.seen_ms if report.work is not None else None,
+        deleted_topics=list(report.deleted),
+        unread=unread_rows(report.unread),
+        deferrals=deferral_rows(report.deferrals),
+        sync=None,
+        stuck=[
+            ProblemFacts(
+                where=each.where,
+                topic=each.partition.topic if each.partition is not None else None,
+                partition=each.partition.partition if each.partition is not None else None,
+                kind=each.kind,
+                what=each.what,
+                since_ms=each.since_ms,
+                rounds=each.count,
+                next=each.next_step,
+            )
+            for each in report.problems
+        ],
+    )
+
+
+def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) -> dict[str, object]:
+    """Return the sums of some partitions; all None if there is none.
+
+    A sum is None if one of `count` partitions lacks the figure. A partition that did not open lacks all figures. A
+    partition with an unread manifest lacks the figures of the remote tier. Its bytes at risk are the upper bound: all
+    bytes on its disk.
+    """
+    if not some:
+        return dict.fromkeys(_FIGURES)
+    is_open = len(some) == count
+    is_seen = is_open and not any(report.is_unseen(each) for each in some)
+    kept_of = [report.kept.get(each.partition) for each in some]
+    is_priced = is_seen and report.prices is not None
+    paused = [each.paused for each in some if each.paused is not None]
+    sums: dict[str, int | None] = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
+    sums |= dict.fromkeys(() if is_open else _OF_DISK)
+    sums |= dict.fromkeys(() if is_seen else _OF_BUCKET)
+    return {
+        "is_tiered": some[0].is_tiered,
+        # Offsets, not records: offsets that compaction and gaps removed are counted too.
+        "offsets": sum(each.next_offset - each.log_start_offset for each in some) if is_open else None,
+        **sums,
+        "lag_since_ms": _earliest(each.lag_since_ms for each in some) if is_seen else None,
+        "is_paused": bool(paused),
+        "paused_since_ms": _earliest(each.since_ms for each in paused),
+        "pause_reason": next((each.reason for each in paused), None),
+        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6) if is_priced else None,
+    }
+
+
+def _earliest(times: Iterable[int | None]) -> int | None:
+    return min((each for each in times if each is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferralCause:
+    """Deferrals of one action for one reason, over partitions. `until_ms` is the earliest known end."""
+
+    action: str
+    code: Code
+    why: str
+    partitions: tuple[str, ...]
+    segments: int
+    size_bytes: int
+    until_ms: int | None
+
+    @property
+    def words(self) -> str:
+        """Words such as ``not copied yet``."""
+        return _NOT_YET[self.action]
+
+
+class DeferredSegment(msgspec.Struct, forbid_unknown_fields=True):
+    """A segment that is not copied, cleaned or dropped yet. `code` is stable; `until_ms` null: no time is known."""
+
+    action: str
+    code: str
+    topic: str
+    partition: int
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    why: str
+    until_ms: int | None
+
+
+def deferral_rows(deferrals: Mapping[TopicPartition, Sequence[Deferral]]) -> list[DeferredSegment]:
+    return [
+        DeferredSegment(**{**asdict(each), "action": each.action.value, "code": each.code.value}, **asdict(name))
+        for name, found in sorted(deferrals.items())
+        for each in found
+    ]
+
+
+def causes(
+    deferrals: Mapping[TopicPartition, Sequence[Deferral]], *, without: Iterable[Code] = ()
+) -> list[DeferralCause]:
+    """Group deferrals by action and reason: 200 partitions with one reason are one cause."""
+    left_out = frozenset(without)
+    found: dict[tuple[str, Code, str], list[tuple[str, Deferral]]] = {}
+    for name, some in sorted(deferrals.items()):
+        for each in some:
+            if each.code not in left_out:
+                found.setdefault((each.action.value, each.code, each.why), []).append((str(name), each))
+    return [
+        DeferralCause(
+            action=action,
+            code=code,
+            why=why,
+            partitions=tuple(dict.fromkeys(name for name, _ in some)),
+            segments=len(some),
+            size_bytes=sum(each.size_bytes for _, each in some),
+            until_ms=_earliest(each.until_ms for _, each in some),
+        )
+        for (action, code, why), some in found.items()
+    ]
+
+
+def deferral_lines(deferrals: Mapping[TopicPartition, Sequence[Deferral]], now_ms: int) -> list[str]:
+    """Format a line for each reason; pauses and problems have their own lines."""
+    from policies.deferrals import Code
+
+    return [cause_line(each, now_ms) for each in causes(deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))]
+
+
+def cause_line(cause: DeferralCause, now_ms: int) -> str:
+    """Format ``orders/0: 3 segments (3.00 MiB) not copied yet: a transaction is open from offset 7``."""
+    what = f"{counted(cause.segments, 'segment')} ({format_bytes(cause.size_bytes)}) {cause.words}: {cause.why}"
+    return group_line(cause.partitions, what + (f"; {ends(cause, now_ms)}" if cause.until_ms is not None else ""))
+
+
+def ends(cause: DeferralCause, now_ms: int) -> str:
+    """Return when the first deferral ends by itself; empty if unknown."""
+    if cause.until_ms is None:
+        return ""
+    left_ms = max(0, cause.until_ms - now_ms)
+    return f"ends in {format_ms(left_ms if left_ms < 1000 else left_ms // 1000 * 1000)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -99,8 +99,21 @@ def _look(mark: str | None, held: Partition) -> TierSync:
                 held.log.reload_files()  # the writer may have appended and copied since the disk was read
         except LogError as error:
             manifest, problem = seen, " ".join(str(error).split())
-    log = held.log
-    found = TierSync(
+    log, of_manifest = held.log, dict[str, Any].fromkeys(_OF_MANIFEST)
+    if manifest is not None:
+        of_manifest |= {
+            "remote_start_offset": manifest.log_start_offset,
+            "remote_next_offset": manifest.next_offset,
+            "head_sequence": manifest.sequence,
+            "seen_sequence": seen.sequence if seen is not None else None,
+            "epoch": manifest.epoch,
+            "writer_id": manifest.writer_id,
+            "is_own_writer": is_of_node(manifest.writer_id, mark),
+            "committed_ms": manifest.committed_ms,
+            "lag_offsets": max(0, log.next_offset - max(manifest.next_offset, log.local_log_start_offset)),
+            "has_new_settings": dict(manifest.properties) != dict(held.topic.properties),
+        }
+    return TierSync(
         topic=held.name.topic,
         partition=held.name.partition,
         state=_state(held, manifest, mark, problem),
@@ -108,26 +121,7 @@ def _look(mark: str | None, held: Partition) -> TierSync:
         local_next_offset=log.next_offset,
         local_epoch=log.epochs.latest,
         problem=problem,
-        **dict.fromkeys(_OF_MANIFEST),
-    )
-    return found if manifest is None else _with_manifest(found, held, seen, manifest, mark)
-
-
-def _with_manifest(
-    found: TierSync, held: Partition, seen: Manifest | None, manifest: Manifest, mark: str | None
-) -> TierSync:
-    return msgspec.structs.replace(
-        found,
-        remote_start_offset=manifest.log_start_offset,
-        remote_next_offset=manifest.next_offset,
-        head_sequence=manifest.sequence,
-        seen_sequence=seen.sequence if seen is not None else None,
-        epoch=manifest.epoch,
-        writer_id=manifest.writer_id,
-        is_own_writer=is_of_node(manifest.writer_id, mark),
-        committed_ms=manifest.committed_ms,
-        lag_offsets=max(0, found.local_next_offset - max(manifest.next_offset, found.local_start_offset)),
-        has_new_settings=dict(manifest.properties) != dict(held.topic.properties),
+        **of_manifest,
     )
 
 

@@ -22,7 +22,7 @@ from local.errors import InvalidRequest
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.segments.object_encoding import CODECS, ObjectEncoding
-from tiered.config.resolve_settings import KEY_ID, STORAGE_CLASS, object_encoding
+from tiered.config.config import KEY_ID, STORAGE_CLASS, object_encoding
 
 if TYPE_CHECKING:
     from tiered.config.config import Config

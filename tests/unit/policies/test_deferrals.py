@@ -24,8 +24,7 @@ from tiered.cli.main import invoke
 from tiered.manager.manager import LogManager
 from tiered.manager.remote_acks import wait_for_bucket
 from tiered.plans.planning import priced_plan
-from tiered.status.status_report import status_report
-from tiered.status.status_rows import status_facts
+from tiered.status.status_report import status_facts, status_report
 
 SEGMENTS = (local(0, 2), local(2, 4), local(4, 6, age=0, active=True))
 LAG = replace(KEEP, copy_lag_ms=150)

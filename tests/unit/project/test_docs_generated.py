@@ -126,18 +126,17 @@ def render_exit_codes() -> str:
 _CHECKS = {
     "`tiered verify`": (
         "local.verify.findings", "local.verify.directories", "local.verify.segment_checks", "local.verify.index_checks",
-        "local.verify.producer_checks", "tiered.health.view_verifying",
+        "local.verify.producer_checks", "tiered.health.bucket_verifying",
     ),
     "`tiered scrub`, `tiered verify --remote`": (
-        "remote.check.partition_check", "remote.fetch.segment_check", "tiered.health.bucket_check",
-        "tiered.health.scrub",
+        "remote.check.partition_check", "remote.fetch.segment_check", "tiered.health.scrub",
     ),
     "A bucket in an external layout": (
         "remote.external.aiven_layout", "tiered.read.external_segments", "tiered.read.external_partition",
     ),
-    "`tiered doctor`": ("tiered.health.doctor", "tiered.health.doctor_store"),
+    "`tiered doctor`": ("tiered.health.doctor",),
     "`tiered config lint`, `tiered doctor`": (
-        "tiered.health.lint", "tiered.health.broker_file", "tiered.health.lint_rules",
+        "tiered.health.lint", "tiered.health.broker_file",
     ),
 }  # fmt: skip
 _FINDINGS = """# Findings
@@ -176,8 +175,9 @@ def declared_codes(module: str) -> list[FindingCode]:
     """The codes that a module declares, as constants or in the rows of its table."""
     found = importlib.import_module(module)
     codes = [each for each in vars(found).values() if isinstance(each, FindingCode)]
-    codes += {rule.code.code: rule.code for rule in getattr(found, "RULES", ())}.values()
-    return [each for each in codes if f'("{each.code}"' in source_of(module) or module == "tiered.health.lint_rules"]
+    rules = {rule.code.code: rule.code for rule in getattr(found, "RULES", ())}
+    codes += rules.values()
+    return [each for each in codes if f'("{each.code}"' in source_of(module) or each.code in rules]
 
 
 def source_of(module: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import first_release
 import msgspec
 import pytest
+from checked_bucket import check_bucket, damage
 from disk_model import ModelDisk
 from manager_world import NOW, World, send, settle
 
@@ -21,7 +22,6 @@ from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segments import chunk_table, index_bundle
 from remote.store.memory_store import MemoryStore
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.manager.manager import LogManager
 from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore

@@ -14,7 +14,7 @@ import pytest
 from policies.cost.simulation import Workload, simulate
 from policies.cost.workload import NOT_SIMULATED
 from policies.rules import DAY_MS, DailyWindow, PartitionRules
-from tiered.config.resolve_settings import resolve_rules
+from tiered.config.config import resolve_rules
 from tiered.health.lint import lint_place
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -13,7 +13,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from tiered.observe.metric_table import METRICS, Kind, Metric
+from tiered.observe.metrics import METRICS, Kind, Metric
 from tiered.observe.monitoring_files import ALERTS, Alert, Limits
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -55,7 +55,7 @@ def metrics_page() -> str:
     rows = "\n".join(_metric_row(each) for each in METRICS)
     return (
         "# Metrics\n\n"
-        "Generated from `tiered/observe/metric_table.py` by "
+        "Generated from `tiered/observe/metrics.py` by "
         "`python tests/unit/support/monitoring_pages.py`; a test fails when the two differ.\n\n"
         "`tiered run --metrics :9464` serves these metrics under `/metrics`, in Prometheus' text format "
         "or, if the Accept header asks for it, as OpenMetrics ([how to](../how-to/monitor.md)). "

@@ -12,8 +12,7 @@ from simulated_run import DAY, HOUR, Run, run
 from policies.cost.simulation import Counts, Reads, Simulated, Workload, simulate_from_empty
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
-from tiered.config.config import Config
-from tiered.config.resolve_settings import log_settings, resolve_rules
+from tiered.config.config import Config, log_settings, resolve_rules
 from tiered.cost.cost_history import manifest_costs
 
 WEEKS = 4

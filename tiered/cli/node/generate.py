@@ -17,9 +17,8 @@ from tiered.cli.errors import Exit
 from tiered.cli.options import GROUP, REMOTE_OPTIONS, argument, command, option
 from tiered.cli.session import UNNAMED, Session
 from tiered.config.units import counted
-from tiered.health.access_policies import Role, lifecycle_rules
-from tiered.health.access_policies import iam_policy as made
-from tiered.observe.monitoring_files import alert_rules, dashboard, systemd_unit
+from tiered.observe.monitoring_files import Role, alert_rules, dashboard, lifecycle_rules, systemd_unit
+from tiered.observe.monitoring_files import iam_policy as made
 
 VARIABLE = "_TIERED_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")

@@ -22,7 +22,7 @@ from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_lasted
 from tiered.config.user_files import check_target
 from tiered.node.problems import UnreadPartitions
-from tiered.status.status_rows import DeferredSegment, deferral_lines
+from tiered.status.status_report import DeferredSegment, deferral_lines
 
 if TYPE_CHECKING:
     from remote.store import ObjectStore
@@ -157,7 +157,7 @@ def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
 def _plan_facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
     """The JSON fields next to the rows; the moment of the plan if it is not now."""
     from tiered.node.problems import unread_rows
-    from tiered.status.status_rows import deferral_rows
+    from tiered.status.status_report import deferral_rows
 
     prices = priced.prices
     return {

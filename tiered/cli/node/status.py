@@ -36,7 +36,7 @@ from tiered.config.units import (
     format_ms,
 )
 from tiered.node.problems import group_problems
-from tiered.status.status_rows import StatusFacts, deferral_lines, partition_row, status_facts, topic_row
+from tiered.status.status_report import StatusFacts, deferral_lines, partition_row, status_facts, topic_row
 from tiered.status.sync_status import SyncState, TierSync
 
 if TYPE_CHECKING:

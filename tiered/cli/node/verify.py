@@ -159,10 +159,16 @@ def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str,
 def _own_names() -> frozenset[str]:
     """The manager's own files in a log directory, next to Kafka's."""
     from tiered.node import problems, topic_registry, upload_pause
-    from tiered.status import tier_series
+    from tiered.status import tier_history
     from tiered.stores import persistent_meter, store_check
 
-    of_managers = (topic_registry.FILE, store_check.FILE, persistent_meter.FILE, problems.REPORT_FILE, tier_series.FILE)
+    of_managers = (
+        topic_registry.FILE,
+        store_check.FILE,
+        persistent_meter.FILE,
+        problems.REPORT_FILE,
+        tier_history.FILE,
+    )
     return frozenset((*of_managers, upload_pause.FILE, upload_pause.LOCK))
 
 
@@ -196,7 +202,7 @@ def _verified(
 ) -> list[Finding]:
     from local.verify.directories import verify
     from local.verify.index_checks import fix_indexes
-    from tiered.health.view_verifying import verify_views
+    from tiered.health.bucket_verifying import verify_views
 
     found = [*verify(storage, path, options, on_bytes), *verify_views(storage, path)]
     if not fix_index:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from local.errors import InvalidRequest, Unavailable
-from tiered.observe.metric_table import Form, form_of
+from tiered.observe.metrics import Form, form_of
 from tiered.web.http.application import ANSWER_S, Answered, Answering, answered, application, target_of
 from tiered.web.http.gate import host_name, names_here, own_names
 from tiered.web.http.serving import ServerInThread, Tls

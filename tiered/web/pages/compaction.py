@@ -18,7 +18,7 @@ from tiered.status.compaction_status import (
     compaction_status,
     log_row,
 )
-from tiered.status.status_rows import Row
+from tiered.status.status_report import Row
 from tiered.web.charts import bar
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.overview import shown

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tiered.config.units import counted, format_bytes, format_dollars, format_ms
-from tiered.status.tier_history import TierHistory, history_of
-from tiered.status.tier_series import DAY_MS, TierPoint, TierSeries, stretches
+from tiered.status.tier_history import DAY_MS, TierHistory, TierPoint, TierSeries, history_of, stretches
 from tiered.web.charts import (
     Run,
     TimeLine,

@@ -9,8 +9,7 @@ import msgspec
 
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 from tiered.node.problems import ProblemGroup, group_problems, same_cause
-from tiered.status.status_report import StatusReport
-from tiered.status.status_rows import Row, status_facts, topic_row
+from tiered.status.status_report import Row, StatusReport, status_facts, topic_row
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.history import HistoryData, history_section
 from tiered.web.pages.parts import (

@@ -11,8 +11,7 @@ from urllib.parse import quote, urlencode
 from local.names import TopicPartition
 from tiered.config.units import counted, format_bytes, format_ms
 from tiered.node.problems import Problem, ProblemGroup, group_problems
-from tiered.status.status_report import StatusReport
-from tiered.status.status_rows import Row
+from tiered.status.status_report import Row, StatusReport
 from tiered.web.html import Child, Html, join, tag
 
 REFRESH_S = 30

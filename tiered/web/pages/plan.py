@@ -14,7 +14,7 @@ from local.errors import InvalidRequest
 from tiered.config.units import counted, format_bytes, format_count, format_dollars, parse_duration
 from tiered.node.problems import shared_places, unread_rows
 from tiered.plans.planning import VERBS, PricedPlan, Row, decision_row, kind_of, total_rows
-from tiered.status.status_rows import causes, deferral_rows, ends
+from tiered.status.status_report import causes, deferral_rows, ends
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.overview import NOT_READ, shown
 from tiered.web.pages.parts import (

@@ -18,8 +18,7 @@ from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted, format_bytes, format_count
 from tiered.node.topic_registry import Topic
-from tiered.status.status_report import StatusReport
-from tiered.status.status_rows import Row, partition_row, status_facts, topic_row
+from tiered.status.status_report import Row, StatusReport, partition_row, status_facts, topic_row
 from tiered.web.html import Child, Html, tag
 from tiered.web.pages.history import HistoryData, history_section
 from tiered.web.pages.overview import dollars, lag, remote, shown, state

@@ -16,7 +16,7 @@ from local.log import Log
 from local.log.producer_state import Producer
 from local.records.batch import check_batch, encode_batch
 from local.settings import LogSettings
-from tiered.config.resolve_settings import log_settings
+from tiered.config.config import log_settings
 
 NOW_MS = 1_000_000
 

@@ -15,7 +15,7 @@ from policies.cost.workload import Counts
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.store.middleware.metered_store import RequestCounts
-from tiered.cost.topic_cost import all_rows, cost_report
+from tiered.cost.topic_cost import all_entries, cost_report
 
 MIB = 1 << 20
 
@@ -105,7 +105,7 @@ def test_the_report_counts_every_segment_entry_including_those_in_pages(monkeypa
         assert manifest.pages
         report = cost_report(manager, NOW + 15 * DAY)
         (bill,) = report.bills
-        entries = list(all_rows(manager.partitions.find(NAME)))
+        entries = list(all_entries(manager.partitions.find(NAME)))
         assert bill.segments == len(entries) == manifest.segment_count
         data = [info for info in world.store.list("") if "/data/" in info.key and info.key.endswith(".log")]
         assert bill.data_bytes == sum(info.size_bytes for info in data) == sum(entry.stored_bytes for entry in entries)

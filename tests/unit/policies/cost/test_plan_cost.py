@@ -28,8 +28,7 @@ from remote.store.middleware.metered_store import RequestCounts
 from tiered.config.price_file import price_rows
 from tiered.cost.topic_cost import cost_report
 from tiered.plans.planning import decision_row, line_fields, priced_plan, total_rows
-from tiered.status.status_report import all_usage, status_report
-from tiered.status.status_rows import status_facts, topic_row
+from tiered.status.status_report import all_usage, status_facts, status_report, topic_row
 from tiered.web.pages.site import Site
 
 EXPIRING = {**TIERED, "retention.ms": "2d", "remote.log.delete.grace.ms": "1h"}

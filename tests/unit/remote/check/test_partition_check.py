@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from checked_bucket import check_bucket, damage
 from manager_world import DAY, NAME, NOW, TIERED, World, send, settle
 from remote_samples import forged
 
@@ -19,7 +20,6 @@ from remote.keys import data_key, manifest_key, new_ulid
 from remote.manifest.manifest import Manifest, decode_manifest, encode_manifest
 from remote.segments.index_bundle import decode_bundle, encode_bundle
 from remote.store.memory_store import MemoryStore
-from tiered.health.bucket_check import check_bucket, damage
 
 pytestmark = pytest.mark.damages_bucket
 

@@ -10,9 +10,8 @@ import pytest
 from local.errors import AccessDenied, InvalidRequest, NotFound
 from local.settings import LogSettings
 from policies.rules import ALL_DAY, DailyWindow, PartitionRules
-from tiered.config.config import Config
+from tiered.config.config import Config, log_settings, resolve_rules
 from tiered.config.properties import BROKER_NAMES, DEFAULTS, ENVIRONMENT, PROPERTIES, Source, parse
-from tiered.config.resolve_settings import log_settings, resolve_rules
 from tiered.health.lint import TomlLines
 
 DAY = 86_400_000

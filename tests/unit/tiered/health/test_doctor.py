@@ -22,7 +22,7 @@ from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.config.config import Config, file_url
-from tiered.health import doctor, doctor_store
+from tiered.health import doctor
 from tiered.health.doctor import (
     Patient,
     Surroundings,
@@ -100,7 +100,7 @@ def test_doctor_without_probes_writes_nothing(config: Config, monkeypatch) -> No
     for verb in ("create", "unlink", "rename", "lock"):
         monkeypatch.setattr(DiskStorage, verb, refuse)
     store = _Refusing()
-    found = run_checks(_patient(config, store, may_write=False), doctor_store.STORE_CHECKS)
+    found = run_checks(_patient(config, store, may_write=False), doctor.STORE_CHECKS)
     assert [each.severity for each in found] == [Severity.OK, Severity.SKIPPED, Severity.SKIPPED]
     assert {each.severity for each in examine(config, may_write=False)} <= {Severity.OK, Severity.SKIPPED}
 
@@ -241,7 +241,7 @@ def test_clock_that_was_set_back_is_an_error(config: Config) -> None:
 )
 def test_clock_difference_to_the_store_is_a_warning_or_an_error(config: Config, off_ms: int, state: Severity) -> None:
     store = open_store(config.remote_url, {})
-    found = list(run_checks(_patient(config, store, clock=lambda: now_ms() + off_ms), doctor_store.STORE_CHECKS))
+    found = list(run_checks(_patient(config, store, clock=lambda: now_ms() + off_ms), doctor.STORE_CHECKS))
     (clock,) = [each for each in found if each.check == "clock"]
     assert clock.severity is state
     if state is not Severity.OK:
@@ -284,7 +284,7 @@ class _Down(MemoryStore):
 def test_store_that_breaks_its_contract_is_an_error(
     config: Config, kind: type[MemoryStore], check: str, words: str
 ) -> None:
-    found = list(run_checks(_patient(config, kind("memory://bucket")), doctor_store.STORE_CHECKS))
+    found = list(run_checks(_patient(config, kind("memory://bucket")), doctor.STORE_CHECKS))
     (one,) = [each for each in found if each.check == check and each.severity is Severity.ERROR]
     assert words in one.what
     assert one.next_step
@@ -292,13 +292,13 @@ def test_store_that_breaks_its_contract_is_an_error(
 
 def test_store_that_overwrites_is_a_warning_for_a_single_writer(config: Config) -> None:
     alone = replace(config, overrides={"remote.single.writer": "true"})
-    found = list(run_checks(_patient(alone, _Overwriting("memory://bucket")), doctor_store.STORE_CHECKS))
+    found = list(run_checks(_patient(alone, _Overwriting("memory://bucket")), doctor.STORE_CHECKS))
     assert [each.severity for each in found if each.check == "guarantees"] == [Severity.WARNING]
 
 
 def test_doctor_deletes_its_probe_objects(config: Config) -> None:
     store = MemoryStore("memory://bucket")
-    list(run_checks(_patient(config, store), doctor_store.STORE_CHECKS))
+    list(run_checks(_patient(config, store), doctor.STORE_CHECKS))
     assert list(store.list(PROBES)) == []
 
 
@@ -310,7 +310,7 @@ def test_old_unfinished_uploads_are_a_warning(config: Config, monkeypatch) -> No
     found = [UnfinishedUpload(key=f"t/{at}", upload_id="u", begun_ms=at) for at in begun]
     monkeypatch.setattr(unfinished_uploads.UnfinishedUploads, "list", lambda self: found)
     on_s3 = replace(config, remote_url="s3://bucket")
-    (told,) = doctor_store.unfinished(_patient(on_s3, None))
+    (told,) = doctor.unfinished(_patient(on_s3, None))
     assert told.severity is Severity.WARNING
     assert told.what == "1 uploads were never finished, the oldest began 3d ago"
 

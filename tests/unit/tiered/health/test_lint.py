@@ -12,12 +12,10 @@ import pytest
 from local.errors import InvalidRequest, NotFound
 from local.verify.findings import Finding, Severity
 from tiered.cli.main import invoke
-from tiered.config.broker_only import broker_only
 from tiered.config.config import Config
-from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, find_property
+from tiered.config.properties import BROKER_NAMES, DEFAULTS, PROPERTIES, broker_only, find_property
 from tiered.health.broker_file import broker_settings, lint_broker_file, parse_entries, read_entries
-from tiered.health.lint import lint_place
-from tiered.health.lint_rules import RULES, Subject, hints
+from tiered.health.lint import RULES, Subject, hints, lint_place
 
 TIERED = {"remote.storage.enable": "true"}
 COMPACT = {**TIERED, "cleanup.policy": "compact"}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from checked_bucket import check_bucket, damage
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
 from local.format.record import StoredRecord
@@ -20,7 +21,6 @@ from remote.segments.encryption import NO_KEYS
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.health.repair import Copies, RepairPlan, plan_repair, put_in_place, run_repair
 from tiered.health.repair_sources import LocalCopies, Relatives, from_bucket
 from tiered.health.scrub import plan_scrub, report_of, run_scrub

@@ -11,7 +11,7 @@ from remote.keys import MANIFESTS
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions
 from remote.manifest.page_out import PageRule
-from tiered.cost.topic_cost import all_rows
+from tiered.cost.topic_cost import all_entries
 from tiered.inspect.segment_table import COLUMNS, TableOptions, arrow_types, record_batches, segment_rows
 from tiered.jobs.view_jobs import build_views, plan_views
 
@@ -62,7 +62,7 @@ def test_segment_rows_equal_the_entries_of_the_manifest(world):
     manager = filled(world)
     (held,) = manager.partitions.all()
     rows = [row for row in table(world) if row["kind"] == "log"]
-    want = list(all_rows(held))
+    want = list(all_entries(held))
     assert [row["ulid"] for row in rows] == [each.ulid for each in want]
     assert sum(row["record_count"] for row in rows) == 600
     for row, each in zip(rows, want, strict=True):

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 from care_world import KEYS, MODES, NOW, SMALL_PAGES, TOPIC_ID, CareWorld, batches, named
+from checked_bucket import check_bucket, damage
 from fault_kinds import Clock, FaultStore, Kind
 from manager_world import NAME, TIERED, World, send, settle
 from rewrite_flows import WRITES, records, small_segments
@@ -19,7 +20,6 @@ from remote.manifest.manifest_changes import expire_segments
 from remote.manifest.sealing import keyed
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs import bucket_copying
 from tiered.jobs.bucket_copying import CopyJob, CopyOutcome, compare, copy_entry, plan_copy, run_copy
 from tiered.jobs.job_bucket import OpenBucket

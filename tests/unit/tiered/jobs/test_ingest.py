@@ -8,6 +8,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 from bucket_truth import assert_sound
+from checked_bucket import check_bucket, damage
 from disk_model import ModelDisk
 from manager_world import HOUR, NAME, NOW, TIERED, World, send, settle
 
@@ -23,7 +24,6 @@ from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store.memory_store import MemoryStore
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.compaction_passes import compact_partition
 from tiered.jobs.ingest import Ingested, IngestPlan, abort_ingest, commit_ingest, plan_ingest
 from tiered.jobs.ingest_task import IngestTask

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from checked_bucket import check_bucket
 from manager_world import DAY, HOUR, NAME, NOW, TIERED, World, send
 
 from local.errors import DiskFailed, Fenced, Unavailable
@@ -20,7 +21,6 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.store import UploadSource
 from remote.store.memory_store import MemoryStore
-from tiered.health.bucket_check import check_bucket
 from tiered.maintenance.apply import apply_on_disk
 from tiered.maintenance.maintenance import Maintenance
 from tiered.maintenance.remote_tasks import Due

@@ -14,7 +14,7 @@ from local.log import checkpoints
 from local.storage import DiskStorage, join
 from tiered.cli.bucket.external_buckets import _serving
 from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
-from tiered.observe.metric_table import BY_NAME
+from tiered.observe.metrics import BY_NAME
 
 
 def _samples(metrics: AdoptMetrics, now_ms: int = NOW) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checked_bucket import check_bucket, damage
 from disk_model import ModelDisk
 
 from local import kernels
@@ -28,7 +29,6 @@ from remote.manifest.manifest_changes import expire_segments
 from remote.store.memory_store import MemoryStore
 from tiered.cli.bucket import external_buckets
 from tiered.cli.main import invoke
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.migrate import adopt as adopting
 from tiered.migrate.adopt import EPOCHS_APART, HIGH_WATERMARKS, Adopter
 from tiered.migrate.adopt_metrics import AdoptedPartition

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from checked_bucket import check_bucket, damage
 from disk_model import ModelDisk
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle
 
@@ -28,7 +29,6 @@ from remote.manifest.page_out import PageRule
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from tiered.cost.topic_cost import cost_report
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager
 from tiered.migrate.fork import PIN_MS, ForkPlan, plan_fork, run_fork

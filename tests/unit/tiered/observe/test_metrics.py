@@ -20,8 +20,7 @@ from remote.fetch import read_ahead
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from remote.store.memory_store import MemoryStore
-from tiered.observe.metric_table import BY_NAME, METRICS, Form, Kind, Sample, exposition, form_of
-from tiered.observe.metrics import CACHE_MS, Metrics
+from tiered.observe.metrics import BY_NAME, CACHE_MS, METRICS, Form, Kind, Metrics, Sample, exposition, form_of
 from tiered.service.observations import Histogram, Observations, open_observed
 from tiered.service.worker import Worker
 from tiered.web.http import gate
@@ -323,6 +322,7 @@ def test_a_scrape_sends_no_request(world: World, monkeypatch) -> None:
     )
     with world.open() as manager:
         manager.topics.create("t", 1, {**TIERED, "retention.ms": str(2 * DAY)}, now_ms=NOW)
+        manager.topics.create("c", 1, {"cleanup.policy": "compact"}, now_ms=NOW)  # for the figures of the cleaner
         send(manager, 3000)
         settle(manager)
         assert manager.partitions.find(TopicPartition("t", 0)).manifest().pages, (

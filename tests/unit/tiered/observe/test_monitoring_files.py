@@ -10,7 +10,7 @@ import pytest
 from monitoring_pages import RUNBOOKS, SECTIONS, metric_names, pages, runbook, runbook_commands
 
 from tiered.cli.main import COMMANDS, invoke
-from tiered.observe.metric_table import BY_NAME, METRICS, Kind
+from tiered.observe.metrics import BY_NAME, METRICS, Kind
 from tiered.observe.monitoring_files import ALERTS, PANELS, Limits, alert_rules, dashboard, systemd_unit
 
 

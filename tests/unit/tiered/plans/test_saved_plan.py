@@ -18,8 +18,7 @@ from remote.manifest.catalog import list_partitions
 from remote.manifest.page_out import PageRule
 from tiered.config.properties import PROPERTIES, Kind
 from tiered.migrate.fork import plan_fork, run_fork
-from tiered.plans.plan_basis import WITHOUT_EFFECT
-from tiered.plans.planning import priced_plan
+from tiered.plans.planning import WITHOUT_EFFECT, priced_plan
 from tiered.plans.saved_plan import (
     apply_saved,
     changed_partitions,

@@ -16,7 +16,7 @@ from remote.manifest.manifest import decode_manifest
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.manifest.view import ViewState, find_view
 from remote.manifest.view_changes import ViewCatalog, decode_catalog, encode_catalog
-from tiered.health.view_verifying import verify_views
+from tiered.health.bucket_verifying import verify_views
 from tiered.inspect.log_dir_usage import describe_log_dirs
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views, view_status
 from tiered.manager.manager import LogManager

@@ -32,8 +32,7 @@ from tiered.observe.metrics import Metrics
 from tiered.partition.partition_status import partition_status
 from tiered.plans.planning import priced_plan
 from tiered.service.observations import Observations
-from tiered.status.status_report import status_report
-from tiered.status.status_rows import partition_row, topic_row
+from tiered.status.status_report import partition_row, status_report, topic_row
 from tiered.web.pages.overview import overview
 
 

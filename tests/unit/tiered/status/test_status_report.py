@@ -18,8 +18,7 @@ from tiered.cli.node.status import deleted_lines
 from tiered.config.clock_guard import ClockSuspicion
 from tiered.node.problems import KEEP_INTERVAL_MS, REPORT_FILE, WorkJournal, WorkReport, read_report
 from tiered.service.worker import Worker
-from tiered.status.status_report import StatusReport, status_report
-from tiered.status.status_rows import partition_row, status_facts, topic_row
+from tiered.status.status_report import StatusReport, partition_row, status_facts, status_report, topic_row
 
 MINUTE = 60_000
 

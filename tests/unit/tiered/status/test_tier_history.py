@@ -22,19 +22,19 @@ from remote.manifest.page_out import PageRule
 from tiered.cli.main import invoke
 from tiered.cli.schemas import SCHEMAS
 from tiered.service.worker import Worker
-from tiered.status.status_report import status_report
-from tiered.status.status_rows import topic_row
+from tiered.status.status_report import status_report, topic_row
 from tiered.status.tier_history import (
     FILE,
     TierHistory,
     TierJournal,
+    TierPoint,
+    TierSeries,
     history_of,
     look,
     read_series,
     still_there,
     tier_history,
 )
-from tiered.status.tier_series import TierPoint, TierSeries
 
 FIVE = 5 * 60_000
 
@@ -217,7 +217,7 @@ def test_damaged_notes_are_restarted_and_those_of_a_newer_version_untouched(
         assert noted(world, NOW).points == ()
         TierJournal(manager).note(NOW + FIVE)
         assert [each.at_ms for each in noted(world, NOW + HOUR).points] == [NOW + FIVE]
-        monkeypatch.setattr("tiered.status.tier_series.VERSION", 2)
+        monkeypatch.setattr("tiered.status.tier_history.VERSION", 2)
         newer = TierSeries().encoded()
         monkeypatch.undo()
         replace_file(world.disk, f"./data/{FILE}", newer)

@@ -14,7 +14,7 @@ from manager_world import NOW
 from run_profile import examples
 
 from local.errors import Corrupt, InvalidRequest
-from tiered.status.tier_series import (
+from tiered.status.tier_history import (
     DAY_MS,
     FORGOTTEN_MS,
     HOUR_MS,

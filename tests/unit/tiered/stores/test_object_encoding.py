@@ -33,9 +33,8 @@ from remote.store.memory_store import MemoryStore
 from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.config.config import Config
+from tiered.config.config import STORAGE_CLASS, Config
 from tiered.config.properties import PROPERTIES
-from tiered.config.resolve_settings import STORAGE_CLASS
 from tiered.jobs.ingest import commit_ingest
 from tiered.stores import configured_store as configured_store_module
 from tiered.stores.configured_store import addressed_store, configured_store
@@ -393,7 +392,7 @@ def test_no_writer_constructs_its_own_object_encoding() -> None:
                 makers.add(path.stem)
             if name == "copy_segment" and "object_encoding" not in {word.arg for word in call.keywords}:
                 bare.append(f"{path.stem}:{call.lineno}")
-    assert makers == {"resolve_settings", "object_encoding"}
+    assert makers == {"config", "object_encoding"}
     assert bare == []
 
 

@@ -28,9 +28,8 @@ from remote.store.memory_store import MemoryStore
 from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.config.config import Config
+from tiered.config.config import Config, object_encoding
 from tiered.config.properties import DEFAULTS
-from tiered.config.resolve_settings import object_encoding
 from tiered.config.secrets import load_key_ring
 from tiered.health.doctor import examine
 from tiered.jobs.key_rotation import rewrap, rewrap_keys

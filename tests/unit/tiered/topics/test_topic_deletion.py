@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from checked_bucket import check_bucket
 from disk_model import ModelDisk, PowerCut
 from fault_store import Fault, FaultStore, Killed
 from manager_world import HOUR, NAME, NOW, TIERED, SwitchableStore, World, send, settle, values
@@ -20,7 +21,6 @@ from remote.check.partition_check import ObjectKind
 from remote.keys import MANIFESTS
 from remote.manifest.manifest import decode_manifest
 from remote.store.memory_store import MemoryStore
-from tiered.health.bucket_check import check_bucket
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from checked_bucket import check_bucket, damage
 from manager_world import COMPACTED, DAY, HOUR, NAME, NOW, TIERED, World, send, settle, values
 
 from local.errors import AccessDenied, AlreadyExists
@@ -22,7 +23,6 @@ from tiered.cli.job_command import open_bucket, task_bucket
 from tiered.cli.main import invoke
 from tiered.cli.session import Session
 from tiered.config.config import Config
-from tiered.health.bucket_check import check_bucket, damage
 from tiered.jobs.orphan_deletion import list_garbage
 from tiered.migrate.fork import plan_fork, run_fork
 from tiered.read.bucket_reader import RemoteLog

@@ -12,8 +12,7 @@ from web_pages import Sound, page, site
 from local.errors import DiskFailed
 from local.storage import replace_file
 from tiered.service.worker import Worker
-from tiered.status.tier_history import history_of
-from tiered.status.tier_series import DAY_MS, FILE, TierPoint, TierSeries
+from tiered.status.tier_history import DAY_MS, FILE, TierPoint, TierSeries, history_of
 from tiered.web.charts import bytes_label, dollars_label, thinned, time_ticks
 from tiered.web.html import tag
 from tiered.web.pages.history import SPANS, HistoryData, history_section, requested_span
