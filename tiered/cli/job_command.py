@@ -141,9 +141,11 @@ class JobCommand(BucketCommand):
             spark.stop()
 
     @contextmanager
-    def executor(self, description: str, *, job_id: str | None = None, threads: int = 1) -> Iterator[Executor]:
-        """Yield the executor of the work. `threads` are for work in this process."""
-        if not self.is_on_spark:
+    def executor(
+        self, description: str, *, job_id: str | None = None, threads: int = 1, is_on_spark: bool | None = None
+    ) -> Iterator[Executor]:
+        """Yield the executor of the work, by default as `is_on_spark`. `threads` are for work in this process."""
+        if not (self.is_on_spark if is_on_spark is None else is_on_spark):
             from tiered.jobs.runner import Here
 
             yield Here(self.should_stop, threads=threads)

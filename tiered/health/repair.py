@@ -26,11 +26,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
-from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, NotFound
+from local.errors import AccessDenied, AlreadyExists, Conflict, Corrupt, InvalidRequest, LogError, NotFound
 from local.log import Log
-from local.segment.segment_info import SegmentInfo
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import check_segment
@@ -51,10 +50,9 @@ from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.health.repair_sources import Relatives, entries_of_page, from_bucket
 from tiered.health.scrub import check_contents
 from tiered.health.scrub_report import Found, ScrubReport
+from tiered.jobs.runner import Clock, Failures, Here, LocalJob, run_job
 from tiered.partition.segment_inspection import segment_to_copy
 from tiered.stores.object_encoding import SettingsOf, encoding_of_entry, own_settings
-
-Progress = Callable[[int], None]
 
 
 class Copies(Protocol):
@@ -83,6 +81,10 @@ class SegmentRepair:
     def object(self) -> str:
         return self.entry.data_key
 
+    @property
+    def size_bytes(self) -> int:
+        return self.entry.size_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRepair:
@@ -99,6 +101,10 @@ class PageRepair:
     @property
     def object(self) -> str:
         return self.page.key
+
+    @property
+    def size_bytes(self) -> int:
+        return self.page.page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +127,14 @@ class RepairPlan:
     needless: tuple[Untouched, ...] = ()
 
     @property
+    def repairs(self) -> tuple[PageRepair | SegmentRepair, ...]:
+        """The repairs in their order."""
+        return (*self.pages, *self.segments)
+
+    @property
     def size_bytes(self) -> int:
         """The bytes to upload."""
-        return sum(each.entry.size_bytes for each in self.segments) + sum(each.page.page_bytes for each in self.pages)
+        return sum(each.size_bytes for each in self.repairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +155,23 @@ def plan_repair(
 
     A finding about one partition is checked in all partitions that name the same objects. Raises Unavailable.
     """
-    plan = RepairPlan()
-    relatives = Relatives(store)
+    planner = _Planner(store, keys, copies)
     by_name: dict[RemotePartitionName, list[Found]] = {}
     unreadable = [each for each in report.of("warning") if each.ulid is not None]  # a missing or wrong key
     for found in (*report.of("corrupt"), *unreadable):
         by_name.setdefault(RemotePartitionName(found.topic, found.topic_id, found.partition), []).append(found)
-    for name, ulid in sorted(_shared(relatives, by_name)):
-        found = Found(severity="corrupt", **_facts(name), object="", what="of a topic with shared objects", ulid=ulid)
+    for name, ulid in sorted(_shared(planner.relatives, by_name)):
+        facts = {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
+        found = Found(severity="corrupt", **facts, object="", what="of a topic with shared objects", ulid=ulid)  # type: ignore[arg-type]
         by_name.setdefault(name, []).append(found)
     for name in sorted(by_name):
-        plan = _plus(plan, _of_partition(store, name, by_name[name], keys, copies, relatives))
-    return plan
+        planner.plan_partition(name, by_name[name])
+    return RepairPlan(
+        pages=tuple(planner.pages),
+        segments=tuple(planner.segments),
+        hopeless=tuple(planner.hopeless),
+        needless=tuple(planner.needless),
+    )
 
 
 def _shared(
@@ -168,58 +184,78 @@ def _shared(
         for entry in relatives.entries(name) if ulids else ():
             if entry.ulid in ulids:
                 shared |= set(relatives.naming(name, entry))
-    told = {(name, each.ulid) for name, found in by_name.items() for each in found}
-    return {each for each in shared if each not in told}
+    return shared - {(name, each.ulid) for name, found in by_name.items() for each in found}
 
 
-def _facts(name: RemotePartitionName) -> dict[str, Any]:
-    return {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
+class _Planner:
+    """The repairs found so far, and what every search of a good copy needs."""
 
+    def __init__(self, store: ObjectStore, keys: KeyRing, copies: Copies | None) -> None:
+        self._store, self._keys, self._copies = store, keys, copies
+        self.relatives = Relatives(store)
+        self.pages: list[PageRepair] = []
+        self.segments: list[SegmentRepair] = []
+        self.hopeless: list[Untouched] = []
+        self.needless: list[Untouched] = []
 
-def _plus(one: RepairPlan, other: RepairPlan) -> RepairPlan:
-    return RepairPlan(
-        pages=one.pages + other.pages,
-        segments=one.segments + other.segments,
-        hopeless=one.hopeless + other.hopeless,
-        needless=one.needless + other.needless,
-    )
-
-
-def _of_partition(
-    store: ObjectStore,
-    name: RemotePartitionName,
-    found: Sequence[Found],
-    keys: KeyRing,
-    copies: Copies | None,
-    relatives: Relatives,
-) -> RepairPlan:
-    try:
-        manifest = MetadataLog(store, name.prefix).join()
-    except (Corrupt, NotFound, Conflict) as error:
-        why = f"the newest manifest is unreadable, only a copy of it can replace it: {error}"
-        return RepairPlan(hopeless=(Untouched(name=name, object=MANIFESTS, why=why),))
-    hopeless: list[Untouched] = []
-    needless = list(_of_manifests(name, manifest, found))
-    pages = []
-    for page, known in _damaged_pages(store, name, manifest):
+    def plan_partition(self, name: RemotePartitionName, found: Sequence[Found]) -> None:
         try:
-            entries, source = known or entries_of_page(store, name.prefix, manifest, page)
-            pages.append(PageRepair(name=name, page=page, entries=tuple(entries), source=source))
-        except Corrupt as error:
-            offsets = (page.base_offset, page.next_offset)
-            hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
-    segments = []
-    for entry in _entries(store, name, manifest, pages, {each.ulid for each in found if each.ulid is not None}):
-        if not _is_damaged(store, name, entry, keys):
-            needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
-            continue
+            manifest = MetadataLog(self._store, name.prefix).join()
+        except (Corrupt, NotFound, Conflict) as error:
+            why = f"the newest manifest is unreadable, only a copy of it can replace it: {error}"
+            self.hopeless.append(Untouched(name=name, object=MANIFESTS, why=why))
+            return
+        self.needless += _of_manifests(name, manifest, found)
+        pages = list(self._pages(name, manifest))
+        self.pages += pages
+        for entry in _entries(self._store, name, manifest, pages, {each.ulid for each in found if each.ulid}):
+            if not self._is_damaged(name, entry):
+                self.needless.append(Untouched(name=name, object=entry.data_key, why="already undamaged"))
+                continue
+            try:
+                self.segments.append(self._segment(name, entry, manifest))
+            except (Corrupt, NotFound, AccessDenied, InvalidRequest) as error:
+                offsets = (entry.base_offset, entry.next_offset)
+                self.hopeless.append(Untouched(name=name, object=entry.data_key, why=str(error), offsets=offsets))
+        self.hopeless += _of_views(name, found)
+
+    def _pages(self, name: RemotePartitionName, manifest: Manifest) -> Iterator[PageRepair]:
+        for page, known in _damaged_pages(self._store, name, manifest):
+            try:
+                entries, source = known or entries_of_page(self._store, name.prefix, manifest, page)
+                yield PageRepair(name=name, page=page, entries=tuple(entries), source=source)
+            except Corrupt as error:
+                offsets = (page.base_offset, page.next_offset)
+                self.hopeless.append(Untouched(name=name, object=page.key, why=str(error), offsets=offsets))
+
+    def _is_damaged(self, name: RemotePartitionName, entry: SegmentEntry) -> bool:
+        view = parse_view_key(entry.data_key)
+        if entry_contradiction(entry, view=view.view if view is not None else None) is not None:
+            return True
+        sizes = ((entry.data_key, entry.stored_bytes), (entry.indexes_key, entry.indexes_bytes))
         try:
-            segments.append(_source(store, name, entry, manifest, keys, copies, relatives))
-        except (Corrupt, NotFound, AccessDenied, InvalidRequest) as error:
-            offsets = (entry.base_offset, entry.next_offset)
-            hopeless.append(Untouched(name=name, object=entry.data_key, why=str(error), offsets=offsets))
-    hopeless += _of_views(name, found)
-    return RepairPlan(pages=tuple(pages), segments=tuple(segments), hopeless=tuple(hopeless), needless=tuple(needless))
+            if any(self._store.head(full_key(name.prefix, key)).size_bytes != size for key, size in sizes):
+                return True
+        except NotFound:
+            return True
+        remote = RemotePartition(self._store, name.prefix, ChunkCache(0), read_ahead_chunks=0, keys=self._keys)
+        return bool(check_segment(self._store, remote, entry, check_contents))
+
+    def _segment(self, name: RemotePartitionName, entry: SegmentEntry, manifest: Manifest) -> SegmentRepair:
+        """Find the good copy. Raises Corrupt with the reason if there is none."""
+        copies, is_last = self._copies, entry.next_offset >= manifest.entries_end_offset
+        if copies is not None and copies(name, entry):
+            return SegmentRepair(name=name, entry=entry, source="local")
+        try:
+            from_bucket(self._store, name.prefix, entry, self._keys, is_last=is_last)
+        except (Corrupt, NotFound, AccessDenied, InvalidRequest):
+            if copies is not None and (relative := self.relatives.on_disk(name, entry, copies)) is not None:
+                return SegmentRepair(name=name, entry=entry, source="local", relative=relative)
+            found = self.relatives.same_bytes(name, entry, lambda other, each: not self._is_damaged(other, each))
+            if found is None:
+                raise
+            return SegmentRepair(name=name, entry=entry, source="bucket", relative=found[0], other=found[1])
+        return SegmentRepair(name=name, entry=entry, source="bucket")
 
 
 def _of_manifests(name: RemotePartitionName, manifest: Manifest, found: Sequence[Found]) -> Iterator[Untouched]:
@@ -267,44 +303,6 @@ def _entries(
     return sorted((entry for entry in entries if entry.ulid in ulids), key=lambda entry: entry.base_offset)
 
 
-def _is_damaged(store: ObjectStore, name: RemotePartitionName, entry: SegmentEntry, keys: KeyRing) -> bool:
-    view = parse_view_key(entry.data_key)
-    if entry_contradiction(entry, view=view.view if view is not None else None) is not None:
-        return True
-    sizes = ((entry.data_key, entry.stored_bytes), (entry.indexes_key, entry.indexes_bytes))
-    try:
-        if any(store.head(full_key(name.prefix, key)).size_bytes != size for key, size in sizes):
-            return True
-    except NotFound:
-        return True
-    remote = RemotePartition(store, name.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
-    return bool(check_segment(store, remote, entry, check_contents))
-
-
-def _source(
-    store: ObjectStore,
-    name: RemotePartitionName,
-    entry: SegmentEntry,
-    manifest: Manifest,
-    keys: KeyRing,
-    copies: Copies | None,
-    relatives: Relatives,
-) -> SegmentRepair:
-    """Find the good copy. Raises Corrupt with the reason if there is none."""
-    if copies is not None and copies(name, entry):
-        return SegmentRepair(name=name, entry=entry, source="local")
-    try:
-        from_bucket(store, name.prefix, entry, keys, is_last=entry.next_offset >= manifest.entries_end_offset)
-    except (Corrupt, NotFound, AccessDenied, InvalidRequest):
-        if copies is not None and (relative := relatives.on_disk(name, entry, copies)) is not None:
-            return SegmentRepair(name=name, entry=entry, source="local", relative=relative)
-        found = relatives.same_bytes(name, entry, lambda other, each: not _is_damaged(store, other, each, keys))
-        if found is None:
-            raise
-        return SegmentRepair(name=name, entry=entry, source="bucket", relative=found[0], other=found[1])
-    return SegmentRepair(name=name, entry=entry, source="bucket")
-
-
 # --- doing -----------------------------------------------------------------------------------------------------------
 
 
@@ -312,57 +310,104 @@ def run_repair(
     store: ObjectStore,
     plan: RepairPlan,
     *,
-    now_ms: Callable[[], int],
+    now_ms: Clock,
     keys: KeyRing = NO_KEYS,
     copies: Copies | None = None,
-    progress: Progress = lambda done_bytes: None,
+    progress: Callable[[int], None] = lambda done_bytes: None,
     settings: SettingsOf = own_settings,
 ) -> Repaired:
     """Carry out a plan, pages first. A failed repair does not stop the others.
 
-    `progress` is called with bytes; their sum is the size of all repairs. The objects of a plaintext entry are
-    encrypted if `settings` of its topic name a key. Raises Unavailable and Fenced; earlier repairs stay.
+    `progress` is called with the bytes of each repair. The objects of a plaintext entry are encrypted if `settings` of
+    its topic name a key. Raises Unavailable; raises Fenced and other errors after all other repairs.
     """
-    done: list[SegmentRepair | PageRepair] = []
+    job = RepairJob(store=store, plan=plan, now_ms=now_ms, keys=keys, copies=copies, settings=settings)
+    errors: dict[int, LogError] = {}
+    done = run_job(job, Here(), progress=progress, errors=errors)
     failed = []
-    both: tuple[PageRepair | SegmentRepair, ...] = (*plan.pages, *plan.segments)
-    for each in both:
-        try:
-            if isinstance(each, PageRepair):
-                _repair_page(store, each, now_ms())
-                progress(each.page.page_bytes)
-            else:
-                _repair_segment(store, each, keys, copies, now_ms(), progress, settings)
-            done.append(each)
-        except (Corrupt, NotFound) as error:
-            failed.append(Untouched(name=each.name, object=each.object, why=str(error)))
+    for number, error in sorted(errors.items()):
+        if not isinstance(error, Corrupt | NotFound):
+            raise error
+        repair = plan.repairs[number]
+        failed.append(Untouched(name=repair.name, object=repair.object, why=str(error)))
     return Repaired(done=tuple(done), failed=tuple(failed))
 
 
-def _repair_segment(
-    store: ObjectStore,
-    repair: SegmentRepair,
-    keys: KeyRing,
-    copies: Copies | None,
-    now_ms: int,
-    progress: Progress,
-    settings: SettingsOf,
-) -> None:
-    log = MetadataLog(store, repair.name.prefix)
-    manifest, old = log.join(), repair.entry
-    if not log.ask(manifest, lambda index: index.holds(old)):
-        raise NotFound(
-            "cannot repair a segment, its entry was removed: it expired or was replaced", object=old.data_key
+class RepairUnit(NamedTuple):
+    """One repair, with its number in the plan."""
+
+    number: int
+    repair: SegmentRepair | PageRepair
+
+
+@dataclass(kw_only=True)
+class RepairJob(LocalJob[RepairUnit, None]):
+    """The repairs of a plan, pages first; the good copies may be on this machine's disk."""
+
+    store: ObjectStore
+    plan: RepairPlan
+    now_ms: Clock
+    keys: KeyRing = NO_KEYS
+    copies: Copies | None = None
+    settings: SettingsOf = own_settings
+
+    def __post_init__(self) -> None:
+        self.failures = Failures([repair.name for repair in self.plan.repairs])
+        self.description = f"repairing {len(self.plan.repairs)} objects"
+        self._done: list[SegmentRepair | PageRepair] = []
+
+    def units(self) -> list[RepairUnit]:
+        return [RepairUnit(number, repair) for number, repair in enumerate(self.plan.repairs)]
+
+    def size_of(self, unit: RepairUnit) -> int:
+        return unit.repair.size_bytes
+
+    def do(self, unit: RepairUnit) -> None:
+        if isinstance(unit.repair, PageRepair):
+            _repair_page(self.store, unit.repair, self.now_ms())
+        else:
+            self._repair_segment(unit.repair)
+
+    def commit(self, results: Sequence[tuple[RepairUnit, LogError | None]]) -> None:
+        self._done += [unit.repair for unit, error in results if error is None]
+
+    def outcomes(self) -> list[SegmentRepair | PageRepair]:
+        return self._done
+
+    def _repair_segment(self, repair: SegmentRepair) -> None:
+        log, old, now_ms = MetadataLog(self.store, repair.name.prefix), repair.entry, self.now_ms()
+        manifest = log.join()
+        if not log.ask(manifest, lambda index: index.holds(old)):
+            raise NotFound(
+                "cannot repair a segment, its entry was removed: it expired or was replaced", object=old.data_key
+            )
+        settings = self.settings(repair.name.topic, manifest.properties)
+        entry = copy_segment(
+            self.store,
+            repair.name.prefix,
+            self._to_copy(repair, manifest),
+            epoch=log.epoch,
+            now_ms=now_ms,
+            object_encoding=encoding_of_entry(old, settings).object_encoding(self.keys),
         )
-    source = _to_copy(store, repair, manifest, keys, copies)
-    object_encoding = encoding_of_entry(old, settings(repair.name.topic, manifest.properties)).object_encoding(keys)
-    place = repair.name.prefix
-    entry = copy_segment(
-        store, place, source, epoch=log.epoch, now_ms=now_ms, object_encoding=object_encoding, progress=progress
-    )
-    sharing = _sharing(log, manifest, old)
-    touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
-    log.commit(put_in_place(old, entry, spares=sharing), now_ms, touches=touches)
+        sharing = _sharing(log, manifest, old)
+        touches = (min(each.base_offset for each in (old, *sharing)), max(each.next_offset for each in (old, *sharing)))
+        log.commit(put_in_place(old, entry, spares=sharing), now_ms, touches=touches)
+
+    def _to_copy(self, repair: SegmentRepair, manifest: Manifest) -> SegmentToCopy:
+        entry, copies = repair.entry, self.copies
+        if repair.source == "local":
+            holder = repair.relative or repair.name
+            log = copies.log(holder) if copies is not None else None
+            if log is None or copies is None or not copies(holder, entry):
+                raise NotFound("cannot repair a segment, the disk no longer holds its records", object=entry.data_key)
+            info = next(info for info in log.segments() if info.base_offset == entry.base_offset)
+            return segment_to_copy(log, info, cleaned_through=entry.cleaned_through)
+        is_last = entry.next_offset >= manifest.entries_end_offset
+        if repair.relative is None or repair.other is None:
+            return from_bucket(self.store, repair.name.prefix, entry, self.keys, is_last=is_last)
+        good = from_bucket(self.store, repair.relative.prefix, repair.other, self.keys, is_last=is_last)
+        return replace(good, cleaned_through=entry.cleaned_through)
 
 
 def _sharing(log: MetadataLog, manifest: Manifest, old: SegmentEntry) -> list[SegmentEntry]:
@@ -394,34 +439,13 @@ def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[Segme
                 pending_deletes=manifest.pending_deletes + objects_of(new, manifest.committed_ms, manifest.epoch),
             )
         fresh = replace(new, committed_ms=old.committed_ms, made_by=old.made_by)
-        gone = tuple(each for each in objects_of(old, manifest.committed_ms, manifest.epoch) if each.key not in needed)
+        unlinked = tuple(
+            each for each in objects_of(old, manifest.committed_ms, manifest.epoch) if each.key not in needed
+        )
         segments = tuple(fresh if entry == old else entry for entry in manifest.segments)
-        return replace(manifest, segments=segments, pending_deletes=manifest.pending_deletes + gone)
+        return replace(manifest, segments=segments, pending_deletes=manifest.pending_deletes + unlinked)
 
     return change
-
-
-def _to_copy(
-    store: ObjectStore, repair: SegmentRepair, manifest: Manifest, keys: KeyRing, copies: Copies | None
-) -> SegmentToCopy:
-    entry = repair.entry
-    if repair.source == "local":
-        holder = repair.relative or repair.name
-        log = copies.log(holder) if copies is not None else None
-        if log is None or copies is None or not copies(holder, entry):
-            raise NotFound("cannot repair a segment, the disk no longer holds its records", object=entry.data_key)
-        return segment_to_copy(log, _info(log, entry), cleaned_through=entry.cleaned_through)
-    is_last = entry.next_offset >= manifest.entries_end_offset
-    if repair.relative is not None and repair.other is not None:
-        return replace(
-            from_bucket(store, repair.relative.prefix, repair.other, keys, is_last=is_last),
-            cleaned_through=entry.cleaned_through,
-        )
-    return from_bucket(store, repair.name.prefix, entry, keys, is_last=is_last)
-
-
-def _info(log: Log, entry: SegmentEntry) -> SegmentInfo:
-    return next(info for info in log.segments() if info.base_offset == entry.base_offset)
 
 
 def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:

@@ -1,7 +1,6 @@
 """Compaction of a partition in the bucket by a co-writer: plan, two passes over groups, one commit.
 
-A manager cleans the segments on its disk. This job cleans segments that the disk has dropped. It reads the bucket
-alone, and the size of the partition is not limited:
+A manager cleans the segments on its disk. This job cleans segments that the disk has dropped:
 
 1. `plan_compaction` joins the newest epoch (`remote.manifest.writer_roles`), reads the segment entries of a range, and
    divides them into **groups** of neighbours. A plan can be pickled and sent to tasks.
@@ -30,11 +29,10 @@ The rules for removing records are the local cleaner's (`local.cleaner.record_re
 **Rounds.** One plan takes at most `ROWS_MAX` entries: every manifest names its pending deletes until the grace period
 ends. A job over more entries runs in rounds, as long as manifests have room (`wants_another`):
 
-- Each round takes the entries above the previous round's.
-- Once the remaining entries fit one plan, a last round compares all of them with each other.
+- Each round takes the entries above the previous round's. Once the remaining entries fit one plan, a last round
+  compares all of them with each other.
 - The job's note holds its progress, as a number below zero until the job is done. A repeated job continues there.
-- If the entries never become few enough, they are compared within each round only, and are clean through the end of
-  their round only. Tombstones above that offset which may hide a record below stay.
+- If the entries never become few enough, they are clean through the end of their round only.
 
 Memory: a plan holds the entries of the range; a pass needs the memory of one group.
 """
@@ -53,6 +51,7 @@ from local.errors import Conflict, InvalidRequest, LogError
 from local.index.txn_index import AbortedTransaction
 from local.log.producer_snapshot import ProducerEntry
 from local.names import TopicPartition
+from policies.rules import PartitionRules
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.keys import new_ulid
@@ -67,7 +66,7 @@ from remote.manifest.job_changes import (
     replace_tiled,
 )
 from remote.manifest.job_changes import is_done as is_noted
-from remote.manifest.manifest import AppliedJob
+from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import unlink_uploads
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.tombstone_bound import tombstone_bound
@@ -225,12 +224,7 @@ def plan_compaction(
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
     values = {**DEFAULTS, **manifest.properties, **(settings or {})}
-    rules = resolve_rules(values)
-    if not rules.cleanup_compact:
-        facts = {"topic": name.topic, "cleanup.policy": values["cleanup.policy"]}
-        raise InvalidRequest(
-            "cannot compact the topic in the bucket, its cleanup.policy does not include compact", **facts
-        )
+    rules = _compacted_rules(name, values)
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     remote = RemotePartition(store, name.prefix, ChunkCache(), metadata=log, read_ahead_chunks=0, keys=keys)
     source = PartitionSource(name.topic_partition, None, remote, log)
@@ -263,6 +257,15 @@ def plan_compaction(
         is_done=is_done,
         is_cut=is_cut,
     )
+
+
+def _compacted_rules(name: RemotePartitionName, values: Mapping[str, str]) -> PartitionRules:
+    rules = resolve_rules(values)
+    if not rules.cleanup_compact:
+        facts = {"topic": name.topic, "cleanup.policy": values["cleanup.policy"]}
+        wrong = "cannot compact the topic in the bucket, its cleanup.policy does not include compact"
+        raise InvalidRequest(wrong, **facts)
+    return rules
 
 
 class PlanOptions(TypedDict, total=False):
@@ -426,20 +429,23 @@ def commit_compaction(
     given_up = missing + len(replaced_by_others) + len(lost_entries(manifest, vouched, named))
     if given_up and is_noted(manifest, note):  # another run of this job committed first
         was_done, given_up = True, 0
-    olds = [planned[ulid] for each in done for ulid in each.ulids]
-    news = [entry for each in done for entry in each.entries]
     same = [entry for entry in vouched if entry.ulid in {each.ulid for each in named}]
-    before, after = [*olds, *same], [*news, *same]
+    before = [*(planned[ulid] for each in done for ulid in each.ulids), *same]
+    after = [*(entry for each in done for entry in each.entries), *same]
+    return replace(_outcome(plan, manifest, before, after), was_done=was_done, given_up=given_up)
+
+
+def _outcome(
+    plan: CompactionPlan, manifest: Manifest, before: Sequence[SegmentEntry], after: Sequence[SegmentEntry]
+) -> CompactionOutcome:
     return CompactionOutcome(
         name=plan.name,
         job_id=plan.job_id,
         head_sequence=manifest.sequence,
         upto_offset=plan.upto_offset,
-        was_done=was_done,
         is_cut=plan.is_cut,
         rows_before=len(before),
         rows_after=len(after),
-        given_up=given_up,
         records_before=sum(entry.record_count for entry in before),
         records_after=sum(entry.record_count for entry in after),
         bytes_before=sum(entry.size_bytes for entry in before),

@@ -1,14 +1,13 @@
 """Copy of a topic to another bucket, complete and verified, resumable after any interruption.
 
 The copy is an ordinary bucket: the same topic names and ids, offsets, batches, indexes and leader epochs, with
-manifests of its own. A manager, Spark or a reader can use it afterwards. The source is only read. Its manager keeps
-running, and another run copies the segments that have arrived since.
+manifests of its own. The source is only read. Its manager keeps running, and another run copies the segments that have
+arrived since.
 
-1. `plan_copy` compares both manifests and lists the entries that the copy lacks, with requests, bytes and dollars.
-2. `copy_entry` copies one of them, in any process: read and checked, uploaded and verified, bytes compared by checksum.
+1. `plan_copy` compares both manifests and lists the entries that the copy lacks.
+2. `copy_entry` copies one of them, in any process.
 3. `commit_entries` adds entries to the copy, in the order of offsets. The entries of a cleaned partition are committed
-   all at once: the cleaner removed older records in favour of newer ones of the same key, so a copy without the newest
-   entries would lack keys.
+   all at once: the cleaner removed older records in favour of newer ones, so a part of the copy would lack keys.
 4. `finish_copy` sets the log start offset, and `compare` lists the differences.
 
 The copy has one writer: each run raises its epoch. A run refuses a partition that another writer wrote to.

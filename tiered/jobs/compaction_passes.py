@@ -3,9 +3,7 @@
 The passes are steps 2 and 3 of `tiered.jobs.bucket_compaction`.
 
 A task reads the group's segments into a directory of its own on the local disk. The cleaner then treats them like any
-local segments: its pass one finds the newest record of each key in the group (`local.cleaner.offset_map`). Its judge
-and its rebuilding make the new segments (`local.cleaner.record_retention`, `local.cleaner.cleaner`). One thing
-differs: the offsets of the newest records come from pass one of all groups.
+local segments. One thing differs: the offsets of the newest records come from pass one of all groups.
 
 Memory: the dedupe buffer, or eight bytes for each surviving record of the group; two bits a record; a few MiB of
 records. Disk: the group, and one new segment.

@@ -13,9 +13,8 @@ repeated run does the remaining steps. Memory and manifests stay bounded. Each w
 (`remote.segments.encryption`), which binds it to topic, partition and entry. Old manifests and old pages keep the old
 form until `tiered gc` deletes them. After that the old key can be removed.
 
-The job holds a partition's `tier_lock`, so no task of the tier runs in it. It does not hold `lock`: appends and all
-other disk work continue while the store is slow. Uploads that wait for their commit
-(`tiered.maintenance.upload_and_commit`) are wrapped again too: otherwise their commit would bring the old key back.
+The job holds a partition's `tier_lock`, not its `lock`: appends continue while the store is slow. Uploads that wait for
+their commit are wrapped again too: otherwise their commit would bring the old key back.
 """
 
 from __future__ import annotations

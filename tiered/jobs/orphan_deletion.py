@@ -15,9 +15,9 @@ entries for objects that no longer exist, which is no error. No writer is fenced
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -141,22 +141,16 @@ def list_garbage(
     A partition with a manifest or page that is missing or unreadable is left out and reported: the page may name any
     object. Raises Unavailable.
     """
-    entries: list[Garbage] = []
-    left_out, refused = {}, {}
-    more = 0
-    for name in names:
-        try:
-            found, _ = _of_partition(store, name, now_ms, uploads)
-        except (Corrupt, NotFound) as error:
-            left_out[name.prefix] = str(error)
-        except AccessDenied as error:
-            refused[name.prefix] = str(error)
-        else:
-            room = entries_max - len(entries)
-            entries += found[:room]
-            more += len(found[room:])
+    found, errors = _judged(store, names, now_ms, uploads)
+    entries = [each for name in names if name in found for each in found[name].garbage]
+    refused = {name.prefix: str(error) for name, error in errors.items() if isinstance(error, AccessDenied)}
     return GarbageList(
-        store=store.url, listed_ms=now_ms, entries=entries, left_out=left_out, refused=refused, more=more
+        store=store.url,
+        listed_ms=now_ms,
+        entries=entries[:entries_max],
+        left_out={name.prefix: str(error) for name, error in errors.items() if name.prefix not in refused},
+        refused=refused,
+        more=len(entries[entries_max:]),
     )
 
 
@@ -240,21 +234,20 @@ def delete_garbage(
             "cannot delete orphans, the list belongs to another store", store=store.url, found=listed.store
         )
     wanted = {(each.name.prefix, each.kind, each.key, each.upload_id) for each in listed.entries}
-    names = sorted({each.name for each in listed.entries})
-    unjudged: dict[str, LogError] = {}
-    checked = {name: _still_orphaned(store, name, now_ms, uploads, unjudged) for name in names}
-    found = [each for of_partition, _ in checked.values() for each in of_partition]
+    checked, errors = _judged(store, sorted({each.name for each in listed.entries}), now_ms, uploads)
+    unjudged = {name.prefix: error for name, error in errors.items()}
+    found = [each for of_partition in checked.values() for each in of_partition.garbage]
     confirmed = [each for each in found if (each.name.prefix, each.kind, each.key, each.upload_id) in wanted]
     due = [each for each in confirmed if each.is_due(now_ms, grace_ms)]
     somebodys = sum(each[0] not in unjudged for each in wanted) - len(confirmed)
     result = Deleted(entries=tuple(due), young=len(confirmed) - len(due), somebodys=somebodys, unjudged=unjudged)
     if dry_run:
         return result
-    for name, (_, epoch) in checked.items():
+    for name, of_partition in checked.items():
         keys = [each.key for each in due if each.name == name and each.kind == "object"]
         for at in range(0, len(keys), DELETE_PAGE):
-            page = keys[at : at + DELETE_PAGE]
-            delete_objects(store, name.prefix, page, DeleteReason.ORPHAN, Evidence(epoch=epoch))
+            page, evidence = keys[at : at + DELETE_PAGE], Evidence(epoch=of_partition.epoch)
+            delete_objects(store, name.prefix, page, DeleteReason.ORPHAN, evidence)
     for each in due:
         if each.kind == "upload" and uploads is not None:
             uploads.abort(_upload(each))
@@ -279,25 +272,29 @@ def decode_garbage(data: bytes, path: str) -> GarbageList:
     return listed
 
 
-def _still_orphaned(
-    store: ObjectStore,
-    name: RemotePartitionName,
-    now_ms: int,
-    uploads: UnfinishedUploads | None,
-    unjudged: dict[str, LogError],
-) -> tuple[list[Garbage], int]:
-    """As `_of_partition`; no orphans, and an error in `unjudged`, if the partition cannot be checked."""
-    try:
-        return _of_partition(store, name, now_ms, uploads)
-    except (AccessDenied, Corrupt, NotFound) as error:
-        unjudged[name.prefix] = error
-        return [], 0
+class _Orphans(NamedTuple):
+    """The orphans of a partition, and the epoch of its newest manifest; 0 for a partition without objects."""
+
+    garbage: list[Garbage]
+    epoch: int
+
+
+def _judged(
+    store: ObjectStore, names: Iterable[RemotePartitionName], now_ms: int, uploads: UnfinishedUploads | None
+) -> tuple[dict[RemotePartitionName, _Orphans], dict[RemotePartitionName, LogError]]:
+    """Return the orphans of each partition, or the error if it cannot be checked."""
+    found, errors = dict[RemotePartitionName, _Orphans](), dict[RemotePartitionName, LogError]()
+    for name in names:
+        try:
+            found[name] = _of_partition(store, name, now_ms, uploads)
+        except (AccessDenied, Corrupt, NotFound) as error:
+            errors[name] = error
+    return found, errors
 
 
 def _of_partition(
     store: ObjectStore, name: RemotePartitionName, now_ms: int, uploads: UnfinishedUploads | None
-) -> tuple[list[Garbage], int]:
-    """Return the orphans of a partition, and the epoch of its newest manifest; 0 for a partition without objects."""
+) -> _Orphans:
     metadata = MetadataLog(store, name.prefix)
     facts = {"topic": name.topic, "topic_id": name.topic_id, "partition": name.partition}
     found = [
@@ -317,7 +314,7 @@ def _of_partition(
                     **facts,  # type: ignore[arg-type]
                 )
             )
-    return found, manifest.epoch if manifest is not None else 0
+    return _Orphans(found, manifest.epoch if manifest is not None else 0)
 
 
 def _upload(entry: Garbage) -> UnfinishedUpload:

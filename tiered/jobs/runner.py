@@ -13,10 +13,12 @@ retries of the task. An interrupted job loses one batch at most; to continue, pl
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from os.path import dirname
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
@@ -189,6 +191,29 @@ class Job(Protocol[U, R, Outcome]):
     def outcomes(self) -> list[Outcome]:
         """Return the outcome of each plan, in order."""
         ...
+
+
+class LocalJob(ABC, Generic[U, R]):
+    """The common part of jobs that need this process: a unit depends on the ones before it, or on the local disk.
+
+    Each unit is committed before the next one begins. A plan ends with its first error.
+    """
+
+    batch_size = 1
+    failures: Failures
+
+    def begin(self, opened: ExitStack) -> None:
+        pass
+
+    def is_wanted(self, unit: U) -> bool:
+        return unit.number not in self.failures.first
+
+    @abstractmethod
+    def do(self, unit: U) -> R:
+        """Do one unit. Raises LogError."""
+
+    def worker(self) -> Callable[[Sequence[U]], list[R | LogError]]:
+        return lambda units: [or_error(partial(self.do, unit)) for unit in units]
 
 
 def run_job(

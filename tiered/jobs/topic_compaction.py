@@ -3,10 +3,8 @@
 `compact_topic` cleans everything that is dirty in closed segments, whatever the dirty ratio; the lags and open
 transactions still hold.
 
-`estimate` reads every key of the dirty section (as pass one of the cleaner does) and a sample of the clean one:
-`SAMPLES_MAX` slices, evenly spread. In the dirty section the newest record of each key stays. The sample shows which
-share of the clean section has a newer record in the dirty one. Bytes are assumed proportional to records; markers and
-aborted transactions are not counted. Nothing is written.
+`estimate` reads every key of the dirty section and a sample of the clean one: `SAMPLES_MAX` slices, evenly spread.
+Bytes are assumed proportional to records; markers and aborted transactions are not counted. Nothing is written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compacted views of a topic, in the bucket or on the local disk: build on request, show, drop.
 
-The manager's maintenance builds views by a threshold. A view consists of one view in each partition, under one name.
-Building uses `LogManager.apply`, as every change of a partition does. So a problem in one partition does not stop the
-others, and is in `LogManager.problems`.
+A view consists of one view in each partition, under one name. Building uses `LogManager.apply`: a problem in one
+partition does not stop the others, and is in `LogManager.problems`.
 """
 
 from __future__ import annotations

@@ -38,22 +38,22 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 from local import names
 from local.cleaner.cleaner import clean
-from local.errors import Conflict, Corrupt, LogError, NotFound
+from local.errors import Conflict, LogError, NotFound
 from local.index.index_files import slices_of
-from local.log import Log, checkpoints, producer_snapshot
+from local.log import Log, checkpoints
 from local.log.checkpoints import encode_epochs
 from local.log.leader_epochs import LeaderEpochs
-from local.log.producer_snapshot import ProducerEntry
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
-from local.storage import Storage, StorageFile, join
+from local.storage import Storage, join
 from policies.deleted_records import BrokerRetention, is_deletion
 from policies.remote_retention import collectable_upto
 from remote.gc.old_manifests import collect_manifests
@@ -65,36 +65,124 @@ from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from tiered.config.clock_guard import counted_ms
 from tiered.config.config import log_settings, resolve_rules
-from tiered.migrate.adopt_metrics import AdoptedPartition
-from tiered.migrate.broker import INTERNAL, log_start_facts
+from tiered.jobs.bucket_copying import EPOCHS_APART
+from tiered.migrate.broker import (
+    INTERNAL,
+    ClosedSegment,
+    copy_batches,
+    log_sizes,
+    log_start_facts,
+    open_closed,
+    stable_offset,
+)
 from tiered.node.writer_ids import ADOPT, COPY, DELETION, signed_for
+from tiered.observe.metrics import Form, Sample, exposition
 from tiered.partition.partition import coverage
 from tiered.partition.segment_inspection import SegmentInspector, segment_to_copy
 from tiered.stores.object_encoding import encoding_of
 from tiered.stores.store_check import check_writers
 
-EPOCHS_APART = 1 << 20
 IN_DOUBT_BYTES = 256 << 20  # of a compacted partition: more than this is copied uncleaned if no segment is settled
 WORK_BYTES = 4 << 30  # of a compacted partition in one pass: the work directory needs this much room
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 OnCopied = Callable[[TopicPartition, int, int, int], None]
+_GAUGES = {
+    "tiered_unreplicated_bytes": "at_risk_bytes",
+    "tiered_remote_copy_lag_bytes": "lag_bytes",
+    "tiered_remote_copy_lag_segments": "lag_segments",
+    "tiered_adopt_ahead_offsets": "ahead",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """A closed segment of the broker with its files open.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedPartition:
+    """One partition after a pass. Offset ranges are half open.
 
-    `is_settled`: the broker's snapshot has no open transaction at the segment's end.
+    `lag_bytes` are closed and not in the bucket yet. `at_risk_bytes` are only on the broker's disk, including the
+    active segment. The broker deleted the ranges in `lost` before they were copied. `lag_since_ms` is the time of the
+    last write to the oldest waiting segment. `ahead` is the number of offsets in the bucket at or above the broker's
+    high watermark: an unclean election removed them, or the broker's disk is catching up. `problem` is the reason why
+    the pass stopped: the figures are then from that moment, and None if the bucket's end is not known.
     """
 
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    log: StorageFile
-    others: dict[str, bytes]
-    is_settled: bool
-    modified_ms: int = 0
+    partition: TopicPartition
+    copied: int = 0
+    copied_bytes: int = 0
+    tiered_upto: int | None = 0
+    log_end: int | None = None
+    lag_segments: int | None = 0
+    lag_bytes: int | None = 0
+    at_risk_bytes: int | None = 0
+    lost: tuple[tuple[int, int], ...] = ()
+    lag_since_ms: int | None = None
+    ahead: int | None = 0
+    problem: LogError | None = None
+
+
+class AdoptMetrics:
+    """Metrics of the passes, under the names of a manager's metrics. `text` may be called from any thread.
+
+    Copy lag and bytes at risk are from the last pass, also for a partition with a problem. If the figures of such a
+    partition are not known, the previous ones stay.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[TopicPartition, AdoptedPartition] = {}
+        self._troubles = Counter[str]()
+        self._copied, self._copied_bytes, self._lost = Counter[str](), Counter[str](), Counter[str]()
+        self._rounds = self._failures = self._round_ms = 0
+        self._ended_at = counted_ms()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no partition had a problem in the last pass."""
+        with self._lock:
+            return not self._troubles
+
+    def note(self, done: Sequence[AdoptedPartition], now_ms: int) -> None:
+        """Record the result of a finished pass."""
+        with self._lock:
+            self._rounds, self._round_ms, self._ended_at = self._rounds + 1, now_ms, counted_ms()
+            self._troubles = Counter(type(each.problem).__name__ for each in done if each.problem is not None)
+            self._failures += bool(self._troubles)
+            there = {each.partition for each in done}
+            self._known = {name: each for name, each in self._known.items() if name in there}
+            for each in done:
+                if each.at_risk_bytes is not None:
+                    self._known[each.partition] = each
+                topic = each.partition.topic
+                self._copied[topic] += each.copied
+                self._copied_bytes[topic] += each.copied_bytes
+                self._lost[topic] += sum(end - start for start, end in each.lost)
+
+    def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
+        """The metrics page for Prometheus."""
+        with self._lock:
+            return exposition(list(self._samples(now_ms)), form)
+
+    def _samples(self, now_ms: int) -> Iterator[Sample]:
+        by_topic: dict[str, list[AdoptedPartition]] = {}
+        for each in self._known.values():
+            by_topic.setdefault(each.partition.topic, []).append(each)
+        for topic, some in sorted(by_topic.items()):
+            labels = (("topic", topic),)
+            for metric, field in _GAUGES.items():
+                yield Sample(metric, sum(getattr(each, field) for each in some), labels)
+            since = min((each.lag_since_ms for each in some if each.lag_since_ms is not None), default=now_ms)
+            yield Sample("tiered_remote_copy_lag_seconds", max(0, now_ms - since) / 1000, labels)
+            yield Sample("tiered_remote_copy_bytes_total", self._copied_bytes[topic], labels)
+            yield Sample("tiered_adopt_lost_offsets_total", self._lost[topic], labels)
+        for kind in sorted({"Conflict", "Corrupt", "Fenced", "Unavailable", *self._troubles}):
+            yield Sample("tiered_partition_problems", self._troubles[kind], (("class", kind),))
+        passing = self._troubles["Unavailable"] + self._troubles["Corrupt"]  # other alerts cover these
+        yield Sample("tiered_halted", self._troubles.total() - passing)
+        yield Sample("tiered_rounds_total", self._rounds)
+        yield Sample("tiered_round_failures_total", self._failures)
+        yield Sample("tiered_last_round_timestamp_seconds", self._round_ms / 1000)
+        yield Sample("tiered_last_round_age_seconds", (counted_ms() - self._ended_at) / 1000)
 
 
 @dataclass(slots=True)
@@ -183,22 +271,19 @@ class Adopter:
         if not self._is_checked and not self._is_single_writer:
             check_writers(self._store, now_ms)
             self._is_checked = True
-        done = []
-        for work in self._works():
-            if should_stop():
-                break
-            try:
-                done.append(self._round(work, now_ms))
-            except LogError as error:
-                done.append(self._stopped(work, error))
-        return done
+        return self._each(partial(self._round, now_ms=now_ms), should_stop)
 
     def look(self) -> list[AdoptedPartition]:
         """Each partition with the segments that the next pass would copy. Writes nothing."""
+        return self._each(self._looked_at)
+
+    def _each(
+        self, do: Callable[[_Work], AdoptedPartition], should_stop: Callable[[], bool] = lambda: False
+    ) -> list[AdoptedPartition]:
         found = []
-        for work in self._works():
+        for work in takewhile(lambda work: not should_stop(), self._works()):
             try:
-                found.append(self._looked_at(work))
+                found.append(do(work))
             except LogError as error:
                 found.append(self._stopped(work, error))
         return found
@@ -220,7 +305,7 @@ class Adopter:
             topic_id = checkpoints.read_topic_id(self._storage, work.directory)
             known = self._logs.get((work.partition, topic_id)) if topic_id is not None else None
             reached = None if known is None or known.cached is None else known.cached.allocated_end_offset
-            sizes = _logs_of(self._storage, work.directory)
+            sizes = log_sizes(self._storage, work.directory)
             closed = [base for base, end in pairwise(sorted(sizes)) if reached is not None and end > reached]
             times = [self._storage.modified_ms(join(work.directory, segment_file(base, LOG))) for base in closed[:1]]
             found = work.figures(sizes, [sizes[base] for base in closed], reached)
@@ -234,9 +319,9 @@ class Adopter:
         topic = work.partition.topic
         manifest = MetadataLog(self._store, partition_prefix(topic, topic_id, work.partition.partition)).load()
         reached = manifest.allocated_end_offset if manifest is not None else 0
-        upto = min(work.watermark, _stable(self._storage, work.directory))
-        sizes = _logs_of(self._storage, work.directory)
-        with self._opened(work.directory, topic_id, reached) as closed:
+        upto = min(work.watermark, stable_offset(self._storage, work.directory))
+        sizes = log_sizes(self._storage, work.directory)
+        with open_closed(self._storage, work.directory, topic_id, reached) as closed:
             due, _ = self._due(topic, closed, upto, reached)
             waiting = [each for each in closed if each not in due]
             return replace(
@@ -256,7 +341,9 @@ class Adopter:
         encoding_of(self._effective(work.partition.topic), self._keys)  # refuses settings before any write
         return topic_id
 
-    def _due(self, topic: str, closed: Sequence[_Closed], upto: int, reached: int) -> tuple[list[_Closed], bool]:
+    def _due(
+        self, topic: str, closed: Sequence[ClosedSegment], upto: int, reached: int
+    ) -> tuple[list[ClosedSegment], bool]:
         """(the segments that a pass copies, whether it cleans them)."""
         due = [each for each in closed if each.next_offset <= upto]
         cleans = log_settings(self._effective(topic)).is_compacted and not _is_never_settled(due, reached)
@@ -282,7 +369,7 @@ class Adopter:
         if start <= manifest.log_start_offset:
             return manifest
         if (partition, start) not in self._is_deletion:
-            facts = log_start_facts(self._storage, directory, _logs_of(self._storage, directory), start, epochs)
+            facts = log_start_facts(self._storage, directory, log_sizes(self._storage, directory), start, epochs)
             if facts is None:
                 return manifest
             self._is_deletion[partition, start] = is_deletion(facts, self._retention(partition), now_ms)
@@ -297,10 +384,10 @@ class Adopter:
         manifest = self._with_settings(log, partition, now_ms)
         _check_lineage(partition, manifest, epochs)
         manifest = self._mirrored_start(partition, log, work.log_start, epochs, now_ms)
-        sizes = _logs_of(self._storage, directory)
+        sizes = log_sizes(self._storage, directory)
         reached = manifest.allocated_end_offset  # below the bucket's log start offset no segment is due
-        upto = min(work.watermark, _stable(self._storage, directory))  # read before a segment is opened
-        with self._opened(directory, topic_id, reached) as closed:
+        upto = min(work.watermark, stable_offset(self._storage, directory))  # read before a segment is opened
+        with open_closed(self._storage, directory, topic_id, reached) as closed:
             first = next((each.base_offset for each in closed if each.next_offset <= upto), reached)
             due, cleans = self._due(partition.topic, closed, upto, reached)
             epochs = _covering(due, epochs)
@@ -346,42 +433,6 @@ class Adopter:
         manifest, properties = log.refresh(), self._properties(partition.topic)
         return manifest if manifest.properties == properties else log.commit(set_properties(properties), now_ms)
 
-    @contextmanager
-    def _opened(self, directory: str, topic_id: str, reached: int) -> Iterator[list[_Closed]]:
-        """The closed segments from `reached` on, all of one moment; empty if the broker changed files."""
-        before = _logs_of(self._storage, directory)
-        bases = sorted(before)
-        with ExitStack() as stack:
-            found = []
-            try:
-                for base, following in pairwise(bases):
-                    if following > reached:
-                        found.append(self._open(stack, directory, base, following, before[base]))
-            except NotFound:
-                found = []
-            after = _logs_of(self._storage, directory, upto=bases[-1:])
-            is_same_topic = checkpoints.read_topic_id(self._storage, directory) == topic_id
-            if not is_same_topic or after != {base: before[base] for base in bases[:-1]}:
-                found = []
-            yield found
-
-    def _open(self, stack: ExitStack, directory: str, base: int, following: int, size: int) -> _Closed:
-        file = self._storage.open_reader(join(directory, segment_file(base, LOG)))
-        stack.callback(file.close)
-        others = {}
-        named = {OFFSET_INDEX: base, TIME_INDEX: base, TXN_INDEX: base, PRODUCER_SNAPSHOT: following}
-        for suffix, offset in named.items():
-            try:
-                others[suffix] = self._storage.read(join(directory, segment_file(offset, suffix)))
-            except NotFound:
-                others[suffix] = b""
-        producers = _decoded(others[PRODUCER_SNAPSHOT])
-        if producers is None:
-            others[PRODUCER_SNAPSHOT] = b""
-        is_settled = producers is not None and all(each.transaction_first_offset < 0 for each in producers)
-        modified_ms = self._storage.modified_ms(join(directory, segment_file(base, LOG)))
-        return _Closed(base, following, size, file, others, is_settled, modified_ms)
-
     def _uploaded(self, log: MetadataLog, segment: SegmentToCopy, now_ms: int) -> SegmentEntry:
         manifest, done = log.refresh(), 0
         place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
@@ -409,7 +460,7 @@ class Adopter:
         self,
         partition: TopicPartition,
         log: MetadataLog,
-        due: Sequence[_Closed],
+        due: Sequence[ClosedSegment],
         epochs: LeaderEpochs,
         reached: int,
         now_ms: int,
@@ -426,7 +477,7 @@ class Adopter:
         start = max(reached, due[0].base_offset)
         for each in due:
             base = max(each.base_offset, start)
-            _copy_file(self._storage, each, join(place, segment_file(base, LOG)), from_offset=base)
+            copy_batches(self._storage, each, join(place, segment_file(base, LOG)), from_offset=base)
         end = due[-1].next_offset
         self._storage.create(join(place, segment_file(end, LOG))).close()
         checkpoints.write_epochs(self._storage, join(place, names.LEADER_EPOCHS), epochs.truncate_from_end(end).entries)
@@ -449,7 +500,7 @@ class Adopter:
             copy.release()
 
 
-def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
+def _settled(due: Sequence[ClosedSegment], size_bytes: int) -> list[ClosedSegment]:
     """The first due segments, up to an end at which no transaction is open, of about `size_bytes`.
 
     A transaction with its data in this pass and its marker in a later one could not be cleaned. The other segments wait
@@ -461,7 +512,7 @@ def _settled(due: Sequence[_Closed], size_bytes: int) -> list[_Closed]:
     return list(due[: max(fitting, default=0)])
 
 
-def _is_never_settled(due: Sequence[_Closed], reached: int) -> bool:
+def _is_never_settled(due: Sequence[ClosedSegment], reached: int) -> bool:
     """Whether a compacted partition is copied uncleaned.
 
     This holds if `IN_DOUBT_BYTES` are due and some transaction is open at the end of every due segment. The broker's
@@ -471,7 +522,7 @@ def _is_never_settled(due: Sequence[_Closed], reached: int) -> bool:
     return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
 
 
-def _covering(due: Sequence[_Closed], epochs: LeaderEpochs) -> LeaderEpochs:
+def _covering(due: Sequence[ClosedSegment], epochs: LeaderEpochs) -> LeaderEpochs:
     """`epochs`, extended to all due segments.
 
     Below the checkpoint's first entry the epochs come from the batches.
@@ -490,7 +541,7 @@ def _covering(due: Sequence[_Closed], epochs: LeaderEpochs) -> LeaderEpochs:
     return epochs
 
 
-def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToCopy:
+def _as_it_is(directory: str, each: ClosedSegment, epochs: LeaderEpochs) -> SegmentToCopy:
     path = join(directory, segment_file(each.base_offset, LOG))
     lineage = epochs.between(each.base_offset, each.next_offset) or ((0, each.base_offset),)
     indexes = each.others[OFFSET_INDEX], each.others[TIME_INDEX]
@@ -509,54 +560,6 @@ def _as_it_is(directory: str, each: _Closed, epochs: LeaderEpochs) -> SegmentToC
             SegmentInspector, path, each.base_offset, each.next_offset, lineage, indexes, aborted=each.others[TXN_INDEX]
         ),
     )
-
-
-def _copy_file(storage: Storage, each: _Closed, path: str, *, from_offset: int) -> None:
-    """Copy the batches from `from_offset` on."""
-    file = storage.create(path)
-    try:
-        for _, data, table in slices_of(each.log.read):
-            skipped = int((table.base_offsets < from_offset).sum())
-            if skipped < len(table):
-                file.append(data[int(table.positions[skipped]) : table.valid_bytes])
-    finally:
-        file.close()
-
-
-def _logs_of(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict[int, int]:
-    """Size in bytes of the ``.log`` files by base offset, without the files at or above `upto`."""
-    found = {}
-    for name, facts in storage.list_files(directory).items():
-        parsed = names.parse_segment_file(name)
-        if parsed is not None and parsed[1] == LOG and not any(parsed[0] >= each for each in upto):
-            found[parsed[0]] = facts.size_bytes
-    return found
-
-
-def _stable(storage: Storage, directory: str) -> int:
-    """The offset below which every transaction has ended and the producers are known.
-
-    It comes from the newest whole producer snapshot. A broker writes a snapshot in place: an incomplete one is ignored.
-    """
-    offsets = [
-        parsed[0]
-        for name in storage.list_files(directory)
-        if (parsed := names.parse_segment_file(name)) is not None and parsed[1] == PRODUCER_SNAPSHOT
-    ]
-    for offset in sorted(offsets, reverse=True):
-        producers = _decoded(storage.read(join(directory, segment_file(offset, PRODUCER_SNAPSHOT))))
-        if producers is not None:
-            open_from = (each.transaction_first_offset for each in producers if each.transaction_first_offset >= 0)
-            return min([offset, *open_from])
-    return 0
-
-
-def _decoded(snapshot: bytes) -> list[ProducerEntry] | None:
-    """The entries of a producer snapshot; None if the bytes are not one, or are incomplete."""
-    try:
-        return producer_snapshot.decode(snapshot)
-    except Corrupt:
-        return None
 
 
 def _check_lineage(partition: TopicPartition, manifest: Manifest, epochs: LeaderEpochs) -> None:

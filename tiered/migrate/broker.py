@@ -1,4 +1,4 @@
-"""A broker beside its log directory: the check of the directory, the settings of its topics, its log starts.
+"""A broker's log directory, only read: its check, its closed segments, its log starts, the settings of its topics.
 
 The settings come from the cluster metadata log, which is only read. A broker of a KRaft cluster, controller or not, has
 it as a partition, ``__cluster_metadata-0``, in its ``metadata.log.dir`` (by default the first log directory). Its
@@ -24,15 +24,29 @@ Records of unknown versions are skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 
 from local import kernels, names
 from local.errors import Corrupt, InvalidRequest, NotFound
 from local.index.index_files import slices_of
+from local.log import checkpoints, producer_snapshot
 from local.log.leader_epochs import LeaderEpochs
-from local.names import LOG, TopicPartition, parse_segment_file, segment_file
+from local.log.producer_snapshot import ProducerEntry
+from local.names import (
+    LOG,
+    OFFSET_INDEX,
+    PRODUCER_SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    TopicPartition,
+    parse_segment_file,
+    segment_file,
+)
 from local.records.batch_runs import BatchRuns
-from local.storage import Storage, join
+from local.storage import Storage, StorageFile, join
 from policies.deleted_records import BrokerRetention, LogStartFacts
 from tiered.config.config import Config, check_combination, resolve_rules
 from tiered.config.properties import DEFAULTS, PROPERTIES, TABLE, nearest, parse
@@ -194,6 +208,108 @@ class _Fields:
             raise Corrupt("cannot read the metadata of the broker, a record is truncated", path=self._path)
         self._at += count
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedSegment:
+    """A closed segment of the broker with its files open.
+
+    `is_settled`: the broker's snapshot has no open transaction at the segment's end.
+    """
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    log: StorageFile
+    others: dict[str, bytes]
+    is_settled: bool
+    modified_ms: int = 0
+
+
+@contextmanager
+def open_closed(storage: Storage, directory: str, topic_id: str, reached: int) -> Iterator[list[ClosedSegment]]:
+    """The closed segments from `reached` on, all of one moment; empty if the broker changed files."""
+    before = log_sizes(storage, directory)
+    bases = sorted(before)
+    with ExitStack() as stack:
+        found = []
+        try:
+            for base, following in pairwise(bases):
+                if following > reached:
+                    found.append(_open(storage, stack, directory, base, following, before[base]))
+        except NotFound:
+            found = []
+        after = log_sizes(storage, directory, upto=bases[-1:])
+        is_same_topic = checkpoints.read_topic_id(storage, directory) == topic_id
+        if not is_same_topic or after != {base: before[base] for base in bases[:-1]}:
+            found = []
+        yield found
+
+
+def _open(storage: Storage, stack: ExitStack, directory: str, base: int, following: int, size: int) -> ClosedSegment:
+    file = storage.open_reader(join(directory, segment_file(base, LOG)))
+    stack.callback(file.close)
+    others = {}
+    named = {OFFSET_INDEX: base, TIME_INDEX: base, TXN_INDEX: base, PRODUCER_SNAPSHOT: following}
+    for suffix, offset in named.items():
+        try:
+            others[suffix] = storage.read(join(directory, segment_file(offset, suffix)))
+        except NotFound:
+            others[suffix] = b""
+    producers = _decoded_producers(others[PRODUCER_SNAPSHOT])
+    if producers is None:
+        others[PRODUCER_SNAPSHOT] = b""
+    is_settled = producers is not None and all(each.transaction_first_offset < 0 for each in producers)
+    modified_ms = storage.modified_ms(join(directory, segment_file(base, LOG)))
+    return ClosedSegment(base, following, size, file, others, is_settled, modified_ms)
+
+
+def copy_batches(storage: Storage, each: ClosedSegment, path: str, *, from_offset: int) -> None:
+    """Copy the batches from `from_offset` on."""
+    file = storage.create(path)
+    try:
+        for _, data, table in slices_of(each.log.read):
+            skipped = int((table.base_offsets < from_offset).sum())
+            if skipped < len(table):
+                file.append(data[int(table.positions[skipped]) : table.valid_bytes])
+    finally:
+        file.close()
+
+
+def log_sizes(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dict[int, int]:
+    """Size in bytes of the ``.log`` files by base offset, without the files at or above `upto`."""
+    found = {}
+    for name, facts in storage.list_files(directory).items():
+        parsed = names.parse_segment_file(name)
+        if parsed is not None and parsed[1] == LOG and not any(parsed[0] >= each for each in upto):
+            found[parsed[0]] = facts.size_bytes
+    return found
+
+
+def stable_offset(storage: Storage, directory: str) -> int:
+    """The offset below which every transaction has ended and the producers are known.
+
+    It comes from the newest whole producer snapshot. A broker writes a snapshot in place: an incomplete one is ignored.
+    """
+    offsets = [
+        parsed[0]
+        for name in storage.list_files(directory)
+        if (parsed := names.parse_segment_file(name)) is not None and parsed[1] == PRODUCER_SNAPSHOT
+    ]
+    for offset in sorted(offsets, reverse=True):
+        producers = _decoded_producers(storage.read(join(directory, segment_file(offset, PRODUCER_SNAPSHOT))))
+        if producers is not None:
+            open_from = (each.transaction_first_offset for each in producers if each.transaction_first_offset >= 0)
+            return min([offset, *open_from])
+    return 0
+
+
+def _decoded_producers(snapshot: bytes) -> list[ProducerEntry] | None:
+    """The entries of a producer snapshot; None if the bytes are not one, or are incomplete."""
+    try:
+        return producer_snapshot.decode(snapshot)
+    except Corrupt:
+        return None
 
 
 def log_start_facts(

@@ -1,9 +1,8 @@
 """Fork a topic: a new topic of the same bucket with the same records, without copying them.
 
 The fork's entries name the source's objects. `remote.gc.fork_references` has the protocol: states, crashes, and which
-partition deletes which object. Afterwards the topics are independent: retention, compaction, rewriting and deletion of
-one never affect the other. The fork exists only in the bucket. To write to it, a machine restores it
-(`tiered.migrate.restore_plan`, ``takes_over``).
+partition deletes which object. Afterwards the topics are independent. The fork exists only in the bucket: to write to
+it, a machine restores it (`tiered.migrate.restore_plan`, ``takes_over``).
 
 `upto_offset` ends the fork before the first segment that reaches above it: a segment is forked whole or not at all. A
 second run of the same fork adds missing partitions and leaves the others unchanged.

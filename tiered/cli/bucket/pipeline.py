@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -26,9 +27,8 @@ from tiered.cli.session import Session, confirm, now_ms, store_options
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
-    from tiered.jobs.pipeline import Fleet, Stage, Unit
+    from tiered.jobs.pipeline import Fleet, Unit
     from tiered.jobs.pipeline_job import PipelineResult
-    from tiered.jobs.runner import Executor
 
 HERE = "none"  # --spark none: without Spark, in this process
 _LINE_EVERY_S = 5.0
@@ -83,6 +83,17 @@ class PipelineCommand(JobCommand):
         "--take-epochs", "Delete due objects of partitions of other writers; those writers are fenced."
     )
 
+    @contextmanager
+    def spark(self, description: str) -> Iterator[Any]:
+        """As `JobCommand.spark`. Raises InvalidRequest if speculative tasks are enabled."""
+        with super().spark(description) as spark:
+            if spark.conf.get("spark.speculation", "false") == "true":
+                # A second attempt of a node's work would fail on the first one's lock, and its result would win.
+                raise InvalidRequest(
+                    "cannot run the pipeline, speculative tasks are enabled", fix="--conf spark.speculation=false"
+                )
+            yield spark
+
     def fleet(self) -> Fleet:
         from local.names import check_topic
         from tiered.jobs.pipeline import Fleet
@@ -130,8 +141,8 @@ def _plan(session: Session, job: PipelineCommand) -> int:
     from tiered.jobs.pipeline import State
     from tiered.jobs.pipeline_job import plan_pipeline
 
-    fleet, is_here = job.fleet(), job.spark_master == HERE or not job.is_on_spark
-    with job.stoppable(), _executor(job, "pipeline plan", "plan", is_here=is_here) as executor:
+    fleet, is_on_spark = job.fleet(), is_submitted() or job.spark_master not in (None, HERE)
+    with job.stoppable(), job.executor("pipeline plan", job_id="plan", is_on_spark=is_on_spark) as executor:
         found = plan_pipeline(fleet, executor, now_ms=now_ms(), progress=session.progress.count("units"))
     units = [each for each in found if each.state is not State.NOTHING]
     dollars = sum(each.dollars for each in units)
@@ -161,9 +172,11 @@ def _run(session: Session, job: PipelineCommand, job_id: str | None, *, yes: boo
     with (
         job.stoppable(),
         state,
-        _executor(job, f"pipeline run, job {job_id}", job_id, is_here=job.spark_master == HERE) as executor,
+        job.executor(
+            f"pipeline run, job {job_id}", job_id=job_id, is_on_spark=is_submitted() or job.spark_master != HERE
+        ) as executor,
     ):
-        progress = _stage_progress(session)
+        progress = _line_progress(session, "units", lambda stage, done, everything: f"{stage}: {done} of {everything}")
         result = run_pipeline(fleet, executor, job_id=state.run_id, now_ms=now_ms, state=state, progress=progress)
     code = _report(session, job, result, job_id)
     if code == Exit.DONE:
@@ -190,41 +203,6 @@ def _report(session: Session, job: JobCommand, result: PipelineResult, job_id: s
     if due:
         session.say(again)
     return Exit.FAILED if failed else Exit.FINDINGS if due else Exit.DONE
-
-
-@contextmanager
-def _executor(job: JobCommand, description: str, job_id: str, *, is_here: bool) -> Iterator[Executor]:
-    if is_here and not is_submitted():
-        from tiered.jobs.runner import Here
-
-        yield Here(job.should_stop)
-        return
-    from tiered.spark.jobs.runner import SparkRunner
-
-    with job.spark(description) as spark:
-        if spark.conf.get("spark.speculation", "false") == "true":
-            # A second attempt of a node's work would fail on the first one's lock, and its result would win.
-            raise InvalidRequest(
-                "cannot run the pipeline, speculative tasks are enabled", fix="--conf spark.speculation=false"
-            )
-        yield SparkRunner(spark, job_id=job_id, should_stop=job.should_stop)
-
-
-def _stage_progress(session: Session) -> Callable[[Stage, int, int], None]:
-    """Return a callback that prints a line every few seconds and at the end of a stage, or sends events."""
-    progress = session.progress
-    known: dict[Stage, int] = {}
-    lines = Lines(session.say, every_s=_LINE_EVERY_S)
-
-    def report(stage: Stage, done: int, everything: int) -> None:
-        if progress.sends_events:
-            progress.expect(0 if stage in known else everything, "units")
-            progress.advance(done - known.get(stage, 0))
-            known[stage] = done
-        elif progress.mode != "none":
-            lines.report(lambda: f"{stage}: {done} of {everything}", is_last=done == everything)
-
-    return report
 
 
 def _row(each: Unit) -> PipelineUnit:
@@ -330,7 +308,7 @@ def backfill(
             codec=codec,
             wave_tasks=tasks,
             should_stop=job.should_stop,
-            progress=_export_progress(session),
+            progress=partial(_line_progress(session, "bytes", _exported), "export"),
             **read,
         )
     job.print(Backfilled.of(result, job=result.job_id, files=[ParquetFile.of(each) for each in result.files]))
@@ -382,18 +360,26 @@ def read_options(bucket: Bucket, targets: Sequence[str], start: Position, end: P
     return found
 
 
-def _export_progress(session: Session) -> Callable[[int, int], None]:
-    """Return a callback that prints a line every few seconds in place of a bar, or sends events."""
-    progress, lines = session.progress, Lines(session.say, every_s=_LINE_EVERY_S)
-    is_expected = False
+def _exported(stage: str, done: int, everything: int) -> str:
+    return f"exported {format_bytes(done)} of {format_bytes(everything)}"
 
-    def report(done: int, everything: int) -> None:
-        nonlocal is_expected
+
+def _line_progress(
+    session: Session, unit: str, line: Callable[[str, int, int], str]
+) -> Callable[[str, int, int], None]:
+    """Return a callback for a stage, its finished work and all its work in `unit`s.
+
+    It prints a line every few seconds and at the end of a stage, or sends events.
+    """
+    progress, known = session.progress, dict[str, int]()
+    lines = Lines(session.say, every_s=_LINE_EVERY_S)
+
+    def report(stage: str, done: int, everything: int) -> None:
         if progress.sends_events:
-            progress.expect(0 if is_expected else everything, "bytes")
-            is_expected = True
-            progress.reach(done)
-        elif progress.has_bars or progress.mode == "plain":
-            lines.report(lambda: f"exported {format_bytes(done)} of {format_bytes(everything)}")
+            progress.expect(0 if stage in known else everything, unit)
+            progress.advance(done - known.get(stage, 0))
+            known[stage] = done
+        elif progress.mode != "none":
+            lines.report(lambda: line(stage, done, everything), is_last=done == everything)
 
     return report

@@ -224,10 +224,9 @@ def repair(
         for topic in sorted({each.topic for each in found.of("corrupt")}):
             bucket.settings_of(topic, {})  # unsupported settings are not damage without a good copy
         plan = plan_repair(bucket.store, found, keys=bucket.keys, copies=bucket.copies)
-        todo: list[PageRepair | SegmentRepair] = [*plan.pages, *plan.segments]
-        rows = [_row(each, "to do") for each in todo] + _unrepaired(plan)
+        rows = [_row(each, "to do") for each in plan.repairs] + _unrepaired(plan)
         failed: tuple[Untouched, ...] = ()
-        if todo and not dry_run:
+        if plan.repairs and not dry_run:
             summary = f"{counted(len(plan.segments), 'segment')} and {counted(len(plan.pages), 'page')}"
             summary = f"{summary}, {format_bytes(plan.size_bytes)}"
             confirm(f"rewrite {summary}?", yes=yes, without=f"{summary} would be rewritten; add --yes")
@@ -246,7 +245,7 @@ def repair(
             failed = done.failed
     job.print(Repaired(dry_run=dry_run, size_bytes=plan.size_bytes, repairs=rows))
     _print_repairs(session, plan, failed, dry_run=dry_run)
-    return Exit.CORRUPTION if plan.hopeless or failed else Exit.FINDINGS if todo and dry_run else Exit.DONE
+    return Exit.CORRUPTION if plan.hopeless or failed else Exit.FINDINGS if plan.repairs and dry_run else Exit.DONE
 
 
 def _read_report(path: str) -> ScrubReport:
@@ -265,9 +264,9 @@ def _unrepaired(plan: RepairPlan) -> list[RepairRow]:
 
 
 def _print_repairs(session: Session, plan: RepairPlan, failed: tuple[Untouched, ...], *, dry_run: bool) -> None:
-    if dry_run and (plan.segments or plan.pages):
+    if dry_run and plan.repairs:
         session.say("nothing changed; next: tiered repair without --dry-run")
-    elif plan.segments or plan.pages:
+    elif plan.repairs:
         session.say("next: tiered scrub --deep, which now checks the segments of the repaired manifest pages")
     for each in (*plan.hopeless, *failed):
         lost = f" offsets={each.offsets[0]}-{each.offsets[1] - 1}" if each.offsets is not None else ""

@@ -10,9 +10,6 @@
 The day is that of the record's timestamp, in UTC. Records without one are under ``__HIVE_DEFAULT_PARTITION__``. Readers
 of directories (Spark, DuckDB, pyarrow) skip names that begin with an underscore.
 
-Records stay in the Python worker that decoded them, which writes the Parquet file. They never pass through the JVM,
-where each one costs time.
-
 **Once.** A task's file names follow from its records and its wave, and these from the pinned manifest. A task that runs
 twice therefore writes the same files twice. A wave's record is written after all its tasks. A resumed job first deletes
 its files that no record names, then continues behind the last record. Two drivers must not run one job at a time.
@@ -27,21 +24,23 @@ its files that no record names, then continues behind the last record. Two drive
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args
+
+import msgspec
 
 from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound
+from local.names import TopicPartition
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
 from tiered.spark.jobs.runner import SparkRunner
-from tiered.spark.options import ReadOptions, parse_options
+from tiered.spark.options import Bound, ReadOptions, parse_options
 from tiered.spark.source.pinning import wall_ms
 from tiered.spark.source.splits import Split
 
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+R = TypeVar("R")
 VERSION = 1
 Codec = Literal["zstd", "snappy", "gzip", "lz4", "none"]
 CODECS: tuple[Codec, ...] = get_args(Codec)
@@ -97,6 +97,23 @@ class _Range:
     partition: int
     start_offset: int
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The record ``plan.json``."""
+
+    source: str
+    ranges: tuple[_Range, ...]
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wave:
+    """The record of a wave. `reached` are (topic, partition, offset)."""
+
+    reached: tuple[tuple[str, int, int], ...]
+    files: tuple[ExportedFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +221,10 @@ def _due(job: _Job, request: ReadOptions) -> list[Split]:
     remaining = job.remaining()
     if not remaining:
         return []
-    ends = {
-        side: json.dumps(_by_topic((each.topic, each.partition, getattr(each, name)) for each in remaining))
-        for side, name in (("startingOffsets", "start_offset"), ("endingOffsets", "next_offset"))
-    }
-    fixed = parse_options({"path": request.bucket.url, "assign": json.dumps(_assigned(remaining)), **ends})
-    wanted = replace(request, topics=None, pattern=None, partitions=fixed.partitions, start=fixed.start, end=fixed.end)
-    return _planned(wanted)
+    parts = {TopicPartition(each.topic, each.partition): each for each in remaining}
+    starts = Bound(by_partition={name: each.start_offset for name, each in parts.items()})
+    ends = Bound(by_partition={name: each.next_offset for name, each in parts.items()})
+    return _planned(replace(request, topics=None, pattern=None, partitions=tuple(parts), start=starts, end=ends))
 
 
 def _planned(request: ReadOptions) -> list[Split]:
@@ -218,20 +232,6 @@ def _planned(request: ReadOptions) -> list[Split]:
 
     with request.bucket.opened() as store:
         return sorted(plan_read(store, request), key=lambda split: (split.topic, split.partition, split.start_offset))
-
-
-def _by_topic(values: Iterable[tuple[str, int, int]]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for topic, partition, value in values:
-        found.setdefault(topic, {})[str(partition)] = value
-    return found
-
-
-def _assigned(ranges: Iterable[_Range]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for each in ranges:
-        found.setdefault(each.topic, []).append(each.partition)
-    return found
 
 
 class _Job:
@@ -243,15 +243,18 @@ class _Job:
         self.waves: list[tuple[ExportedFile, ...]] = []
         self._store, self._source = store, source
         self._reached: dict[tuple[str, int], int] = {}
-        plan = self._read("plan.json")
+        plan = self._read("plan.json", _Plan)
         self.is_known = plan is not None
-        self.ranges = [_Range(**each) for each in plan["ranges"]] if plan is not None else []
-        if plan is not None and plan["source"] != source:
-            facts = {"job": job_id, "source": plan["source"], "asked": source}
+        self.ranges = plan.ranges if plan is not None else ()
+        if plan is not None and plan.source != source:
+            facts = {"job": job_id, "source": plan.source, "asked": source}
             raise InvalidRequest("cannot resume the export, the job belongs to another bucket", **facts)
-        while (wave := self._read(f"wave-{len(self.waves):06d}.json")) is not None:
-            self.waves.append(tuple(ExportedFile(**each) for each in wave["files"]))
-            self._reached.update({(topic, partition): reached for topic, partition, reached in wave["reached"]})
+        while (wave := self._read(f"wave-{len(self.waves):06d}.json", _Wave)) is not None:
+            self._add(wave)
+
+    def _add(self, wave: _Wave) -> None:
+        self.waves.append(wave.files)
+        self._reached.update({(topic, partition): offset for topic, partition, offset in wave.reached})
 
     def begin(self, splits: Sequence[Split]) -> None:
         """Fix the ranges of the export. Raises InvalidRequest if another driver begins the same job."""
@@ -261,12 +264,12 @@ class _Job:
             if (known := ranges.get(name)) is not None:
                 start, end = min(start, known.start_offset), max(end, known.next_offset)
             ranges[name] = _Range(topic=name[0], partition=name[1], start_offset=start, next_offset=end)
-        self.ranges = list(ranges.values())
-        plan = {"version": VERSION, "source": self._source, "ranges": [asdict(each) for each in self.ranges]}
+        self.ranges = tuple(ranges.values())
+        plan = _Plan(source=self._source, ranges=self.ranges)
         try:
-            self._store.put_if_absent(self._key("plan.json"), json.dumps(plan).encode())
+            self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
         except AlreadyExists as error:  # or this job's own plan, from an attempt in doubt
-            if self._read("plan.json") != plan:
+            if self._read("plan.json", _Plan) != plan:
                 raise InvalidRequest(
                     "cannot export with Spark, another driver runs this job", job=self.job_id
                 ) from error
@@ -304,33 +307,27 @@ class _Job:
         for split in splits:
             if (split.topic, split.partition) != unfinished:
                 reached[split.topic, split.partition] = split.next_offset
-        description = {
-            "reached": [(*name, offset) for name, offset in reached.items()],
-            "files": [asdict(f) for f in files],
-        }
-        self._store.put(self._key(f"wave-{len(self.waves):06d}.json"), json.dumps(description).encode())
-        self._reached.update(reached)
-        self.waves.append(tuple(files))
+        wave = _Wave(reached=tuple((*name, offset) for name, offset in reached.items()), files=tuple(files))
+        self._store.put(self._key(f"wave-{len(self.waves):06d}.json"), msgspec.json.encode(wave))
+        self._add(wave)
 
     def result(self, *, is_complete: bool) -> ExportResult:
         files = tuple(file for wave in self.waves for file in wave)
         result = ExportResult(job_id=self.job_id, is_complete=is_complete, files=files)
         if is_complete:
             description = {"files": len(files), "records": result.records, "size_bytes": result.size_bytes}
-            self._store.put(self._key("complete.json"), json.dumps(description).encode())
+            self._store.put(self._key("complete.json"), msgspec.json.encode(description))
         return result
 
     def _key(self, name: str) -> str:
         return f"_tiered/{self.job_id}/{name}"
 
-    def _read(self, name: str) -> Any:  # noqa: ANN401 - what JSON has
+    def _read(self, name: str, kind: type[R]) -> R | None:
         try:
-            body = self._store.get(self._key(name))
+            return msgspec.json.decode(self._store.get(self._key(name)), type=kind)
         except NotFound:
             return None
-        try:
-            return json.loads(body)
-        except ValueError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt("cannot read the record of an export, it is not JSON", object=self._key(name)) from error
 
 

@@ -23,7 +23,6 @@ from local.storage import DiskStorage
 from remote.manifest.catalog import (
     RemotePartitionName,
     chosen_partitions,
-    list_partitions,
     list_topics,
     missing_between,
 )
@@ -331,16 +330,14 @@ def _selected(
     store: ObjectStore, topics: Sequence[str], partitions: Sequence[TopicPartition] | None, topic_id: str | None
 ) -> list[RemotePartitionName]:
     """The partitions of topics that are not deleted. Raises NotFound, and the errors of `MetadataLog.missing`."""
-    found = [
-        name
-        for name in list_partitions(store, topics)
-        if topic_id in (None, name.topic_id)
-        and (partitions is None or name.topic_partition in partitions)
-        and MetadataLog(store, name.prefix).refresh().deleted_ms is None
-    ]
-    wanted = set(partitions or ())
+    pairs: list[tuple[str, int | None]] = [(topic, None) for topic in topics]
+    if partitions is not None:
+        pairs = [(each.topic, each.partition) for each in partitions if each.topic in topics]
+    ids = dict.fromkeys(topics, topic_id) if topic_id is not None else {}
+    named = chosen_partitions(store, pairs, topic_ids=ids)
+    found = [name for name in named if MetadataLog(store, name.prefix).refresh().deleted_ms is None]
     missing = [topic for topic in topics if topic not in {name.topic for name in found}]
-    missing += [str(each) for each in sorted(wanted - {name.topic_partition for name in found})]
+    missing += sorted(map(str, {*(partitions or ())} - {name.topic_partition for name in found}))
     if missing:
         known = sorted({topic for topic, _ in list_topics(store)})
         facts = {"missing": missing[0], "there_are": ",".join(known[:10]) or "none"}

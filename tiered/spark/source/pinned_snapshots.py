@@ -1,9 +1,5 @@
 """Manifests pinned by a driver for several reads of one state.
 
-1. The driver pins the manifests before the first ``load()``.
-2. All loads read that state.
-3. At the end the driver releases the pins.
-
 The pins of a crashed driver expire (`tiered.spark.source.pinning`).
 """
 

@@ -1,8 +1,8 @@
 """Splits: tasks made of segment entries, as pure functions without Spark or a store.
 
-A `Split` is one task: a run of neighbouring pieces of one partition, packed up to `split_bytes`. A `Piece` is a run of
-whole batches of one segment. Segments larger than a split are cut at batch starts, which their offset index names. Both
-contain the entries of the manifest of the plan, so a long job reads one state of the log.
+A `Split` is one task: a run of neighbouring pieces of one partition, packed up to `split_bytes`. Segments larger than a
+split are cut at batch starts, which their offset index names. Splits contain the entries of the manifest of the plan,
+so a long job reads one state of the log.
 """
 
 from __future__ import annotations

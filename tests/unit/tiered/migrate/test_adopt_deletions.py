@@ -19,7 +19,7 @@ from local.storage import join
 from policies.deleted_records import BrokerRetention, LogStartFacts, is_deletion
 from tiered.cli.main import invoke
 from tiered.migrate import adopt
-from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
+from tiered.migrate.adopt import AdoptedPartition, AdoptMetrics
 from tiered.read.bucket_reader import RemoteLog
 
 HOUR = 3_600_000

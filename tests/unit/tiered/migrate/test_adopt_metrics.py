@@ -13,7 +13,7 @@ from local.errors import Conflict
 from local.log import checkpoints
 from local.storage import DiskStorage, join
 from tiered.cli.bucket.external_buckets import _serving
-from tiered.migrate.adopt_metrics import AdoptedPartition, AdoptMetrics
+from tiered.migrate.adopt import AdoptedPartition, AdoptMetrics
 from tiered.observe.metrics import BY_NAME
 
 

@@ -30,8 +30,7 @@ from remote.store.memory_store import MemoryStore
 from tiered.cli.bucket import external_buckets
 from tiered.cli.main import invoke
 from tiered.migrate import adopt as adopting
-from tiered.migrate.adopt import EPOCHS_APART, HIGH_WATERMARKS, Adopter
-from tiered.migrate.adopt_metrics import AdoptedPartition
+from tiered.migrate.adopt import EPOCHS_APART, HIGH_WATERMARKS, AdoptedPartition, Adopter
 from tiered.migrate.restore_plan import RestoreWish, plan_restore
 from tiered.migrate.restore_running import run_restore
 from tiered.read.bucket_reader import RemoteLog
