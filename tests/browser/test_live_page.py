@@ -14,7 +14,7 @@ from web_scenes import MINUTE, Scene
 
 from local.errors import Corrupt, Unavailable
 from local.names import TopicPartition
-from tiered.web.pages.parts import REFRESH_S
+from tiered.web.html import REFRESH_S
 
 pytestmark = pytest.mark.browser
 

@@ -15,7 +15,7 @@ from local.storage import replace_file
 from tiered.manager.manager import LogManager
 from tiered.service.worker import Worker
 from tiered.status.tier_history import FILE, TierPoint, TierSeries
-from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.http.server import LOOPBACK, MetricsServer
 from tiered.web.http.serving import EXCHANGE_S
 from tiered.web.pages.site import Site
 

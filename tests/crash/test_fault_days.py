@@ -33,7 +33,7 @@ from tiered.read.bucket_reader import RemoteLog
 from tiered.service.observations import Observations, open_observed
 from tiered.service.worker import DiskRelief, Worker
 from tiered.status.status_report import StatusReport, status_report
-from tiered.web.http.metrics_server import health_answer
+from tiered.web.http.server import health_answer
 
 MINUTE = 60_000
 STEP = 15 * MINUTE

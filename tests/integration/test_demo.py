@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from json_schemas import SCHEMAS
 
 from local.errors import InvalidRequest
-from tiered.cli.schemas import SCHEMAS
 from tiered.demo.main_job import workshop
 
 pytestmark = pytest.mark.server

@@ -32,7 +32,7 @@ SMALL = {"task_bytes": 200_000}
 
 @pytest.fixture(scope="module")
 def sent():
-    from tiered.demo.flights import load_flights
+    from tiered.demo.main_job import load_flights
 
     return load_flights(COUNT)
 

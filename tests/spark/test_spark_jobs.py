@@ -11,6 +11,7 @@ import msgspec
 import pyarrow.parquet
 import pytest
 from bucket_samples import NOW_MS
+from json_schemas import SCHEMAS
 
 from local.errors import InvalidRequest, NotFound
 from local.records.batch import encode_batch
@@ -18,7 +19,6 @@ from local.storage import DiskStorage
 from remote.manifest.catalog import list_partitions
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import ScrubState
 from tiered.spark import export, scrub

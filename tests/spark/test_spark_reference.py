@@ -280,8 +280,7 @@ def test_job_and_reader_see_every_record_once_during_a_rewrite(spark, tmp_path, 
 
 @pytest.mark.deep("all flights of a year")
 def test_flights_of_a_year_are_equal_in_spark(spark, tmp_path):
-    from tiered.demo.checks import digests, newest_by_key
-    from tiered.demo.flights import load_flights
+    from tiered.demo.main_job import digests, load_flights, newest_by_key
 
     flights = load_flights(20_000)
     bucket = open_bucket(

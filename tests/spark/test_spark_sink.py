@@ -13,7 +13,7 @@ from bucket_truth import assert_sound
 
 from local.names import TopicPartition
 from remote.check.partition_check import ObjectKind
-from tiered.demo.flights import load_flights
+from tiered.demo.main_job import load_flights
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import compact
 

@@ -1,4 +1,4 @@
-"""`tiered bench`: the speed of this machine, disk and bucket.
+"""Measurements of this machine, disk and bucket.
 
-`benchmark` runs the parts and prints ratios, `benchmark_local` measures the disk, `benchmark_remote` the bucket.
+`benchmark` runs the parts and makes the report, `measurements` has the parts of the disk and of the bucket.
 """

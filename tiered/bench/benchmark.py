@@ -8,8 +8,8 @@ part of the system uses.
 
 | part | measures | reference |
 |---|---|---|
-| `bench.benchmark_local` | fsync, appends, reads, lookups, compaction | the same bytes through system calls |
-| `bench.benchmark_remote` | upload, ranged reads, cold random reads | the same bytes through the store's operations |
+| `measure_disk` | fsync, appends, reads, lookups, compaction | the same bytes through system calls |
+| `measure_bucket` | upload, ranged reads, cold random reads | the same bytes through the store's operations |
 
 Times are elapsed times, of a clock that the caller may pass. The page cache is warm after a write: reads measure our
 code, not the disk. Other work on the machine at the same time is included in the figures.
@@ -241,8 +241,7 @@ def run_benchmark(
     InvalidRequest for options that cannot be measured, DiskFailed, and the store's errors; files and objects are
     removed then too.
     """
-    from tiered.bench.benchmark_local import measure_disk
-    from tiered.bench.benchmark_remote import folder_store, measure_bucket
+    from tiered.bench.measurements import folder_store, measure_bucket, measure_disk
 
     options = options or BenchOptions()
     options.check()
@@ -278,7 +277,7 @@ def predict_requests(*, now_ms: int, options: BenchOptions | None = None) -> Req
     The store's URL is not that of a memory store. For every other store a manager first checks races of creates
     (`tiered.stores.store_check`), so the rehearsal must do it too.
     """
-    from tiered.bench.benchmark_remote import measure_bucket
+    from tiered.bench.measurements import measure_bucket
 
     options = options or BenchOptions()
     options.check()

@@ -9,6 +9,7 @@ import errno
 import signal
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from local.errors import (
     Conflict,
@@ -21,7 +22,13 @@ from local.errors import (
     RemoteLost,
     Unavailable,
 )
-from tiered.cli.signals import Stop, Terminated
+
+if TYPE_CHECKING:
+    from tiered.cli.session import Stop
+
+
+class Terminated(KeyboardInterrupt):
+    """The second signal was a SIGTERM."""
 
 
 class Exit(IntEnum):

@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound, RemoteLost
-from tiered.cli.arguments import parse_partition
 from tiered.cli.errors import Exit, stopped_code
-from tiered.cli.options import OUTPUT, REMOTE, REMOTE_OPTIONS, option
+from tiered.cli.options import OUTPUT, REMOTE, REMOTE_OPTIONS, option, parse_partition
 from tiered.cli.render import Result, print_result
-from tiered.cli.session import UNNAMED, Session, now_ms
-from tiered.cli.signals import Stop, stop_signals
+from tiered.cli.session import UNNAMED, Session, Stop, now_ms, stop_signals
 
 if TYPE_CHECKING:
     from local.names import TopicPartition

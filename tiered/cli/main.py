@@ -13,13 +13,17 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from typing import TYPE_CHECKING
 
 import click
 
 from local.errors import LogError
 from tiered import __version__
 from tiered.cli.errors import Exit, exit_code, internal, one_line
-from tiered.cli.session import Session, parse_setting
+from tiered.cli.session import Session, complete_settings, completions, parse_setting
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name: (module in this package, one line of help); in the order in which a new user needs them.
 COMMANDS = {
@@ -28,7 +32,7 @@ COMMANDS = {
     "doctor": ("node.init", "Check this node, its disks and its bucket, and print the next steps."),
     "topic": ("topics.topic", "Create, alter, list and describe topics."),
     "append": ("data.append", "Append records from a file or from stdin."),
-    "consume": ("data.consume", "Read records from both tiers, or from a bucket only."),
+    "consume": ("data.offsets", "Read records from both tiers, or from a bucket only."),
     "dump": ("data.dump", "Print batches, records or index entries as they are stored."),
     "verify": ("node.verify", "Verify segments, partitions and log directories on the disk."),
     "scrub": ("bucket.scrub", "Check all objects of a bucket, and with --deep every byte."),
@@ -58,15 +62,15 @@ COMMANDS = {
     "view": ("topics.compaction", "Build, list and drop compacted views of a topic."),
     "compaction": ("topics.compaction", "Show the state of compaction, and advice on its settings."),
     "log-dirs": ("node.log_dirs", "Show the contents of each log directory; move a partition to another one."),
-    "placement": ("topics.placement", "Assign the replicas of a topic to brokers, as Kafka does."),
+    "placement": ("node.log_dirs", "Assign the replicas of a topic to brokers, as Kafka does."),
     "apply": ("node.plan", "Apply a saved plan, if the state has not changed since."),
     "pause": ("topics.topic", "Pause uploads of some topics, or of all, until they are resumed."),
     "resume": ("topics.topic", "Resume paused uploads."),
     "run": ("node.run", "Clean, copy, drop and expire, continuously or --once."),
-    "web": ("node.web", "Serve pages about the directory for a browser: read-only, on loopback."),
+    "web": ("node.run", "Serve pages about the directory for a browser: read-only, on loopback."),
     "bench": ("node.bench", "Measure this machine, disk and bucket, and compare with raw references."),
     "generate": ("node.generate", "Print a dashboard, alert rules, a unit, an IAM policy or lifecycle rules."),
-    "config": ("topics.config", "Explain a setting: its effect, its value here, and the source of the value."),
+    "config": ("node.generate", "Explain a setting: its effect, its value here, and the source of the value."),
     "completion": ("node.generate", "Print the completion script for bash, zsh or fish."),
     "rotate-keys": ("bucket.rewrite", "Wrap the data keys of encrypted segments with another key of the key ring."),
 }
@@ -104,6 +108,11 @@ class _LazyGroup(click.Group):
             raise click.UsageError(f"unknown command: {name}" + (f"; did you mean {near}?" if near else ""))
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return completions({name: summary for name, (_, summary) in COMMANDS.items()}, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
@@ -124,7 +133,14 @@ class _LazyGroup(click.Group):
     metavar="DIR",
     help="Name the directory of tiered.toml.",
 )
-@click.option("-X", "settings", multiple=True, metavar="KEY=VALUE", help="Override a property; may be repeated.")
+@click.option(
+    "-X",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a property; may be repeated.",
+    shell_complete=complete_settings,
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks and all log lines.")
 @click.option("-v", "--verbose", is_flag=True, help="Log every change.")
 @click.option(
@@ -217,7 +233,6 @@ def _show_traceback(error: BaseException, is_debug: bool) -> None:
 
 
 def _flushed(code: int) -> int:
-    """Flush stdout and return the exit code."""
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -322,7 +322,6 @@ def byte_lines(say: Callable[[str], None], verb: str, size_bytes: int, clock: Cl
 
 
 def _summed(report: Callable[[int], None]) -> Advance:
-    """Return a callback for increments that passes on the sum."""
     lock, total = threading.Lock(), 0
 
     def advance(count: int) -> None:

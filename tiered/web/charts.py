@@ -374,7 +374,6 @@ def _runs(frame: _Frame, line: TimeLine) -> list[Html]:
 
 
 def _end(frame: _Frame, line: TimeLine, show: Callable[[float], str], y: float) -> list[Html]:
-    """Return the end of a line, with its name there and its last value below the name."""
     at_ms, value = line.runs[-1][-1]
     dot = tag("circle", class_=f"dot {line.style}", cx=frame.x(at_ms), cy=frame.y(value), r=3)
     x = frame.right + 7

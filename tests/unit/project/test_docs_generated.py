@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from json_schemas import COMMANDS as JSON_COMMANDS
+from json_schemas import SCHEMAS, schema_text
 
 from local import errors
 from local.verify.findings import CODES, FindingCode
 from tiered.cli.errors import MEANINGS, Exit, exit_code
 from tiered.cli.main import COMMANDS
-from tiered.cli.schemas import COMMANDS as JSON_COMMANDS
-from tiered.cli.schemas import SCHEMAS, schema_text
 from tiered.config.properties import PROPERTIES, Kind, Property, Source
 from tiered.inspect.segment_table import COLUMNS as SEGMENT_COLUMNS
 from tiered.spark.options import TABLE as SPARK_OPTIONS
@@ -196,7 +196,7 @@ def render_schema_list() -> str:
     rows = [f"| `tiered {words}` | {_links(names)} |" for words, names in sorted(JSON_COMMANDS.items())]
     others = [f"- {_links((name,))}: {_told(name)}" for name in sorted(set(SCHEMAS) - of_commands)]
     return (
-        "# JSON schemas\n\nGenerated from `tiered/cli/schemas.py` by "
+        "# JSON schemas\n\nGenerated from `tests/unit/support/json_schemas.py` by "
         "`python tests/unit/project/test_docs_generated.py`; a test fails when the two differ.\n\n"
         "`-o json` prints one object with `schema_version`; within one "
         "version fields are only added. A line of `-o jsonl` is an element of the object's list and has no version. Of "

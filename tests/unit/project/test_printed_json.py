@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import click
+import json_schemas as schemas
 import msgspec
 import printed_json
 import pytest
 from small_place import make_place
 from test_command_tree import leaves
 
-from tiered.cli import schemas
 from tiered.cli.main import invoke
 from tiered.cli.render import Result, Struct
 from tiered.cli.topics import topic

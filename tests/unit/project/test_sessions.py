@@ -8,9 +8,8 @@ from multiprocessing import get_context
 
 import msgspec
 import pytest
+from json_schemas import SCHEMAS
 from recorded_sessions import FOLDER, SESSIONS, WIDTHS, WITH_SCHEMA, Session, file_of, play
-
-from tiered.cli.schemas import SCHEMAS
 
 RERUN = "look at what changed, then: python tests/unit/support/recorded_sessions.py --write"
 

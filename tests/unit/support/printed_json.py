@@ -14,9 +14,9 @@ from typing import get_args, get_origin
 
 import click
 import msgspec
+from json_schemas import COMMANDS, SCHEMAS
 
 from tiered.cli import render
-from tiered.cli.schemas import COMMANDS, SCHEMAS
 
 # `-o jsonl` of these commands prints only the columns of the chosen sections.
 WITH_SECTIONS = {"status"}

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from tiered.web.http.gate import Gate
-from tiered.web.http.server import WebServer
+from tiered.web.http.server import Gate, WebServer
 from tiered.web.http.serving import ServerInThread, Tls
 
 SECRET = "what only those see who may"

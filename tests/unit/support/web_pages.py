@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 from http import HTTPStatus
 
 import msgspec
+from json_schemas import SCHEMAS
 from manager_world import NOW, SwitchableStore, World
 
 from remote.store.memory_store import MemoryStore
-from tiered.cli.schemas import SCHEMAS
 from tiered.manager.manager import LogManager
 from tiered.web.pages.site import Site
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
-from tiered.cli.arguments import Number, parse_partition
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import DRY_RUN, Bucket, BucketCommand, findings_code, report_findings
 from tiered.cli.options import (
@@ -25,9 +24,11 @@ from tiered.cli.options import (
     YES,
     Layout,
     LayoutWords,
+    Number,
     argument,
     command,
     option,
+    parse_partition,
     settings_option,
 )
 from tiered.cli.progress import byte_progress, copy_progress_of
@@ -447,7 +448,7 @@ def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...])
         return
     from http import HTTPStatus
 
-    from tiered.web.http.metrics_server import MetricsServer, metrics_answer, parse_address
+    from tiered.web.http.server import MetricsServer, metrics_answer, parse_address
 
     def health(accept: str) -> tuple[HTTPStatus, str, str]:
         status = HTTPStatus.OK if figures.is_well else HTTPStatus.SERVICE_UNAVAILABLE

@@ -17,10 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.arguments import Position, parse_partition, parse_position, size_bytes
 from tiered.cli.errors import Exit
 from tiered.cli.job_command import Bucket, JobCommand, check_job_id, is_submitted, open_bucket, task_bucket
-from tiered.cli.options import GROUP, YES, argument, command, option
+from tiered.cli.options import (
+    GROUP,
+    YES,
+    Position,
+    argument,
+    command,
+    option,
+    parse_partition,
+    parse_position,
+    size_bytes,
+)
 from tiered.cli.progress import Lines
 from tiered.cli.render import PartitionRow, Result, Struct, Work, number, text
 from tiered.cli.session import Session, confirm, now_ms, store_options

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.arguments import parse_time
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import DRY_RUN, BucketCommand
-from tiered.cli.options import GROUP, YES, argument, command, option
+from tiered.cli.options import GROUP, YES, argument, command, option, parse_time
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import PartitionRow, PricedWork, Work, number
 from tiered.cli.session import Session, confirm, now_ms

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.arguments import parse_time, size_bytes
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import DRY_RUN, Bucket, JobCommand
-from tiered.cli.options import GROUP, OUTPUT, PARTITIONS, TOPICS, YES, command, option
+from tiered.cli.options import GROUP, OUTPUT, PARTITIONS, TOPICS, YES, command, option, parse_time, size_bytes
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import PartitionRow, PricedWork, Result, Struct, Work, number, print_result, text
 from tiered.cli.session import Session, confirm, now_ms, store_options, topic_problems

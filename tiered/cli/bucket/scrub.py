@@ -10,10 +10,9 @@ import click
 import msgspec
 
 from local.errors import InvalidRequest
-from tiered.cli.arguments import duration_ms
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import BucketCommand, JobCommand, lost_partitions, open_bucket
-from tiered.cli.options import GROUP, PARTITIONS, YES, argument, command, option
+from tiered.cli.options import GROUP, PARTITIONS, YES, argument, command, duration_ms, option
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import Result, Struct, Work, number, text
 from tiered.cli.session import Session, confirm, now_ms

@@ -20,14 +20,12 @@ import click
 
 from local.errors import DiskFailed, InvalidRequest, LogError, Unavailable
 from local.names import TopicPartition
-from tiered.cli.arguments import duration_ms, parse_partition
 from tiered.cli.errors import Exit, stopped_code
-from tiered.cli.options import GROUP, OUTPUT, argument, command, option
+from tiered.cli.options import GROUP, OUTPUT, argument, command, duration_ms, option, parse_partition
 from tiered.cli.progress import copy_progress
 from tiered.cli.records import ReadLine, jsonl_reader, line_reader
 from tiered.cli.render import PartitionRow, Result, number, print_result
-from tiered.cli.session import Session, now_ms, topic_problems
-from tiered.cli.signals import Stop, stop_signals
+from tiered.cli.session import Session, Stop, now_ms, stop_signals, topic_problems
 from tiered.config.units import format_count, format_ms
 
 if TYPE_CHECKING:
@@ -245,7 +243,6 @@ def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator
 
 
 def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Record]]:
-    """Yield each run as records. A line that cannot be parsed raises after the records before it were yielded."""
     number = 0
     for run in runs:
         records: list[Record] = []

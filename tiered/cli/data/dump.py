@@ -21,9 +21,18 @@ import click
 import msgspec
 
 from local.errors import Corrupt, InvalidRequest
-from tiered.cli.arguments import count_type, parse_partition_at, parse_time
 from tiered.cli.errors import Exit
-from tiered.cli.options import GROUP, OWN_LAYOUT, Layout, argument, command, option
+from tiered.cli.options import (
+    GROUP,
+    OWN_LAYOUT,
+    Layout,
+    argument,
+    command,
+    count_type,
+    option,
+    parse_partition_at,
+    parse_time,
+)
 from tiered.cli.render import FORMATS, Column, print_fields, print_result, write_lines
 from tiered.cli.session import Session, now_ms, store_options
 

@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 from local.errors import InvalidRequest, LogError, NotFound
-from tiered.cli.arguments import size_bytes
 from tiered.cli.errors import Exit, stopped_code
-from tiered.cli.options import OUTPUT, command, option
+from tiered.cli.options import OUTPUT, command, option, size_bytes
 from tiered.cli.render import Result, Struct, Work, number, print_result, text
-from tiered.cli.session import Session, confirm, now_ms
-from tiered.cli.signals import stop_signals
+from tiered.cli.session import Session, confirm, now_ms, stop_signals
 from tiered.config.units import format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:

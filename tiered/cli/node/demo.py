@@ -135,7 +135,6 @@ def _rate(amount: int | None, seconds: float) -> int | None:
 
 
 def _tiers(result: DemoResult) -> list[DemoTier]:
-    """Two rows for each topic: the content of the disk and of the bucket."""
     rows = []
     for topic, records in result.records_by_tier.items():
         found = [each for each in result.status if each.partition.topic == topic]
@@ -169,7 +168,6 @@ def _bill_in_words(bill: DemoBill) -> str:
 
 
 def _look_around(result: DemoResult) -> str:
-    """Commands to copy and run, and a Spark job."""
     from tiered.config.config import file_url
 
     where = os.path.relpath(result.directory)
@@ -195,7 +193,6 @@ def _look_around(result: DemoResult) -> str:
 
 
 def _elsewhere(result: DemoResult, command: str) -> str:
-    """Where to find the records that are not in the bucket for Spark."""
     local, remote = result.records_by_tier["flights"]
     if not local:
         return f"Spark reads only the bucket, which has all {remote:,} flights:"

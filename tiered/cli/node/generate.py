@@ -1,4 +1,7 @@
-"""``tiered generate``: configuration files for monitoring and other systems, from the metric and alert tables."""
+"""``tiered config``: settings, explained, checked and exported; ``tiered generate``: files for other systems.
+
+The generated files come from the metric and alert tables and from the access policies.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,223 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import click
+import msgspec
 from click.shell_completion import CompletionItem, get_completion_class
 
 from local.errors import InvalidRequest, LogError
-from tiered.cli.arguments import Number, duration_ms, size_bytes
 from tiered.cli.errors import Exit
-from tiered.cli.options import GROUP, REMOTE_OPTIONS, argument, command, option
-from tiered.cli.session import UNNAMED, Session
+from tiered.cli.options import (
+    GROUP,
+    OUTPUT,
+    REMOTE_OPTIONS,
+    TOPICS,
+    Number,
+    argument,
+    command,
+    duration_ms,
+    option,
+    size_bytes,
+)
+from tiered.cli.render import Result, Struct, print_result, text, write_lines
+from tiered.cli.session import UNNAMED, Session, completions
 from tiered.config.units import counted
 from tiered.observe.monitoring_files import Role, alert_rules, dashboard, lifecycle_rules, systemd_unit
 from tiered.observe.monitoring_files import iam_policy as made
 
+if TYPE_CHECKING:
+    from tiered.config.properties import Property
+    from tiered.topics.config_export import KafkaConfigs
+
 VARIABLE = "_TIERED_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
+
+
+class ExplainedSetting(Struct):
+    """A setting: its value here, its origin, how it is written and what it does."""
+
+    setting: str
+    value: str
+    origin: str
+    default: str
+    expected: str
+    example: str
+    variable: str
+    kafka: str
+    of_: str = msgspec.field(name="of")
+    meaning: str
+
+
+class ConfigExplained(Result):
+    """``tiered config explain``; one setting."""
+
+    settings: list[ExplainedSetting]
+
+
+class LintFinding(Struct):
+    """`where` is a line of a file or another place; `topics` are the affected ones, none for all."""
+
+    severity: Annotated[str, text("SEVERITY")]
+    where: Annotated[str, text("WHERE")]
+    key: str
+    what: Annotated[str, text("WHAT")]
+    next_step: Annotated[str, text("NEXT")]
+    topics: Annotated[list[str], text("TOPICS", " ".join)]
+    code: str
+
+
+class ConfigLinted(Result):
+    """``tiered config lint``."""
+
+    findings: list[LintFinding]
+
+
+class TopicConfigs(Struct):
+    """Kafka's configs of a topic."""
+
+    topic: str
+    configs: dict[str, str]
+
+
+class ConfigExported(Result):
+    """``tiered config export --format json``."""
+
+    topics: list[TopicConfigs]
+
+
+def complete_setting_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from tiered.config.properties import PROPERTIES
+
+    return completions({name: row.expected for name, row in PROPERTIES.items()}, incomplete)
+
+
+@click.group("config")
+def config() -> None:
+    """Explain, check and export settings."""
+
+
+@command("explain", config, example="config explain retention.ms --topic orders")
+def explain(
+    session: Session,
+    setting: str = argument("SETTING", shell_complete=complete_setting_names),
+    topic: str | None = option(
+        "-t, --topic TOPIC", "Show the value for this topic; default: for a topic without own settings."
+    ),
+    output: str = OUTPUT,
+) -> None:
+    """Explain SETTING: its effect, its form, its value here and the origin of the value. Opens no store and no log."""
+    from tiered.config.properties import Source, find_property
+
+    known = find_property(setting)
+    own = session.topics().get(topic).properties if topic else None
+    effective = {each.name: each for each in session.config().explain(topic or "", own)}[known.name]
+    explained = ExplainedSetting(
+        setting=known.name,
+        value=effective.value,
+        origin=effective.origin,
+        default=known.default,
+        expected=known.expected,
+        example=f"-X {known.name}={example_of(known)}",
+        variable=known.environment_variable,
+        kafka=known.name if known.source is Source.KAFKA else "none, it is a setting of tiered",
+        of_="topic" if known.is_per_topic else "manager",
+        meaning=known.doc.replace("`", ""),
+    )
+    if output == "table":
+        for name, value in msgspec.to_builtins(explained).items():
+            click.echo(f"{name:<9} {value}")
+        return
+    print_result(ConfigExplained([explained]), output)
+
+
+@command("lint", config, example="config lint")
+def lint(
+    session: Session,
+    topics: tuple[str, ...] = TOPICS,
+    file: str | None = option("--properties FILE", "Check a file of a Kafka broker instead.", type=click.Path()),
+    output: str = OUTPUT,
+) -> int:
+    """Check tiered.toml, the environment and topics' settings for errors and bad choices. Exit 3 with a finding."""
+    if file is not None:
+        from tiered.health.broker_file import lint_broker_file
+
+        if topics:
+            raise click.UsageError("--properties checks a file; remove the topics")
+        found = lint_broker_file(file)
+    else:
+        import os
+
+        from tiered.health.lint import lint_place
+
+        found = lint_place(
+            session.config_path(), overrides=session.overrides, environ=os.environ, topics=topics or None
+        )
+    findings = [LintFinding.of(each, severity=each.state, topics=list(each.topics)) for each in found]
+    print_result(ConfigLinted(findings), output)
+    session.say(counted(len(found), "finding") if found else "no problems found")
+    return Exit.FINDINGS if found else Exit.DONE
+
+
+_FORMATS = ("toml", "kafka-configs", "json", "properties")
+
+
+@command("export", config, example="config export")
+def export(
+    session: Session,
+    form: str = option("--format", "Choose the target of the export.", choices=_FORMATS, default="toml"),
+    names: tuple[str, ...] = option("-t, --topic TOPIC", "Export only these topics; may be repeated."),
+    everything: bool = option("--all", "Include settings with built-in values."),
+    bootstrap: str = option("--bootstrap ADDRESS", "Set the server for kafka-configs.", default="localhost:9092"),
+) -> None:
+    """Export the effective settings, as a tiered.toml or for Kafka. Opens no store and no log."""
+    from tiered.topics import config_export
+
+    if form == "properties" and len(names) > 1:
+        raise click.UsageError("one properties file belongs to one topic; use one -t, or none for the defaults")
+    known, registry = session.config(), session.topics()
+    topics = [registry.get(name) for name in names] if names else registry.all()
+    if form == "toml":
+        exported = config_export.export_config(known, topics, everything=everything)
+        click.echo(config_export.as_toml(known, exported), nl=False)
+        return
+    of_broker = form == "properties" and not names
+    configs = (
+        config_export.broker_properties(known, everything=everything)
+        if of_broker
+        else config_export.kafka_configs(known, topics, everything=everything)
+    )
+    _print_configs(form, configs, bootstrap)
+    if configs.left_out:
+        session.say(f"omitted, because Kafka has no such setting: {', '.join(configs.left_out)}")
+
+
+def _print_configs(form: str, configs: KafkaConfigs, bootstrap: str) -> None:
+    from tiered.topics.config_export import as_properties, kafka_commands
+
+    if form == "json":
+        topics = [TopicConfigs(topic, dict(settings)) for topic, settings in configs.topics.items()]
+        print_result(ConfigExported(topics), "json")
+    elif form == "kafka-configs":
+        write_lines(kafka_commands(configs, bootstrap))
+    else:
+        for settings in configs.topics.values():
+            click.echo(as_properties(settings), nl=False)
+
+
+def example_of(known: Property) -> str:
+    """Return a valid value of this setting, different from its default if possible."""
+    from tiered.config.properties import Kind
+
+    if known.kind is Kind.BOOL:
+        return "false" if known.default == "true" else "true"
+    if known.choices:
+        return next((choice for choice in known.choices if choice != known.default), known.default)
+    usual = {Kind.MS: ("7d", 7 * 86_400_000), Kind.BYTES: ("512MiB", 512 << 20)}.get(known.kind)
+    if usual is None or (known.maximum is not None and known.maximum < usual[1]):
+        return known.default
+    return usual[0]
 
 
 class AliasedGroup(click.Group):
@@ -89,7 +294,7 @@ def systemd(
     metrics: str = option("--metrics [HOST]:PORT", "Set the address for metrics.", default=":9464"),
 ) -> None:
     """Print a systemd unit for `tiered run` in this directory."""
-    from tiered.web.http.metrics_server import parse_address
+    from tiered.web.http.server import parse_address
 
     parse_address(metrics)
     if not _USER.fullmatch(user):
@@ -189,82 +394,13 @@ def lifecycle(
 
 def answer(instruction: str) -> int:
     """Print the candidates for the word under the cursor, as the ``bash_complete`` script and similar ones ask."""
-    shell = instruction.partition("_")[0]
-    kind = get_completion_class(shell)
+    kind = get_completion_class(instruction.partition("_")[0])
     if kind is None or not instruction.endswith("_complete"):
         return 1
     from tiered.cli.main import main
 
-    completer = kind(main, {}, "tiered", VARIABLE)
-    words, incomplete = completer.get_completion_args()
     try:
-        found = candidates(words, incomplete)
+        click.echo(kind(main, {}, "tiered", VARIABLE).complete())
     except (click.ClickException, LogError, OSError):
-        found = []  # invalid words so far, or no node here: running the command reports it
-    click.echo("\n".join(completer.format_completion(each) for each in found))
+        click.echo()  # invalid words so far, or no node here: running the command reports it
     return 0
-
-
-def candidates(words: list[str], incomplete: str) -> list[CompletionItem]:
-    """Return the candidates for `incomplete` after `words`."""
-    from tiered.cli.main import COMMANDS, main
-
-    context = main.make_context("tiered", list(words), resilient_parsing=True)
-    command: click.Command = main
-    typed = _behind_options(main, context, words)
-    while isinstance(command, click.Group) and typed:
-        name, rest = typed[0], typed[1:]
-        found = command.get_command(context, name)
-        if found is None:
-            return []
-        command = found
-        context = command.make_context(name, list(rest), parent=context, resilient_parsing=True)
-        typed = _behind_options(command, context, rest)
-    if words and words[-1] == "-X":
-        return _starting(_settings(), incomplete)
-    if command is main and not incomplete.startswith("-"):
-        return _starting({each: summary for each, (_, summary) in COMMANDS.items()}, incomplete)
-    if command.name == "explain" and not incomplete.startswith("-"):
-        return _starting({each[:-1]: text for each, text in _settings().items()}, incomplete)
-    if not incomplete.startswith("-") and _takes_topics(command):
-        return _starting(_topics_or_partitions(command, context, incomplete), incomplete)
-    return command.shell_complete(context, incomplete)
-
-
-def _behind_options(command: click.Command, context: click.Context, words: list[str]) -> list[str]:
-    """Return the words after a group's own options: the command's name and its words. Empty for other commands."""
-    if not isinstance(command, click.Group):
-        return []
-    _, rest, _ = command.make_parser(context).parse_args(list(words))
-    return rest
-
-
-def _starting(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(each, help=text) for each, text in known.items() if each.startswith(incomplete)]
-
-
-def _settings() -> dict[str, str]:
-    from tiered.config.properties import PROPERTIES
-
-    return {f"{name}=": row.expected for name, row in PROPERTIES.items()}
-
-
-def _takes_topics(command: click.Command) -> bool:
-    """Whether the command's first argument names topics or partitions of this node."""
-    first = next((each for each in command.params if isinstance(each, click.Argument)), None)
-    if first is None:
-        return False
-    is_name = first.name == "name" and command.name in ("alter", "delete", "describe")
-    return is_name or first.name in ("topic", "topics") or "TOPIC" in (first.metavar or "")
-
-
-def _topics_or_partitions(command: click.Command, context: click.Context, incomplete: str) -> dict[str, str]:
-    """Return the topics of the node, or ``orders/0`` and so on for the topic before the slash."""
-    directory = context.find_root().params.get("directory") or os.environ.get("TIERED_DIR") or "."
-    topics = Session(directory=directory).topics().all()
-    metavars = [each.metavar or "" for each in command.params if isinstance(each, click.Argument)]
-    if "/" not in incomplete or not any("PARTITION" in metavar for metavar in metavars):
-        return {each.name: counted(each.partition_count, "partition") for each in topics}
-    topic = incomplete.partition("/")[0]
-    count = next((each.partition_count for each in topics if each.name == topic), 0)
-    return {f"{topic}/{number}": "" for number in range(count)}

@@ -81,7 +81,6 @@ def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
 
 
 def _print_ignored(session: Session, broker_file: str | None, ignored: Sequence[Ignored]) -> None:
-    """Print a line for each broker setting that has no effect here."""
     for each in ignored:
         session.say(f"no effect: {each.entry.name} ({broker_file}:{each.entry.line}): {each.why}")
 

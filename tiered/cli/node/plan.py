@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from local.errors import InvalidRequest
-from tiered.cli.arguments import parse_moment
 from tiered.cli.errors import Exit, one_line, stopped_code, unread_code, worst
 from tiered.cli.job_command import open_bucket, open_target
-from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, settings_option
+from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, parse_moment, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, topic_problems
-from tiered.cli.signals import stop_signals
+from tiered.cli.session import Session, confirm, now_ms, stop_signals, topic_problems
 from tiered.config.price_file import PricesUsed
 from tiered.config.units import DOLLARS_SHOWN, counted, format_bytes, format_dollars, format_lasted
 from tiered.config.user_files import check_target
@@ -180,7 +178,6 @@ def _paused(priced: PricedPlan) -> list[str]:
 
 
 def _money(priced: PricedPlan) -> str:
-    """The monthly cost of the bucket now and after, the one-time cost of requests, and the disk."""
     cost = priced.cost
     disk = f"disk {format_bytes(cost.now_disk_bytes)}, then {format_bytes(cost.then_disk_bytes)}"
     if priced.prices is None:
@@ -311,7 +308,6 @@ def _apply_decisions(session: Session, saved: SavedPlan, output: str) -> int:
 
 
 def _summary(saved: SavedPlan) -> str:
-    """Summarize in the words of `tiered plan`, or of `tiered cost advise`."""
     from tiered.plans.planning import VERBS
 
     if saved.steps is not None:
@@ -345,7 +341,6 @@ class AdviceApplied(Work):
 
 
 def _apply_steps(session: Session, saved: SavedPlan, output: str) -> int:
-    """Do the due steps of the advice."""
     from tiered.cost.advice_applying import apply_advice
 
     with stop_signals() as stop, session.manager() as manager, open_bucket(session, None, {}) as bucket:

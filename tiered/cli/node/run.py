@@ -1,4 +1,6 @@
-"""``tiered run``: the loop around `LogManager.tick`. Only this module gives background work the time.
+"""``tiered run``: the loop around `LogManager.tick`; ``tiered web``: pages about a directory of another process.
+
+Only this module gives background work the time.
 
 | a SIGTERM or Ctrl-C | effect |
 |---|---|
@@ -17,29 +19,55 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from local.errors import Fenced, LogError
-from tiered.cli.arguments import duration_ms
 from tiered.cli.errors import Exit, one_line, worst
-from tiered.cli.node.web import AccessControl, serving_pages
-from tiered.cli.options import GROUP, command, option
+from tiered.cli.options import GROUP, command, duration_ms, option
 from tiered.cli.progress import copy_progress
-from tiered.cli.session import Session, now_ms
-from tiered.cli.signals import Stop, stop_signals
+from tiered.cli.session import Session, Stop, now_ms, stop_signals
 from tiered.config.properties import JUMP_HOLD
 from tiered.config.units import counted, format_ms
 from tiered.node.problems import group_problems, problems_of
 
 if TYPE_CHECKING:
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
     from tiered.manager.manager import LogManager
     from tiered.service.observations import Observations
     from tiered.service.systemd import ServiceManager
     from tiered.service.worker import Worker
+    from tiered.web.http.server import Gate, Pages
+    from tiered.web.http.serving import Tls
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessControl:
+    """Access control and encryption of the pages: token and certificate files, and names of this server."""
+
+    token_file: str | None = option(
+        "--token-file FILE", "Require the token in this file, on loopback too.", type=click.Path()
+    )
+    hosts: tuple[str, ...] = option("--host NAME", "Accept a further host name; repeatable.")
+    tls_cert: str | None = option("--tls-cert FILE", "Serve over TLS with this certificate (PEM).", type=click.Path())
+    tls_key: str | None = option(
+        "--tls-key FILE", "Name the file of the key; default: the file of the certificate.", type=click.Path()
+    )
+
+    @property
+    def tls(self) -> Tls | None:
+        """Return the TLS files. Raises UsageError for a key without a certificate."""
+        from tiered.web.http.serving import Tls
+
+        if self.tls_cert is not None:
+            return Tls(certificate=self.tls_cert, key=self.tls_key)
+        if self.tls_key is not None:
+            raise click.UsageError("--tls-key is the key of a certificate: add --tls-cert")
+        return None
 
 
 @command("run", has_progress=True, example="run --metrics 127.0.0.1:9464")
@@ -89,7 +117,6 @@ def run(
 def _started(
     session: Session, stack: ExitStack, seen: Observations, interval: str | None, *, is_once: bool, takes_over: bool
 ) -> Worker:
-    """Load everything; `stack` closes it."""
     from tiered.config.clock_guard import ClockGuard
     from tiered.node.problems import read_report
     from tiered.service.worker import Worker
@@ -117,7 +144,6 @@ def _started(
 
 
 def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *, is_once: bool) -> int:
-    """Run maintenance until asked to stop; return the exit code."""
     from tiered.service.systemd import Heartbeat, ServiceManager
 
     manager, service = worker.manager, ServiceManager.of(os.environ)
@@ -139,9 +165,8 @@ def _worked(session: Session, worker: Worker, stop: Stop, seen: Observations, *,
 def _served(
     session: Session, address: str, worker: Worker, seen: Observations, access: AccessControl, *, by_partition: bool
 ) -> Iterator[None]:
-    """Serve metrics over HTTP within the block."""
     from tiered.observe.metrics import Metrics
-    from tiered.web.http.metrics_server import MetricsServer, health_answer, is_loopback, metrics_answer, parse_address
+    from tiered.web.http.server import MetricsServer, health_answer, is_loopback, metrics_answer, parse_address
     from tiered.web.pages.site import Site
 
     figures = Metrics(worker.manager, seen, worker, by_partition=by_partition)
@@ -238,3 +263,94 @@ def _print_summary(session: Session, manager: LogManager) -> None:
         click.echo(f"{one_line(errors[first])} ({where})", err=True)
     if manager.store is not None and session.is_verbose:
         session.say(f"requests: {manager.store.counts()}")
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+@command("web", example="web --listen 127.0.0.1:8080")
+def web(
+    session: Session,
+    listen: str = option("--listen [HOST]:PORT", "Set the address; without a host on loopback.", default=":8080"),
+    access: AccessControl = GROUP,
+) -> int:
+    """Serve web pages: topics, segments, the plan, costs, compaction and problems.
+
+    The pages are read-only: the server takes no lock and may run next to `tiered run`. An address other than loopback
+    requires a token; without --token-file the command generates one and prints it.
+    """
+    from remote.manifest.manifest_memory_cache import ManifestMemoryCache
+    from tiered.cli.session import stop_signals
+    from tiered.config.clock_guard import counted_ms
+    from tiered.web.pages.manager_cache import ManagerCache
+    from tiered.web.pages.site import Site
+
+    config = session.config()
+    session.set_up_logging(reports_problems=True)
+    known = ManifestMemoryCache(counted_ms)
+    managers = ManagerCache(
+        config, lambda: _read_only(session, known), now_ms, lambda: _read_only(session, is_alone=True)
+    )
+    try:
+        with stop_signals() as stop, serving_pages(session, "--listen", listen, Site(managers, now_ms).answer, access):
+            stop.wait(None)
+    finally:
+        managers.close()
+    return Exit.DONE
+
+
+@contextmanager
+def serving_pages(session: Session, option: str, listen: str, pages: Pages, access: AccessControl) -> Iterator[None]:
+    """Serve the pages at the address from `option` within the block.
+
+    The address and a generated token are printed on stderr. Raises InvalidRequest for an unusable address and for a
+    file without a token or a certificate, NotFound for a missing file.
+    """
+    from tiered.web.http.server import WebServer, is_loopback, parse_address
+
+    host, port = parse_address(listen)
+    gate, made = _gate(access, is_open=not is_loopback(host))
+    server = WebServer(host, port, pages, gate, option=option, tls=access.tls)
+    server.start()
+    try:
+        session.say(f"pages at {server.root} until Ctrl-C")
+        if made is not None:
+            click.echo(f"token: {made}", err=True)
+        if gate.wants_token and access.tls is None and not is_loopback(host):
+            session.say("the connection is not encrypted: use --tls-cert, or a proxy with TLS or a tunnel")
+        yield
+    finally:
+        server.close()
+
+
+def _read_only(session: Session, known: ManifestMemoryCache | None = None, *, is_alone: bool = False) -> LogManager:
+    from tiered.manager.manager import LogManager
+    from tiered.web.pages.manager_cache import silent_store
+
+    config = session.config()
+    store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
+    return LogManager.open(config, now_ms=now_ms(), read_only=True, store=store, known=known)
+
+
+def _gate(access: AccessControl, *, is_open: bool) -> tuple[Gate, str | None]:
+    """Return the gate, and the token if one was generated.
+
+    Raises NotFound and InvalidRequest for a file without a token.
+    """
+    import secrets
+
+    from tiered.web.http.server import Gate, own_names
+
+    names = [*access.hosts, *(own_names() if is_open else ())]
+    if access.token_file is not None:
+        return Gate(token=_token_in(access.token_file), hosts=names), None
+    made = secrets.token_urlsafe(24) if is_open else None
+    return Gate(token=made, hosts=names), made
+
+
+def _token_in(path: str) -> str:
+    from tiered.config.user_files import read_given
+    from tiered.web.http.server import check_token
+
+    token = read_given(path, "cannot read the token", "a file with one line of plain letters").strip()
+    return check_token(token.decode(errors="replace"), file=path)

@@ -12,9 +12,8 @@ import click
 import msgspec
 
 from local.errors import InvalidRequest
-from tiered.cli.arguments import duration_ms
 from tiered.cli.errors import Exit, unread_code
-from tiered.cli.options import OUTPUT, TOPICS, command, option
+from tiered.cli.options import OUTPUT, TOPICS, command, duration_ms, option
 from tiered.cli.render import (
     SCHEMA_VERSION,
     Column,
@@ -210,8 +209,7 @@ def status(
 
 
 def _repeat(show: Callable[[], int], pause_ms: int) -> int:
-    """Repeat until a signal; return the last exit code."""
-    from tiered.cli.signals import stop_signals
+    from tiered.cli.session import stop_signals
 
     with stop_signals() as stop:
         while True:
@@ -306,7 +304,6 @@ def _work_lines(report: StatusReport) -> list[str]:
 
 
 def _sections(text: str | None) -> frozenset[str]:
-    """Parse section names. Raises InvalidRequest for an unknown one."""
     names = frozenset(() if text is None else (each.strip() for each in text.split(",")))
     for name in sorted(names):
         if name not in (*_SECTIONS, _SYNC):

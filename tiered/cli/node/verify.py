@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from local.errors import Conflict, LogError, NotFound
-from tiered.cli.arguments import parse_partition, parse_share
 from tiered.cli.errors import Exit, stopped_code
-from tiered.cli.options import OUTPUT, argument, command, option
+from tiered.cli.options import OUTPUT, argument, command, option, parse_partition, parse_share
 from tiered.cli.progress import byte_progress
 from tiered.cli.render import Result, Struct, number, print_result, text
 from tiered.cli.session import Session, now_ms
@@ -229,7 +228,7 @@ def verify_remote(
     """
     from tiered.cli.job_command import lost_partitions, open_bucket
     from tiered.cli.progress import byte_progress
-    from tiered.cli.signals import stop_signals
+    from tiered.cli.session import stop_signals
     from tiered.health.bucket_verifying import verify_bucket
     from tiered.health.scrub import THREADS
 
@@ -297,7 +296,6 @@ def _verified_remote(verdict: BucketVerdict, lost: list[str]) -> VerifiedRemote:
 
 
 def _print_bucket_summary(session: Session, verdict: BucketVerdict, targets: Sequence[str]) -> None:
-    """Print the checked part, the total, the seed, and the next step for damage."""
     from tiered.config.units import counted, format_bytes
 
     found, sample = verdict.report, verdict.sample

@@ -257,7 +257,6 @@ def _in_bucket(session: Session, job: JobCommand, target: str, job_id: str | Non
 
 
 def _selected(bucket: Bucket, target: str, topic_id: str | None) -> tuple[list[RemotePartitionName], dict[str, str]]:
-    """(the selected partitions that are not deleted, the known settings of the topic)."""
     from remote.manifest.commit_protocol import MetadataLog
 
     found = {name: MetadataLog(bucket.store, name.prefix).refresh() for name in bucket.partitions([target], topic_id)}

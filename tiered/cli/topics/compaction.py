@@ -9,8 +9,7 @@ import click
 from tiered.cli.errors import Exit, worst
 from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option
 from tiered.cli.render import PartitionRow, Result, Struct, Work, number, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, topic_problems
-from tiered.cli.signals import stop_signals
+from tiered.cli.session import Session, confirm, now_ms, stop_signals, topic_problems
 from tiered.config.units import counted, format_bytes, format_count, format_ms
 from tiered.node.problems import UnreadPartitions
 

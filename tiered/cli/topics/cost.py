@@ -14,9 +14,8 @@ import click
 
 from local.errors import InvalidRequest
 from policies.cost.workload import OUTSIDE
-from tiered.cli.arguments import Number
 from tiered.cli.errors import Exit
-from tiered.cli.options import GROUP, OUTPUT, TOPICS, command, option
+from tiered.cli.options import GROUP, OUTPUT, TOPICS, Number, command, option
 from tiered.cli.render import Column, Result, Struct, columns_of, number, print_result, text, write_lines
 from tiered.cli.session import Session, now_ms, topic_problems
 from tiered.config.price_file import PricesUsed
@@ -194,7 +193,6 @@ def _has_classes(session: Session) -> bool:
 
 
 def _sum(rows: list[TopicCost]) -> TopicCost:
-    """Return the row of sums; None if a value is unknown."""
     values = {each.name: [getattr(row, each.name) for row in rows] for each in columns_of(TopicCost)[1:]}
     sums = {name: None if None in some else sum(some) for name, some in values.items()}
     return TopicCost.of(None, topic="total", **sums)
@@ -379,7 +377,6 @@ def _values(option: str, text: str, read: Callable[[str], int | float | str | No
 
 
 def _change(simulation: CostSimulation) -> Column:
-    """Return the first column of the table: the changes of a variant in short."""
     from tiered.cost.cost_simulation import shown
 
     costs = (simulation.today, *simulation.found)

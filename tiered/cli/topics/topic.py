@@ -15,7 +15,7 @@ from local.errors import LogError
 from tiered.cli.errors import Exit
 from tiered.cli.options import OUTPUT, TOPICS, YES, argument, command, option, settings_option
 from tiered.cli.render import Column, Result, Struct, Work, columns_of, number, pairs, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, topic_problems
+from tiered.cli.session import Session, complete_topics, confirm, now_ms, topic_problems
 from tiered.config.units import format_bytes, format_count, format_lasted, format_ms
 from tiered.node.problems import UnreadPartitions
 from tiered.partition.partition_status import partition_status
@@ -166,7 +166,7 @@ def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
 @command("alter", topic, example="topic alter orders -X local.retention.ms=6h")
 def alter(
     session: Session,
-    name: str = argument(),
+    name: str = argument(shell_complete=complete_topics),
     settings: dict[str, str] = settings_option(
         "Set a property; an empty value removes it from the topic. May be repeated."
     ),
@@ -206,7 +206,7 @@ def _confirm(question: str, yes: bool) -> None:
 @command("delete", topic, example="topic delete orders --dry-run")
 def delete(
     session: Session,
-    name: str = argument(),
+    name: str = argument(shell_complete=complete_topics),
     yes: bool = YES,
     dry_run: bool = option(
         "--dry-run", "Show what would be deleted in both tiers and what delays the deletion, change nothing."
@@ -246,7 +246,7 @@ def _listed(topics: Sequence[Topic]) -> Topics:
 @command("describe", topic, example="topic describe orders --settings")
 def describe(
     session: Session,
-    name: str = argument(),
+    name: str = argument(shell_complete=complete_topics),
     show_settings: bool = option("--settings", "Show every effective setting and its source."),
     output: str = OUTPUT,
 ) -> int:
@@ -406,7 +406,6 @@ def _warn_of_outranked(session: Session, outranked: Sequence[Setting]) -> None:
 
 
 def _sum(losses: Sequence[PartitionLoss], name: str) -> int | None:
-    """The sum of the known values; None if none is known."""
     known = [value for each in losses if (value := getattr(each, name)) is not None]
     return sum(known) if known else None
 

@@ -17,6 +17,8 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -30,8 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from local.errors import Unavailable
-from tiered.web.html import Html, tag
-from tiered.web.pages.parts import bare_page
+from tiered.web.html import Html, bare_page, tag
 
 ANSWER_S = 10.0
 ANSWERS_MAX = 32
@@ -111,7 +112,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answer an unexpected exception (500)."""
     return page(HTTPStatus.INTERNAL_SERVER_ERROR, "Failed", [tag("p", "See the log of this process.")])
 
 
@@ -125,8 +125,7 @@ class _Outside:
     """Middleware: add the default headers and refuse requests with too large a head.
 
     Headers that the response sets itself win. The parser refuses a large head that arrives in pieces; a head that
-    arrives
-    at once is complete before the parser checks its size.
+    arrives at once is complete before the parser checks its size.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -164,47 +163,31 @@ class Answering:
 
     async def of(self, make: Callable[[], Answered]) -> Answered:
         """Return the result of `make`. Raises its exceptions, and Unavailable if there is no result in time."""
-        loop = asyncio.get_running_loop()
-        made: asyncio.Future[Answered] | None = None
+        result: Future[Answered] | None = None
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._places.acquire()
-                made = loop.create_future()
-                self._begin(make, made, loop)
-                return await made
+                result = self._begin(make)
+                return await asyncio.wrap_future(result)
         except TimeoutError:
-            why = "it was not finished in time" if made is not None else "too many other replies are in progress"
+            why = "it was not finished in time" if result is not None else "too many other replies are in progress"
             raise Unavailable(f"cannot reply, {why}", waited_s=self._limit_s) from None
 
-    def _begin(
-        self, make: Callable[[], Answered], made: asyncio.Future[Answered], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def _begin(self, make: Callable[[], Answered]) -> Future[Answered]:
+        loop, result = asyncio.get_running_loop(), Future[Answered]()
+
+        def run() -> None:
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(make())
+                except Exception as error:  # noqa: BLE001 - the awaiting request raises it
+                    result.set_exception(error)
+            with suppress(RuntimeError):  # the server and its loop were closed before the result came
+                loop.call_soon_threadsafe(self._places.release)
+
         try:
-            threading.Thread(target=self._run, args=(make, made, loop), name="tiered-answer", daemon=True).start()
+            threading.Thread(target=run, name="tiered-answer", daemon=True).start()
         except RuntimeError as error:
             self._places.release()
             raise Unavailable("cannot reply, there is no free thread", cause=str(error)) from None
-
-    def _run(
-        self, make: Callable[[], Answered], made: asyncio.Future[Answered], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        answer: Answered | None = None
-        failed: Exception | None = None
-        try:
-            answer = make()
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
-            failed = error
-        try:
-            loop.call_soon_threadsafe(self._done, made, answer, failed)
-        except RuntimeError:
-            return  # the server and its loop were closed before the result came
-
-    def _done(self, made: asyncio.Future[Answered], answer: Answered | None, failed: Exception | None) -> None:
-        self._places.release()
-        if made.done():
-            return  # the request was cancelled
-        if failed is not None:
-            made.set_exception(failed)
-        else:
-            assert answer is not None
-            made.set_result(answer)
+        return result

@@ -1,14 +1,36 @@
-"""The read-only page server of `tiered web` and `run --ui`.
+"""The two servers, read-only: the pages of `tiered web` and `run --ui`, and the metrics of `run --metrics`.
 
-Methods are GET and HEAD, and POST for the token form if there is a token. No address changes any data. A request that
-the gate (`tiered.web.http.gate`) refuses gets a page with the reason and no data.
+| server | serves | access |
+|---|---|---|
+| `WebServer` | the pages; POST for the token form alone | a `Gate`: host names, and a token where others can connect |
+| `MetricsServer` | ``/metrics``, ``/health``; pages on loopback alone | host names of this machine |
+
+| check | against |
+|---|---|
+| Host | DNS rebinding: only known names and plain addresses pass |
+| Origin | a form that a page of another site sends |
+| token | any client that can reach the address; a header for programs, a form and a cookie for browsers |
+
+The cookie holds a random word of this process, never the token. It lasts until the process or the browser ends. Beyond
+one machine, TLS of the server, a proxy or a tunnel must protect both in transit. A refused request gets no data.
+
+Concurrent requests for the same figures share one response. Figures that are not ready within a deadline are a 503,
+never old figures.
 """
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 import logging
-from collections.abc import Callable
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,18 +39,136 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from local.errors import InvalidRequest, Unavailable
+from tiered.observe.metrics import Form, form_of
 from tiered.web.html import tag
-from tiered.web.http.application import Answered, Answering, answered, application, page, target_of
-from tiered.web.http.gate import Gate
+from tiered.web.http.application import ANSWER_S, Answered, Answering, answered, application, page, target_of
 from tiered.web.http.serving import ServerInThread, Tls
+from tiered.web.pages.manager_cache import DataLoader
 
+LOOPBACK = "127.0.0.1"
 FORM_MAX = 4096
-# Assets of the token form.
-OPEN = frozenset({"/page.css", "/page.js", "/favicon.svg", "/favicon.ico"})
+OPEN = frozenset({"/page.css", "/page.js", "/favicon.svg", "/favicon.ico"})  # assets of the token form
+FIGURES_S = ANSWER_S - 1  # Prometheus waits ten seconds for a scrape by default
+TEXT_TYPE = "text/plain; charset=utf-8"
+TOKEN_LETTERS_MIN = 16
+COOKIE = "tiered-session"
+LOOK_UP_S = 2.0
+_PORT_DIGITS = 5
+_NOT_HERE = "This server does not serve this host name. Add it with --host NAME."
 
 Pages = Callable[[str], Answered]  # of a path with its query
-
+Answer = Callable[[str], Answered]  # of an Accept header
 _log = logging.getLogger(__name__)
+
+
+def check_token(token: str, **facts: object) -> str:
+    """Return the token. Raises InvalidRequest, with these facts, if it is easy to guess."""
+    if len(token) < TOKEN_LETTERS_MIN or not token.isascii() or not token.isprintable():
+        reason = "invalid token, it is too short or has other characters than plain letters"
+        raise InvalidRequest(reason, **facts, letters_at_least=TOKEN_LETTERS_MIN)
+    return token
+
+
+class Gate:
+    """Checks requests by their headers alone. Thread safe: immutable."""
+
+    def __init__(self, *, token: str | None = None, hosts: Collection[str] = ()) -> None:
+        """`hosts` are further names of this server. Raises InvalidRequest if the token is easy to guess."""
+        self._token = None if token is None else check_token(token)
+        self._session = secrets.token_urlsafe(32)
+        self._hosts = frozenset(each.casefold() for each in hosts)
+
+    @property
+    def wants_token(self) -> bool:
+        return self._token is not None
+
+    def is_host(self, header: str) -> bool:
+        """Whether a Host header names this server. A plain address passes: a name server cannot forge it."""
+        name = host_name(header).casefold()
+        return name in self._hosts or is_loopback(name) or (self.wants_token and _is_address(name))
+
+    def is_own(self, headers: Mapping[str, str]) -> bool:
+        """Whether a form was sent from a page of this server."""
+        origin = headers.get("Origin")
+        return origin is None or origin.partition("://")[2] == headers.get("Host", "")
+
+    def may_see(self, headers: Mapping[str, str]) -> bool:
+        """Whether the request has the token or the cookie that stands for it."""
+        if self._token is None:
+            return True
+        kind, _, given = headers.get("Authorization", "").partition(" ")
+        if kind.casefold() == "bearer" and self.is_token(given.strip()):
+            return True
+        try:
+            cookie = SimpleCookie(headers.get("Cookie", "")).get(COOKIE)
+        except CookieError:
+            return False
+        return cookie is not None and _same(cookie.value, self._session)
+
+    def is_token(self, text: str) -> bool:
+        return self._token is not None and _same(text, self._token)
+
+    def token_of(self, body: bytes) -> str:
+        """Return the token in a form body."""
+        return parse_qs(body.decode("ascii", "replace")).get("token", [""])[0].strip()
+
+    def cookie(self, *, is_encrypted: bool) -> str:
+        """Return the Set-Cookie header after a valid token; `Secure` if the connection is encrypted."""
+        return f"{COOKIE}={self._session}; HttpOnly; SameSite=Strict; Path=/{'; Secure' if is_encrypted else ''}"
+
+
+def own_names() -> set[str]:
+    """This machine's names: the host name, the host name without its domain, and the looked-up full name.
+
+    A name server that does not answer does not delay the start: then only the first two are known.
+    """
+    name, found = socket.gethostname(), list[str]()
+    looking = threading.Thread(target=lambda: found.append(socket.getfqdn()), name="tiered-own-name", daemon=True)
+    looking.start()
+    looking.join(LOOK_UP_S)
+    return {name, name.partition(".")[0], *found}
+
+
+def names_here(header: str, hosts: Collection[str]) -> bool:
+    """Whether a Host header is one of `hosts` (lower case), a name of this machine, a plain address, or empty.
+
+    A browser in a DNS rebinding attack sends none of these.
+    """
+    name = host_name(header).casefold()
+    return not name or name == "localhost" or name in hosts or _is_address(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    return host.casefold() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse an address: ``:9464`` is loopback; ``0.0.0.0:9464`` all; ``[::1]:9464``. Raises InvalidRequest."""
+    host, colon, port = text.rpartition(":")
+    is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
+    if not colon or not is_number or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise InvalidRequest("invalid address", text=repr(text), expected="[HOST]:PORT, such as :9464")
+    return host.strip("[]") or LOOPBACK, int(port)
+
+
+def host_name(header: str) -> str:
+    """Return the name in a Host header, without the port and the final dot."""
+    name = header if header.endswith("]") or ":" not in header else header.rpartition(":")[0]
+    return name.strip("[]").removesuffix(".")
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
 
 
 class WebServer(ServerInThread):
@@ -38,46 +178,44 @@ class WebServer(ServerInThread):
         self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
     ) -> None:
         """Port 0 takes any free port. Raises InvalidRequest for an address or a certificate that cannot be used."""
-        guesses = _Guesses()
-        page_routes = _PageRoutes(pages, gate, guesses)
+        page_routes = _PageRoutes(pages, gate)
         routes = [
             Route("/login", page_routes.take_token, methods=["POST"]),
             Route("/{path:path}", page_routes.show, methods=["GET"]),
         ]
-        made = application(routes, [Middleware(_AccessMiddleware, gate=gate, guesses=guesses)])
+        made = application(routes, [Middleware(_AccessMiddleware, refusal_of=page_routes.refusal_of)])
         super().__init__(host, port, made, name="tiered-web", option=option, tls=tls)
 
 
 class _AccessMiddleware:
-    """Middleware: pass a request to its route, or refuse it."""
+    """Pass a request to its route, or refuse it."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, guesses: _Guesses) -> None:
-        self._app, self._gate, self._guesses = app, gate, guesses
+    def __init__(self, app: ASGIApp, refusal_of: Callable[[Request], Response | None]) -> None:
+        self._app, self._refusal_of = app, refusal_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
-        answer = self._refusal(Request(scope))
-        await (self._app if answer is None else answer)(scope, receive, send)
+        await (self._refusal_of(Request(scope)) or self._app)(scope, receive, send)
 
-    def _refusal(self, request: Request) -> Response | None:
+
+class _PageRoutes:
+    """The two routes, and what they refuse. Logs the first, the tenth, the hundredth wrong token and so on."""
+
+    def __init__(self, pages: Pages, gate: Gate) -> None:
+        self._pages, self._gate = pages, gate
+        self._answering = Answering()
+        self._wrong_tokens = 0
+
+    def refusal_of(self, request: Request) -> Response | None:
         if not self._gate.is_host(request.headers.get("Host", "")):
-            words = "This server does not serve this host name. Add it with --host NAME."
-            return page(HTTPStatus.MISDIRECTED_REQUEST, "Not found", [tag("p", words)])
+            return page(HTTPStatus.MISDIRECTED_REQUEST, "Not found", [tag("p", _NOT_HERE)])
         if request.method == "POST" or target_of(request.scope) in OPEN:
             return None  # a POST shows no data
         if self._gate.may_see(request.headers):
             return None
         if "Authorization" in request.headers:
-            self._guesses.count_wrong_token(request)
-        return _question(None)
-
-
-class _PageRoutes:
-    """The two routes."""
-
-    def __init__(self, pages: Pages, gate: Gate, guesses: _Guesses) -> None:
-        self._pages, self._gate, self._guesses = pages, gate, guesses
-        self._answering = Answering()
+            self._count_wrong_token(request)
+        return _token_page(None)
 
     async def show(self, request: Request) -> Response:
         target = target_of(request.scope)
@@ -93,23 +231,16 @@ class _PageRoutes:
         if body is None:
             return page(HTTPStatus.BAD_REQUEST, "Invalid request", [tag("p", "This is not a token.")])
         if not self._gate.is_token(self._gate.token_of(body)):
-            self._guesses.count_wrong_token(request)
-            return _question("Wrong token.")
+            self._count_wrong_token(request)
+            return _token_page("Wrong token.")
         headers = {"Location": "/", "Set-Cookie": self._gate.cookie(is_encrypted=request.url.scheme == "https")}
         return Response(None, HTTPStatus.SEE_OTHER, headers=headers)
 
-
-class _Guesses:
-    """Counts wrong tokens; logs the first, the tenth, the hundredth and so on."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def count_wrong_token(self, request: Request) -> None:
-        self._count += 1
-        if str(self._count).strip("0") == "1":
+    def _count_wrong_token(self, request: Request) -> None:
+        self._wrong_tokens += 1
+        if str(self._wrong_tokens).strip("0") == "1":
             client = request.client.host if request.client is not None else None
-            _log.warning("a wrong token was sent: times=%s client=%s", self._count, client)
+            _log.warning("a wrong token was sent: times=%s client=%s", self._wrong_tokens, client)
 
 
 async def _form(request: Request) -> bytes | None:
@@ -125,8 +256,7 @@ async def _form(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def _question(trouble: str | None) -> Response:
-    """The page with the token form."""
+def _token_page(problem: str | None) -> Response:
     form = tag(
         "form",
         tag("label", "Token", for_="token"),
@@ -136,7 +266,87 @@ def _question(trouble: str | None) -> Response:
         action="/login",
     )
     where = tag("p", "The token was printed when the server started, or is in the file of --token-file.")
-    wrong = [tag("div", trouble, class_="trouble", role="alert")] if trouble is not None else []
+    wrong = [tag("div", problem, class_="trouble", role="alert")] if problem is not None else []
     answer = page(HTTPStatus.UNAUTHORIZED, "Token", [*wrong, form, where])
     answer.headers["WWW-Authenticate"] = "Bearer"  # for programs; no browser prompts for this scheme
+    return answer
+
+
+class MetricsServer(ServerInThread):
+    """Serves ``/metrics``, ``/health`` and the pages."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        answers: dict[str, Answer],
+        pages: Pages | None = None,
+        *,
+        option: str = "--metrics",
+        tls: Tls | None = None,
+        answer_s: float = ANSWER_S,
+        hosts: Collection[str] = (),
+    ) -> None:
+        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free port.
+
+        `answer_s` limits the time to compute a response. A request by name must use `host`, a name of this machine or
+        one of `hosts`. Raises InvalidRequest for an address or a certificate that cannot be used.
+        """
+        is_own = is_loopback(host)
+        names = {host, *hosts, *(() if is_own else own_names())}
+        route = _MetricsRoute(
+            answers, pages if is_own else None, Answering(limit_s=answer_s), {each.casefold() for each in names}
+        )
+        routes = [Route("/{path:path}", route.show, methods=["GET"])]
+        super().__init__(host, port, application(routes), name="tiered-metrics", option=option, tls=tls)
+
+
+class _MetricsRoute:
+    def __init__(
+        self, answers: dict[str, Answer], pages: Pages | None, answering: Answering, hosts: Collection[str]
+    ) -> None:
+        self._hosts = hosts
+        self._answers, self._pages, self._answering = answers, pages, answering
+        self._loader = DataLoader(lambda: time.monotonic_ns() // 1_000_000, deadline_s=FIGURES_S)
+
+    async def show(self, request: Request) -> Response:
+        target, host, accept = target_of(request.scope), request.headers.get("Host", ""), request.headers.get("Accept")
+        return await answered(request, self._answering, lambda: self._answer(target, host, accept or ""))
+
+    def _answer(self, target: str, host: str, accept: str) -> Answered:
+        if not names_here(host, self._hosts):
+            return HTTPStatus.MISDIRECTED_REQUEST, TEXT_TYPE, f"{_NOT_HERE}\n"
+        path = target.partition("?")[0]
+        answer = self._answers.get(path)
+        if answer is not None:
+            return self._figures(path, answer, accept)
+        if self._pages is not None and is_loopback(host_name(host)):
+            return self._pages(target)
+        return HTTPStatus.NOT_FOUND, TEXT_TYPE, "\n".join([*self._answers, ""])
+
+    def _figures(self, path: str, answer: Answer, accept: str) -> Answered:
+        loaded = self._loader.get(f"{path} {form_of(accept).name}", lambda: answer(accept))
+        if loaded.late_since_ms is not None:
+            raise Unavailable("metrics are not available yet: the disk does not reply, or this machine is busy")
+        return loaded.value
+
+
+def metrics_answer(text: Callable[[Form], str]) -> Answer:
+    """Return the metrics in the requested format."""
+
+    def answer(accept: str) -> Answered:
+        form = form_of(accept)
+        return HTTPStatus.OK, form.value, text(form)
+
+    return answer
+
+
+def health_answer(problem_lines: Callable[[], list[str]]) -> Answer:
+    """Return the health: 200 without problems, 503 with the list of problems otherwise."""
+
+    def answer(accept: str = "") -> Answered:
+        found = problem_lines()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK
+        return status, TEXT_TYPE, "".join(f"{line}\n" for line in found or ["ok"])
+
     return answer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from local.cleaner.cleaner_history import CleaningRun
 from local.names import TopicPartition
@@ -18,43 +19,29 @@ from tiered.status.compaction_status import (
     compaction_status,
     log_row,
 )
-from tiered.status.status_report import Row
 from tiered.web.charts import bar
-from tiered.web.html import Child, Html, tag
-from tiered.web.pages.overview import shown
-from tiered.web.pages.parts import (
+from tiered.web.html import (
+    Child,
     Heading,
+    Html,
     commands,
+    figure,
     figures,
     frame,
     lasted,
-    numbers,
     page_count,
     paged,
     pager,
     partition_path,
     stamp,
     table,
+    tag,
 )
 
 HERE = "/compaction"
 RUNS_SHOWN = 30
 ADVICE_SHOWN = 20
-_LOGS = (
-    Heading("Partition"),
-    Heading("State"),
-    Heading("Dirty", is_number=True),
-    Heading("Dirty and clean"),
-    *numbers("Clean", "Cleanable", "Not cleanable yet", "Late", "Last pass", "Gained"),
-)
-_RUNS = (
-    Heading("When", is_short=True),
-    Heading("Partition"),
-    *numbers("Before", "After"),
-    Heading("Left"),
-    *numbers("Records", "Took", "Buffer"),
-    Heading("Result"),
-)
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +84,7 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
         table(
             f"{counted(len(found.logs), 'compacted log')}, the dirtiest first",
             _LOGS,
-            (_log(each, found) for each in some),
+            (log_row(each, found.now_ms) for each in some),
         ),
         pager(HERE, {}, page, len(found.logs)),
         tag("h2", "Last passes"),
@@ -176,49 +163,30 @@ def _advised(each: Advice) -> list[Child]:
     return [tag("strong", where), ": ", each.text, setting]
 
 
-def _log(each: LogCleaningStatus, found: Compaction) -> list[Child]:
-    row = log_row(each, found.now_ms)
-    state: Child = str(row["state"])
-    if each.uncleanable is not None:
-        state = [tag("span", "uncleanable", class_="bad"), f": {' '.join(each.uncleanable.reason.split())}"]
-    parts = [("dirty", float(each.log.cleanable_bytes)), ("clean", float(each.log.clean_bytes))]
-    return [
-        _link(each.log.partition),
-        state,
-        _share(row["dirty_ratio"]),
-        bar(parts, sum(value for _, value in parts)),
-        shown(row, "clean_bytes", format_bytes),
-        shown(row, "cleanable_bytes", format_bytes),
-        shown(row, "uncleanable_bytes", format_bytes),
-        format_ms(each.log.delay_ms) if each.log.delay_ms else "-",
-        f"{lasted(found.now_ms - each.last_run.at_ms)} ago" if each.last_run is not None else "never",
-        _share(row["size_reduction"]),
-    ]
-
-
 def _passes(found: Compaction) -> Html:
     if not found.runs:
         return tag("p", "None yet.")
     some = list(reversed(found.runs[-RUNS_SHOWN:]))
     caption = f"Recorded passes, {len(some):,} of {len(found.runs):,}, the newest first"
-    return table(caption, _RUNS, (_pass(each) for each in some))
+    return table(caption, _RUNS, some)
 
 
-def _pass(run: CleaningRun) -> list[Child]:
-    row: Row = {"before": run.bytes_before, "after": run.bytes_after}
-    is_done = run.error is None
-    came: Child = tag("span", "failed", class_="bad") if not is_done else f"{run.size_reduction:.0%} smaller"
-    return [
-        stamp(run.at_ms),
-        _link(run.name),
-        shown(row, "before", format_bytes) if is_done else "-",
-        shown(row, "after", format_bytes) if is_done else "-",
-        bar([("clean", run.bytes_after)], max(run.bytes_before, run.bytes_after, 1)) if is_done else None,
-        f"{run.records_before:,} to {run.records_after:,}" if is_done else "-",
-        f"{run.seconds:.1f} s",
-        _share(run.buffer_utilization) if is_done else "-",
-        [came, f": {run.error}" if run.error is not None else None],
-    ]
+def _state(row: Row) -> Child:
+    reason = row["uncleanable_reason"]
+    return (
+        row["state"] if reason is None else [tag("span", "uncleanable", class_="bad"), f": {' '.join(reason.split())}"]
+    )
+
+
+def _dirty_and_clean(row: Row) -> Html:
+    parts = [("dirty", float(row["cleanable_bytes"])), ("clean", float(row["clean_bytes"]))]
+    return bar(parts, sum(value for _, value in parts))
+
+
+def _result(run: CleaningRun) -> list[Child]:
+    if run.error is not None:
+        return [tag("span", "failed", class_="bad"), f": {run.error}"]
+    return [f"{run.size_reduction:.0%} smaller"]
 
 
 def _link(name: TopicPartition) -> Html:
@@ -227,3 +195,41 @@ def _link(name: TopicPartition) -> Html:
 
 def _share(value: object) -> str:
     return f"{value:.0%}" if isinstance(value, float) else "-"
+
+
+def _of_done(title: str, show: Callable[[CleaningRun], Child], *, is_number: bool = True) -> Heading:
+    """A column of passes that came to their end; a dash for the others."""
+    return Heading(title, is_number=is_number, cell=lambda run: show(run) if run.error is None else None)
+
+
+_LOGS = (
+    Heading("Partition", cell=lambda row: _link(TopicPartition(row["topic"], row["partition"]))),
+    Heading("State", cell=_state),
+    Heading("Dirty", is_number=True, cell=lambda row: _share(row["dirty_ratio"])),
+    Heading("Dirty and clean", cell=_dirty_and_clean),
+    figure("Clean", "clean_bytes", format_bytes),
+    figure("Cleanable", "cleanable_bytes", format_bytes),
+    figure("Not cleanable yet", "uncleanable_bytes", format_bytes),
+    Heading("Late", is_number=True, cell=lambda row: format_ms(row["delay_ms"]) if row["delay_ms"] else None),
+    Heading(
+        "Last pass",
+        is_number=True,
+        cell=lambda row: "never" if row["ago_ms"] is None else f"{lasted(row['ago_ms'])} ago",
+    ),
+    Heading("Gained", is_number=True, cell=lambda row: _share(row["size_reduction"])),
+)
+_RUNS = (
+    Heading("When", is_short=True, cell=lambda run: stamp(run.at_ms)),
+    Heading("Partition", cell=lambda run: _link(run.name)),
+    _of_done("Before", lambda run: format_bytes(run.bytes_before)),
+    _of_done("After", lambda run: format_bytes(run.bytes_after)),
+    _of_done(
+        "Left",
+        lambda run: bar([("clean", run.bytes_after)], max(run.bytes_before, run.bytes_after, 1)),
+        is_number=False,
+    ),
+    _of_done("Records", lambda run: f"{run.records_before:,} to {run.records_after:,}"),
+    Heading("Took", is_number=True, cell=lambda run: f"{run.seconds:.1f} s"),
+    _of_done("Buffer", lambda run: _share(run.buffer_utilization)),
+    Heading("Result", cell=_result),
+)

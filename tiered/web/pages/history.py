@@ -23,8 +23,7 @@ from tiered.web.charts import (
     thinned,
     time_chart,
 )
-from tiered.web.html import Child, Html, tag
-from tiered.web.pages.parts import Heading, link, numbers, stamp, table
+from tiered.web.html import Child, Heading, Html, link, numbers, stamp, table, tag
 
 SPANS = {
     "6h": (DAY_MS // 4, "6 hours"),
@@ -64,13 +63,20 @@ def requested_span(query: Mapping[str, str], begun_ms: int | None, now_ms: int) 
 
 
 def history_section(
-    history: HistoryData, topic: str | None, now_ms: int, path: str, query: Mapping[str, str], kept: Mapping[str, str]
-) -> Html:
-    """The part of a page with the id ``history``; `path` and the query `kept` link to the same page."""
+    history: HistoryData | None,
+    topic: str | None,
+    now_ms: int,
+    path: str,
+    query: Mapping[str, str],
+    selection: Mapping[str, str],
+) -> Html | None:
+    """The part of a page with the id ``history``; `path` and the query `selection` link to the same page."""
+    if history is None:
+        return None
     span = requested_span(query, history.series.of(topic).oldest_ms, now_ms)
     found = history_of(history.series, topic, now_ms, SPANS[span][0])
     still = _still(history.still, found)
-    inner: list[Child] = [tag("h2", "Over time"), _spans(span, path, kept)]
+    inner: list[Child] = [tag("h2", "Over time"), _spans(span, path, selection)]
     if found.points or still:
         charts = [_tiers(found, still), *([_waiting(found), _dollars(found)] if found.points else [])]
         inner.append(tag("div", charts, class_="past"))
@@ -141,7 +147,6 @@ def _line(found: TierHistory, name: str, style: str, field: str) -> TimeLine:
 
 
 def _known(stretch: Sequence[TierPoint], field: str) -> list[list[tuple[int, float]]]:
-    """The runs of a line in which the figure is known."""
     found: list[list[tuple[int, float]]] = [[]]
     for point in stretch:
         value = getattr(point, field)
@@ -210,7 +215,6 @@ def _table(found: TierHistory, span: str) -> Html:
 
 
 def _command(found: TierHistory) -> str:
-    """The command that prints all notes."""
     span = format_ms(found.until_ms - found.since_ms)
     topic = "" if found.topic is None else f" {found.topic}"
     return f"tiered status{topic} --history {span} -o csv"

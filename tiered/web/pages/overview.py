@@ -1,4 +1,8 @@
-"""The overview (topics, bytes at risk, problems, dollars) and the page of problems."""
+"""The pages of topics: the overview with the page of problems, a topic, and a partition.
+
+The overview has topics, bytes at risk, problems and dollars. A topic has its partitions, settings and problems; a
+partition its segments in both tiers, drawn over offsets and time, and as a table.
+"""
 
 from __future__ import annotations
 
@@ -7,136 +11,50 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from local.names import TopicPartition
+from local.segment.segment_info import SegmentInfo
+from policies.snapshot import PartitionSnapshot
+from remote.manifest.manifest import PageEntry
+from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 from tiered.node.problems import ProblemGroup, group_problems, same_cause
-from tiered.status.status_report import Row, StatusReport, status_facts, topic_row
-from tiered.web.html import Child, Html, tag
-from tiered.web.pages.history import HistoryData, history_section
-from tiered.web.pages.parts import (
+from tiered.node.topic_registry import Topic
+from tiered.status.status_report import Row, StatusReport, partition_row, status_facts, topic_row
+from tiered.web.html import (
+    Child,
     Heading,
+    Html,
     boxes,
     commands,
+    figure,
     figures,
     frame,
     lasted,
     link,
     paged,
     pager,
+    partition_path,
     pauses,
+    problem_boxes,
+    shown,
     stamp,
     table,
+    tag,
     topic_path,
     worst_problems,
 )
+from tiered.web.pages.history import HistoryData, history_section
+from tiered.web.pages.segment_map import Window, records_left, remote_kind, segment_map
 
-_HEADINGS = (
-    Heading("Topic", sort="topic"),
-    Heading("Partitions", is_number=True, sort="partitions"),
-    Heading("Offsets", is_number=True, sort="offsets"),
-    Heading("Local", is_number=True, sort="local_bytes"),
-    Heading("Remote", is_number=True, sort="remote_bytes"),
-    Heading("Upload lag", is_number=True, sort="lag_bytes"),
-    Heading("At risk", is_number=True, sort="at_risk_bytes"),
-    Heading("$ a month", is_number=True, sort="dollars_per_month"),
-    Heading("State"),
-)
 NOT_READ = "unknown"
-SORTS = tuple(each.sort for each in _HEADINGS if each.sort is not None)
 
 
-def overview(
-    report: StatusReport,
-    query: Mapping[str, str],
-    *,
-    has_remote: bool,
-    note: Child = None,
-    history: HistoryData | None = None,
-) -> str:
-    """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first), ``page`` and ``span``."""
-    if not report.topics:
-        problems = worst_problems(report, report.problems)
-        return frame("Overview", "/", report.now_ms, note, _work(report), problems, _begin(has_remote))
-    everything = [topic_row(report, topic) for topic in report.topics]
-    return frame(
-        "Overview",
-        "/",
-        report.now_ms,
-        note,
-        _work(report),
-        worst_problems(report, report.problems),
-        pauses(report, everything),
-        _sums(report, everything),
-        _over_time(report, query, history),
-        tag("h2", "Topics"),
-        tag("div", topic_list(everything, query, problem_counts(report)), id="topics"),
-        _fine_print(report),
-    )
-
-
-def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Mapping[str, int]) -> list[Html]:
-    """A search, the requested page of the list, and links to the others; `problems` counts problems by topic."""
-    selection = _selection(query)
-    rows = _sorted(_found(everything, selection["q"]), selection["sort"])
-    page, shown = paged(rows, query)
-    sorts = {name: link("/", {**selection, "sort": "" if name == "topic" else name}) for name in SORTS}
-    caption = counted(len(everything), "topic")
-    caption = f"{len(rows):,} of {caption}" if selection["q"] else caption
-    sorted_by = selection["sort"] if selection["sort"] in SORTS else "topic"
-    cells = (_cells(row, problems) for row in shown)
-    found = [_search(selection), table(caption, _HEADINGS, cells, sorts=sorts, sorted_by=sorted_by)]
-    if selection["q"] and not rows:
-        found.append(
-            tag("p", "No topic has ", tag("q", selection["q"]), " in its name. ", tag("a", "Show all", href="/"))
-        )
-    return [*found, pager("/", selection, page, len(rows))]
-
-
-def _selection(query: Mapping[str, str]) -> dict[str, str]:
-    """The query parts that every link to the same page repeats."""
-    return {name: query.get(name, "") for name in ("q", "sort", "span")}
-
-
-def _over_time(report: StatusReport, query: Mapping[str, str], history: HistoryData | None) -> Html | None:
-    if history is None:
-        return None
-    return history_section(history, None, report.now_ms, "/", query, _selection(query))
-
-
-def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
-    """The same for programs: ``tiered status -o json`` of the topics that match a search, all pages at once."""
-    rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
-    return {**msgspec.structs.asdict(status_facts(report)), "topics": _sorted(rows, query.get("sort", ""))}
-
-
-def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
-    """All problems, or all of one ``topic``, grouped by cause; a ``page`` of them.
-
-    ``alike`` is a place: list each place that has the same problem as it.
-    """
-    here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
-    problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
-    problems = same_cause(problems, alike) if alike else problems
-    parts = [("of", topic), ("like that of", alike)]
-    filters = " ".join(f"{words} {name}" for words, name in parts if name)
-    of_some = tag("p", f"Only those {filters}. ", tag("a", "Show all", href=here)) if filters else None
-    if not problems:
-        return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
-    groups = [ProblemGroup((each,)) for each in problems] if alike else group_problems(problems)
-    page, some = paged(groups, query)
-    selection = {"topic": topic, "alike": alike}
-    pages = pager(here, selection, page, len(groups))
-    return frame("Troubles", here, now, note, _work(report), of_some, boxes(report, some, {"topic": topic}), pages)
+# -- the overview ------------------------------------------------------------------------------------------------------
 
 
 def unknown_remote(row: Row) -> bool:
     """Whether no bucket state was read for any partition, so that the remote tier has no figures."""
     return bool(row.get("is_tiered")) and row.get("remote_segments") is None
-
-
-def shown(row: Row, name: str, show: Callable[[int], str] = format_count) -> str:
-    """Format a figure of a row; a dash for None."""
-    value = row.get(name)
-    return show(value) if isinstance(value, int) else "-"
 
 
 def lag(row: Row) -> str:
@@ -165,9 +83,104 @@ def problem_counts(report: StatusReport) -> Counter[str]:
     return Counter(each.partition.topic for each in report.problems if each.partition is not None)
 
 
-def state(problems: int) -> Child:
+def _state(row: Row) -> Child:
     """The text of the last column: a word, never only a colour."""
-    return tag("span", f"{problems:,} stuck", class_="bad") if problems else "ok"
+    return tag("span", f"{row['stuck']:,} stuck", class_="bad") if row["stuck"] else "ok"
+
+
+_FIGURES = (
+    figure("Local", "local_bytes", format_bytes),
+    Heading("Remote", is_number=True, sort="remote_bytes", cell=remote),
+    Heading("Upload lag", is_number=True, sort="lag_bytes", cell=lag),
+    figure("At risk", "at_risk_bytes", format_bytes),
+    Heading("$ a month", is_number=True, sort="dollars_per_month", cell=dollars),
+    Heading("State", cell=_state),
+)
+_TOPICS = (
+    Heading("Topic", sort="topic", cell=lambda row: tag("a", row["topic"], href=topic_path(row["topic"]))),
+    figure("Partitions", "partitions"),
+    figure("Offsets", "offsets"),
+    *_FIGURES,
+)
+SORTS = tuple(each.sort for each in _TOPICS if each.sort is not None)
+
+
+def overview(
+    report: StatusReport,
+    query: Mapping[str, str],
+    *,
+    has_remote: bool,
+    note: Child = None,
+    history: HistoryData | None = None,
+) -> str:
+    """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first), ``page`` and ``span``."""
+    if not report.topics:
+        problems = worst_problems(report, report.problems)
+        return frame("Overview", "/", report.now_ms, note, _work(report), problems, _begin(has_remote))
+    everything = [topic_row(report, topic) for topic in report.topics]
+    return frame(
+        "Overview",
+        "/",
+        report.now_ms,
+        note,
+        _work(report),
+        worst_problems(report, report.problems),
+        pauses(report, everything),
+        _sums(report, everything),
+        history_section(history, None, report.now_ms, "/", query, _selection(query)),
+        tag("h2", "Topics"),
+        tag("div", topic_list(everything, query, problem_counts(report)), id="topics"),
+        _fine_print(report),
+    )
+
+
+def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Mapping[str, int]) -> list[Html]:
+    """A search, the requested page of the list, and links to the others; `problems` counts problems by topic."""
+    selection = _selection(query)
+    rows = _sorted(_found(everything, selection["q"]), selection["sort"])
+    page, some = paged(rows, query)
+    sorts = {name: link("/", {**selection, "sort": "" if name == "topic" else name}) for name in SORTS}
+    caption = counted(len(everything), "topic")
+    caption = f"{len(rows):,} of {caption}" if selection["q"] else caption
+    sorted_by = selection["sort"] if selection["sort"] in SORTS else "topic"
+    cells = ({**row, "stuck": problems.get(str(row["topic"]), 0)} for row in some)
+    found = [_search(selection), table(caption, _TOPICS, cells, sorts=sorts, sorted_by=sorted_by)]
+    if selection["q"] and not rows:
+        found.append(
+            tag("p", "No topic has ", tag("q", selection["q"]), " in its name. ", tag("a", "Show all", href="/"))
+        )
+    return [*found, pager("/", selection, page, len(rows))]
+
+
+def _selection(query: Mapping[str, str]) -> dict[str, str]:
+    """The query parts that every link to the same page repeats."""
+    return {name: query.get(name, "") for name in ("q", "sort", "span")}
+
+
+def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
+    """The same for programs: ``tiered status -o json`` of the topics that match a search, all pages at once."""
+    rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
+    return {**msgspec.structs.asdict(status_facts(report)), "topics": _sorted(rows, query.get("sort", ""))}
+
+
+def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
+    """All problems, or all of one ``topic``, grouped by cause; a ``page`` of them.
+
+    ``alike`` is a place: list each place that has the same problem as it.
+    """
+    here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
+    problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
+    problems = same_cause(problems, alike) if alike else problems
+    parts = [("of", topic), ("like that of", alike)]
+    filters = " ".join(f"{words} {name}" for words, name in parts if name)
+    of_some = tag("p", f"Only those {filters}. ", tag("a", "Show all", href=here)) if filters else None
+    if not problems:
+        return frame("Troubles", here, now, note, _work(report), of_some, tag("p", "There are no problems."))
+    groups = [ProblemGroup((each,)) for each in problems] if alike else group_problems(problems)
+    page, some = paged(groups, query)
+    selection = {"topic": topic, "alike": alike}
+    pages = pager(here, selection, page, len(groups))
+    return frame("Troubles", here, now, note, _work(report), of_some, boxes(report, some, {"topic": topic}), pages)
 
 
 def _found(rows: Sequence[Row], text: str) -> list[Row]:
@@ -176,24 +189,9 @@ def _found(rows: Sequence[Row], text: str) -> list[Row]:
 
 
 def _sorted(rows: list[Row], name: str) -> list[Row]:
-    """Sort largest first; by name without a requested order."""
     if name not in SORTS or name == "topic":
         return rows
     return sorted(rows, key=lambda row: float(str(row.get(name) or 0)), reverse=True)
-
-
-def _cells(row: Row, problems: Mapping[str, int]) -> list[Child]:
-    return [
-        tag("a", str(row["topic"]), href=topic_path(str(row["topic"]))),
-        shown(row, "partitions"),
-        shown(row, "offsets"),
-        shown(row, "local_bytes", format_bytes),
-        remote(row),
-        lag(row),
-        shown(row, "at_risk_bytes", format_bytes),
-        dollars(row),
-        state(problems.get(str(row["topic"]), 0)),
-    ]
 
 
 def _search(selection: Mapping[str, str]) -> Html:
@@ -257,7 +255,6 @@ def _work(report: StatusReport) -> Html:
 
 
 def _begin(has_remote: bool) -> list[Html]:
-    """The first steps for an empty directory."""
     words = "There is no topic yet. Create one and append to it in another terminal, in the same directory:"
     tiering = " -X remote.storage.enable=true" if has_remote else ""
     steps = commands(
@@ -286,3 +283,155 @@ def _fine_print(report: StatusReport) -> Html:
         gone = counted(len(report.deleted), "deleted topic")
         words += f"Objects of {gone} in the bucket still cost money and are not in these figures: tiered cost show. "
     return tag("p", words, dollars_of, class_="faint")
+
+
+# -- a topic -----------------------------------------------------------------------------------------------------------
+
+
+_PARTITIONS = (
+    Heading("Partition", cell=lambda row: tag("a", str(row["name"]), href=partition_path(row["name"]))),
+    figure("Log start", "log_start_offset"),
+    figure("Local from", "local_start_offset"),
+    figure("Remote to", "remote_next_offset"),
+    figure("Next", "next_offset"),
+    *_FIGURES,
+)
+_SEGMENTS = (
+    figure("From offset", "base_offset"),
+    figure("To", "next_offset"),
+    Heading("Tier", cell=lambda row: row["tier"]),
+    figure("Size", "size_bytes", format_bytes),
+    Heading(
+        "Newest record",
+        is_short=True,
+        cell=lambda row: None if row["max_timestamp_ms"] is None else stamp(row["max_timestamp_ms"]),
+    ),
+    Heading("State", cell=lambda row: row["state"]),
+)
+_REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, compacted", "remote": "readable"}
+
+
+def topic_page(
+    report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, history: HistoryData | None = None
+) -> str:
+    """The page of one topic; `report` is for that topic alone, `history` has its notes."""
+    names, here = topic.partitions(), topic_path(topic.name)
+    page, some = paged(names, query)
+    problems = [each for each in report.problems if each.partition is None or each.partition.topic == topic.name]
+    counts = Counter(each.partition for each in problems)
+    rows = ({**partition_row(report, name), "name": name, "stuck": counts[name]} for name in some)
+    settings = [[tag("code", key), tag("code", value)] for key, value in sorted(topic.properties.items())]
+    return frame(
+        topic.name,
+        here,
+        report.now_ms,
+        note,
+        worst_problems(report, problems, topic.name),
+        pauses(report, [topic_row(report, topic)]),
+        table(counted(len(names), "partition"), _PARTITIONS, rows),
+        pager(here, {"span": query.get("span", "")}, page, len(names)),
+        history_section(history, topic.name, report.now_ms, here, query, {}),
+        tag("h2", "Topic settings"),
+        table("All other settings have their defaults", (Heading("Setting"), Heading("Value")), settings)
+        if settings
+        else tag("p", "None: all settings have their defaults."),
+    )
+
+
+def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
+    """The same for programs: ``tiered status -p TOPIC -o json``."""
+    return {
+        **msgspec.structs.asdict(status_facts(report)),
+        "partitions": [partition_row(report, name) for name in topic.partitions()],
+    }
+
+
+# -- a partition -------------------------------------------------------------------------------------------------------
+
+
+def partition_page(
+    report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str], note: Child = None
+) -> str:
+    """The page of one partition; `report` is for its topic."""
+    name = snapshot.partition
+    here = partition_path(name)
+    window = Window.of(snapshot, query)
+    rows = segment_rows(snapshot, window)
+    page, some = paged(rows, query)
+    return frame(
+        str(name),
+        here,
+        report.now_ms,
+        note,
+        tag("p", "A partition of ", tag("a", name.topic, href=topic_path(name.topic))),
+        problem_boxes(report, [each for each in report.problems if each.partition in (None, name)]),
+        _partition_figures(partition_row(report, name)),
+        segment_map(snapshot, window, here),
+        table(f"{_counted_rows(rows, snapshot)}, oldest first", _SEGMENTS, some),
+        pager(here, window.query, page, len(rows)),
+    )
+
+
+def partition_facts(report: StatusReport, name: TopicPartition) -> dict[str, object]:
+    """For programs: ``tiered status -p -o json`` of this partition alone."""
+    return {**msgspec.structs.asdict(status_facts(report)), "partitions": [partition_row(report, name)]}
+
+
+def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
+    """The content of each tier in a window, by offset.
+
+    It lists local segments, segment entries, and manifest pages whose entries are not loaded.
+    """
+    local = [("local", each, _local_state(snapshot, each)) for each in snapshot.segments]
+    remote = [("remote", each, _remote_state(snapshot, each)) for each in snapshot.committed_parts]
+    found: list[Row] = [
+        {
+            "tier": tier,
+            "base_offset": part.base_offset,
+            "next_offset": part.next_offset,
+            "size_bytes": part.size_bytes,
+            "max_timestamp_ms": part.max_timestamp_ms,
+            "state": state,
+        }
+        for tier, part, state in (*local, *remote)
+        if window.holds(part.base_offset, part.next_offset)
+    ]
+    return sorted(found, key=lambda row: (int(str(row["base_offset"])), str(row["tier"])))
+
+
+def _counted_rows(rows: list[Row], snapshot: PartitionSnapshot) -> str:
+    return f"{len(rows):,} segments and pages of segments" if snapshot.pages else counted(len(rows), "segment")
+
+
+def _local_state(snapshot: PartitionSnapshot, segment: SegmentInfo) -> str:
+    words = ["active"] if segment is snapshot.active else []
+    if segment.is_clean:
+        words.append("compacted")
+    if not snapshot.is_committed(segment.base_offset, segment.next_offset):
+        words.append("only on this disk")
+    elif segment.next_offset > segment.base_offset:
+        words.append("in both tiers")
+    return ", ".join(words)
+
+
+def _remote_state(snapshot: PartitionSnapshot, row: SegmentEntry | PageEntry) -> str:
+    words = [_REMOTE_STATES[remote_kind(snapshot, row)]]
+    if row.cleaned_through is not None and records_left(row) < 1:
+        words.append(f"{counted(row.record_count, 'record')} left")
+    if isinstance(row, PageEntry):
+        words.append(counted(row.segment_count, "segment"))
+    return ", ".join(words)
+
+
+def _partition_figures(row: Row) -> Html:
+    return figures(
+        {
+            "Log start": shown(row, "log_start_offset", format_count),
+            "Next offset": shown(row, "next_offset"),
+            "Local": shown(row, "local_bytes", format_bytes),
+            "Remote": remote(row),
+            "Upload lag": lag(row),
+            "At risk": shown(row, "at_risk_bytes", format_bytes),
+            "$ a month": dollars(row),
+        }
+    )

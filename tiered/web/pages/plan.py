@@ -6,7 +6,7 @@ The query can give another moment, one topic, and other settings. The page ends 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -15,48 +15,32 @@ from tiered.config.units import counted, format_bytes, format_count, format_doll
 from tiered.node.problems import shared_places, unread_rows
 from tiered.plans.planning import VERBS, PricedPlan, Row, decision_row, kind_of, total_rows
 from tiered.status.status_report import causes, deferral_rows, ends
-from tiered.web.html import Child, Html, tag
-from tiered.web.pages.overview import NOT_READ, shown
-from tiered.web.pages.parts import (
+from tiered.web.html import (
+    Child,
     Heading,
+    Html,
     button,
     choice,
     commands,
     field,
+    figure,
     figures,
     frame,
     link,
-    numbers,
     page_count,
     paged,
     pager,
     stamp,
     table,
+    tag,
     topic_path,
 )
+from tiered.web.pages.overview import NOT_READ
 
 HERE = "/plan"
 MOMENTS = {"": "now", "1d": "in a day", "7d": "in a week", "30d": "in 30 days"}
 SETTINGS = ("retention.ms", "retention.bytes", "local.retention.ms", "local.retention.bytes")
 _SIGNS = {"+": "makes", "-": "saves", "~": "changes"}
-_HEADINGS = (
-    Heading("What", is_short=True),
-    Heading("Partition"),
-    Heading("Range", is_short=True),
-    *numbers("Bytes", "Requests", "$ once", "$ a month"),
-    Heading("Why"),
-)
-_PUT_OFF = (
-    *numbers("Segments", "Bytes"),
-    Heading("Partitions"),
-    Heading("What"),
-    Heading("Why"),
-    Heading("Ends"),
-)
-_TOTALS = (
-    Heading("What", is_short=True),
-    *numbers("Count", "Bytes", "Requests", "$ once", "$ a month"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +101,9 @@ def plan_page(
     else:
         found += [
             tag("h2", "By kind"),
-            table("Next maintenance round", _TOTALS, (_total(row, selection) for row in total_rows(priced.cost.lines))),
+            table("Next maintenance round", _TOTALS, _totals(priced, selection)),
             tag("h2", "Decisions"),
-            table(_caption(len(lines), selection), _HEADINGS, (_cells(decision_row(each)) for each in some)),
+            table(_caption(len(lines), selection), _DECISIONS, map(decision_row, some)),
             pager(HERE, selection.query, page, len(lines)),
             tag("h2", "Commands"),
             tag("p", "This page changes nothing. The running manager applies due decisions; by command:"),
@@ -149,23 +133,25 @@ def plan_facts(priced: PricedPlan, selection: Selection, query: Mapping[str, str
     }
 
 
+def _totals(priced: PricedPlan, selection: Selection) -> list[Row]:
+    """The sums of each kind, with a link that selects the kind."""
+    return [
+        {
+            **row,
+            "href": link(HERE, {**selection.query, "kind": str(row["decision"])}),
+            "is_selected": row["decision"] == selection.kind,
+        }
+        for row in total_rows(priced.cost.lines)
+    ]
+
+
 def _put_off(priced: PricedPlan) -> list[Child]:
     """A line for each reason of deferrals of copying, cleaning or dropping."""
-    told = causes(priced.plan.deferrals)
-    if not told:
+    found = causes(priced.plan.deferrals)
+    if not found:
         return []
-    rows: Iterable[list[Child]] = (
-        [
-            format_count(each.segments),
-            format_bytes(each.size_bytes),
-            shared_places(each.partitions),
-            each.words,
-            each.why,
-            ends(each, priced.plan.now_ms) or "-",
-        ]
-        for each in told
-    )
-    return [tag("h2", "Not cleanable yet"), table("Deferrals, with their reasons", _PUT_OFF, rows)]
+    headings = (*_DEFERRALS, Heading("Ends", cell=lambda each: ends(each, priced.plan.now_ms) or "-"))
+    return [tag("h2", "Not cleanable yet"), table("Deferrals, with their reasons", headings, found)]
 
 
 def _plain(row: Row) -> Row:
@@ -179,7 +165,7 @@ def _form(selection: Selection) -> Html:
         field(name.replace(".", "-"), name, given.get(name, ""), name=name, example=names.get(name, "5GiB"))
         for name in SETTINGS
     ]
-    kept = tag("input", type="hidden", name="kind", value=selection.kind) if selection.kind else None
+    kind = tag("input", type="hidden", name="kind", value=selection.kind) if selection.kind else None
     again = tag("a", "Reset", href=HERE) if any(selection.query.values()) else None
     moments = MOMENTS if selection.after in MOMENTS else {**MOMENTS, selection.after: f"in {selection.after}"}
     return tag(
@@ -187,7 +173,7 @@ def _form(selection: Selection) -> Html:
         field("topic", "Topic", selection.topic, example="all"),
         choice("after", "When", moments, selection.after),
         inputs,
-        kept,
+        kind,
         tag("div", button("Plan"), again, class_="do"),
         method="get",
         action=HERE,
@@ -225,7 +211,6 @@ def _known_bytes(size: float | None) -> str:
 
 
 def _left_out(priced: PricedPlan) -> list[Html]:
-    """A line for each kind of data that the plan does not know."""
     found = []
     if priced.problems:
         some = ", ".join(map(str, sorted(priced.problems)[:3]))
@@ -240,32 +225,6 @@ def _left_out(priced: PricedPlan) -> list[Html]:
         )
         found.append(tag("p", words, id="unread"))
     return found
-
-
-def _total(row: Row, selection: Selection) -> list[Child]:
-    kind = str(row["decision"])
-    here = link(HERE, {**selection.query, "kind": kind})
-    return [
-        [_sign(row), tag("a", str(row["verb"]), href=here, aria_current="true" if kind == selection.kind else None)],
-        shown(row, "count"),
-        shown(row, "size_bytes", format_bytes),
-        shown(row, "requests"),
-        _dollars(row["once"]),
-        _signed(row["dollars_per_month"]),
-    ]
-
-
-def _cells(row: Row) -> list[Child]:
-    return [
-        [_sign(row), str(row["verb"])],
-        tag("a", str(row["where"]), href=f"{topic_path(str(row['topic']))}/{row['partition']}"),
-        str(row["what"]),
-        shown(row, "size_bytes", format_bytes),
-        shown(row, "requests"),
-        _dollars(row["once"]),
-        _signed(row["dollars_per_month"]),
-        str(row["reason"]),
-    ]
 
 
 def _sign(row: Row) -> Html:
@@ -308,3 +267,39 @@ def _fine_print(priced: PricedPlan) -> str:
         dollars = f"Dollars a month are of storage in the bucket; {prices.region}, prices of {prices.as_of}."
     moment = f"Planned for {stamp(priced.plan.now_ms)}, if nothing is appended or changed until then."
     return f"{moment} {signs}. {dollars}"
+
+
+_AMOUNTS = (
+    figure("Bytes", "size_bytes", format_bytes),
+    figure("Requests", "requests"),
+    Heading("$ once", is_number=True, cell=lambda row: _dollars(row["once"])),
+    Heading("$ a month", is_number=True, cell=lambda row: _signed(row["dollars_per_month"])),
+)
+_DECISIONS = (
+    Heading("What", is_short=True, cell=lambda row: [_sign(row), row["verb"]]),
+    Heading(
+        "Partition", cell=lambda row: tag("a", row["where"], href=f"{topic_path(row['topic'])}/{row['partition']}")
+    ),
+    Heading("Range", is_short=True, cell=lambda row: row["what"]),
+    *_AMOUNTS,
+    Heading("Why", cell=lambda row: row["reason"]),
+)
+_TOTALS = (
+    Heading(
+        "What",
+        is_short=True,
+        cell=lambda row: [
+            _sign(row),
+            tag("a", row["verb"], href=row["href"], aria_current="true" if row["is_selected"] else None),
+        ],
+    ),
+    figure("Count", "count"),
+    *_AMOUNTS,
+)
+_DEFERRALS = (
+    Heading("Segments", is_number=True, cell=lambda each: format_count(each.segments)),
+    Heading("Bytes", is_number=True, cell=lambda each: format_bytes(each.size_bytes)),
+    Heading("Partitions", cell=lambda each: shared_places(each.partitions)),
+    Heading("What", cell=lambda each: each.words),
+    Heading("Why", cell=lambda each: each.why),
+)

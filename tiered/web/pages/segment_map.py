@@ -26,8 +26,7 @@ from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry
 from tiered.config.units import counted
-from tiered.web.html import Child, Html, tag
-from tiered.web.pages.parts import button, field, link, stamp
+from tiered.web.html import Child, Html, button, field, link, stamp, tag
 
 WIDTH = 1000  # of a strip, in its own units
 STRIP = 24

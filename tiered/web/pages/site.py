@@ -1,8 +1,8 @@
 """Route an address to its page: HTML, or JSON under ``?format=json``.
 
 Pages read only the manager's memory and the disk. No page sends a store request, none changes data. Page data is
-loaded in threads (`tiered.web.pages.data_loader`): if a disk hangs or a lock is held for long, the reader gets the last
-result, marked as old. A result serves all readers for CACHE_MS. Thread safe.
+loaded in threads (`tiered.web.pages.manager_cache`): if a disk hangs or a lock is held for long, the reader gets the
+last result, marked as old. A result serves all readers for CACHE_MS. Thread safe.
 
 The stylesheet and the scripts are served here too: no page loads from another site. Everything works without the
 script: the page then reloads as a whole. The script reloads in the background, leaves fields that have input unchanged,
@@ -14,10 +14,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
 from http import HTTPStatus
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -26,22 +24,35 @@ from local.errors import InvalidRequest, LogError, NotFound
 from local.storage import DiskStorage, Storage
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
-from tiered.web.html import Html, tag
-from tiered.web.pages.compaction import Compaction, compaction_data, compaction_facts, compaction_page
-from tiered.web.pages.data_loader import DEADLINE_S, DataLoader, Loaded, PageDeadline
+from tiered.web.html import SOON_S, Html, asset, frame, tag
+from tiered.web.pages.compaction import compaction_data, compaction_facts, compaction_page
 from tiered.web.pages.history import HistoryData
-from tiered.web.pages.manager_cache import ManagerCache, age_banner, age_facts
-from tiered.web.pages.overview import found_topics, overview, problems_page
-from tiered.web.pages.parts import SOON_S, frame
+from tiered.web.pages.manager_cache import (
+    DEADLINE_S,
+    DataLoader,
+    Loaded,
+    ManagerCache,
+    PageDeadline,
+    age_banner,
+    age_facts,
+)
+from tiered.web.pages.overview import (
+    found_topics,
+    overview,
+    partition_facts,
+    partition_page,
+    problems_page,
+    topic_facts,
+    topic_page,
+)
 from tiered.web.pages.plan import Selection, plan_facts, plan_page
-from tiered.web.pages.topic import partition_facts, partition_page, topic_facts, topic_page
 
 if TYPE_CHECKING:
     from policies.snapshot import PartitionSnapshot
     from tiered.manager.manager import LogManager
     from tiered.node.topic_registry import Topic
     from tiered.plans.planning import PricedPlan
-    from tiered.web.pages.lab import Laboratory
+    from tiered.web.pages.cost_page import Laboratory
 
 CACHE_MS = 2000
 HISTORY_CACHE_MS = 10_000  # notes are taken every five minutes
@@ -60,6 +71,8 @@ _ASSETS = {  # content type, and file in this folder
 
 Answered = tuple[HTTPStatus, str, str]  # status, content type, body
 Query = Mapping[str, str]
+_Forms = tuple[Callable[[], str], Callable[[], str]]  # the page, and its JSON
+T = TypeVar("T")
 
 
 class Site:
@@ -88,7 +101,8 @@ class Site:
         query = dict(parse_qsl(text[:QUERY_MAX]))
         is_json = query.get("format") == "json"
         try:
-            body = self._json(path, query) if is_json else self._page(path, query)
+            page, facts = self._routed(path, query)
+            body = facts() if is_json else page()
         except NotFound as error:
             return self._failed(HTTPStatus.NOT_FOUND, "Not found", error, is_json=is_json)
         except InvalidRequest as error:
@@ -99,67 +113,76 @@ class Site:
             return self._failed(HTTPStatus.SERVICE_UNAVAILABLE, "Not available now", error, is_json=is_json)
         return HTTPStatus.OK, JSON_TYPE if is_json else HTML_TYPE, body
 
-    def _page(self, path: str, query: Query) -> str:
+    def _routed(self, path: str, query: Query) -> _Forms:
+        """Load the data of an address; return the functions that make the page and the JSON of it."""
+        deadline = self._loader.deadline()
         match _parts(path):
             case []:
-                return self._overview(query)
+                return self._forms(
+                    self._all(deadline),
+                    lambda report, note: self._overview(report, query, note, deadline),
+                    lambda report: found_topics(report, query),
+                )
             case ["troubles"]:
-                loaded = self._all()
-                return problems_page(loaded.value, query, note=self._late(loaded))
+                return self._forms(
+                    self._all(deadline),
+                    lambda report, note: problems_page(report, query, note),
+                    lambda report: found_topics(report, query),
+                )
             case ["plan"]:
                 selection = Selection.of(query)
                 plan = self._plan(selection)
-                return plan_page(plan.value, selection, query, plan.at_ms, note=self._late(plan))
+                return self._forms(
+                    plan,
+                    lambda priced, note: plan_page(priced, selection, query, plan.at_ms, note),
+                    lambda priced: plan_facts(priced, selection, query),
+                )
             case ["compaction"]:
-                compaction = self._compaction()
-                return compaction_page(compaction.value, query, note=self._late(compaction))
+                return self._forms(
+                    self._load("compaction", lambda manager: compaction_data(manager, self._now_ms())),
+                    lambda state, note: compaction_page(state, query, note),
+                    lambda state: compaction_facts(state, query),
+                )
             case ["cost"]:
-                return self._laboratory().page(query)
+                laboratory = self._laboratory()
+                return lambda: laboratory.page(query), lambda: _encoded(laboratory.facts(query))
             case ["topics", topic]:
-                deadline = self._loader.deadline()
-                found = self._topic(topic, deadline)
-                return topic_page(*found.value, query, self._late(found), self._history(topic, deadline))
+                return self._forms(
+                    self._topic(topic, deadline),
+                    lambda found, note: topic_page(*found, query, note, self._history(topic, deadline)),
+                    lambda found: topic_facts(*found),
+                )
             case ["topics", topic, number]:
-                part = self._partition(topic, number)
-                return partition_page(*part.value, query, note=self._late(part))
+                return self._forms(
+                    self._partition(topic, number),
+                    lambda found, note: partition_page(*found, query, note),
+                    lambda found: partition_facts(found[0], found[1].partition),
+                )
         raise NotFound("page not found", path=path)
 
-    def _json(self, path: str, query: Query) -> str:
-        match _parts(path):
-            case [] | ["troubles"]:
-                everything = self._all()
-                return self._aged(everything, found_topics(everything.value, query))
-            case ["plan"]:
-                selection = Selection.of(query)
-                plan = self._plan(selection)
-                return self._aged(plan, plan_facts(plan.value, selection, query))
-            case ["compaction"]:
-                compaction = self._compaction()
-                return self._aged(compaction, compaction_facts(compaction.value, query))
-            case ["cost"]:
-                return _encoded(self._laboratory().facts(query))
-            case ["topics", topic]:
-                found = self._topic(topic)
-                return self._aged(found, topic_facts(*found.value))
-            case ["topics", topic, number]:
-                part = self._partition(topic, number)
-                report, snapshot = part.value
-                return self._aged(part, partition_facts(report, snapshot.partition))
-        raise NotFound("page not found", path=path)
+    def _forms(
+        self, loaded: Loaded[T], page: Callable[[T, list[Html]], str], facts: Callable[[T], Mapping[str, object]]
+    ) -> _Forms:
+        """The page with a note on the age of its data, and the facts with that age."""
+        return (
+            lambda: page(loaded.value, age_banner(self._cache, loaded, self._now_ms())),
+            lambda: _encoded({**age_facts(self._cache, loaded, self._now_ms()), **facts(loaded.value)}),
+        )
 
-    def _overview(self, query: Query) -> str:
-        deadline = self._loader.deadline()
-        loaded, has_remote = self._all(deadline), self._cache.config.remote_url is not None
-        history = self._history(None, deadline) if loaded.value.topics else None
-        return overview(loaded.value, query, has_remote=has_remote, note=self._late(loaded), history=history)
+    def _overview(self, report: StatusReport, query: Query, note: list[Html], deadline: PageDeadline) -> str:
+        history = self._history(None, deadline) if report.topics else None
+        has_remote = self._cache.config.remote_url is not None
+        return overview(report, query, has_remote=has_remote, note=note, history=history)
 
     # -- page data -----------------------------------------------------------------------------------------------------
 
-    def _all(self, deadline: PageDeadline | None = None) -> Loaded[StatusReport]:
-        def read(manager: LogManager) -> StatusReport:
-            return self._report(manager, None)
+    def _load(
+        self, key: str, read: Callable[[LogManager], T], deadline: PageDeadline | None = None, keep_ms: int = CACHE_MS
+    ) -> Loaded[T]:
+        return self._cache.load(self._loader, key, read, keep_ms=keep_ms, deadline=deadline)
 
-        return self._cache.load(self._loader, "status", read, keep_ms=CACHE_MS, deadline=deadline)
+    def _all(self, deadline: PageDeadline) -> Loaded[StatusReport]:
+        return self._load("status", lambda manager: self._report(manager, None), deadline)
 
     def _history(self, topic: str | None, deadline: PageDeadline) -> HistoryData | None:
         """Return the history, or None if it is not available now: the page is shown without it."""
@@ -184,19 +207,15 @@ class Site:
             at_ms = self._now_ms() + (selection.after_ms or 0)
             return priced_plan(manager, at_ms, selection.topics, overrides=dict(selection.settings), may_ask=False)
 
-        return self._cache.load(self._loader, f"plan?{selection.key}", read, keep_ms=CACHE_MS)
+        return self._load(f"plan?{selection.key}", read)
 
-    def _compaction(self) -> Loaded[Compaction]:
-        def read(manager: LogManager) -> Compaction:
-            return compaction_data(manager, self._now_ms())
-
-        return self._cache.load(self._loader, "compaction", read, keep_ms=CACHE_MS)
-
-    def _topic(self, topic: str, deadline: PageDeadline | None = None) -> Loaded[tuple[StatusReport, Topic]]:
-        def read(manager: LogManager) -> tuple[StatusReport, Topic]:
-            return self._report(manager, topic), manager.topics.get(topic)
-
-        return self._cache.load(self._loader, f"topic/{topic}", read, deadline=deadline)
+    def _topic(self, topic: str, deadline: PageDeadline) -> Loaded[tuple[StatusReport, Topic]]:
+        return self._load(
+            f"topic/{topic}",
+            lambda manager: (self._report(manager, topic), manager.topics.get(topic)),
+            deadline,
+            keep_ms=0,
+        )
 
     def _partition(self, topic: str, number: str) -> Loaded[tuple[StatusReport, PartitionSnapshot]]:
         """Raises NotFound, and the errors of reading a partition."""
@@ -208,12 +227,12 @@ class Site:
                 raise NotFound("partition not found", topic=topic, partition=number)
             return report, manager.partitions.find(known[number]).snapshot(report.now_ms, may_ask=False)
 
-        return self._cache.load(self._loader, f"partition/{topic}/{number}", read)
+        return self._load(f"partition/{topic}/{number}", read, keep_ms=0)
 
     def _laboratory(self) -> Laboratory:
         """Created on first use, because it imports the simulator."""
         if self._lab is None:
-            from tiered.web.pages.lab import Laboratory
+            from tiered.web.pages.cost_page import Laboratory
 
             self._lab = Laboratory(self._cache, self._loader, self._now_ms)
         return self._lab
@@ -222,16 +241,6 @@ class Site:
         topics = None if topic is None else [topic]
         return status_report(manager, self._now_ms(), topics, storage=self._storage, may_ask=False)
 
-    # -- texts ---------------------------------------------------------------------------------------------------------
-
-    def _late(self, loaded: Loaded[Any]) -> list[Html]:
-        """The age of a page's data, and the reason if it is old."""
-        return age_banner(self._cache, loaded, self._now_ms())
-
-    def _aged(self, loaded: Loaded[Any], facts: Mapping[str, object]) -> str:
-        """Facts with the age of their data, as JSON."""
-        return _encoded({**age_facts(self._cache, loaded, self._now_ms()), **facts})
-
     def _failed(self, status: HTTPStatus, title: str, error: LogError, *, is_json: bool) -> Answered:
         words = " ".join(str(error).split())
         if is_json:
@@ -239,12 +248,6 @@ class Site:
         body = [tag("p", words, class_="trouble"), tag("p", tag("a", "Overview", href="/"))]
         again_s = SOON_S if status == HTTPStatus.SERVICE_UNAVAILABLE else None
         return status, HTML_TYPE, frame(title, "", self._now_ms(), body, refresh_s=again_s)
-
-
-@cache
-def asset(name: str) -> str:
-    """Return a file of this folder: the stylesheet, a script or the icon."""
-    return files("tiered.web.pages").joinpath(name).read_text(encoding="utf-8")
 
 
 def _parts(path: str) -> list[str]:

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from fault_store import Fault, FaultStore
+from json_schemas import SCHEMAS
 
 from local.errors import InvalidRequest, LogError
 from remote.store.memory_store import MemoryStore
-from tiered.bench import benchmark_local
+from tiered.bench import measurements
 from tiered.bench.benchmark import BenchOptions, Measured, percentiles_ms, predict_requests, run_benchmark
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
 
 NOW = 1_800_000_000_000
 SMALL = BenchOptions(size_bytes=1 << 20, fsyncs=4, lookups=20, cold_reads=2)
@@ -82,7 +82,7 @@ def test_benchmark_leaves_no_objects_or_files_after_a_store_error(
 ) -> None:
     """A store fault before or after every fourth call leaves no objects behind.
     Faults of the clean-up's own calls (`list`, `delete`) are exempt: they are raised."""
-    monkeypatch.setattr(benchmark_local, "measure_disk", lambda bench: None)
+    monkeypatch.setattr(measurements, "measure_disk", lambda bench: None)
     clean = FaultStore(MemoryStore())
     run_benchmark(str(tmp_path), now_ms=NOW, options=SMALL, store=clean)
     met = 0

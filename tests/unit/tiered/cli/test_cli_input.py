@@ -17,7 +17,7 @@ import pytest
 from tiered.cli.data.append import CHUNK_BYTES, line_runs
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
-from tiered.cli.signals import stop_signals
+from tiered.cli.session import stop_signals
 from tiered.config.config import Config
 
 COMMAND = [sys.executable, "-m", "tiered"]

@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
+from json_schemas import SCHEMAS
 
 from local.names import TopicPartition
 from tiered.cli.main import invoke, main
 from tiered.cli.progress import MODES, Progress, byte_lines
-from tiered.cli.schemas import SCHEMAS
 from tiered.cli.session import Session
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from json_schemas import SCHEMAS
 
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
 from tiered.cost import cost_history
 from tiered.status import status_report
 

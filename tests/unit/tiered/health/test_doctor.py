@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from json_schemas import SCHEMAS
 
 from local.errors import AccessDenied, NotFound, Unavailable
 from local.format.record import Record
@@ -20,7 +21,6 @@ from remote.manifest.catalog import list_partitions
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
 from tiered.config.config import Config, file_url
 from tiered.health import doctor
 from tiered.health.doctor import (

@@ -22,7 +22,7 @@ from tiered.maintenance.cleaning import LOGS_PER_THREAD
 from tiered.manager.manager import LogManager
 from tiered.service.worker import Worker
 from tiered.status.status_report import status_report
-from tiered.web.http.metrics_server import health_answer
+from tiered.web.http.server import health_answer
 
 LOCAL = {"cleanup.policy": "compact"}
 

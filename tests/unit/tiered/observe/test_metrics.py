@@ -23,8 +23,8 @@ from remote.store.memory_store import MemoryStore
 from tiered.observe.metrics import BY_NAME, CACHE_MS, METRICS, Form, Kind, Metrics, Sample, exposition, form_of
 from tiered.service.observations import Histogram, Observations, open_observed
 from tiered.service.worker import Worker
-from tiered.web.http import gate
-from tiered.web.http.metrics_server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
+from tiered.web.http import server as gate
+from tiered.web.http.server import LOOPBACK, MetricsServer, health_answer, metrics_answer, parse_address
 
 MINUTE = 60_000
 

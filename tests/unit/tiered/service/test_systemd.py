@@ -16,7 +16,7 @@ import pytest
 from local.names import TopicPartition
 from tiered.cli.main import invoke
 from tiered.cli.node import run as running
-from tiered.cli.signals import stop_signals
+from tiered.cli.session import stop_signals
 from tiered.service.systemd import Heartbeat, ServiceManager
 from tiered.service.worker import Worker
 

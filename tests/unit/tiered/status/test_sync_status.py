@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from json_schemas import SCHEMAS
 from manager_world import NAME, NOW, TIERED, SwitchableStore, World, send, settle
 
 from local.errors import NotFound
@@ -17,7 +18,6 @@ from remote.store.memory_store import MemoryStore
 from tiered.cli.main import invoke
 from tiered.cli.node.status import sync_columns
 from tiered.cli.render import print_table
-from tiered.cli.schemas import SCHEMAS
 from tiered.manager.manager import LogManager
 from tiered.status.sync_status import SyncState, TierSync, tier_sync
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from disk_model import ModelDisk, PowerCut
+from json_schemas import SCHEMAS
 from manager_world import COMPACTED, DAY, HOUR, NOW, TIERED, SwitchableStore, World, send, settle
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, LogError, NotFound
@@ -20,7 +21,6 @@ from remote.keys import new_ulid, ulid_ms
 from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.cli.main import invoke
-from tiered.cli.schemas import SCHEMAS
 from tiered.service.worker import Worker
 from tiered.status.status_report import status_report, topic_row
 from tiered.status.tier_history import (

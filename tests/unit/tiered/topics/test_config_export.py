@@ -13,7 +13,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from tiered.cli.main import invoke
-from tiered.cli.topics.config import example_of
+from tiered.cli.node.generate import example_of
 from tiered.config.config import Config
 from tiered.config.properties import DEFAULTS, PROPERTIES, Source, parse
 from tiered.health.broker_file import broker_settings, read_entries

@@ -16,8 +16,7 @@ from web_pages import Sound
 
 from local.errors import InvalidRequest
 from tiered.cli.main import invoke
-from tiered.web.http.gate import COOKIE, Gate, host_name
-from tiered.web.http.server import FORM_MAX, WebServer
+from tiered.web.http.server import COOKIE, FORM_MAX, Gate, WebServer, host_name
 
 TOKEN = "a token of some length"
 SECRET = "what only those see who may"
@@ -155,7 +154,6 @@ def test_host_name_is_parsed_from_the_host_header(header: str, name: str) -> Non
 def run_web(directory: Path, *words: str) -> tuple[int, str]:
     """Run `tiered web` until it listens, then interrupt it. Returns the exit code and the body of a page."""
     seen: list[str] = []
-    from tiered.cli.node import web as command
     from tiered.web.http import server as module
 
     class Told(module.WebServer):
@@ -167,7 +165,6 @@ def run_web(directory: Path, *words: str) -> tuple[int, str]:
     before = module.WebServer
     module.WebServer = Told  # type: ignore[misc]
     try:
-        assert command is not None
         code = invoke(["-C", str(directory), "web", *words])
     finally:
         module.WebServer = before  # type: ignore[misc]

@@ -21,9 +21,7 @@ from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import InvalidRequest
 from tiered.service.log_format import JsonFormatter
-from tiered.web.http.gate import Gate
-from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
-from tiered.web.http.server import WebServer
+from tiered.web.http.server import LOOPBACK, Gate, MetricsServer, WebServer
 from tiered.web.http.serving import END_S, Listener, Tls
 
 TOKEN = "a token of some length"
@@ -216,7 +214,7 @@ def test_late_metrics_are_an_error_instead_of_old_values(monkeypatch) -> None:
             goes_on.wait(LIMIT_S)
         return HTTPStatus.OK, "text/plain", "tiered_halted 0\n"
 
-    monkeypatch.setattr("tiered.web.http.metrics_server.FIGURES_S", 0.1)
+    monkeypatch.setattr("tiered.web.http.server.FIGURES_S", 0.1)
     server = MetricsServer(LOOPBACK, 0, {"/metrics": figures})
     server.start()
     try:
@@ -299,7 +297,7 @@ def test_token_is_accepted_over_tls_only(certificate: Tls) -> None:
 
 
 def test_tls_options_of_the_command_enable_tls_and_report_it(certificate: Tls, tmp_path: Path, capfd) -> None:
-    from tiered.cli.node.web import AccessControl, serving_pages
+    from tiered.cli.node.run import AccessControl, serving_pages
     from tiered.cli.session import Session
 
     (tmp_path / "token").write_text(TOKEN)

@@ -13,8 +13,8 @@ from local.names import TopicPartition
 from tiered.config.units import counted
 from tiered.node.problems import Problem, group_problems, same_cause
 from tiered.status.status_report import StatusReport, status_report
+from tiered.web.html import GROUPS_SHOWN, MEMBERS_SHOWN
 from tiered.web.pages.overview import overview, problems_page
-from tiered.web.pages.parts import GROUPS_SHOWN, MEMBERS_SHOWN
 from tiered.web.pages.site import Site
 
 MINUTE = 60_000

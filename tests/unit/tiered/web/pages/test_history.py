@@ -14,9 +14,8 @@ from local.storage import replace_file
 from tiered.service.worker import Worker
 from tiered.status.tier_history import DAY_MS, FILE, TierPoint, TierSeries, history_of
 from tiered.web.charts import bytes_label, dollars_label, thinned, time_ticks
-from tiered.web.html import tag
+from tiered.web.html import frame, tag
 from tiered.web.pages.history import SPANS, HistoryData, history_section, requested_span
-from tiered.web.pages.parts import frame
 
 FIVE = 5 * 60_000
 GIB = 1 << 30

@@ -24,7 +24,7 @@ from tiered.config.units import format_dollars
 from tiered.cost.cost_history import Measured
 from tiered.cost.cost_simulation import ALONG, STEPS, CostLab, cost_lab, read_scenario, simulate_streams, value_words
 from tiered.web.charts import name_heights, nice_top
-from tiered.web.pages.lab import lab_facts, lab_page
+from tiered.web.pages.cost_page import lab_facts, lab_page
 
 MIB = 1 << 20
 STREAM = Stream(

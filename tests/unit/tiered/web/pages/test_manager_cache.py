@@ -16,8 +16,19 @@ from local.errors import AccessDenied, NotFound, Unavailable
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 from tiered.web.pages import manager_cache as looks_module
-from tiered.web.pages.data_loader import RESULTS_MAX, THREADS_MAX, DataLoader, Loaded, PageDeadline
-from tiered.web.pages.manager_cache import AGE_MAX_MS, FRESH_MS, STALE_MS, ManagerCache, age_banner, silent_store
+from tiered.web.pages.manager_cache import (
+    AGE_MAX_MS,
+    FRESH_MS,
+    RESULTS_MAX,
+    STALE_MS,
+    THREADS_MAX,
+    DataLoader,
+    Loaded,
+    ManagerCache,
+    PageDeadline,
+    age_banner,
+    silent_store,
+)
 from tiered.web.pages.site import CACHE_MS, Site
 
 PATHS = ("/", "/plan", "/cost", "/compaction", "/troubles", "/topics/t", "/topics/t/0")

@@ -18,11 +18,10 @@ from remote.manifest import commit_protocol
 from remote.manifest.page_out import PageRule
 from tiered.service.worker import Worker
 from tiered.status.status_report import StatusReport, status_report
-from tiered.web.html import tag
-from tiered.web.http.metrics_server import LOOPBACK, MetricsServer
+from tiered.web.html import asset, tag
+from tiered.web.http.server import LOOPBACK, MetricsServer
 from tiered.web.pages.overview import found_topics, overview
 from tiered.web.pages.segment_map import local_pieces, remote_pieces
-from tiered.web.pages.site import asset
 
 MINUTE = 60_000
 EVIL = "<script>alert('x')</script> & \"quoted\""

@@ -16,8 +16,7 @@ from raw_clients import LIMIT_S, SECRET, Raw, ask, echo, served
 
 from local.errors import Unavailable
 from tiered.web.http.application import MANIFEST_BYTES_MAX, Answering
-from tiered.web.http.gate import COOKIE, Gate
-from tiered.web.http.server import FORM_MAX, WebServer
+from tiered.web.http.server import COOKIE, FORM_MAX, Gate, WebServer
 from tiered.web.http.serving import CONNECTIONS_MAX, BoundConnection
 from tiered.web.pages.site import Site
 

@@ -15,8 +15,7 @@ from local.errors import Unavailable
 from remote.store.memory_store import MemoryStore
 from tiered.stores.store_check import StoreClock
 from tiered.web.http.application import Answering
-from tiered.web.pages.data_loader import DataLoader
-from tiered.web.pages.manager_cache import ManagerCache
+from tiered.web.pages.manager_cache import DataLoader, ManagerCache
 
 HERE = (HTTPStatus.OK, "text/plain", "here")
 

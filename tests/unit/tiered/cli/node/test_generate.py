@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 
-from tiered.cli.main import COMMANDS, invoke
-from tiered.cli.node.generate import answer, candidates
-from tiered.cli.topics.config import example_of
+from tiered.cli.main import COMMANDS, invoke, main
+from tiered.cli.node.generate import VARIABLE, answer, example_of
 from tiered.config.properties import PROPERTIES, parse
 
 
@@ -84,7 +84,9 @@ def test_example_of_every_setting_is_a_valid_value() -> None:
 def test_completion_offers_the_possible_words(
     home: Path, words: list[str], incomplete: str, expected: list[str]
 ) -> None:
-    assert [each.value for each in candidates(words, incomplete)] == expected
+    assert [
+        each.value for each in BashComplete(main, {}, "tiered", VARIABLE).get_completions(words, incomplete)
+    ] == expected
 
 
 def test_completion_of_an_invalid_line_or_missing_directory_offers_nothing(
