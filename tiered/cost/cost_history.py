@@ -31,6 +31,7 @@ from local.format.batch_header import HEADER_BYTES, read_header
 from local.names import TopicPartition
 from local.segment.segment import Segment
 from local.segment.segment_info import SegmentInfo
+from local.settings import LogSettings
 from policies.cost.scenarios import Stream
 from policies.cost.simulation import Reads, Workload
 from policies.cost.storage_cost import DAY_MS, DAYS_PER_MONTH
@@ -129,7 +130,6 @@ def measured(
     if not held or not (pieces or samples):
         return Measured(topic=topic, stream=None, basis=("no records are stored yet",))
     shares = _shares(rows, held[0])
-    settings = held[0].log.settings
     beginnings: list[tuple[TopicPartition, Body]]
     beginnings = [(name, segment.read(0, min(segment.size_bytes, SAMPLE_BYTES))) for name, segment in samples]
     beginnings = beginnings or (list(_remote_samples(held)) if may_ask else [])
@@ -141,20 +141,11 @@ def measured(
         arriving = compacted or arrival(pieces, local, batch_bytes, shares[0], len(held))
     else:
         arriving = given_arrival(bytes_per_day, len(held))
-    size, every_ms = steady(batch_bytes, arriving.bytes_per_ms)
-    workload = Workload(
-        batch_bytes=size,
-        batch_ms=every_ms,
-        segment_bytes=settings.segment_bytes,
-        segment_ms=settings.roll_ms,
-        compacted_share=shares[0],
-        stored_share=shares[1],
-        tick_ms=manager.config.int_of("remote.log.manager.task.interval.ms"),
-    )
-    manifests = [manifest for each in held if (manifest := each.manifest()) is not None]
-    workload = _with_index(workload, rows, manifests)
     if (warning := arriving.warning(topic)) is not None:
         return Measured(topic=topic, stream=None, basis=(arriving.said,), warning=warning)
+    manifests = [manifest for each in held if (manifest := each.manifest()) is not None]
+    batch = steady(batch_bytes, arriving.bytes_per_ms)
+    workload = _workload(manager, held[0].log.settings, batch, shares, rows, manifests)
     read, range_bytes, metered_ms = _reads(manager, topic, history, rows, now_ms)
     if read:
         workload = replace(workload, reads=Reads(every_ms=DAY_MS, share=read / DAYS_PER_MONTH, range_bytes=range_bytes))
@@ -255,8 +246,24 @@ def _encoded(manifest: Manifest) -> int:
     return len(encode_line(msgspec.json.encode(manifest)))
 
 
-def _with_index(workload: Workload, rows: Sequence[SegmentEntry], manifests: Sequence[Manifest]) -> Workload:
-    """Add index sizes: the average of the index share, and the sizes of the largest manifest."""
+def _workload(
+    manager: LogManager,
+    settings: LogSettings,
+    batch: tuple[int, int],
+    shares: tuple[float, float],
+    rows: Sequence[SegmentEntry],
+    manifests: Sequence[Manifest],
+) -> Workload:
+    """Return the workload, with the average of the index share, and the sizes of the largest manifest."""
+    workload = Workload(
+        batch_bytes=batch[0],
+        batch_ms=batch[1],
+        segment_bytes=settings.segment_bytes,
+        segment_ms=settings.roll_ms,
+        compacted_share=shares[0],
+        stored_share=shares[1],
+        tick_ms=manager.config.int_of("remote.log.manager.task.interval.ms"),
+    )
     if rows:
         share = sum(row.indexes_bytes for row in rows) / max(1, sum(row.size_bytes for row in rows))
         workload = replace(workload, index_base_bytes=0.0, index_share=share)
@@ -405,12 +412,12 @@ def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival 
     """
     newest = max((mark.at_ms for each in marks for mark in each), default=0)
     late = [sorted((m for m in each if m.at_ms > newest - RATE_MS), key=astuple) for each in marks]
-    begun = [each[0] for each in late if each]
+    firsts = [each[0] for each in late if each]
     known = [(each[-1].next_offset - each[0].next_offset, newest - each[0].at_ms) for each in late if len(each) > 1]
-    span = max((newest - each.at_ms for each in begun), default=0)
+    span = max((newest - each.at_ms for each in firsts), default=0)
     if not (came := sum(offsets for offsets, ms in known if ms > 0)):
         return None
-    rate = came / sum(ms for offsets, ms in known if ms > 0) * record_bytes * len(begun) / len(marks)
+    rate = came / sum(ms for offsets, ms in known if ms > 0) * record_bytes * len(firsts) / len(marks)
     return Arrival(bytes_per_ms=rate, said=f"arrival rate of {_shown(span)}, by offsets", seen_ms=span)
 
 

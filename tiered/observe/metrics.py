@@ -15,7 +15,6 @@ with ``# EOF``, which proves that the text is complete.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import threading
@@ -27,10 +26,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from local.errors import Conflict, LogError, RemoteLost
+from local.errors import Conflict, RemoteLost
 from local.kernels import implementation
 from local.names import TopicPartition
-from policies.cost.prices import PriceTable
 from policies.cost.storage_cost import GIB
 from policies.plan import plan
 from policies.snapshot import PartitionSnapshot
@@ -39,7 +37,7 @@ from remote.gc.object_deletion import DeleteReason, deletions
 from remote.keys import parse_topic_directory
 from remote.store.middleware.metered_store import RequestCounts
 from tiered import __version__
-from tiered.config.price_file import configured_prices
+from tiered.config.price_file import prices_or_none
 from tiered.manager.manager import LogManager
 from tiered.partition.partition_status import PartitionStatus, partition_status
 from tiered.service.observations import HistogramCounts, Observations
@@ -47,7 +45,6 @@ from tiered.service.worker import Worker
 from tiered.status.compaction_status import cleaner_metrics
 from tiered.status.status_report import is_unseen, snapshots_at_hand, storage_costs
 
-_log = logging.getLogger(__name__)
 CACHE_MS = 1000  # a text is reused for so long, for any number of requests
 _OF_DISK = {"local_bytes", "local_segments", "paused", "paused_since_ms"}  # other figures depend on the bucket
 _OFFSETS = {"log_start_offset", "next_offset"}  # only with partitions
@@ -56,8 +53,6 @@ _KINDS = ("storage", "index", "waiting", "disk")
 
 
 class Kind(Enum):
-    """Prometheus' metric types."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -391,7 +386,7 @@ class Metrics:
     ) -> None:
         self._manager, self._observations, self._worker = manager, observations, worker
         self._by_partition = by_partition
-        self._prices = _prices(manager)
+        self._prices = prices_or_none(manager.config)
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}
         self._text_ms = -CACHE_MS
@@ -405,7 +400,6 @@ class Metrics:
         }
 
     def text(self, now_ms: int, form: Form = Form.PROMETHEUS) -> str:
-        """Return the text that Prometheus reads."""
         with self._lock:
             if not 0 <= now_ms - self._text_ms < CACHE_MS:
                 self._texts, self._text_ms = {}, now_ms
@@ -414,7 +408,6 @@ class Metrics:
             return self._texts[form]
 
     def samples(self, now_ms: int) -> Iterator[Sample]:
-        """Yield every sample at this moment."""
         snapshots = snapshots_at_hand(self._manager, now_ms)
         yield from self._tiers([partition_status(each) for each in snapshots], now_ms)
         yield from self._appends()
@@ -561,15 +554,6 @@ def _figure(name: str, group: Sequence[PartitionStatus], now_ms: int) -> float:
         return max(0, now_ms - min((each for each in values if each is not None), default=now_ms)) / 1000
     total: float = sum(values)
     return total
-
-
-def _prices(manager: LogManager) -> PriceTable | None:
-    """Return None if the prices cannot be read: a manager works without them."""
-    try:
-        return configured_prices(manager.config)
-    except LogError as error:
-        _log.warning("dollars are not shown: error=%s", error)
-        return None
 
 
 def _process() -> Iterator[Sample]:

@@ -60,9 +60,9 @@ def compaction_status(
 
     `may_ask` as in `status_report`.
     """
-    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
-    snapshots = [each for each in look(now_ms, topics) if each.rules.cleanup_compact]
-    states = {held.name: str(held.log.cleaning.now) for held in manager.partitions.all(topics)}
+    take = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    snapshots = [each for each in take(now_ms, topics) if each.rules.cleanup_compact]
+    states = {each.name: str(each.log.cleaning.now) for each in manager.partitions.all(topics)}
     last = {run.name: run for run in manager.cleaning.runs}
     uncleanable = manager.cleaning.uncleanable
     return {
@@ -149,8 +149,8 @@ def compaction_advice(manager: LogManager, now_ms: int, *, may_ask: bool = True)
         load_factor=settings.load_factor,
         bytes_per_second=settings.bytes_per_second,
     )
-    look = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
-    logs = [_facts(each) for each in look(now_ms, None) if each.rules.cleanup_compact]
+    take = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
+    logs = [_facts(each) for each in take(now_ms, None) if each.rules.cleanup_compact]
     return advise(facts, logs, manager.cleaning.runs)
 
 

@@ -76,7 +76,7 @@ class StatusReport:
     | `prices` | None if their file cannot be read |
     | `work` | last report of a running manager; None without one |
     | `holder` | process that holds a log directory; None if there is none, or it cannot be determined |
-    | `seen` | partitions, of every topic, with a known remote tier |
+    | `unread` | the partitions with an unreadable tier, and the errors; figures of this tier are None in the rows |
     | `kept` | price of the remote storage; empty without `prices` |
     | `deleted` | deleted topics that may have objects in the bucket; empty for a report of some topics |
     | `deferrals` | why closed segments are not copied yet |
@@ -91,21 +91,11 @@ class StatusReport:
     problems: tuple[Problem, ...]
     prices: PriceTable | None
     work: WorkReport | None
-    seen: frozenset[TopicPartition]
+    unread: Mapping[TopicPartition, LogError]
     kept: Mapping[TopicPartition, StorageDollars]
     holder: int | None = None
     deleted: tuple[str, ...] = ()
     deferrals: Mapping[TopicPartition, Sequence[Deferral]] = field(default_factory=dict)
-
-    @property
-    def unread(self) -> dict[TopicPartition, LogError]:
-        """The partitions with an unreadable tier, and the errors; figures of this tier are None in the rows."""
-        found = self.partitions
-        return {name: error for name, error in self.errors.items() if name not in found or self.is_unseen(found[name])}
-
-    def is_unseen(self, status: PartitionStatus) -> bool:
-        """Return whether a partition's manifest was never read here because of a problem."""
-        return status.is_tiered and status.partition in self.errors and status.partition not in self.seen
 
     @property
     def is_healthy(self) -> bool:
@@ -147,10 +137,11 @@ def status_report(
 
     prices = prices_or_none(manager.config)
     names = None if topics is None else sorted(set(topics))
-    chosen = manager.topics.all() if names is None else [manager.topics.get(name) for name in names]
+    selected = manager.topics.all() if names is None else [manager.topics.get(name) for name in names]
     figures = manager.partitions.figures(now_ms, manager.partitions.all(names), records_problems=may_ask)
     found = {each.partition: partition_status(each) for each in figures}
     errors = {name: error for name, error in manager.problems.items() if names is None or name.topic in names}
+    unseen = {each.name for each in manager.partitions.all(names) if is_unseen(manager, each)}
     disk = storage or DiskStorage()
     roots = [root for _, root in manager.directories.places()]  # a reload may have named others, for the next start
     work = read_report([(disk, root) for root in roots])
@@ -172,13 +163,13 @@ def status_report(
     problems += _late(quiet, now_ms - stuck_after_ms, is_at_work=is_at_work)
     return StatusReport(
         now_ms=now_ms,
-        topics=tuple(sorted(chosen, key=lambda each: each.name)),
+        topics=tuple(sorted(selected, key=lambda each: each.name)),
         partitions=found,
         errors=errors,
         problems=tuple(problems),
         prices=prices,
         work=work,
-        seen=frozenset(each.name for each in manager.partitions.all() if each.reconciled_manifest() is not None),
+        unread={name: error for name, error in errors.items() if name not in found or name in unseen},
         kept=storage_costs(manager, prices) if prices is not None else {},
         holder=holder,
         deleted=tuple(each.name for each in manager.topics.deleted()) if names is None else (),
@@ -233,12 +224,9 @@ def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) 
     """
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)
-    opened = {each.name: each for each in manager.partitions.all()}
-    return {
-        name: error
-        for name, error in sorted(problems.items())
-        if (wanted is None or name.topic in wanted) and (name not in opened or is_unseen(manager, opened[name]))
-    }
+    read = {each.name for each in manager.partitions.all() if not is_unseen(manager, each)}
+    names = [name for name in sorted(problems) if (wanted is None or name.topic in wanted) and name not in read]
+    return {name: problems[name] for name in names}
 
 
 def is_unseen(manager: LogManager, held: Partition) -> bool:
@@ -434,7 +422,7 @@ def partition_row(report: StatusReport, name: TopicPartition) -> Row:
     status, problems = report.partitions.get(name), report.errors
     figures = _figures(report, [status] if status is not None else [], 1)
     del figures["offsets"]  # the row has first and next offset instead
-    unknown = ("remote_next_offset", "unlinked_bytes") if status is not None and report.is_unseen(status) else ()
+    unknown = ("remote_next_offset", "unlinked_bytes") if name in report.unread else ()
     return {
         **figures,
         **{field: getattr(status, field, None) for field in _OFFSETS},
@@ -483,7 +471,7 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) 
     if not some:
         return dict.fromkeys(_FIGURES)
     is_open = len(some) == count
-    is_seen = is_open and not any(report.is_unseen(each) for each in some)
+    is_seen = is_open and not any(each.partition in report.unread for each in some)
     kept_of = [report.kept.get(each.partition) for each in some]
     is_priced = is_seen and report.prices is not None
     paused = [each.paused for each in some if each.paused is not None]

@@ -45,7 +45,7 @@ def test_empty_bucket_is_lost_for_every_open(world: World, read_only: bool) -> N
         report = status_report(manager, NOW, storage=world.disk)
         assert [each.kind for each in report.problems] == ["RemoteLost"]
         assert "bucket-lost" in report.problems[0].next_step
-        assert NAME not in report.seen, "the remote figures must be unknown"
+        assert NAME in report.unread, "the remote figures must be unknown"
         assert [each.state for each in tier_sync(manager, storage=world.disk)] == [SyncState.LOST]
         with pytest.raises(RemoteLost):
             list(manager.reader().records(NAME, 0))
