@@ -206,18 +206,18 @@ class Bench:
 
     def timed(self, do: Callable[[], object]) -> float:
         """Seconds of a call of `do`."""
-        begun = self.clock()
+        started_s = self.clock()
         do()
-        return self.clock() - begun
+        return self.clock() - started_s
 
     def each_timed(self, steps: Iterator[object]) -> list[float]:
         """Seconds of each step of an iterator."""
         took: list[float] = []
         while True:
-            begun = self.clock()
+            started_s = self.clock()
             if next(steps, self) is self:
                 return took
-            took.append(self.clock() - begun)
+            took.append(self.clock() - started_s)
             self.check()
 
 

@@ -29,7 +29,6 @@ from tiered.read.bucket_reader import RemoteLog
 
 BATCH_BYTES = 16 << 10  # Kafka's batch.size
 FSYNC_BYTES = 4096
-COPY_BYTES = 1 << 20
 READ_BYTES = 1 << 20
 
 EACH, GROUP, BULK, COMPACT = "each", "group", "bulk", "compact"
@@ -206,10 +205,10 @@ def _read_raw(paths: Sequence[str], give: Callable[[bytes], object] = len) -> No
 
 
 def _random_reads(path: str, sizes: Sequence[int], chance: Random) -> Iterator[bytes]:
-    whole = os.path.getsize(path)
+    file_bytes = os.path.getsize(path)
     with open(path, "rb", buffering=0) as file:
         for size in sizes:
-            yield os.pread(file.fileno(), size, chance.randrange(max(1, whole - size)))
+            yield os.pread(file.fileno(), size, chance.randrange(max(1, file_bytes - size)))
 
 
 # -- the bucket --------------------------------------------------------------------------------------------------------
@@ -280,13 +279,13 @@ def _read_ranges(bench: Bench, store: ObjectStore) -> None:
 
 
 def _get_all(store: ObjectStore) -> None:
-    asked = [
+    ranges = [
         (info.key, at, min(RANGE_BYTES, info.size_bytes - at))
         for info in store.list(RAW)
         for at in range(0, info.size_bytes, RANGE_BYTES)
     ]
     with ThreadPoolExecutor(THREADS) as threads:
-        for _ in threads.map(lambda each: len(store.get_range(*each)), asked):
+        for _ in threads.map(lambda each: len(store.get_range(*each)), ranges):
             pass
 
 

@@ -220,8 +220,8 @@ def _missing(error: ImportError) -> str:
     if package in ("", *_OWN_PACKAGES):
         return f"cannot import a module, install the package again: {error}"
     extra = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
-    whole = "tiered" if package in _OF_TIERED else f"'tiered[{extra}]'" if extra else None
-    install = f" install=pip install {whole}" if whole else ""
+    requirement = "tiered" if package in _OF_TIERED else f"'tiered[{extra}]'" if extra else None
+    install = f" install=pip install {requirement}" if requirement else ""
     return f"a package is not installed: package={package}{install}"
 
 

@@ -166,11 +166,11 @@ def _check_fields(body: dict[str, object], line: int, partition: int | None) -> 
 
         facts = {"field": repr(unknown), "did_you_mean": nearest(unknown, _READ), "known": " ".join(_READ)}
         raise InvalidRequest("invalid line, unknown field", line=line, **facts)
-    said = body.get("partition")
-    if partition is not None and said is not None and said != partition:
+    named = body.get("partition")
+    if partition is not None and named is not None and named != partition:
         hint = "remove it from the lines, or the partition from the command"
         raise InvalidRequest(
-            f"invalid line, it belongs to another partition: {hint}", line=line, said=said, asked=partition
+            f"invalid line, it belongs to another partition: {hint}", line=line, said=named, asked=partition
         )
 
 

@@ -151,9 +151,12 @@ class Session:
         from tiered.cli.progress import load_progress
         from tiered.manager.manager import LogManager
         from tiered.stores.configured_store import BriefStore, ShortDeadlineStore
-        from tiered.web.pages.manager_cache import silent_store
 
-        store = silent_store(config.remote_url) if is_alone and config.remote_url is not None else None
+        store = None
+        if is_alone and config.remote_url is not None:
+            from tiered.web.pages.manager_cache import silent_store
+
+            store = silent_store(config.remote_url)
         hasty = ShortDeadlineStore.of(config) if is_hasty else None
         brief = BriefStore.of(config) if is_brief else None
         store = hasty.as_store if hasty is not None else brief.as_store if brief is not None else store

@@ -354,9 +354,9 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
         )
         (root / "run.toml").unlink()
         measured.size_bytes, measured.note = size, f"{count} objects"
-    with LogManager.open(Config.load(str(root / "tiered.toml"), {}, {}), now_ms=job.now_ms, read_only=True) as kept:
+    with LogManager.open(Config.load(str(root / "tiered.toml"), {}, {}), now_ms=job.now_ms, read_only=True) as manager:
         for name, sent in job.sent.items():
-            if kept.reader().offsets(name) != (0, len(sent)):
+            if manager.reader().offsets(name) != (0, len(sent)):
                 raise Corrupt("check of the copied bucket failed, its offsets differ", partition=name)
     return size
 

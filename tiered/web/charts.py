@@ -139,7 +139,7 @@ def line_chart(
         frame.grid(_figure),
         _ticks(frame, x_ticks),
         _names_of_axes(x_name, y_name),
-        [_rule(frame, x, name) for x, name in rules if low <= x <= high],
+        [_rule(frame, x, name, _WIDE.top + 10) for x, name in rules if low <= x <= high],
         [_line(frame, at % SERIES_MAX, each, ends[at]) for at, each in enumerate(lines) if each.points],
         [_mark(frame, each) for each in marks],
     ]
@@ -170,8 +170,8 @@ def time_chart(
     ends = name_heights(ends, _SMALL.height - _SMALL.bottom - 10, 28)  # a name and a value
     inner: list[Child] = [
         frame.grid(show),
-        [_time_tick(frame, at, words) for at, words in time_ticks(since_ms, until_ms)],
-        [_time_rule(frame, at, words) for at, words in rules if since_ms < at < until_ms],
+        _ticks(frame, time_ticks(since_ms, until_ms)),
+        [_rule(frame, at, words, _SMALL.top - 8) for at, words in rules if since_ms < at < until_ms],
         [_runs(frame, line) for line in lines],
         [_end(frame, line, show, ends[number]) for number, line in enumerate(named)],
     ]
@@ -293,11 +293,12 @@ class _Frame:
 def _ticks(frame: _Frame, ticks: Sequence[tuple[float, str]]) -> list[Html]:
     found, last = [], -1e9
     for value, words in ticks:
-        x = frame.x(value)
+        x, half = frame.x(value), len(words) * _LETTER / 2
         found.append(tag("line", class_="grid", x1=x, x2=x, y1=frame.floor, y2=frame.floor + 4))
-        if x - 3.7 * len(words) >= last + 6:  # labels must not overlap
-            found.append(tag("text", words, x=x, y=frame.floor + 18, text_anchor="middle"))
-            last = x + 3.7 * len(words)
+        middle = round(min(max(x, half), frame.size.width - half), 1)
+        if middle - half >= last + 6:  # labels must not overlap
+            found.append(tag("text", words, x=middle, y=frame.floor + 18, text_anchor="middle"))
+            last = middle + half
     return found
 
 
@@ -338,27 +339,12 @@ def _mark(frame: _Frame, mark: Mark) -> list[Html]:
     return [tag("circle", class_="mark", cx=x, cy=y, r=7), words]
 
 
-def _rule(frame: _Frame, value: float, name: str) -> list[Html]:
-    x, top = frame.x(value), frame.size.top
-    line = tag("line", class_="rule", x1=x, x2=x, y1=top, y2=frame.floor)
-    return [line, tag("text", name, x=x + 4, y=top + 10, class_="faint")]
-
-
-def _time_tick(frame: _Frame, at_ms: int, words: str) -> list[Html]:
-    x, half = frame.x(at_ms), len(words) * _LETTER / 2
-    place = min(max(x, half), frame.size.width - half)
-    return [
-        tag("line", class_="grid", x1=x, x2=x, y1=frame.floor, y2=frame.floor + 4),
-        tag("text", words, x=round(place, 1), y=frame.floor + 18, text_anchor="middle"),
-    ]
-
-
-def _time_rule(frame: _Frame, at_ms: int, words: str) -> list[Html]:
-    x, top = frame.x(at_ms), frame.size.top
+def _rule(frame: _Frame, value: float, name: str, label_y: int) -> list[Html]:
+    x = frame.x(value)
     is_late = x > (frame.size.left + frame.right) / 2
-    line = tag("line", class_="rule", x1=x, x2=x, y1=top, y2=frame.floor)
+    line = tag("line", class_="rule", x1=x, x2=x, y1=frame.size.top, y2=frame.floor)
     anchor = "end" if is_late else "start"
-    return [line, tag("text", words, x=x + (-4 if is_late else 4), y=top - 8, class_="faint", text_anchor=anchor)]
+    return [line, tag("text", name, x=x + (-4 if is_late else 4), y=label_y, class_="faint", text_anchor=anchor)]
 
 
 def _runs(frame: _Frame, line: TimeLine) -> list[Html]:

@@ -255,8 +255,8 @@ def paged(rows: Sequence[T], query: Mapping[str, str]) -> tuple[int, Sequence[T]
 
 def link(path: str, query: Mapping[str, str]) -> str:
     """A path with the query parts that are not empty."""
-    said = {name: value for name, value in query.items() if value}
-    return f"{path}?{urlencode(said)}" if said else path
+    given = {name: value for name, value in query.items() if value}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def topic_path(topic: str) -> str:

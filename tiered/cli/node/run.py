@@ -190,13 +190,13 @@ def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
     """
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
-    met = list(worker.manager.problems.values())
+    errors = list(worker.manager.problems.values())
     refused = worker.manager.maintenance.refused
     if refused is not None:
         session.warn(f"cannot write the checkpoints, the next start recovers the logs: {refused}")
     if worker.round_error is not None and worker.round_error is not refused:
-        met.append(worker.round_error)
-    return worst(met) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
+        errors.append(worker.round_error)
+    return worst(errors) or (Exit.TERMINATED if stop.is_set else Exit.DONE)
 
 
 class _Loop:

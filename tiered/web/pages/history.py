@@ -86,9 +86,9 @@ def history_section(
     return tag("section", inner, id="history", aria_label="Over time")
 
 
-def _spans(chosen: str, path: str, kept: Mapping[str, str]) -> Html:
+def _spans(selected: str, path: str, query: Mapping[str, str]) -> Html:
     links = [
-        tag("a", words, href=link(path, {**kept, "span": name}), aria_current="true" if name == chosen else None)
+        tag("a", words, href=link(path, {**query, "span": name}), aria_current="true" if name == selected else None)
         for name, (_, words) in SPANS.items()
     ]
     return tag("nav", tag("span", "The last"), links, aria_label="Time shown")

@@ -280,8 +280,8 @@ def _fine_print(report: StatusReport) -> Html:
         )
     words = "At risk: bytes that exist on this disk only. Offset counts include gaps. "
     if report.deleted:
-        gone = counted(len(report.deleted), "deleted topic")
-        words += f"Objects of {gone} in the bucket still cost money and are not in these figures: tiered cost show. "
+        deleted = counted(len(report.deleted), "deleted topic")
+        words += f"Objects of {deleted} in the bucket still cost money and are not in these figures: tiered cost show. "
     return tag("p", words, dollars_of, class_="faint")
 
 

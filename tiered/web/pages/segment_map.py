@@ -224,7 +224,7 @@ def _strips(
     local: Sequence[Piece],
     stored: Sequence[Piece],
     ends: tuple[int, int],
-    said: tuple[str, str],
+    labels: tuple[str, str],
 ) -> list[Html]:
     picture = tag(
         "svg",
@@ -238,7 +238,7 @@ def _strips(
         role="img",
         aria_label=words,
     )
-    return [picture, tag("div", [tag("span", each) for each in said], class_="ends", aria_hidden="true")]
+    return [picture, tag("div", [tag("span", each) for each in labels], class_="ends", aria_hidden="true")]
 
 
 def _zoom(window: Window, here: str) -> Html:
