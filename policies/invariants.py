@@ -254,6 +254,8 @@ def _check_replace(world: _World, decision: ReplaceRemote | AdvanceCleanedOffset
     tiles = [entry.base_offset for entry in entries] == bounds[:-1] and bounds[-1] == decision.next_offset
     if len(entries) < len(decision.ulids) or not tiles:
         yield "its segment entries do not cover the segment exactly"
+    if any(entry.is_redacted for entry in entries):
+        yield "replaces or verifies a segment entry from which a job erased records that the disk may still have"
     if isinstance(decision, ReplaceRemote):
         world.replaced.update(decision.ulids)
     elif any(entry.made_by is not None for entry in entries):

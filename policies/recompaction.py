@@ -13,6 +13,7 @@ offset of the last one, without a gap.
 | lost less | none; entries and tombstones stay until it has lost enough, or retention expires the entries |
 | lost no record | `AdvanceCleanedOffset`: the entries are as clean as the disk, one commit records it |
 | lost less or none, and a job wrote an entry (`made_by`) | none: entry and segment may have lost different records |
+| any, and a job erased records of an entry (`is_redacted`) | none: the segment may still have these records |
 
 "Enough" means both `remote.recompaction.min.reduction.ratio` and `remote.recompaction.min.saved.bytes`. For a segment
 of about equal size only a comparison shows whether it lost a record. `PartitionSnapshot.shrunk` holds the segments that
@@ -91,7 +92,7 @@ def _holds_all(snapshot: PartitionSnapshot, cut: int) -> bool:
 def _decided(
     snapshot: PartitionSnapshot, segment: SegmentInfo, entries: Sequence[SegmentEntry], cut: int
 ) -> list[ReplaceRemote | AdvanceCleanedOffset]:
-    if min(entry.cleaned_through or 0 for entry in entries) >= cut:
+    if min(entry.cleaned_through or 0 for entry in entries) >= cut or any(entry.is_redacted for entry in entries):
         return []
     remote_bytes = sum(entry.size_bytes for entry in entries)
     saved_bytes = remote_bytes - segment.size_bytes

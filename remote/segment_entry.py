@@ -42,6 +42,7 @@ Turn = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 PART_BYTES = 8 << 20  # a large segment is uploaded in parts of a multiple of this size
 PARTS_MAX = 10_000  # S3's limit on the parts of one object
+REDACTION = "redact-"  # begin of the id of a job that erases records (`tiered.jobs.redacting`)
 
 
 class SegmentState(IntEnum):
@@ -127,6 +128,11 @@ class SegmentEntry:
     def offsets(self) -> tuple[int, int]:
         """The half-open range of the offsets."""
         return self.base_offset, self.next_offset
+
+    @property
+    def is_redacted(self) -> bool:
+        """Whether a job erased records here. A copy of the segment on a disk may still have these records."""
+        return self.made_by is not None and self.made_by.startswith(REDACTION)
 
     def holds(self, offset: int) -> bool:
         return self.base_offset <= offset < self.next_offset

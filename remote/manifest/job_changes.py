@@ -108,7 +108,8 @@ def replace_tiled(
     `bound` is the offset below which the job removed tombstones and markers, or set their delete horizon (I5; None: the
     bucket had no entry, so there was nothing to remove). The changed manifest must still allow it.
 
-    With `keeps_maker` the new entries have the very same records as the old ones, and keep their `made_by`.
+    With `keeps_maker` the new entries have the very same records as the old ones, and keep their `made_by`. So does an
+    entry in place of a redacted one: its records must not come back from a disk (`policies.recompaction`).
 
     Raises Conflict if an entry or a view below `bound` may hold older records again. Raises InvalidRequest if a group
     does not tile, or its objects have the names of others.
@@ -204,7 +205,8 @@ def _in_place(
     entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry], note: AppliedJob, *, keeps_maker: bool
 ) -> tuple[SegmentEntry, ...]:
     makers = {entry.made_by for entry in old}
-    made_by = makers.pop() if keeps_maker and len(makers) == 1 else note.job_id
+    redaction = next((entry.made_by for entry in old if entry.is_redacted), None)
+    made_by = redaction or (makers.pop() if keeps_maker and len(makers) == 1 else note.job_id)
     committed_ms = max(entry.committed_ms for entry in old)
     return tuple(replace(entry, committed_ms=committed_ms, made_by=made_by) for entry in entries)
 

@@ -210,6 +210,29 @@ def _recode(home: Path, spark: Any) -> None:
     _rewritten(home, spark, lambda store, name: plan_recode(store, name, now_ms=NOW_MS, codec="zstd"))
 
 
+def _redact(home: Path, spark: Any) -> None:
+    """Erase the records of one key of six; a scan of the result finds none."""
+    from tiered.jobs.job_bucket import Bucket
+    from tiered.jobs.key_search import KeyDigests, scan_keys, survey
+    from tiered.jobs.redacting import plan_redaction, run_redaction
+    from tiered.jobs.runner import Here
+
+    executor: Any = Here()
+    if spark is not None:
+        from tiered.spark.jobs.runner import SparkRunner
+
+        executor = SparkRunner(spark, wave_tasks=2)
+    keys, bucket = KeyDigests.of([b"k3"]), Bucket(url=_url(home))
+
+    def scans() -> Any:
+        with bucket.opened() as store:
+            return scan_keys(executor, bucket, [survey(store, name) for name in list_partitions(store)], keys)
+
+    plans = [plan_redaction(each, now_ms=NOW_MS) for each in scans()]
+    run_redaction(executor, bucket, plans, keys, now_ms=lambda: NOW_MS)
+    assert not [finding for each in scans() for finding in each.findings()]
+
+
 def _two_buckets(home: Path) -> None:
     _topic(home)
     (home / "copy").mkdir()
@@ -317,6 +340,7 @@ FLOWS = {
     "ingest": Flow(_topic, _ingest, _all_or_none),
     "merge": Flow(_topic, _merge, _all_or_none),
     "recode": Flow(_topic, _recode, _all_or_none),
+    "redact": Flow(_topic, _redact, _between),
     "copy": Flow(_two_buckets, _copy, _growing, shows="copy", buckets=("bucket", "copy")),
     "pipeline": Flow(_fleet, _pipeline, _anything),
 }

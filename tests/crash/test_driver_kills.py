@@ -29,7 +29,7 @@ def test_a_job_killed_between_any_two_effects_is_finished_by_a_second_run() -> N
     code, found = swept("--step", STEP, "--phase", 11)
     assert {name: each["wrong"] for name, each in found.items()} == {name: [] for name in found}
     assert code == 0
-    assert sorted(found) == ["compaction", "copy", "ingest", "merge", "pipeline", "recode"]
+    assert sorted(found) == ["compaction", "copy", "ingest", "merge", "pipeline", "recode", "redact"]
     assert all(each["effects"] >= 15 and each["points"] for each in found.values()), found
 
 

@@ -24,11 +24,14 @@ from remote.store.open_store import open_store
 from tiered.cli.main import invoke
 from tiered.jobs import orphan_deletion as here
 from tiered.jobs.bucket_copying import plan_copy, run_copy
-from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.job_bucket import Bucket, OpenBucket
+from tiered.jobs.key_search import KeyDigests, scan_keys, survey
+from tiered.jobs.redacting import plan_redaction, run_redaction
 from tiered.jobs.rewriting import plan_merge, plan_recode, run_rewrite
+from tiered.jobs.runner import Here
 from tiered.read.bucket_reader import RemoteLog
 from tiered.spark import copy, rewrite
-from tiered.spark.jobs.runner import delete_garbage, list_garbage
+from tiered.spark.jobs.runner import SparkRunner, delete_garbage, list_garbage
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +113,37 @@ def test_rewrite_in_tasks_equals_the_rewrite_of_one_process(spark, pour, kind):
     assert all(each.is_complete for each in outcomes)
     assert sum(told) == sum(group.size_bytes for plan in plans for group in plan.groups) > 0
     assert not any(PLANNERS[kind](store, name).groups for name in list_partitions(store)) or kind == "merge"
+    assert_sound(store, keys=KEYS)
+
+
+def test_redaction_in_tasks_equals_the_redaction_of_one_process(spark, pour):
+    world = all_kinds()
+    plain = world.copied().store
+    bucket, store = pour(world)
+    before, keys = records_of(store), KeyDigests.of([b"key-3", b"key-5"])
+
+    def redacted(executor, bucket, store):
+        def scans():
+            return scan_keys(executor, bucket, [survey(store, name) for name in list_partitions(store)], keys)
+
+        plans = [plan_redaction(each, now_ms=NOW) for each in scans()]
+        outcomes = run_redaction(executor, bucket, plans, keys, now_ms=lambda: NOW, chunk_bytes=512)
+        assert all(each.is_complete for each in outcomes)
+        assert not [finding for each in scans() for finding in each.findings()]
+        return [(each.segments, each.records, each.record_bytes, len(each.matched)) for each in plans]
+
+    assert redacted(SparkRunner(spark, wave_tasks=4), bucket, store) == redacted(
+        Here(), OpenBucket.of(plain, KEYS), plain
+    )
+    same = [
+        [each for name, each in zip(("topic", *FACTS), row, strict=True) if name != "made_by"]
+        for row in entries_of(store)
+    ]
+    assert same == [
+        [each for name, each in zip(("topic", *FACTS), row, strict=True) if name != "made_by"]
+        for row in entries_of(plain)
+    ]
+    assert records_of(store) == [each for each in before if each[2] not in (b"key-3", b"key-5")] != before
     assert_sound(store, keys=KEYS)
 
 

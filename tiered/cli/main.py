@@ -46,7 +46,10 @@ COMMANDS = {
         "Import a bucket of other software: Aiven, Kafka's LocalTieredStorage, plain logs.",
     ),
     "remote": ("bucket.external_buckets", "Inspect any bucket by its address."),
-    "rewrite": ("bucket.rewrite", "Rewrite a bucket: merge small segments, change codec, key or storage class."),
+    "rewrite": (
+        "bucket.redact",  # which adds its command to the group of `bucket.rewrite`
+        "Rewrite a bucket: merge small segments, change codec, key or storage class, erase records by their keys.",
+    ),
     "pipeline": (
         "bucket.pipeline",
         "Clean, tier, expire, recompact and merge the topics of many nodes as one job, on Spark.",

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from local.errors import InvalidRequest, LogError, NotFound, Unavailable
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -86,11 +86,15 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Entries that become one segment in the object encoding `encoding`. It can be pickled."""
+    """Entries that become one segment in the object encoding `encoding`. It can be pickled.
+
+    With `must_follow` the group is committed only after all groups of the plan before it.
+    """
 
     number: int
     entries: tuple[SegmentEntry, ...]
     encoding: EncodingChoice
+    must_follow: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -341,8 +345,17 @@ def rewrite_group(
     Raises NotFound if other entries have left the bucket since the plan. Raises Corrupt if one is damaged or its object
     is lost, AccessDenied if a key is missing.
     """
+    return unless_expired(
+        plan, group, store, lambda due: _rewritten(plan, due, store, keys, target or store, chunk_bytes)
+    )
+
+
+def unless_expired(
+    plan: RewritePlan, group: RewriteGroup, store: ObjectStore, rewritten: Callable[[RewriteGroup], RewrittenGroup]
+) -> RewrittenGroup:
+    """Return `rewritten` of the group, without the entries that expired since the plan. Raises as `rewrite_group`."""
     try:
-        return _rewritten(plan, group, store, keys, target or store, chunk_bytes)
+        return rewritten(group)
     except NotFound as error:
         log = MetadataLog(store, plan.name.prefix)
         start = log.refresh().log_start_offset
@@ -351,7 +364,7 @@ def rewrite_group(
             raise why_missing(log, group.entries, error) from error
     if not remaining.entries:
         return RewrittenGroup(number=group.number, replacement=None, stored_before=0, stored_after=0, is_expired=True)
-    return _rewritten(plan, remaining, store, keys, target or store, chunk_bytes)
+    return rewritten(remaining)
 
 
 def _rewritten(
@@ -395,15 +408,21 @@ def _would_stay(remote: RemotePartition, group: RewriteGroup, object_encoding: O
 
 
 def commit_groups(
-    store: ObjectStore, plan: RewritePlan, done: Sequence[RewrittenGroup], *, turn: int, now_ms: int
+    store: ObjectStore,
+    plan: RewritePlan,
+    done: Sequence[RewrittenGroup],
+    *,
+    turn: int,
+    now_ms: int,
+    keeps_maker: bool = True,
 ) -> RewriteOutcome:
     """Replace the old entries by the new ones, in one manifest.
 
     `remote.manifest.job_changes` describes the outcome for a group with entries that are no longer there. The objects
     of a group that is not committed become pending deletes.
 
-    May be repeated with the same `turn`, which rises from commit to commit of a plan. Raises Fenced if another writer
-    took over since the plan: plan again.
+    May be repeated with the same `turn`, which rises from commit to commit of a plan. `keeps_maker` is for groups with
+    the very same records. Raises Fenced if another writer took over since the plan: plan again.
     """
     made = [each for each in done if each.replacement is not None]
     outcome = RewriteOutcome(
@@ -419,7 +438,7 @@ def commit_groups(
     entries = [entry for each in replaced for entry in each.entries]
     touches = (min(entry.base_offset for entry in entries), max(entry.next_offset for entry in entries))
     note = AppliedJob(job_id=plan.job_id, turn=turn)
-    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=True)
+    change = replace_tiled(replaced, cleaned_through=0, bound=None, note=note, keeps_maker=keeps_maker)
     manifest = log.commit(change, now_ms, touches=touches)
     named = log.ask(manifest, lambda index: list(index.entries_with_dead(*touches)))
     outcomes = [outcome_of_group(named, manifest.log_start_offset, each) for each in replaced]
@@ -436,6 +455,21 @@ def commit_groups(
     )
 
 
+class GroupRewriter(Protocol):
+    """Makes the segment of a group; can be pickled. See `rewrite_group`."""
+
+    def __call__(
+        self,
+        plan: RewritePlan,
+        group: RewriteGroup,
+        store: ObjectStore,
+        *,
+        keys: KeyRing,
+        target: ObjectStore,
+        chunk_bytes: int,
+    ) -> RewrittenGroup: ...
+
+
 class RewriteUnit(NamedTuple):
     """A group, with its plan without the groups."""
 
@@ -446,11 +480,13 @@ class RewriteUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class RewriteJob:
-    """Merging and recoding of any number of partitions; a unit is a group.
+    """The rewriting of any number of partitions; a unit is a group, which `rewrite` makes.
 
     `target` is the same bucket opened in another way. Each manifest has at most `batch_size` groups. A partition
     ends with the first failed commit (Fenced after a takeover by another writer, Conflict for a deleted topic), and is
-    done as far as its manifest can list pending deletes: plan the rest again after the grace period.
+    done as far as its manifest can list pending deletes: plan the rest again after the grace period. `keeps_maker` as
+    in `commit_groups`. A group that `must_follow` is not committed in the commit of earlier groups, and not at all
+    after an earlier group failed or was given up, nor in the `incomplete` plans: earlier work of theirs failed.
     """
 
     bucket: Bucket
@@ -459,11 +495,15 @@ class RewriteJob:
     target: Bucket | None = None
     batch_size: int = GROUPS_A_MANIFEST
     chunk_bytes: int = CHUNK_BYTES
+    rewrite: GroupRewriter = rewrite_group
+    keeps_maker: bool = True
+    incomplete: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self._outcomes = [RewriteOutcome() for _ in self.plans]
         self._turns = [0] * len(self.plans)
         self._ended: set[int] = set()
+        self._incomplete = set(self.incomplete)  # and plans with a group that failed or was given up
         self.failures = Failures([plan.name for plan in self.plans])
         groups = sum(len(plan.groups) for plan in self.plans)
         self.description = f"rewriting {groups} groups of segments in {len(self.plans)} partitions"
@@ -490,11 +530,11 @@ class RewriteJob:
         return unit.number not in self._ended
 
     def worker(self) -> Callable[[Sequence[RewriteUnit]], list[RewrittenGroup | LogError]]:
-        bucket, target, chunk_bytes = self.bucket, self.target or self.bucket, self.chunk_bytes
+        bucket, target, chunk_bytes, rewrite = self.bucket, self.target or self.bucket, self.chunk_bytes, self.rewrite
 
         def do(units: Sequence[RewriteUnit]) -> list[RewrittenGroup | LogError]:
             with bucket.opened() as store, target.opened() as to:
-                rewritten = partial(rewrite_group, store=store, keys=bucket.keys(), target=to, chunk_bytes=chunk_bytes)
+                rewritten = partial(rewrite, store=store, keys=bucket.keys(), target=to, chunk_bytes=chunk_bytes)
                 return [or_error(partial(rewritten, unit.plan, unit.group)) for unit in units]
 
         return do
@@ -502,18 +542,36 @@ class RewriteJob:
     def commit(self, results: Sequence[tuple[RewriteUnit, RewrittenGroup | LogError]]) -> None:
         done: dict[int, list[RewrittenGroup]] = {}
         for unit, result in results:
-            if not isinstance(result, LogError):
-                done.setdefault(unit.number, []).append(result)
+            groups = done.setdefault(unit.number, [])
+            if isinstance(result, LogError):
+                self._incomplete.add(unit.number)
+                continue
+            if unit.group.must_follow:
+                self._commit_all(unit.number, groups)
+                groups.clear()
+                if unit.number in self._incomplete:
+                    continue
+            groups.append(result)
         for number, groups in done.items():
-            for at in range(0, len(groups), self.batch_size):
-                if number not in self._ended:
-                    self._commit(number, groups[at : at + self.batch_size])
+            self._commit_all(number, groups)
+
+    def _commit_all(self, number: int, groups: Sequence[RewrittenGroup]) -> None:
+        for at in range(0, len(groups), self.batch_size):
+            if number not in self._ended:
+                self._commit(number, groups[at : at + self.batch_size])
 
     def _commit(self, number: int, groups: Sequence[RewrittenGroup]) -> None:
         plan = self.plans[number]
         self._turns[number] += 1
         try:
-            outcome = commit_groups(self._store, plan, groups, turn=self._turns[number], now_ms=self.now_ms())
+            outcome = commit_groups(
+                self._store,
+                plan,
+                groups,
+                turn=self._turns[number],
+                now_ms=self.now_ms(),
+                keeps_maker=self.keeps_maker,
+            )
         except Unavailable:
             raise
         except LogError as error:
@@ -521,6 +579,8 @@ class RewriteJob:
             self.failures.note(number, error)
         else:
             self._outcomes[number] = self._outcomes[number].plus(outcome)
+            if outcome.given_up:
+                self._incomplete.add(number)
 
     def outcomes(self) -> list[RewriteOutcome]:
         return [

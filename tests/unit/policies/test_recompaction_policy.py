@@ -55,6 +55,16 @@ def test_an_entry_is_replaced_if_the_cleaned_segment_is_smaller_by_the_given_sha
     assert decision.reason == "cleaned again, 60 of 100 bytes less"
 
 
+def test_an_entry_from_which_a_job_erased_records_is_neither_replaced_nor_verified() -> None:
+    redacted = replace(ROWS[0], made_by="redact-1")
+    for segments in (SHRUNK, (local(0, 2), local(2, 4))):
+        assert ("ReplaceRemote", 0, 2) not in said(taken(*segments, remote=(redacted, ROWS[1])))
+        assert said(taken(*segments, remote=(redacted, ROWS[1]))) == []
+    (decision,) = replacements(taken(*SHRUNK, remote=ROWS))
+    found = violations(taken(*SHRUNK, remote=(redacted, ROWS[1])), [decision])
+    assert any("erased records" in each for each in found), found
+
+
 @pytest.mark.parametrize(
     ("size", "ratio", "saved", "replaced"),
     [(50, 0.5, 10, True), (51, 0.5, 10, False), (91, 0.0, 10, False), (90, 0.0, 10, True), (1, 1.0, 0, False)],

@@ -131,6 +131,7 @@ _CHECKS = {
     "`tiered scrub`, `tiered verify --remote`": (
         "remote.check.partition_check", "remote.fetch.segment_check", "tiered.health.scrub",
     ),
+    "`tiered rewrite redact`": ("tiered.jobs.key_search",),
     "A bucket in an external layout": (
         "remote.external.aiven_layout", "tiered.read.external_segments", "tiered.read.external_partition",
     ),

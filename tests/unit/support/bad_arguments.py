@@ -63,6 +63,7 @@ _WORDS = {
     "restore": "orders --to elsewhere",
     "rewrite copy": "orders --to {bucket}",
     "rewrite recode": "orders --codec none",
+    "rewrite redact": "orders --key-file lines --yes",
     "view build": "latest",
     "view drop": "latest",
     "compact": "latest",

@@ -18,8 +18,8 @@ from tiered.manager.manager import LogManager
 def make_place(home: Path) -> None:
     """Fill the current directory `home` with input for every command.
 
-    It has two disks, a tiered topic, a compacted view, an open transaction, a list of orphans, a report, a plan and an
-    external bucket.
+    It has two disks, a tiered topic, a compacted view, an open transaction, a list of orphans, a report, a plan, an
+    external bucket and a file of keys to erase.
     """
     (home / "other").mkdir()
     (home / "theirs").mkdir()
@@ -35,6 +35,7 @@ def make_place(home: Path) -> None:
     )
     for line in ("topic create orders -p 2", "topic create keyed -X cleanup.policy=compact", "topic create open"):
         assert invoke(["-q", *shlex.split(line)]) == 0
+    (home / "keys").write_text("k3\n")
     (home / "lines").write_text("".join(f"k{number % 7}:line {number}\n" for number in range(200)))
     for topic in ("orders", "keyed"):
         assert invoke(["-q", "append", topic, "lines", "-K", ":", "--batch", "10"]) == 0

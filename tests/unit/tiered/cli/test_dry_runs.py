@@ -48,6 +48,7 @@ CHANGING = {
     "rewrite merge": "rewrite merge orders",
     "rewrite recode": "rewrite recode orders --codec zstd",
     "rewrite copy": "rewrite copy orders --to file://{home}/other",
+    "rewrite redact": "rewrite redact orders --key-file keys",
     "pipeline run": "pipeline run --spark none",
     "backfill": "backfill orders --to file://{home}/other",
     "delete-records": "delete-records orders/0 --before 5",
@@ -80,7 +81,16 @@ CONFIRMED = frozenset(
             "rewrite merge",
             "rewrite recode",
         ),
-        *("rewrite copy", "pipeline run", "delete-records", "transactions end", "view drop", "apply", "bench"),
+        *(
+            "rewrite copy",
+            "rewrite redact",
+            "pipeline run",
+            "delete-records",
+            "transactions end",
+            "view drop",
+            "apply",
+            "bench",
+        ),
     )
 )
 _OTHER_SPELLINGS = (

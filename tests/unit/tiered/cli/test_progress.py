@@ -160,6 +160,7 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
     )
     (tmp_path / "bucket").mkdir()
     (tmp_path / "other").mkdir()
+    (tmp_path / "keys").write_text("key3\n")
     (tmp_path / "lines").write_text("".join(f"key{at % 20}:value {at}\n" for at in range(2000)))
     words = ["-C", str(tmp_path)]
     settings = ["-X", "remote.storage.enable=true", "-X", "append.batch.bytes=512"]
@@ -181,6 +182,7 @@ LONG = (
     "rewrite merge --yes",
     "rewrite recode --codec zstd --yes",
     "rewrite copy --to {other} --yes",
+    "rewrite redact --key-file {keys} --yes",
 )
 
 
@@ -188,7 +190,7 @@ def test_long_command_reports_progress_to_its_total_and_leaves_stdout_unchanged(
     at: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for line in LONG:
-        places = {"other": (tmp_path / "other").as_uri(), "restored": tmp_path / "restored"}
+        places = {"other": (tmp_path / "other").as_uri(), "restored": tmp_path / "restored", "keys": tmp_path / "keys"}
         words = [word.format(**places) for word in line.split()]
         operation = " ".join(words[: 2 if words[0] == "rewrite" else 1])
         assert invoke([*at, *words, "--progress", "json", "-o", "json"]) == 0, line

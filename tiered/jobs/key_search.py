@@ -1,0 +1,403 @@
+"""Search of given keys in a bucket: which readable segments and parts of compacted views have records of them.
+
+No index of a segment knows its keys, so each segment is read once, in any process. `scan_keys` does so by an executor.
+`RedactState` is a file of the counts of finished segments, with which an interrupted search continues.
+
+**Keys are personal data.** They are in the memory of the process that reads the key file, and nowhere else: a task gets
+digests (`local.cleaner.offset_map.digest_keys`) with a secret of the run. The state file has a fingerprint of the keys,
+made slow to guess (scrypt) with a salt. Counts and offsets are in results and logs, keys are not. Equal digests are
+taken for equal keys: the chance is 2^-69 for a billion keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from local import kernels
+from local.cleaner.offset_map import SECRET_BYTES, Flags, digest_keys
+from local.errors import Corrupt, InvalidRequest, LogError, NotFound
+from local.format.batch_header import CONTROL
+from local.format.columns import BatchTable, Columns
+from local.records.batch_runs import BatchRuns
+from local.storage import Storage
+from local.verify.findings import Finding
+from local.verify.findings import error as error_code
+from policies.cost.prices import BUILT_IN, PriceTable
+from policies.cost.storage_cost import request_cost, retrieval_cost
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
+from remote.keys import full_key
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.view import CompactedView
+from remote.segment_entry import SegmentEntry
+from remote.segments.encryption import KeyRing
+from remote.store import ObjectStore
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.rewriting import (
+    RewriteCost,
+)
+from tiered.jobs.runner import Executor, Failures, StateFile, or_error, run_job
+from tiered.stores.object_encoding import SettingsOf, own_settings
+
+STATE_VERSION = 1
+KEY_PRESENT = error_code(
+    "redact.key-present",
+    "the segment has {records} records of the given keys",
+    "tiered rewrite redact with the same key file",
+)
+NOT_READ = error_code(
+    "redact.not-read",
+    "the segment was not read and may have records of the given keys, {cause}",
+    "tiered scrub --deep, then tiered repair",
+)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+class KeyFormat(NamedTuple):
+    """How a line of a key file becomes a key. `expected` is for the error; the line itself is never shown."""
+
+    decode: Callable[[bytes], bytes]
+    expected: str
+
+
+FORMATS = {
+    "text": KeyFormat(bytes, "a key as text"),
+    "hex": KeyFormat(binascii.unhexlify, "pairs of hexadecimal digits"),
+    "base64": KeyFormat(partial(base64.b64decode, validate=True), "base64 with padding"),
+}
+
+
+def parse_keys(data: bytes, format_name: str, *, path: str) -> frozenset[bytes]:
+    """Return the keys of a key file: one for each line that is not empty. Raises InvalidRequest without a key."""
+    key_format, found = FORMATS[format_name], set()
+    for number, line in enumerate(data.split(b"\n"), 1):
+        line = line.removesuffix(b"\r")
+        if not line:
+            continue
+        try:
+            found.add(key_format.decode(line))
+        except (binascii.Error, ValueError):
+            facts = {"file": path, "line": number, "expected": key_format.expected}
+            raise InvalidRequest("cannot read the key file, a line is invalid", **facts) from None
+    if not found:
+        raise InvalidRequest("cannot read the key file, it has no key", file=path)
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeyDigests:
+    """The digests of the keys to erase; can be pickled. The keys cannot be read from it, but a guess can be tested."""
+
+    count: int
+    secret: bytes = field(repr=False)
+    lengths: NDArray[np.int32] = field(repr=False)
+    low: NDArray[np.int64] = field(repr=False)
+    pairs: frozenset[tuple[int, int]] = field(repr=False)
+
+    @staticmethod
+    def of(keys: Iterable[bytes]) -> KeyDigests:
+        keys = sorted(keys)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        lengths = np.array([len(key) for key in keys], np.int32)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        low, high = digest_keys(memoryview(b"".join(keys)), starts, lengths, secret)
+        pairs = frozenset(zip(low.tolist(), high.tolist(), strict=True))
+        return KeyDigests(count=len(keys), secret=secret, lengths=np.unique(lengths), low=np.sort(low), pairs=pairs)
+
+    def found_in(self, columns: Columns) -> Flags:
+        """Return the mask of data records with one of the keys."""
+        found: Flags = np.isin(columns.key_lengths, self.lengths)
+        found &= ((columns.table.attributes & CONTROL) == 0)[columns.batch_ordinals]
+        rows = np.flatnonzero(found)
+        low, high = digest_keys(columns.data, columns.key_starts[rows], columns.key_lengths[rows], self.secret)
+        likely = np.isin(low, self.low)
+        pairs = zip(low[likely].tolist(), high[likely].tolist(), strict=True)
+        likely[likely] = np.fromiter((pair in self.pairs for pair in pairs), np.bool_)
+        found[rows] = likely
+        return found
+
+
+def fingerprint(keys: Iterable[bytes], salt: bytes) -> str:
+    """Return a digest of the keys that shows whether two key files have the same keys; slow to guess."""
+    digest = hashlib.sha256()
+    for key in sorted(keys):
+        digest.update(len(key).to_bytes(4, "big") + key)
+    return hashlib.scrypt(digest.digest(), salt=salt, n=1 << 14, r=8, p=1, dklen=32).hex()
+
+
+# --- scan ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyCount:
+    """The records of the keys in one segment or view part. `size_bytes` are their keys and values, inflated.
+
+    The records are in ``[first_offset, next_offset)``; both are 0 without records.
+    """
+
+    ulid: str
+    records: int = 0
+    size_bytes: int = 0
+    tombstones: int = 0
+    first_offset: int = 0
+    next_offset: int = 0
+
+
+def count_keys(remote: RemotePartition, entry: SegmentEntry, keys: KeyDigests) -> KeyCount:
+    """Read a whole segment. Raises NotFound if it was deleted, Corrupt for damage."""
+    found = KeyCount(ulid=entry.ulid)
+    for data, table in read_runs(remote, entry):
+        for columns in kernels.decode_in_steps(data, verify=False, table=table):
+            mine = keys.found_in(columns)
+            if not mine.any():
+                continue
+            values, offsets = columns.value_lengths[mine], columns.offsets[mine]
+            sizes = columns.key_lengths[mine].sum(dtype=np.int64) + np.maximum(values, 0).sum(dtype=np.int64)
+            found = replace(
+                found,
+                records=found.records + len(offsets),
+                size_bytes=found.size_bytes + int(sizes),
+                tombstones=found.tombstones + int((values < 0).sum()),
+                first_offset=found.first_offset if found.records else int(offsets[0]),
+                next_offset=int(offsets[-1]) + 1,
+            )
+    return found
+
+
+def read_runs(remote: RemotePartition, entry: SegmentEntry) -> Iterator[tuple[memoryview, BatchTable]]:
+    """Yield the batches of a segment in parts. Raises Corrupt for the first wrong byte."""
+    walk = BatchRuns(partial(remote.read, entry), entry.size_bytes, chunk_bytes=RANGE_BYTES)
+    for run in walk:
+        if run.damage is not None:
+            raise _damaged(entry, run.damage, run.position)
+        yield run.data, run.table
+    if walk.problem is not None:
+        raise _damaged(entry, walk.problem, walk.position)
+
+
+def _damaged(entry: SegmentEntry, problem: str, position: int) -> Corrupt:
+    facts = {"object": entry.data_key, "at": position, "base_offset": entry.base_offset}
+    return Corrupt(f"the segment is invalid, {problem}", **facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What is readable of one partition in one manifest. `settings` are the topic's effective ones."""
+
+    name: RemotePartitionName
+    epoch: int
+    log_start_offset: int
+    entries: tuple[SegmentEntry, ...]
+    views: tuple[CompactedView, ...]
+    settings: Mapping[str, str]
+
+    @property
+    def scanned(self) -> Iterator[SegmentEntry]:
+        yield from (entry for view in self.views for entry in view.entries)
+        yield from self.entries
+
+
+def survey(store: ObjectStore, name: RemotePartitionName, settings: SettingsOf = own_settings) -> Survey:
+    """Join the newest epoch. Raises NotFound without a manifest, Conflict for a deleted topic."""
+    log = MetadataLog(store, name.prefix)
+    manifest = log.join()
+    return Survey(
+        name=name,
+        epoch=log.epoch,
+        log_start_offset=manifest.log_start_offset,
+        entries=log.ask(manifest, lambda index: tuple(index.entries())),
+        views=manifest.views,
+        settings=settings(name.topic, manifest.properties),
+    )
+
+
+def scan_keys(
+    executor: Executor,
+    bucket: Bucket,
+    surveys: Sequence[Survey],
+    keys: KeyDigests,
+    *,
+    known: Mapping[str, KeyCount] | None = None,
+    on_count: Callable[[KeyCount], None] = lambda count: None,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> list[Scan]:
+    """Run a `ScanJob`; return the scan of each survey. Errors of segments are in the scans. Raises Unavailable."""
+    errors: dict[int, LogError] = {}
+    job = ScanJob(bucket=bucket, surveys=surveys, keys=keys, known=known or {}, on_count=on_count)
+    return run_job(job, executor, progress=progress, errors=errors)
+
+
+class ScanUnit(NamedTuple):
+    """One segment or view part to read."""
+
+    number: int
+    prefix: str
+    entry: SegmentEntry
+
+
+@dataclass(kw_only=True)
+class ScanJob:
+    """Counts the records of the keys in the surveyed segments; the outcome of a partition is a `Scan`.
+
+    Segments in `known`, by ulid, are not read. `on_count` receives the counts of the others.
+    """
+
+    bucket: Bucket
+    surveys: Sequence[Survey]
+    keys: KeyDigests
+    known: Mapping[str, KeyCount]
+    on_count: Callable[[KeyCount], None]
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        self.description = f"searching keys in {sum(len(list(each.scanned)) for each in self.surveys)} segments"
+        self.failures = Failures([each.name for each in self.surveys])
+        self._scans = [Scan(survey=each) for each in self.surveys]
+
+    def begin(self, opened: ExitStack) -> None:
+        del opened
+
+    def units(self) -> Iterator[ScanUnit]:
+        for number, each in enumerate(self.surveys):
+            for entry in each.scanned:
+                if (known := self.known.get(entry.ulid)) is not None:
+                    self._scans[number].counts[entry.ulid] = known
+                else:
+                    yield ScanUnit(number, each.name.prefix, entry)
+
+    def size_of(self, unit: ScanUnit) -> int:
+        return unit.entry.stored_bytes
+
+    def is_wanted(self, unit: ScanUnit) -> bool:
+        del unit
+        return True
+
+    def worker(self) -> Callable[[Sequence[ScanUnit]], list[KeyCount | LogError]]:
+        bucket, keys = self.bucket, self.keys
+
+        def do(units: Sequence[ScanUnit]) -> list[KeyCount | LogError]:
+            with bucket.opened() as store:
+                return [or_error(partial(_scanned, store, bucket.keys(), unit, keys)) for unit in units]
+
+        return do
+
+    def commit(self, results: Sequence[tuple[ScanUnit, KeyCount | LogError]]) -> None:
+        for unit, result in results:
+            scan = self._scans[unit.number]
+            if isinstance(result, LogError):
+                scan.unread[unit.entry.ulid] = result
+                continue
+            scan.counts[unit.entry.ulid] = result
+            self.on_count(result)
+
+    def outcomes(self) -> list[Scan]:
+        return self._scans
+
+
+def _scanned(store: ObjectStore, ring: KeyRing, unit: ScanUnit, keys: KeyDigests) -> KeyCount:
+    remote = RemotePartition(store, unit.prefix, ChunkCache(0), read_ahead_chunks=0, keys=ring)
+    try:
+        return count_keys(remote, unit.entry, keys)
+    except NotFound as error:
+        log = MetadataLog(store, unit.prefix)
+        if unit.entry.next_offset <= log.refresh().log_start_offset:
+            return KeyCount(ulid=unit.entry.ulid)  # expired since the survey
+        raise why_missing(log, [unit.entry], error) from error
+
+
+@dataclass(kw_only=True)
+class Scan:
+    """The counts of one partition by ulid, and the errors of the segments that could not be read."""
+
+    survey: Survey
+    counts: dict[str, KeyCount] = field(default_factory=dict)
+    unread: dict[str, LogError] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no segment is missing because the scan was stopped."""
+        return all(entry.ulid in self.counts or entry.ulid in self.unread for entry in self.survey.scanned)
+
+    @property
+    def records(self) -> int:
+        return sum(count.records for count in self.counts.values())
+
+    @property
+    def clean(self) -> dict[str, KeyCount]:
+        """The counts of the segments without a record of the keys."""
+        return {ulid: count for ulid, count in self.counts.items() if not count.records}
+
+    def matched(self, entries: Iterable[SegmentEntry]) -> list[SegmentEntry]:
+        return [entry for entry in entries if entry.ulid in self.counts and self.counts[entry.ulid].records]
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield a finding for each segment or view part with a record of the keys, and for each unread one."""
+        for entry in self.survey.scanned:
+            where = full_key(self.survey.name.prefix, entry.data_key)
+            if (count := self.counts.get(entry.ulid)) is not None and count.records:
+                offsets = (count.first_offset, count.next_offset)
+                yield KEY_PRESENT.found(where, offsets=offsets, records=count.records)
+            elif (cause := self.unread.get(entry.ulid)) is not None:
+                yield NOT_READ.found(where, offsets=entry.offsets, is_unread=True, cause=cause.attempt)
+
+
+def scan_price(found: Survey, prices: PriceTable = BUILT_IN) -> RewriteCost:
+    """Return the price to read every segment and view part of a partition once."""
+    gets, size, dollars = 0, 0, 0.0
+    for entry in found.scanned:
+        here, ranges = prices.of(entry.storage_class), -(-entry.stored_bytes // RANGE_BYTES)
+        gets += 1 + ranges
+        size += entry.stored_bytes + entry.indexes_bytes
+        dollars += request_cost(gets=ranges, prices=here) + retrieval_cost(entry.stored_bytes, here)
+        dollars += request_cost(gets=1, prices=prices.of(None))
+    return RewriteCost(gets=gets, read_bytes=size, dollars=dollars)
+
+
+class _Redaction(msgspec.Struct, frozen=True):
+    tiered_redaction: int
+    store: str
+    salt: str
+    fingerprint: str
+
+
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
+_DECODERS = msgspec.json.Decoder(_Redaction), msgspec.json.Decoder(KeyCount)
+
+
+class RedactState(StateFile[_Redaction, KeyCount]):
+    """The counts of finished segments. Segments never change, so a count stays true for the same keys."""
+
+    def __init__(
+        self, storage: Storage, path: str, store_url: str, keys: frozenset[bytes], *, resume: bool = False
+    ) -> None:
+        """With `resume`, continue with the file of an earlier run, if there is one.
+
+        Raises InvalidRequest if the file is for another bucket or other keys.
+        """
+
+        def is_resumable(found: _Redaction) -> bool:
+            if not resume or found.tiered_redaction != STATE_VERSION:
+                return False
+            if found.fingerprint != fingerprint(keys, bytes.fromhex(found.salt)):
+                raise InvalidRequest("cannot resume the redaction, its key file had other keys", path=path)
+            return True
+
+        salt = secrets.token_bytes(16)
+        first = _Redaction(STATE_VERSION, store_url, salt.hex(), fingerprint(keys, salt))
+        super().__init__(storage, path, first, _DECODERS, job="redaction", is_resumable=is_resumable)
+        self.counts: Mapping[str, KeyCount] = {line.ulid: line for line in self.lines}

@@ -1,0 +1,499 @@
+"""Redaction: erase all records of given keys from a bucket, as erasure requests of data protection law demand.
+
+1. `tiered.jobs.key_search` surveys each partition, and counts the records of the keys in each segment and each part of
+   a compacted view. It reads all of them.
+2. `plan_redaction` makes a `Redaction` of the counts: the segments and the view parts to rewrite, with their price.
+3. `ViewRedactionJob` rewrites view parts, one commit for each view.
+4. `tiered.jobs.rewriting.RewriteJob` rewrites the segments with `Redactor`, up to 64 in a commit. `run_redaction` runs
+   both jobs.
+5. The proof is a second scan of all that is readable now, except segments that the first scan proved free of the keys.
+
+What a rewritten segment keeps: base and next offset, the offsets and order of all other records, leader epochs,
+producer snapshot, transaction index, `cleaned_through`. A batch without a record of the keys is copied byte for byte,
+markers too. A batch that loses all its records is removed, as by Kafka's cleaner, or stays empty:
+
+| batch | reason |
+|---|---|
+| the last data batch of a producer in the segment's producer snapshot | its last sequence |
+| the last batch of the segment | no segment is empty, and offsets do not fall |
+
+A tombstone of a key is erased too: it contains the key. It must not leave before the older records that it hides. So
+views are committed before segments, segments in the order of their offsets, and a segment with such a tombstone only
+after every segment below it was committed (`RewriteGroup.must_follow`). A segment that could not be read holds back
+the tombstones above it.
+
+A redacted entry is never replaced by a local copy of its segment, which may have the records
+(`SegmentEntry.is_redacted`).
+
+| a crash or an error after | leaves | outcome |
+|---|---|---|
+| the scan of some segments | lines of the state file | ``--resume`` skips them; otherwise they are read again |
+| some uploads | objects of the newest epoch that no manifest names | orphans once the next epoch begins |
+| the commit of a view | the redacted view; pending deletes of its old parts | the segments are due in the next run |
+| some commits of segments | the lowest segments are redacted | the next run finds only the others |
+| a commit, its reply lost | the new manifest | these segments have none of the keys in the next scan |
+| all commits, before the proof | all is redacted | the next run finds nothing to do, which is the proof |
+
+Keys are personal data: `tiered.jobs.key_search` says where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from local import kernels
+from local.cleaner.cleaner_io import packed
+from local.cleaner.offset_map import Flags
+from local.errors import Conflict, LogError
+from local.format.columns import BatchTable
+from local.index.index_files import IndexRows
+from local.kernels.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
+from local.log import producer_snapshot
+from local.names import CLEANED, LOG, segment_file
+from local.storage import DiskStorage, Storage, join
+from policies.cost.prices import BUILT_IN, PriceTable
+from policies.cost.storage_cost import DAYS_PER_MONTH, monthly_storage
+from policies.rules import deletion_due_ms
+from remote.fetch.chunk_cache import ChunkCache
+from remote.fetch.range_reader import RemotePartition
+from remote.gc.fork_references import forks_of
+from remote.gc.pins import list_pins
+from remote.keys import home_of, is_in_other_topic, new_ulid
+from remote.manifest.catalog import RemotePartitionName
+from remote.manifest.commit_protocol import MetadataLog
+from remote.manifest.job_changes import Replacement
+from remote.manifest.view import find_view
+from remote.manifest.view_changes import switch_view
+from remote.segment_entry import REDACTION, SegmentEntry
+from remote.segments.chunk_table import CHUNK_BYTES
+from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.store import ObjectStore
+from remote.upload.segment_upload import SegmentToCopy, copy_segment
+from tiered.config.config import resolve_rules
+from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
+from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.joined_segments import INTERVAL_BYTES
+from tiered.jobs.key_search import KeyDigests, Scan, read_runs, scan_price
+from tiered.jobs.rewriting import (
+    GROUPS_A_MANIFEST,
+    RewriteCost,
+    RewriteGroup,
+    RewriteJob,
+    RewriteOutcome,
+    RewritePlan,
+    RewrittenGroup,
+    cost_of,
+    unless_expired,
+)
+from tiered.jobs.runner import Clock, Executor, Failures, or_error, run_job
+from tiered.partition.segment_inspection import SegmentInspector
+from tiered.stores.object_encoding import EncodingChoice, encoding_of_entry
+
+DAY_MS = 86_400_000
+
+
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redaction:
+    """The plan of one partition: `rewrite` has a group for each segment with a record of the keys.
+
+    `view_parts` are the parts to rewrite, by view. `held_back` segments have tombstones of the keys above an unread
+    segment, and stay. `scan_gets` and `scan_bytes` are the price of the scan in requests and bytes.
+    `storage_dollars` is the price of the old objects until they are deleted.
+    """
+
+    rewrite: RewritePlan
+    view_parts: Mapping[str, tuple[SegmentEntry, ...]]
+    settings: Mapping[str, str]
+    segments: int
+    records: int
+    record_bytes: int
+    unread: int
+    held_back: int
+    scan_gets: int
+    scan_bytes: int
+    cost: RewriteCost
+    storage_dollars: float
+
+    @property
+    def name(self) -> RemotePartitionName:
+        return self.rewrite.name
+
+    @property
+    def matched(self) -> list[SegmentEntry]:
+        return [*(each for parts in self.view_parts.values() for each in parts), *self._entries]
+
+    @property
+    def _entries(self) -> Iterator[SegmentEntry]:
+        return (entry for group in self.rewrite.groups for entry in group.entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes that the rewriting reads."""
+        return sum(entry.size_bytes for entry in self.matched)
+
+
+def plan_redaction(scan: Scan, *, now_ms: int, prices: PriceTable = BUILT_IN) -> Redaction:
+    """Return the plan for a whole scan. It assumes new objects as large as the old ones."""
+    found, entries = scan.survey, scan.matched(scan.survey.entries)
+    unread = [entry.base_offset for entry in found.scanned if entry.ulid in scan.unread]
+    due = [
+        entry
+        for entry in entries
+        if not scan.counts[entry.ulid].tombstones or not any(base < entry.next_offset for base in unread)
+    ]
+    groups = tuple(
+        RewriteGroup(
+            number=number,
+            entries=(entry,),
+            encoding=encoding_of_entry(entry, found.settings),
+            must_follow=scan.counts[entry.ulid].tombstones > 0,
+        )
+        for number, entry in enumerate(due)
+    )
+    parts = {view.name: tuple(some) for view in found.views if (some := scan.matched(view.entries))}
+    matched = [*due, *(each for some in parts.values() for each in some)]
+    costs = [cost_of([each], encoding_of_entry(each, found.settings), prices, replaced_ms=now_ms) for each in matched]
+    manifests = len(parts) + _commits(groups)
+    cost = RewriteCost.total(costs, manifests, prices)
+    rewrite = RewritePlan(
+        job_id=f"{REDACTION}{new_ulid(now_ms)}",
+        name=found.name,
+        epoch=found.epoch,
+        now_ms=now_ms,
+        groups=groups,
+        cost=cost,
+    )
+    grace_days = resolve_rules({**DEFAULTS, **found.settings}).delete_grace_ms / DAY_MS
+    stored = sum(each.stored_bytes + each.indexes_bytes for each in matched)
+    scan_cost = scan_price(found, prices)
+    return Redaction(
+        rewrite=rewrite,
+        view_parts=parts,
+        settings=found.settings,
+        segments=len(list(found.scanned)),
+        records=scan.records,
+        record_bytes=sum(count.size_bytes for count in scan.counts.values()),
+        unread=len(scan.unread),
+        held_back=len(entries) - len(due),
+        scan_gets=scan_cost.gets,
+        scan_bytes=scan_cost.read_bytes,
+        cost=cost,
+        storage_dollars=monthly_storage(stored, prices.of(None)) * grace_days / DAYS_PER_MONTH,
+    )
+
+
+def _commits(groups: Sequence[RewriteGroup]) -> int:
+    runs: list[int] = []
+    for group in groups:
+        if not runs or group.must_follow or runs[-1] == GROUPS_A_MANIFEST:
+            runs.append(0)
+        runs[-1] += 1
+    return len(runs)
+
+
+# --- rewriting -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redactor:
+    """Makes the segment of a group without the records of the keys (`tiered.jobs.rewriting.GroupRewriter`).
+
+    Needs disk for one new segment, in the scratch directory of `bucket`.
+    """
+
+    bucket: Bucket
+    erased: KeyDigests
+
+    def __call__(
+        self,
+        plan: RewritePlan,
+        group: RewriteGroup,
+        store: ObjectStore,
+        *,
+        keys: KeyRing = NO_KEYS,
+        target: ObjectStore | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> RewrittenGroup:
+        def redacted(due: RewriteGroup) -> RewrittenGroup:
+            (entry,) = due.entries
+            new = self.redacted(target or store, plan, entry, due.encoding, keys=keys, chunk_bytes=chunk_bytes)
+            before = entry.stored_bytes + entry.indexes_bytes
+            if new is None:
+                return RewrittenGroup(number=due.number, replacement=None, stored_before=before, stored_after=before)
+            return RewrittenGroup(
+                number=due.number,
+                replacement=Replacement(ulids=(entry.ulid,), entries=(new,)),
+                stored_before=before,
+                stored_after=new.stored_bytes + new.indexes_bytes,
+            )
+
+        return unless_expired(plan, group, store, redacted)
+
+    def redacted(
+        self,
+        store: ObjectStore,
+        plan: RewritePlan,
+        entry: SegmentEntry,
+        encoding: EncodingChoice,
+        *,
+        view: str | None = None,
+        keys: KeyRing = NO_KEYS,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> SegmentEntry | None:
+        """Upload the segment, or the part of `view`, without the records; None if nothing is left to upload.
+
+        For a segment None means that it has no such record, for a view part that it has no other.
+        """
+        remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
+        storage = DiskStorage()
+        with self.bucket.scratch() as directory:
+            path = join(directory, segment_file(entry.base_offset, LOG) + CLEANED)
+            rows, size, erased = self._written(storage, path, remote, entry, is_view=view is not None)
+            if not size or (not erased and view is None):
+                return None
+            indexes = rows.indexes(entry.base_offset, INTERVAL_BYTES)
+            both, bundle = (bytes(indexes.offset), bytes(indexes.time)), remote.indexes(entry)
+            segment = SegmentToCopy(
+                base_offset=entry.base_offset,
+                next_offset=entry.next_offset,
+                size_bytes=size,
+                epochs=entry.epochs,
+                offset_index=both[0],
+                time_index=both[1],
+                txn_index=bytes(bundle.txn),
+                producer_snapshot=bytes(bundle.producers),
+                leader_epochs=bytes(bundle.epochs),
+                cleaned_through=entry.cleaned_through,
+                read=partial(storage.read, path),
+                inspect=partial(SegmentInspector, path, entry.base_offset, entry.next_offset, entry.epochs, both),
+            )
+            return copy_segment(
+                store,
+                plan.name.prefix,
+                segment,
+                epoch=plan.epoch,
+                now_ms=plan.now_ms,
+                view=view,
+                object_encoding=encoding.object_encoding(keys),
+                chunk_bytes=chunk_bytes,
+            )
+
+    def _written(
+        self, storage: Storage, path: str, remote: RemotePartition, entry: SegmentEntry, *, is_view: bool
+    ) -> tuple[IndexRows, int, int]:
+        """Write the remaining batches; return their index rows, their size, and the number of erased records."""
+        lasts = _last_data_offsets(remote, entry)
+        rows, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
+        size, erased, at = 0, 0, 0
+        file = storage.create(path)
+        try:
+            for data, table in read_runs(remote, entry):
+                keep = ~self._found_in(data, table)
+                erased += int((~keep).sum())
+                at += len(data)
+                stays = np.isin(table.last_offsets, lasts)
+                stays[-1] |= at == entry.size_bytes
+                actions = _actions(table, keep, stays & (not is_view))
+                for part in kernels.rebuilt_batches(data, packed(keep), actions, 0, out):
+                    rows.add(kernels.scan_batches(part, verify=False))
+                    file.append(part)
+                    size += len(part)
+        finally:
+            file.close()
+        return rows, size, erased
+
+    def _found_in(self, data: memoryview, table: BatchTable) -> Flags:
+        steps = kernels.decode_in_steps(data, verify=False, include_control=True, table=table)
+        return np.concatenate([np.empty(0, np.bool_), *map(self.erased.found_in, steps)])
+
+
+def _last_data_offsets(remote: RemotePartition, entry: SegmentEntry) -> NDArray[np.int64]:
+    """Return the last offset of each producer in the segment's producer snapshot."""
+    snapshot = remote.indexes(entry).producers
+    known = producer_snapshot.decode(snapshot, path=entry.indexes_key) if len(snapshot) else []
+    return np.array(sorted(each.last_offset for each in known if each.last_offset >= 0), np.int64)
+
+
+def _actions(table: BatchTable, keep: Flags, stays: Flags) -> NDArray[np.uint8]:
+    """Return the action for each batch; a batch that was empty before stays as it is."""
+    counts = table.record_counts
+    kept = kernels.count_bits(packed(keep), counts)
+    actions = np.full(len(table), REBUILD, np.uint8)
+    actions[kept == 0] = np.where(stays, EMPTY, DROP)[kept == 0]
+    actions[kept == counts] = VERBATIM
+    return actions
+
+
+def run_redaction(
+    executor: Executor,
+    bucket: Bucket,
+    plans: Sequence[Redaction],
+    keys: KeyDigests,
+    *,
+    now_ms: Clock,
+    chunk_bytes: int = CHUNK_BYTES,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+    errors: dict[int, LogError] | None = None,
+) -> list[RewriteOutcome]:
+    """Rewrite views, then segments; return the outcome of each plan. `errors` as in `tiered.jobs.runner.run_job`."""
+    found: dict[int, LogError] = {}
+    views = ViewRedactionJob(bucket=bucket, plans=plans, keys=keys, now_ms=now_ms, chunk_bytes=chunk_bytes)
+    are_done = run_job(views, executor, progress=progress, errors=found)
+    segments = RewriteJob(
+        bucket=bucket,
+        plans=[each.rewrite for each in plans],
+        now_ms=now_ms,
+        chunk_bytes=chunk_bytes,
+        rewrite=Redactor(bucket=bucket, erased=keys),
+        keeps_maker=False,
+        incomplete=frozenset(number for number, is_done in enumerate(are_done) if not is_done),
+    )
+    outcomes = run_job(segments, executor, progress=progress, errors=found)
+    if errors is not None:
+        errors.update(found)
+    elif found:
+        raise found[min(found)]
+    return outcomes
+
+
+class ViewUnit(NamedTuple):
+    """One view to rewrite, with its partition's plan without groups."""
+
+    number: int
+    plan: RewritePlan
+    settings: Mapping[str, str]
+    view: str
+    parts: tuple[SegmentEntry, ...]
+
+
+NewParts = Mapping[str, SegmentEntry | None]  # by the ulid of the old part; None: no record is left
+
+
+@dataclass(kw_only=True)
+class ViewRedactionJob:
+    """Rewrites parts of compacted views; a unit is a view, and each is one commit.
+
+    The outcome is whether all views of the partition were committed. A view that a run replaced since the plan is not
+    committed: Conflict.
+    """
+
+    bucket: Bucket
+    plans: Sequence[Redaction]
+    keys: KeyDigests
+    now_ms: Clock
+    chunk_bytes: int = CHUNK_BYTES
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        self.description = f"rewriting {sum(len(each.view_parts) for each in self.plans)} compacted views"
+        self.failures = Failures([each.name for each in self.plans])
+        self._committed = [0] * len(self.plans)
+
+    def begin(self, opened: ExitStack) -> None:
+        self._store = opened.enter_context(self.bucket.opened())
+
+    def units(self) -> Iterator[ViewUnit]:
+        for number, each in enumerate(self.plans):
+            for view, parts in each.view_parts.items():
+                yield ViewUnit(number, replace(each.rewrite, groups=()), each.settings, view, parts)
+
+    def size_of(self, unit: ViewUnit) -> int:
+        return sum(entry.size_bytes for entry in unit.parts)
+
+    def is_wanted(self, unit: ViewUnit) -> bool:
+        del unit
+        return True
+
+    def worker(self) -> Callable[[Sequence[ViewUnit]], list[NewParts | LogError]]:
+        bucket, chunk_bytes = self.bucket, self.chunk_bytes
+        redacted = Redactor(bucket=bucket, erased=self.keys).redacted
+
+        def parts_of(store: ObjectStore, unit: ViewUnit) -> NewParts:
+            redacted_part = partial(redacted, view=unit.view, keys=bucket.keys(), chunk_bytes=chunk_bytes)
+            return {
+                each.ulid: redacted_part(store, unit.plan, each, encoding_of_entry(each, unit.settings))
+                for each in unit.parts
+            }
+
+        def do(units: Sequence[ViewUnit]) -> list[NewParts | LogError]:
+            with bucket.opened() as store:
+                return [or_error(partial(parts_of, store, unit)) for unit in units]
+
+        return do
+
+    def commit(self, results: Sequence[tuple[ViewUnit, NewParts | LogError]]) -> None:
+        for unit, result in results:
+            if isinstance(result, LogError):
+                continue
+            with self.failures.noted(unit.number):
+                commit_view(self._store, unit, result, now_ms=self.now_ms())
+                self._committed[unit.number] += 1
+
+    def outcomes(self) -> list[bool]:
+        return [done == len(each.view_parts) for done, each in zip(self._committed, self.plans, strict=True)]
+
+
+def commit_view(store: ObjectStore, unit: ViewUnit, parts: NewParts, *, now_ms: int) -> None:
+    """Replace parts of a view in one manifest.
+
+    Raises Fenced after a takeover, Conflict if a part was replaced since the plan.
+    """
+    log = MetadataLog(store, unit.plan.name.prefix)
+    view = find_view(log.join(epoch=unit.plan.epoch).views, unit.view)
+    if view is None or not {entry.ulid for entry in unit.parts} <= {entry.ulid for entry in view.entries}:
+        raise Conflict("cannot redact a view, its parts were replaced: run the same command again", view=unit.view)
+    entries = []
+    for entry in view.entries:
+        new = parts.get(entry.ulid, entry)
+        entries += [] if new is None else [replace(new, committed_ms=entry.committed_ms)]
+    record_count = sum(entry.record_count for entry in entries)
+    key_count = max(0, view.key_count - (view.record_count - record_count))
+    built = replace(view, entries=tuple(entries), record_count=record_count, key_count=key_count)
+    log.commit(switch_view(built, replaces=view, now_ms=now_ms), now_ms)
+
+
+# --- what still holds the records -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """What keeps erased records readable after the commit. `until_ms` is None without an end that is known here."""
+
+    name: RemotePartitionName
+    holder: str
+    until_ms: int | None
+    detail: str
+
+
+def holders_of(store: ObjectStore, plan: Redaction, *, committed_ms: int) -> list[Holder]:
+    """Return what still holds the old objects of a partition, or copies of their records. Lists the pins."""
+    if not plan.matched:
+        return []
+    name = plan.name
+    found: list[tuple[str, int | None, str]] = []
+    rules = resolve_rules({**DEFAULTS, **plan.settings})
+    if parse(IMMUTABLE, {**DEFAULTS, **plan.settings}[IMMUTABLE]):
+        found.append(("immutable bucket", None, f"{IMMUTABLE}=true: old objects are never deleted"))
+    else:
+        detail = "readers of older manifests; the manager deletes the objects in a round after this time"
+        found.append(("grace period", deletion_due_ms(committed_ms, rules), detail))
+    pins = list_pins(store, name.prefix)
+    found += [("pin", pin.expires_ms, pin.holder) for pin in pins if pin.fork is None and pin.expires_ms > committed_ms]
+    for fork in sorted(forks_of(pins)):
+        found.append(("fork", None, f"{fork.rstrip('/')}: redact the fork too, or delete it"))
+    homes = {home_of(entry.data_key) for entry in plan.matched if is_in_other_topic(entry.data_key)}
+    for home in sorted(homes):
+        found.append(("source of the fork", None, f"{home.rstrip('/')}: redact the source too"))
+    detail = "not touched: segments on the manager's disk, until retention, tiered delete-records or compaction"
+    found.append(("local disk", None, detail))
+    return [Holder(name=name, holder=holder, until_ms=until_ms, detail=detail) for holder, until_ms, detail in found]
