@@ -430,7 +430,6 @@ def first_mark(beginning: Body) -> Mark | None:
 
 
 def given_arrival(bytes_per_day: float, partitions: int) -> Arrival:
-    """Return the rate that a user gave for the whole topic."""
     said = f"arrival rate as stated, {format_bytes(round(bytes_per_day))} a day"
     return Arrival(bytes_per_ms=bytes_per_day / DAY_MS / partitions, said=said, seen_ms=None)
 

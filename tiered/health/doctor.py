@@ -203,7 +203,6 @@ class Patient:
 
     @property
     def places(self) -> list[tuple[Storage, str]]:
-        """The log directories."""
         return [(self.around.storage, root) for root in self.config.data_dirs]
 
 

@@ -95,7 +95,7 @@ def lint_place(
     try:
         config = Config.load(path, overrides, environ)
     except InvalidRequest as problem:
-        key = next((key for key in problem.facts if key in _PLACE or "." in key), "")
+        key = next((key for key in problem.facts if any(key in keys for keys in KEYS.values()) or "." in key), "")
         return [_refused(problem, lines.where(str(problem.facts.get("section", "defaults")), key) or path, key)]
     registry = TopicRegistry([(DiskStorage(), root) for root in config.data_dirs])
     selected = registry.all() if topics is None else [registry.get(name) for name in topics]
@@ -175,9 +175,6 @@ class TomlLines:
             return setting.origin
         section = setting.origin.removeprefix(f"{self.path} [")[:-1].replace('"', "")
         return self.where(section, setting.name) or setting.origin
-
-
-_PLACE = frozenset(key for keys in KEYS.values() for key in keys)
 
 
 def _places(text: str) -> Iterator[tuple[tuple[str, str], int]]:

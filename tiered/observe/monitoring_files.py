@@ -50,8 +50,6 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits that depend on the deployment."""
-
     at_risk_bytes: int = 50 << 30
     copy_lag_s: int = 3600
     paused_s: int = 86_400

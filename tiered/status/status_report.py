@@ -77,7 +77,7 @@ class StatusReport:
     | `work` | last report of a running manager; None without one |
     | `holder` | process that holds a log directory; None if there is none, or it cannot be determined |
     | `unread` | the partitions with an unreadable tier, and the errors; figures of this tier are None in the rows |
-    | `kept` | price of the remote storage; empty without `prices` |
+    | `storage` | price of the remote storage; empty without `prices` |
     | `deleted` | deleted topics that may have objects in the bucket; empty for a report of some topics |
     | `deferrals` | why closed segments are not copied yet |
 
@@ -92,7 +92,7 @@ class StatusReport:
     prices: PriceTable | None
     work: WorkReport | None
     unread: Mapping[TopicPartition, LogError]
-    kept: Mapping[TopicPartition, StorageDollars]
+    storage: Mapping[TopicPartition, StorageDollars]
     holder: int | None = None
     deleted: tuple[str, ...] = ()
     deferrals: Mapping[TopicPartition, Sequence[Deferral]] = field(default_factory=dict)
@@ -170,7 +170,7 @@ def status_report(
         prices=prices,
         work=work,
         unread={name: error for name, error in errors.items() if name not in found or name in unseen},
-        kept=storage_costs(manager, prices) if prices is not None else {},
+        storage=storage_costs(manager, prices) if prices is not None else {},
         holder=holder,
         deleted=tuple(each.name for each in manager.topics.deleted()) if names is None else (),
         deferrals=_put_off(manager, figures, errors),
@@ -260,7 +260,6 @@ def _of_node(reported: ReportedProblem | None, root: str) -> Iterable[Problem]:
 
 
 def _reported(reported: ReportedProblem, where: str) -> Problem:
-    """Return a problem that the running manager met."""
     return Problem(
         where=where,
         partition=reported.name,
@@ -472,7 +471,7 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) 
         return dict.fromkeys(_FIGURES)
     is_open = len(some) == count
     is_seen = is_open and not any(each.partition in report.unread for each in some)
-    kept_of = [report.kept.get(each.partition) for each in some]
+    dollars = [report.storage.get(each.partition) for each in some]
     is_priced = is_seen and report.prices is not None
     paused = [each.paused for each in some if each.paused is not None]
     sums: dict[str, int | None] = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
@@ -487,7 +486,7 @@ def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) 
         "is_paused": bool(paused),
         "paused_since_ms": _earliest(each.since_ms for each in paused),
         "pause_reason": next((each.reason for each in paused), None),
-        "dollars_per_month": round(sum(kept.total for kept in kept_of if kept is not None), 6) if is_priced else None,
+        "dollars_per_month": round(sum(each.total for each in dollars if each is not None), 6) if is_priced else None,
     }
 
 
