@@ -151,8 +151,8 @@ class SegmentVerdict:
         size = 0
         for (_, data), verdict in zip(limiter.slices(storage, self.segment, self.mapped), self.slices, strict=True):
             table = kernels.scan_batches(data, verify=False)
-            kept = kernels.count_bits(verdict.keep, table.record_counts)
-            size += _sizes_after(table, kernels.kept_bytes(data, table, verdict.keep), kept, verdict.actions)
+            remaining = kernels.count_bits(verdict.keep, table.record_counts)
+            size += _sizes_after(table, kernels.kept_bytes(data, table, verdict.keep), remaining, verdict.actions)
         self.bytes_least = self.bytes_most = size if self.has_legacy else min(size, self.segment.size_bytes)
 
     @property
@@ -268,11 +268,11 @@ class RecordFilter:
             if not is_clean:
                 yield due, due, due
                 continue
-            gone, control = aborted_batches(table, self._aborted), (table.attributes & CONTROL) != 0
-            keyless = (columns.key_lengths < 0) & ~(gone | control)[ordinals]
+            is_aborted, control = aborted_batches(table, self._aborted), (table.attributes & CONTROL) != 0
+            keyless = (columns.key_lengths < 0) & ~(is_aborted | control)[ordinals]
             self.invalid_records += int(keyless.sum())
             older = self._newest.superseded(columns)
-            keep = control[ordinals] | ~(older | keyless | gone[ordinals])
+            keep = control[ordinals] | ~(older | keyless | is_aborted[ordinals])
             yield keep, (columns.value_lengths < 0) & ~control[ordinals], due
             del columns  # frees it before the next step is decompressed
 
@@ -295,25 +295,25 @@ class RecordFilter:
         firsts = np.cumsum(counts, dtype=np.int64) - counts
         for row in self._due_markers(table, useless):
             clear(keep, int(firsts[row]), int(counts[row]))
-        kept, dead = kernels.count_bits(keep, counts), kernels.count_bits(keep & tombstones, counts)
+        remaining, dead = kernels.count_bits(keep, counts), kernels.count_bits(keep & tombstones, counts)
         needs_horizon = ((dead > 0) | useless) & ((table.attributes & DELETE_HORIZON) == 0)
         if self._facts.tombstones_below is not None:
             needs_horizon &= table.last_offsets < self._facts.tombstones_below
         actions = np.full(len(table), REBUILD, np.uint8)
-        actions[(kept == counts) & (table.magics == MAGIC)] = VERBATIM
+        actions[(remaining == counts) & (table.magics == MAGIC)] = VERBATIM
         actions[needs_horizon] = REBASE
         is_emptied = (counts == 0) & ((table.attributes & (CODEC_BITS | DELETE_HORIZON)) == 0)
         staying = np.where(is_emptied & (table.base_timestamps == -1), VERBATIM, EMPTY)
-        actions[kept == 0] = np.where(self._must_stay(table), staying, DROP)[kept == 0]
+        actions[remaining == 0] = np.where(self._must_stay(table), staying, DROP)[remaining == 0]
         found.slices.append(SliceVerdict(keep=keep, actions=actions, last_stays=int(staying[-1])))
         found.has_legacy |= table.has_legacy
         found.record_count += int(counts.sum(dtype=np.int64))
-        found.kept_count += int(kept.sum())
-        is_plain, lost = (table.attributes & CODEC_BITS) == 0, counts - kept
+        found.kept_count += int(remaining.sum())
+        is_plain, lost = (table.attributes & CODEC_BITS) == 0, counts - remaining
         # A message of format 0 or 1 is at least as large as its records will be without their batch header.
         sections = table.sizes.astype(np.int64) - np.where(table.magics == MAGIC, HEADER_BYTES, 0)
-        found.bytes_least += _sizes_after(table, kept * RECORD_BYTES_MIN * is_plain, kept, actions)
-        found.bytes_most += _sizes_after(table, sections - lost * RECORD_BYTES_MIN * is_plain, kept, actions)
+        found.bytes_least += _sizes_after(table, remaining * RECORD_BYTES_MIN * is_plain, remaining, actions)
+        found.bytes_most += _sizes_after(table, sections - lost * RECORD_BYTES_MIN * is_plain, remaining, actions)
         found.batches_after += int((actions != DROP).sum())
 
     def _follow_transactions(self, data: memoryview, table: BatchTable) -> Flags:
@@ -353,14 +353,14 @@ class RecordFilter:
 
 
 def _sizes_after(
-    table: BatchTable, sections: NDArray[np.int64], kept: NDArray[np.int64], actions: NDArray[np.uint8]
+    table: BatchTable, sections: NDArray[np.int64], remaining: NDArray[np.int64], actions: NDArray[np.uint8]
 ) -> int:
     """The bytes of the batches after the rewrite, if the remaining records take `sections`."""
     sizes = np.where(actions == VERBATIM, table.sizes, HEADER_BYTES).astype(np.int64)
     sizes[actions == DROP] = 0
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)
     sizes[is_rebuilt] += sections[is_rebuilt]
-    sizes[actions == REBASE] += kept[actions == REBASE] * _REBASED_GROWTH
+    sizes[actions == REBASE] += remaining[actions == REBASE] * _REBASED_GROWTH
     return int(sizes.sum())
 
 
@@ -411,5 +411,5 @@ class CleanedTransactions:
 
     def _begin_upto(self, offset: int) -> None:
         while self._ahead and self._ahead[0].first_offset <= offset:
-            begun = self._ahead.popleft()
-            self._aborting.setdefault(begun.producer_id, _Ongoing(begun))
+            transaction = self._ahead.popleft()
+            self._aborting.setdefault(transaction.producer_id, _Ongoing(transaction))

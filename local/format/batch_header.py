@@ -209,8 +209,8 @@ def may_have_producers(data: Buffer) -> bool:
 
 def size_problem(view: memoryview, at: int) -> str | None:
     """The fault of the size field, or None. The magic defines its meaning and is checked first."""
-    left = len(view) - at
-    if left < MAGIC_END:
+    remaining_bytes = len(view) - at
+    if remaining_bytes < MAGIC_END:
         return TORN
     magic = view[at + MAGIC_END - 1]
     if magic != MAGIC:
@@ -220,7 +220,7 @@ def size_problem(view: memoryview, at: int) -> str | None:
         return "length below 49"
     if length > BATCH_BYTES_MAX - LENGTH_OVERHEAD:
         return "length above 2^31-13"
-    return TORN if length + LENGTH_OVERHEAD > left else None
+    return TORN if length + LENGTH_OVERHEAD > remaining_bytes else None
 
 
 def batch_problem(batch: memoryview, fields: tuple[int, ...], last_offset: int, *, verify: bool) -> str | None:

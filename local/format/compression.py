@@ -77,20 +77,20 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     Raises InvalidRequest for a wrong level, or for more than INFLATED_BYTES_MAX bytes: no reader would decompress them.
     """
     view = memoryview(data).cast("B")
-    chosen = check_level(codec, level)
+    effective = check_level(codec, level)
     if codec is not Codec.NONE and len(view) > INFLATED_BYTES_MAX:
         raise InvalidRequest("cannot compress a batch", bytes=len(view), inflated_bytes_max=INFLATED_BYTES_MAX)
     match codec:
         case Codec.NONE:
             return bytes(view)
         case Codec.GZIP:
-            return bytes(cramjam.gzip.compress(view, chosen))
+            return bytes(cramjam.gzip.compress(view, effective))
         case Codec.SNAPPY:
             return _compress_xerial(view)
         case Codec.LZ4:
-            return _compress_lz4(view, chosen)
+            return _compress_lz4(view, effective)
         case Codec.ZSTD:
-            return bytes(cramjam.zstd.compress(view, chosen))
+            return bytes(cramjam.zstd.compress(view, effective))
 
 
 def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
@@ -194,8 +194,8 @@ def check_level(codec: Codec, level: int | None) -> int:
 def _gzip_guesses(data: memoryview) -> tuple[int, ...]:
     """The size in the trailer, only if deflate can reach it; then deflate's maximum."""
     ceiling = len(data) * _GZIP_RATIO
-    (told,) = struct.unpack_from("<I", data, len(data) - 4) if len(data) >= 18 else (0,)
-    return (told, ceiling) if told <= ceiling else (ceiling,)
+    (declared,) = struct.unpack_from("<I", data, len(data) - 4) if len(data) >= 18 else (0,)
+    return (declared, ceiling) if declared <= ceiling else (ceiling,)
 
 
 # -- snappy
@@ -365,7 +365,7 @@ def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
     is_single = flags >> 5 & 1
     at += 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3]
     size_bytes = (is_single, 2, 4, 8)[flags >> 6]
-    told = int.from_bytes(data[at : at + size_bytes], "little") + (256 if size_bytes == 2 else 0)
+    declared = int.from_bytes(data[at : at + size_bytes], "little") + (256 if size_bytes == 2 else 0)
     at += size_bytes
     total, is_last = 0, 0
     while not is_last:
@@ -373,7 +373,7 @@ def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
         is_last, kind, length = word & 1, word >> 1 & 3, word >> 3
         total += _ZSTD_BLOCK if kind == 2 else min(length, _ZSTD_BLOCK)
         at += 3 + (1 if kind == 1 else length)
-    return min(total, told) if size_bytes else total, at + (4 if flags & 4 else 0)
+    return min(total, declared) if size_bytes else total, at + (4 if flags & 4 else 0)
 
 
 # -- all

@@ -70,8 +70,8 @@ def check_indexes(
     elif good_times * time_index.ENTRY_BYTES < len(times):
         problem = "the time index is torn or out of order"
     elif len(times) <= time_index.ENTRY_BYTES and log_bytes:
-        told = time_index.entries(times, 0)[0][0] if times else -1
-        if first_timestamp_ms() > told:
+        indexed_ms = time_index.entries(times, 0)[0][0] if times else -1
+        if first_timestamp_ms() > indexed_ms:
             problem = "the time index lacks the first batch's timestamp"
     return Judged(good_offsets, good_times, problem)
 

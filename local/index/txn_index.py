@@ -108,12 +108,12 @@ def overlapping(
 
 def truncate(data: Buffer, offset: int) -> bytes:
     """Return the bytes up to, not including, the first entry with its marker at or above `offset`."""
-    kept = []
+    remaining = []
     for each in entries(data):
         if each.last_offset >= offset:
             break
-        kept.append(each)
-    return encode(kept)
+        remaining.append(each)
+    return encode(remaining)
 
 
 class Ended(NamedTuple):

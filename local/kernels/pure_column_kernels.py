@@ -93,8 +93,8 @@ def encode_columns(
 def wrong_column(reason: int, row: int, timestamps: Longs) -> InvalidRequest:
     """The error for a row that cannot be a record."""
     if reason == WRONG_TIME:
-        told = int(timestamps[row])
-        return InvalidRequest("encoding a record, timestamp outside -1..2^63-1", row=row, timestamp_ms=told)
+        timestamp_ms = int(timestamps[row])
+        return InvalidRequest("encoding a record, timestamp outside -1..2^63-1", row=row, timestamp_ms=timestamp_ms)
     return InvalidRequest(_REASONS[reason], row=row)
 
 
@@ -165,8 +165,8 @@ def _headers_at(data: memoryview, start: int, count: int) -> bytes | None:
     if not 0 <= start < end:
         return None
     try:
-        told, at = read_varint(data, at, end)
-        if told != count or count > (end - at) // 2:
+        declared, at = read_varint(data, at, end)
+        if declared != count or count > (end - at) // 2:
             return None
         for _ in range(count):
             for least in (0, -1):

@@ -414,7 +414,7 @@ def kept_bytes(
     sizes = np.zeros(len(table), np.int64)
     for row, first in enumerate(keep_starts.tolist()):
         header, position = table.row(row), int(table.positions[row])
-        at, end, kept = position + HEADER_BYTES, position + header.size_bytes, 0
+        at, end, remaining_bytes = position + HEADER_BYTES, position + header.size_bytes, 0
         if position < 0 or end > len(data) or header.size_bytes < HEADER_BYTES:
             raise InvalidRequest("measuring records, the table is of other data", row=row)
         if not 0 <= first <= len(keep) * 8 - header.record_count or header.record_count < 0:
@@ -424,11 +424,11 @@ def kept_bytes(
                 length, body = read_varint(data, at, end)
                 if not 0 < length <= end - body:
                     raise Corrupt("measuring records, one leaves its batch", at=at)
-                kept += (body + length - at) * int(keep[record >> 3] >> (record & 7) & 1)
+                remaining_bytes += (body + length - at) * int(keep[record >> 3] >> (record & 7) & 1)
                 at = body + length
         except Corrupt:
-            kept = header.size_bytes - HEADER_BYTES
-        sizes[row] = kept
+            remaining_bytes = header.size_bytes - HEADER_BYTES
+        sizes[row] = remaining_bytes
     return sizes
 
 
@@ -459,7 +459,7 @@ def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: l
     at, end = position + HEADER_BYTES, position + header.size_bytes
     if header.record_count * RECORD_BYTES_MIN > end - at:
         raise wrong_batch("record count above its bytes", header, position)
-    kept: list[_KeptRecord] = []
+    remaining: list[_KeptRecord] = []
     for flag in flags:
         start = at
         try:
@@ -472,12 +472,12 @@ def _kept_records(data: memoryview, header: BatchHeader, position: int, flags: l
                 timestamp = header.max_timestamp_ms
                 if not header.attributes & LOG_APPEND_TIME:
                     timestamp = wrapped(header.base_timestamp_ms + delta)
-                kept.append(_KeptRecord(start, rest, at, timestamp))
+                remaining.append(_KeptRecord(start, rest, at, timestamp))
         except Corrupt as error:
             raise wrong_batch("a record leaves its bounds", header, position) from error
     if at != end:
         raise wrong_batch("bytes left over", header, position)
-    return kept
+    return remaining
 
 
 def emptied(header: BatchHeader) -> bytes:
@@ -497,16 +497,16 @@ def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[b
     (`MemoryRecordsBuilder`). A new `horizon_ms` also sets the attribute bit. Records with earlier timestamps get a
     negative delta.
     """
-    kept = _kept_records(data, header, position, flags)
+    remaining = _kept_records(data, header, position, flags)
     bits = header.attributes
     if horizon_ms is not None:
         base_ms, bits = horizon_ms, bits | DELETE_HORIZON
     else:
-        base_ms = header.base_timestamp_ms if header.has_delete_horizon else kept[0].timestamp
+        base_ms = header.base_timestamp_ms if header.has_delete_horizon else remaining[0].timestamp
     # With an unchanged base timestamp the flagged records are copied byte for byte.
     is_same = base_ms == header.base_timestamp_ms and not header.attributes & LOG_APPEND_TIME
     section = bytearray()
-    for record in kept:
+    for record in remaining:
         if is_same:
             section += data[record.start : record.end]
             continue
@@ -515,8 +515,8 @@ def _rebuilt(data: memoryview, header: BatchHeader, position: int, flags: list[b
         section.append(0)
         append_varint(section, delta)
         section += data[record.rest : record.end]
-    largest_ms = max(record.timestamp for record in kept)
+    largest_ms = max(record.timestamp for record in remaining)
     changed = header._replace(
-        attributes=bits, base_timestamp_ms=base_ms, max_timestamp_ms=largest_ms, record_count=len(kept)
+        attributes=bits, base_timestamp_ms=base_ms, max_timestamp_ms=largest_ms, record_count=len(remaining)
     )
     return seal(changed, section)

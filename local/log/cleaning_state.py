@@ -78,7 +78,7 @@ NEXT: dict[tuple[State, Event], State] = {
 
 
 def after(now: Cleaning, event: Event) -> Cleaning:
-    """Return the next state. Raises InvalidRequest for a blank in the table."""
+    """Return the next state. Raises InvalidRequest for a transition that the table lacks."""
     target = NEXT.get((now.state, event))
     if target is None:
         raise InvalidRequest(

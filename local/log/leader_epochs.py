@@ -36,8 +36,8 @@ class LeaderEpochs:
         """Return the epochs with `epoch` starting at `start_offset`, without the entries that contradict it."""
         if self.entries and self.entries[-1][0] == epoch and start_offset >= self.entries[-1][1]:
             return self
-        kept = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
-        return LeaderEpochs((*kept, (epoch, start_offset)))
+        remaining = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
+        return LeaderEpochs((*remaining, (epoch, start_offset)))
 
     def with_batches(self, table: BatchTable, below: int | None = None) -> LeaderEpochs:
         """Return the epochs after the batches that begin below `below`. A batch without an epoch (-1) adds nothing."""
@@ -67,8 +67,8 @@ class LeaderEpochs:
     def truncate_from_start(self, offset: int) -> LeaderEpochs:
         """Return the epochs of a log that starts at `offset`: the epoch that holds it starts there."""
         below = [e for e, s in self.entries if s <= offset]
-        kept = tuple((e, s) for e, s in self.entries if s > offset)
-        return LeaderEpochs(((below[-1], offset), *kept) if below else kept)
+        remaining = tuple((e, s) for e, s in self.entries if s > offset)
+        return LeaderEpochs(((below[-1], offset), *remaining) if below else remaining)
 
     def between(self, base_offset: int, next_offset: int) -> tuple[tuple[int, int], ...]:
         """Return the pairs of ``[base_offset, next_offset)``, the first of them starting at `base_offset`."""
@@ -87,19 +87,19 @@ def joined_ranges(ranges: Iterable[EpochRange]) -> list[EpochRange]:
     return found
 
 
-def ranges_outside(ranges: Sequence[EpochRange], kept: Sequence[EpochRange]) -> list[EpochRange]:
-    """Return the parts of `ranges` at offsets outside of all `kept`. Both ascend and are disjoint."""
-    left: list[EpochRange] = []
+def ranges_outside(ranges: Sequence[EpochRange], excluded: Sequence[EpochRange]) -> list[EpochRange]:
+    """Return the parts of `ranges` at offsets outside of all `excluded`. Both ascend and are disjoint."""
+    outside: list[EpochRange] = []
     first = 0
     for each in ranges:
-        while first < len(kept) and kept[first].next_offset <= each.base_offset:
+        while first < len(excluded) and excluded[first].next_offset <= each.base_offset:
             first += 1
         at, number = each.base_offset, first
-        while number < len(kept) and kept[number].base_offset < each.next_offset:
-            if kept[number].base_offset > at:
-                left.append(each._replace(base_offset=at, next_offset=kept[number].base_offset))
-            at = max(at, kept[number].next_offset)
+        while number < len(excluded) and excluded[number].base_offset < each.next_offset:
+            if excluded[number].base_offset > at:
+                outside.append(each._replace(base_offset=at, next_offset=excluded[number].base_offset))
+            at = max(at, excluded[number].next_offset)
             number += 1
         if at < each.next_offset:
-            left.append(each._replace(base_offset=at))
-    return left
+            outside.append(each._replace(base_offset=at))
+    return outside

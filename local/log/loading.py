@@ -46,7 +46,7 @@ from local.storage import FileFacts, Storage, join
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The inputs of a start: `files` as listed once, and the `bases` of the segments, ascending."""
+    """The inputs of loading: the listing `files`, and the `bases` of the segments, ascending."""
 
     storage: Storage
     directory: str
@@ -90,15 +90,15 @@ def load(
         place = _Place(storage, directory, settings, files, snapshots, bases)
         found = _found_or_recovered(place, epochs, recovery_point)
     recovered_count = len(found.known_ends)
-    kept = _without_failed_roll(place, found)
-    kept_bases = [segment.base_offset for segment in kept]
-    if kept:
+    remaining = _without_failed_roll(place, found)
+    kept_bases = [segment.base_offset for segment in remaining]
+    if remaining:
         snapshots.keep(kept_bases, found.next_offset)
     producers = found.producers
     if producers is None:
         producers = _trusted_producers(snapshots, kept_bases, found.next_offset, had_snapshots=bool(had_snapshots))
     return LoadedLog(
-        segments=kept,
+        segments=remaining,
         next_offset=found.next_offset,
         epochs=found.epochs,
         producers=producers,
@@ -216,10 +216,10 @@ def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
         # The last segment may be left from a failed roll; then appends to its predecessor continued.
         before = found.segments[-2]
         found.known_ends[before.base_offset] = end_of(before)
-    kept = _without_overlap(place.storage, place.directory, found.segments, found.known_ends)
-    if len(kept) < len(found.segments):
-        found.next_offset = found.known_ends[kept[-1].base_offset]
-    return kept
+    remaining = _without_overlap(place.storage, place.directory, found.segments, found.known_ends)
+    if len(remaining) < len(found.segments):
+        found.next_offset = found.known_ends[remaining[-1].base_offset]
+    return remaining
 
 
 def _trusted(place: _Place, at: int) -> Segment:
@@ -316,21 +316,21 @@ def _check_now(
 def _without_overlap(
     storage: Storage, directory: str, segments: list[Segment], known_ends: Mapping[int, int]
 ) -> list[Segment]:
-    kept: list[Segment] = []
+    remaining: list[Segment] = []
     for segment in segments:
-        end = known_ends.get(kept[-1].base_offset, 0) if kept else 0
+        end = known_ends.get(remaining[-1].base_offset, 0) if remaining else 0
         if end <= segment.base_offset:
-            kept.append(segment)
+            remaining.append(segment)
         elif segment.size_bytes == 0:
             discard(storage, directory, [segment])
         else:
             raise Corrupt(
                 "cannot load the log, a segment overlaps the next segment",
-                path=kept[-1].path(names.LOG),
+                path=remaining[-1].path(names.LOG),
                 next_offset=end,
                 next_base_offset=segment.base_offset,
             )
-    return kept
+    return remaining
 
 
 def _with(epochs: LeaderEpochs, found: recovery.RecoveredSegment) -> LeaderEpochs:

@@ -197,8 +197,8 @@ class LogView:
             if found is not None:
                 return found
             # The time was of a record below the start, or is of a batch being written: the readable batches decide.
-            told = None if at in scanned else largest_timestamp(segments[at], start)
-            known[at] = -1 if told is None else told
+            reread = None if at in scanned else largest_timestamp(segments[at], start)
+            known[at] = -1 if reread is None else reread
             scanned.add(at)
         return None
 

@@ -177,17 +177,17 @@ def cut_segment(
     directory: str,
     base_offset: int,
     size_bytes: int,
-    kept: BatchTable,
+    batches: BatchTable,
     aborted: bytes,
     interval_bytes: int,
 ) -> None:
-    """Truncate the log file to `size_bytes`, the end of the batches `kept`, then its indexes.
+    """Truncate the log file to `size_bytes`, the end of `batches`, then its indexes.
 
     `aborted` are the entries of the new ``.txnindex``.
     """
     sync_file(storage, join(directory, segment_file(base_offset, LOG)), truncate_to=size_bytes)
     _write_txn_index(storage, directory, base_offset, aborted)
-    _write_indexes(storage, directory, base_offset, kept, interval_bytes)
+    _write_indexes(storage, directory, base_offset, batches, interval_bytes)
 
 
 def replay(

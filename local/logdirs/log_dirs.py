@@ -185,7 +185,7 @@ class LogDirectories:
         belongs to that directory all the same, and `create` raises the error.
         """
         facts = {each.path: each for each in self.facts()}
-        chosen: dict[str, list[TopicPartition]] = {}
+        by_root: dict[str, list[TopicPartition]] = {}
         refused: dict[TopicPartition, LogError] = {}
         for name in partitions:
             try:
@@ -195,8 +195,8 @@ class LogDirectories:
                 continue
             if name not in self._where:
                 facts[root] = replace(facts[root], partition_count=facts[root].partition_count + 1)
-                chosen.setdefault(root, []).append(name)
-        for root, names in chosen.items():
+                by_root.setdefault(root, []).append(name)
+        for root, names in by_root.items():
             with self._changing:
                 self._where.update(dict.fromkeys(names, (root,)))
             directory = self._directories[root]

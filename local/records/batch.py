@@ -72,8 +72,8 @@ def check_batch(data: Buffer, at: int = 0) -> BatchHeader:
     view = memoryview(data).cast("B")
     header = read_header(view, at)
     if header is None or at + header.size_bytes > len(view):
-        told = None if header is None else header.base_offset
-        raise Corrupt("a batch is truncated", at=at, base_offset=told, bytes=len(view) - at)
+        base_offset = None if header is None else header.base_offset
+        raise Corrupt("a batch is truncated", at=at, base_offset=base_offset, bytes=len(view) - at)
     if header.is_legacy:
         found = legacy.crc_of(view[at : at + header.size_bytes])
     else:

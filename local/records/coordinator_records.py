@@ -150,8 +150,8 @@ def _begin(key: bytes | None, attempt: str) -> tuple[int, _Reader]:
 
 
 def _unknown(kind: int, key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
-    told: Fields = {"type": kind, "data": None, "base64": base64.b64encode(key or b"").decode()}
-    return told, None if value is None else {"data": None, "base64": base64.b64encode(value).decode()}
+    decoded: Fields = {"type": kind, "data": None, "base64": base64.b64encode(key or b"").decode()}
+    return decoded, None if value is None else {"data": None, "base64": base64.b64encode(value).decode()}
 
 
 def _value(

@@ -53,8 +53,8 @@ class RecordColumns:
         """Some of the records, in the order of `rows`; the buffers are shared."""
         names = ["key_starts", "key_lengths", "value_starts", "value_lengths", "timestamps"]
         names += ["header_starts", "header_counts"] if len(self.header_counts) else []
-        chosen: dict[str, Any] = {name: np.ascontiguousarray(getattr(self, name)[rows]) for name in names}
-        return replace(self, **chosen)
+        selected: dict[str, Any] = {name: np.ascontiguousarray(getattr(self, name)[rows]) for name in names}
+        return replace(self, **selected)
 
 
 def record_columns(data: object, *, now_ms: int) -> list[RecordColumns]:

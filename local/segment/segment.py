@@ -533,12 +533,12 @@ class Segment:
 
     def _newest(self) -> tuple[int | None, int]:
         if self._latest is None:
-            told, offset = self._told_latest()
-            latest = max(-1 if told is None else told, self._shown_ms)
+            recorded, offset = self._recorded_latest()
+            latest = max(-1 if recorded is None else recorded, self._shown_ms)
             self._latest = (latest if latest >= 0 else None, offset)
         return self._latest
 
-    def _told_latest(self) -> tuple[int | None, int]:
+    def _recorded_latest(self) -> tuple[int | None, int]:
         if not self.size_bytes and self._access.is_shared:
             return None, self.base_offset  # in a read-only open an empty log may have no files
         return self._sealed().largest_timestamp()

@@ -305,15 +305,15 @@ class DiskStorage:
                 if not entry.name.endswith(endings):
                     continue
                 try:
-                    told = entry.stat()
+                    status = entry.stat()
                 except FileNotFoundError:
                     continue
                 except OSError as error:
                     if error.errno == errno.ELOOP:  # a link to itself is not a file
                         continue
                     raise
-                if stat.S_ISREG(told.st_mode):
-                    found[entry.name] = FileFacts(told.st_size, told.st_mtime_ns // 1_000_000)
+                if stat.S_ISREG(status.st_mode):
+                    found[entry.name] = FileFacts(status.st_size, status.st_mtime_ns // 1_000_000)
         return found
 
     def is_directory(self, path: str) -> bool:

@@ -159,8 +159,8 @@ def _collect(run: Run, path: str, report: SegmentReport) -> None:
     """Collect the ranges of leader epochs and the batches of producers."""
     table = run.table
     _collect_epochs(table, report)
-    chosen = table.producer_ids >= 0
-    rows = np.flatnonzero(chosen)
+    has_producer = table.producer_ids >= 0
+    rows = np.flatnonzero(has_producer)
     if not len(rows):
         return
     markers: dict[int, Marker | None] = {}
@@ -171,7 +171,7 @@ def _collect(run: Run, path: str, report: SegmentReport) -> None:
             except Corrupt as error:
                 markers[at] = None
                 report.findings.append(_of_batch(DAMAGED, path, run, row, what=error.attempt))
-    report.produced.append((table.select(chosen), markers))
+    report.produced.append((table.select(has_producer), markers))
 
 
 def _collect_epochs(table: BatchTable, report: SegmentReport) -> None:

@@ -193,7 +193,7 @@ class RemotePartition:
             self._chunks(segment, table, numbers)
 
     def stream_begins(self) -> None:
-        """Count a sequential reader, until `stream_ends`."""
+        """Register a sequential reader, until `stream_ends`."""
         with self._lock:
             self._streams += 1
 
@@ -211,7 +211,7 @@ class RemotePartition:
     def _sound(
         self, segment: SegmentEntry, table: ChunkTable, guess: PredictedRange, body: Body
     ) -> Mapping[Key, Slice]:
-        """Return the guessed chunks that are sound; the others are left out."""
+        """Return the predicted chunks that are sound; the others are left out."""
         run = table.chunks_of(guess.start, guess.length)
         if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
             return {}
@@ -413,7 +413,7 @@ def _range_of(table: ChunkTable, run: range) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class PredictedRange:
-    """A guess: bytes ``[start, start + length)`` of a segment, and the store's answer."""
+    """Predicted bytes ``[start, start + length)`` of a segment, and the store's reply for them."""
 
     start: int
     length: int
@@ -424,7 +424,7 @@ class PredictedRange:
 
 
 class RangePredictor:
-    """Decides whether to guess in one partition. Thread safe."""
+    """Predicts the first range that a read of a segment needs, if earlier predictions were right. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -134,7 +134,7 @@ class SequentialReader:
             self._left = cell
 
     def _fetch_ahead(self, entry: SegmentEntry, reached: int) -> None:
-        """Fetch `_window` bytes after `reached`, as far as their segments are known."""
+        """Request the `_window` bytes after `reached`, as far as their segments are known."""
         while self._flights and self._flights[0].done():
             self._flights.popleft()
         self._come_to(entry, reached)
@@ -195,7 +195,7 @@ def _left_of_cell(position: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderLoad:
-    """Ranges that wait for a thread, and the idle share of the threads (0..1)."""
+    """The load of the read-ahead threads: ranges that wait for a thread, and the idle share of the threads (0..1)."""
 
     queued: int
     idle_share: float

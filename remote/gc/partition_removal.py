@@ -43,7 +43,7 @@ PATIENCE_MS = 3_600_000  # a removal commits with every step; a removal that is 
 
 
 class Removal(Enum):
-    """Progress of a removal: a step is done; it waits (grace period or a reader's pin); all is deleted."""
+    """State of a removal after a step: go on, wait (for the grace period or a reader's pin), or done."""
 
     UNDER_WAY = "under way"
     WAITING = "waiting"
@@ -118,7 +118,7 @@ class PartitionRemoval:
         return Removal.WAITING
 
     def _has_old_manifests(self, manifest: Manifest) -> bool:
-        """Whether the store still has a manifest below `manifest`, the last one. One listing."""
+        """Whether the store still has a manifest older than `manifest`, the newest. One listing."""
         first = next(iter(self._store.list(self._prefix + MANIFESTS)), None)
         return first is not None and first.key != self._prefix + manifest_key(manifest.sequence)
 
@@ -154,7 +154,7 @@ class PartitionRemoval:
 
 
 def _is_at_work(manifest: Manifest, now_ms: int, grace_ms: int) -> bool:
-    """Whether the removal that committed `manifest` may still be alive; False without a deletion mark."""
+    """Whether the process of the removal that committed `manifest` may still run; False without a deletion mark."""
     if manifest.deleted_ms is None:
         return False
     return now_ms - max(manifest.deleted_ms + grace_ms, manifest.committed_ms) < PATIENCE_MS

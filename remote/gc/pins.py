@@ -99,7 +99,7 @@ class Pin:
 
     @property
     def sure_until_ms(self) -> int:
-        """The expiry that holders may rely on; deleters use `expires_ms`, which is never earlier."""
+        """The time until which a reader may rely on the pin. Deletions wait until `expires_ms`, never earlier."""
         return self.expires_ms if self.sure_ms is None else min(self.sure_ms, self.expires_ms)
 
 
@@ -198,7 +198,7 @@ def end_pin(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int) -> Pin | 
 
 
 def _longer(pin: Pin, expires_ms: int) -> Pin:
-    """The pin that step 2 writes."""
+    """Return the pin that step 2 of a renewal writes."""
     return replace(pin, expires_ms=max(pin.expires_ms, expires_ms), sure_ms=pin.sure_until_ms)
 
 
@@ -216,12 +216,12 @@ def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
 
 
 def _put_in_its_place(store: ObjectStore, prefix: str, pin: Pin, now_ms: int) -> Pin:
-    """Write the pin under another name, for a store that overwrites nothing."""
+    """Write the renewed pin under another name, for an immutable bucket."""
     return _put_again(store, prefix, replace(pin, key=pin_key(new_ulid(now_ms)), renews=pin.renews or pin.key))
 
 
 def _latest_in_its_place(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
-    """The pin or one of its replacements (`renews`): the one with the latest sure expiry. One listing."""
+    """Return the pin or its replacement (`renews`) with the latest `sure_until_ms`. One listing."""
     first = pin.renews or pin.key
     others = [each for each in list_pins(store, prefix) if each.renews == first]
     return max([pin, *others], key=lambda each: each.sure_until_ms)

@@ -34,7 +34,7 @@ class StoredForm(Generic[T]):
         self._decoder = msgspec.json.Decoder(self.struct)
 
     def encode(self, value: T) -> bytes:
-        """JSON, the fields in their order."""
+        """Return the JSON bytes, with the fields in the order of the struct."""
         return msgspec.json.encode(self.stored(value))
 
     def decode(self, text: bytes | msgspec.Raw) -> T:

@@ -83,7 +83,7 @@ def _fsync(bench: Bench) -> None:
 
 
 def _append_each(bench: Bench, manager: LogManager) -> None:
-    """Durable acknowledgements: fsync before each answer."""
+    """Measure appends with an fsync before each acknowledgement."""
     batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
     took = bench.each_timed(_appends(manager, EACH, batches, Durability.FLUSHED))
     pieces = _pieces(log_files(bench, EACH)[0], len(batches))
@@ -92,7 +92,7 @@ def _append_each(bench: Bench, manager: LogManager) -> None:
 
 
 def _append_group(bench: Bench, manager: LogManager) -> None:
-    """Writers that share the wait for the disk."""
+    """Measure appends of several writers that share their fsyncs."""
     batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
     shares = [batches[at::WRITERS] for at in range(WRITERS)]
 

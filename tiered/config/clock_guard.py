@@ -61,7 +61,7 @@ class _Jump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSuspicion:
-    """A doubt: the wall clock said `seen_ms` at the last check, and was in doubt since `since_ms`."""
+    """A wall clock that is not trusted since `since_ms`; it was `seen_ms` at the last check."""
 
     since_ms: int
     seen_ms: int
@@ -98,7 +98,7 @@ class ClockGuard:
         self._store: tuple[int, int] | None = None  # its time, and the counted time then
 
     def is_asking(self) -> bool:
-        """Whether the store should be asked now. After each True the caller passes the answer to `set_store_time`."""
+        """Whether the store's time is needed now. If so, the caller requests it and calls `set_store_time`."""
         is_wanted = self._has_store and (self._jump is not None or (self._is_start and self._is_unknown))
         if not is_wanted or (self._asked_ms is not None and self._counted() - self._asked_ms < ASK_INTERVAL_MS):
             return False
@@ -130,7 +130,7 @@ class ClockGuard:
         return self._believe(wall_ms, counted) if counted - began.seen_ms >= self.hold_ms else expected
 
     def suspicion(self, wall_ms: int) -> ClockSuspicion | None:
-        """The present doubt for the next process; None if a store has confirmed or refuted the clock."""
+        """The suspicion to record for the next process; None if a store confirmed or refuted the clock."""
         if self._jump is None or self._jump.of != COUNTED:
             return None
         return ClockSuspicion(since_ms=wall_ms - (self._counted() - self._jump.seen_ms), seen_ms=wall_ms)

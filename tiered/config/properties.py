@@ -405,7 +405,7 @@ def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value
 
 
 def canonical(name: str, text: str) -> str:
-    """A well-formed value in its stored spelling: switches and choices as in the table."""
+    """Return a valid value as it is stored: switches and choices have the spelling of the table."""
     row = PROPERTIES[name]
     if row.kind is Kind.BOOL:
         return text.strip().lower()

@@ -67,10 +67,10 @@ V = TypeVar("V")
 
 @contextmanager
 def workshop(directory: str) -> Iterator[Path]:
-    """The demo's own folder, empty except for its marker.
+    """Yield the demo's own folder, empty except for its marker.
 
-    The marker file identifies the folder as the demo's, and is locked during a run.
-    Raises InvalidRequest if the folder is not the demo's, Conflict if another run uses it.
+    The marker file identifies the folder as the demo's, and is locked during a run. Raises InvalidRequest if the folder
+    is not the demo's, Conflict if another run uses it.
     """
     root = Path(directory).absolute()
     marker = root / MARKER
@@ -96,7 +96,7 @@ def workshop(directory: str) -> Iterator[Path]:
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """The amount of data that one step handled, filled in by the step, and its time."""
+    """The time of one step, and the amount of data that it handled, which the step sets."""
 
     name: str
     seconds: float = 0.0
@@ -364,7 +364,7 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
 def _records_by_tier(
     root: Path, status: tuple[PartitionStatus, ...], sent: Mapping[TopicPartition, list[Record]]
 ) -> dict[str, tuple[int, int]]:
-    """Records per topic as (local, remote).
+    """Return the number of records per topic as (local, remote).
 
     The counts come from the manifests' entries and from the offsets that only the disk has.
     """

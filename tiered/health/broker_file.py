@@ -176,7 +176,7 @@ def lint_broker_file(path: str) -> list[Finding]:
 
 
 def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Return the entry that counts for each tiered setting."""
+    """Return, for each tiered setting, the entry of the file that sets it."""
     meant: dict[str, Entry] = {}
     for each in entries:
         name = _our_name(each.name)
@@ -256,7 +256,7 @@ def _twice(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
 
 
 def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[Finding]:
-    """Yield Kafka's own requirements for a broker with tiered storage."""
+    """Yield findings for Kafka's own requirements on a broker with tiered storage."""
     system = entries.get(_SYSTEM)
     if system is None or system.value.lower() != "true":
         return

@@ -184,7 +184,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """Subject of the checks. `store` None: no store is configured.
+    """The node that is checked. `store` None: no store is configured.
 
     `may_write`: the checks may write their temporary files and objects. `is_away` returns whether the store was asked
     and has not answered.

@@ -273,7 +273,7 @@ def _found(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None
 
 
 def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:
-    """Return one warning for all plaintext entries if the topic's settings name an encryption key."""
+    """Return a warning about the plaintext entries of a topic whose settings name an encryption key."""
     key = None if survey.manifest is None else settings(name.topic, survey.manifest.properties).get(KEY_ID)
     entries = sorted((entry for entry in survey.entries if entry.key_id is None), key=lambda entry: entry.base_offset)
     if not key or not entries:

@@ -477,7 +477,7 @@ class Combiner:
 
 
 def records_held(buffer_bytes: int) -> int:
-    """Return how many records are compared with each other at a time; at least one."""
+    """Return the number of records of one combine step, at least one."""
     return max(1, buffer_bytes // 32)
 
 
@@ -506,7 +506,7 @@ def newest(strings: Iterable[bytes]) -> Numbers:
 
 
 def newest_offsets(runs: Iterable[KeyRun]) -> Numbers:
-    """Return the same for records that are in this process."""
+    """Return the largest offset of each digest, for records in the memory of this process."""
     return np.sort(_newest_of(_joined(list(runs))).offsets)
 
 

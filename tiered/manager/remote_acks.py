@@ -46,7 +46,10 @@ MARKS_MAX = 100  # older marks are removed: their inputs were never repeated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteAcks:
-    """`held_upto` by partition: every record below is in the bucket. `tries` is 1 without an error."""
+    """The result of a wait. By partition, every record below `held_upto` is in the bucket.
+
+    `tries` is 1 if no attempt failed.
+    """
 
     held_upto: Mapping[TopicPartition, int]
     tries: int
@@ -130,7 +133,7 @@ def _try_once(
     now_ms: int,
     should_stop: Callable[[], bool],
 ) -> LogError | None:
-    """One attempt for all; the first error that blocks an unfinished partition, None without one."""
+    """Do one attempt for all partitions; return the first error that blocks an unfinished one, None without one."""
     for each in _snapshots(manager, unfinished, now_ms):
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partitions.find(each.partition).log.roll(now_ms=now_ms)
@@ -149,7 +152,7 @@ def _try_once(
 
 
 def _put_off(manager: LogManager, name: TopicPartition, now_ms: int) -> Unavailable:
-    """Why the oldest closed segment of a partition is not copied now."""
+    """Return the error that names why the oldest closed segment of a partition is not copied now."""
     late = [one for each in _snapshots(manager, [name], now_ms) for one in copy_deferrals_at_once(each)]
     first = next((one for one in late if one.code is not Code.ACTIVE), None)
     if first is None:

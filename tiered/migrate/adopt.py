@@ -274,7 +274,7 @@ class Adopter:
         return self._each(partial(self._round, now_ms=now_ms), should_stop)
 
     def look(self) -> list[AdoptedPartition]:
-        """Each partition with the segments that the next pass would copy. Writes nothing."""
+        """Return each partition with the segments that the next pass would copy. Writes nothing."""
         return self._each(self._looked_at)
 
     def _each(
@@ -297,7 +297,7 @@ class Adopter:
         ]
 
     def _stopped(self, work: _Work, problem: LogError) -> AdoptedPartition:
-        """A partition that cannot continue, with its copy lag and the bytes at risk.
+        """Return the figures of a partition that cannot continue: copy lag and bytes at risk.
 
         The figures come from the current files and the newest manifest that was read.
         """
@@ -344,7 +344,7 @@ class Adopter:
     def _due(
         self, topic: str, closed: Sequence[ClosedSegment], upto: int, reached: int
     ) -> tuple[list[ClosedSegment], bool]:
-        """(the segments that a pass copies, whether it cleans them)."""
+        """Return (the segments that a pass copies, whether the pass cleans them first)."""
         due = [each for each in closed if each.next_offset <= upto]
         cleans = log_settings(self._effective(topic)).is_compacted and not _is_never_settled(due, reached)
         return (_settled(due, WORK_BYTES) if cleans else due), cleans
@@ -501,7 +501,7 @@ class Adopter:
 
 
 def _settled(due: Sequence[ClosedSegment], size_bytes: int) -> list[ClosedSegment]:
-    """The first due segments, up to an end at which no transaction is open, of about `size_bytes`.
+    """Return the first due segments, about `size_bytes`, up to a segment end at which no transaction is open.
 
     A transaction with its data in this pass and its marker in a later one could not be cleaned. The other segments wait
     for the next passes.

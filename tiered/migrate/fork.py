@@ -196,7 +196,7 @@ def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: 
 def _pinned_other_homes(
     store: ObjectStore, each: PartitionFork, entries: Sequence[SegmentEntry], pin: Pin, *, now_ms: int
 ) -> list[tuple[str, Pin]]:
-    """For a fork of a fork: pin every other partition whose objects it names, before it names one."""
+    """For a fork of a fork: pin the other partitions whose objects it will name, before its first manifest."""
     pinned = []
     for home in sorted(homes_of(keys_of(entries), each.source.prefix) - {each.source.prefix}):
         log = MetadataLog(store, home)

@@ -120,7 +120,7 @@ def _other(entry: SegmentEntry) -> Conflict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportPlan:
-    """The remaining work of one partition's import.
+    """The plan of one partition's import: the entries that are not imported yet.
 
     `gaps` are offsets that the source lacks between two segments. The first of `entries` may be the rest of a segment
     that has `partly_imported` since an earlier run. `findings` are contradictions in the source. If one makes a segment

@@ -51,7 +51,7 @@ class LocalSegments(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """The caller's request.
+    """The caller's options of a restore.
 
     `takes_over`: the restored directory becomes the topic's writer and fences the previous one.
     """
@@ -259,7 +259,7 @@ def plan_partition(
 
 
 def readable_entries(log: MetadataLog, manifest: Manifest, doing: str) -> list[SegmentEntry]:
-    """The entries with readable records, ascending. Raises NotFound for a deleted topic, and for one without a tier."""
+    """The entries with readable records, ascending. Raises NotFound for a deleted topic or a disabled tier."""
     facts = {"topic": manifest.topic, "partition": manifest.partition}
     if manifest.deleted_ms is not None:
         raise NotFound(f"cannot {doing} the topic, it was deleted", deleted_ms=manifest.deleted_ms, **facts)

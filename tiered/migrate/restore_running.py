@@ -485,7 +485,7 @@ def cut_batches(data: bytes, end: int) -> bytes:
 
 
 def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:
-    """Check that the directory has place for the topics; changes nothing.
+    """Check that no topic or file in the directory prevents the restore; changes nothing.
 
     Raises InvalidRequest if a topic is already there, Conflict if files there may not be replaced. The restore repeats
     the check under the directory's lock.
@@ -509,7 +509,7 @@ def holds_all(storage: Storage, directory: str, planned: PartitionRestore) -> bo
 
 
 def topic_id_for(storage: Storage, root: str, partition: TopicPartition, topic_id: str) -> str:
-    """The id of the empty partition here, or of one that a run renamed aside; else `topic_id`."""
+    """The id of the empty partition here, or of one that an earlier run renamed; else `topic_id`."""
     place = join(root, partition.directory)
     if storage.is_directory(place):
         return checkpoints.read_topic_id(storage, place) or topic_id
@@ -544,7 +544,7 @@ def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: Top
 def _may_give_way(
     storage: Storage, root: str, planned: PartitionRestore, topic: TopicRestore, topic_id: str | None
 ) -> bool:
-    """Whether the records present are those that this restore, or an earlier run of it, writes there."""
+    """Whether all records there are records that this restore writes."""
     partition = planned.name.topic_partition
     place = join(root, partition.directory)
     if topic.wish.takes_over:
@@ -585,7 +585,7 @@ def _logs(storage: Storage, directory: str) -> dict[str, int]:
 
 
 def _put_aside(storage: Storage, root: str, partition: TopicPartition) -> set[str]:
-    """The topic ids of this partition's empty directories that were renamed aside."""
+    """The topic ids of this partition's empty directories that an earlier run renamed."""
     found = set()
     for name in storage.list(root):
         parsed = parse_marked_directory(name)

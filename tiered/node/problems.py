@@ -341,7 +341,9 @@ class WorkJournal:
         wall_ms: int | None = None,
         suspicion: ClockSuspicion | None = None,
     ) -> None:
-        """Report a maintenance run with these problems; `of_node` ended it. Raises errors of the disk.
+        """Report a maintenance run with these problems. Raises errors of the disk.
+
+        `of_node` is the error that ended the run, None without one.
 
         A failed write loses only displayed status, and the next run tries again.
         """

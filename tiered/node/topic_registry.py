@@ -149,7 +149,7 @@ class TopicRegistry:
                 self._write_copies(self._topics, self._deleted, behind)
 
     def _read(self) -> _File:
-        """The newest copy."""
+        """Return the newest of the copies."""
         copies = self._file.read()
         if copies.damaged:
             raise copies.damaged[0]

@@ -78,7 +78,7 @@ class UploadPauses:
                 _log.warning("the upload pauses changed: %s", _summary(self._file))
 
     def of(self, topic: Topic) -> Pause | None:
-        """As `_pause_of` as of the last `refresh`."""
+        """Return since when and why uploads of a topic are paused, as of the last `refresh`."""
         return _pause_of(self._file, topic)
 
     def pause(self, names: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
@@ -153,7 +153,10 @@ def _selected(registry: TopicRegistry, names: Iterable[str] | None) -> list[Topi
 
 
 def _with_pauses(file: _File | None, topics: Sequence[Topic] | None, mark: _Paused) -> _File:
-    """The file with these topics paused (None: all). `file` None is an unreadable one: it pauses all."""
+    """Return the file with these topics paused (None: all).
+
+    `file` None stands for an unreadable file, which pauses all.
+    """
     if file is None and topics is not None:
         raise InvalidRequest(
             f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
@@ -219,7 +222,7 @@ def _copied_file(places: Places) -> CopiedFile[_File]:
 
 
 def _lock(places: Places) -> StorageFile:
-    """The lock in the first available directory. Raises Conflict while another process has it."""
+    """Take the lock in the first available directory. Raises Conflict while another process has it."""
     failed: LogError | None = None
     for storage, root in places:
         try:

@@ -46,13 +46,13 @@ def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
 
 
 def signed_for(writer_id: str, storage: Storage, directory: str) -> str:
-    """The name of a job for this directory's node: a manager that opens it later is the same writer."""
+    """Return a writer id for a job on this directory's node: a later manager of the node counts as the same writer."""
     mark = node_mark(storage, [directory])
     return writer_id if mark is None else f"{writer_id}@{mark}"
 
 
 def is_of_other_node(writer_id: str, mark: str | None) -> bool:
-    """Whether the name is of another node's writer with its own log; False if unknown."""
+    """Whether the writer id is that of a writer of another node, with a log of its own; False if unknown."""
     if mark is not None and writer_id.startswith((RESTORE, ADOPT)):
         return "@" in writer_id and not writer_id.endswith(f"@{mark}")
     found = _MANAGER.fullmatch(writer_id)

@@ -292,7 +292,9 @@ class Partition:
         return None
 
     def source(self) -> PartitionSource:
-        """The source of a reader. Raises the error of a stopped tier that never agreed: it would mix two histories.
+        """The source of a reader.
+
+        Raises the error of a stopped tier if the tiers were never reconciled: their records may be of two histories.
 
         In a read-only open, a disk that ends before the bucket is left out, and the bucket alone is read. Such a disk
         is empty, restored from an old copy, or was scanned a moment ago; the bucket has all of its records.

@@ -318,7 +318,7 @@ class LocalViews:
         return self._damage
 
     def known(self) -> tuple[CompactedView, ...]:
-        """The views as last read or written; none if the catalog is damaged. Nothing is read."""
+        """The views as last read or written, without a read; none if the catalog is damaged."""
         return self._catalog.views
 
     def catalog(self, *, is_newest: bool = False) -> ViewCatalog:
@@ -519,7 +519,7 @@ def _below(key: str) -> str:
 
 @contextmanager
 def _of_the_disk() -> Iterator[None]:
-    """Turn the file store's store errors back into the disk errors that caused them."""
+    """Translate errors of the file store back to the disk errors that caused them."""
     try:
         yield
     except LogError as error:

@@ -162,7 +162,7 @@ _PARSERS: dict[Kind, Callable[[str], int | None]] = {Kind.COUNT: int, Kind.BYTES
 
 
 class GivenOptions:
-    """The given options of one use, each known to it. A missing option has its default.
+    """The options that were given for one use, all known to it. A missing option has its default.
 
     Every method raises InvalidRequest with the name of a wrong option, and never with a secret.
     """

@@ -115,7 +115,7 @@ def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:
 
 
 def state_word(each: LogCleaningStatus) -> str:
-    """Return the state as one word. The progress of a running service is known in its process only."""
+    """Return the cleaning state as one word. Only the process that runs the cleaner knows of a running pass."""
     if each.uncleanable is not None:
         return "uncleanable"
     if each.state != "none":

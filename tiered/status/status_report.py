@@ -272,7 +272,7 @@ def _reported(reported: ReportedProblem, where: str) -> Problem:
 
 
 def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
-    """Return whether the process that wrote a report is the one that works in this directory."""
+    """Return whether the process that wrote the report still works in this directory."""
     return work.is_at_work(now_ms) and holder in (None, work.pid)
 
 

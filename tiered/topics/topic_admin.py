@@ -323,7 +323,7 @@ class TopicDeletion:
             return Removal.WAITING
 
     def _delete_local(self, deleted: DeletedTopic, now_ms: int) -> None:
-        """Delete by name and id: after a concurrent deletion the name could be that of a new topic's log."""
+        """Delete a local log by name and id. The id is needed, because a new topic may have the name by now."""
         delay_ms = self._opener.rules(deleted.topic).file_delete_delay_ms
         for name in deleted.topic.partitions():
             try:

@@ -180,7 +180,7 @@ class TopicDryRun:
         return self._table.snapshots(now_ms, self._table.all([topic.name]))
 
     def _held_by(self, topic: Topic, loss: PartitionLoss, now_ms: int) -> PartitionLoss:
-        """The loss with the pins and forks of its bucket."""
+        """Add to a loss the pins and forks in the bucket that delay the deletion."""
         from remote.gc.fork_references import forks_of, is_over
         from remote.gc.pins import list_pins
 

@@ -305,7 +305,7 @@ class Orphan(Struct):
 
 
 class OrphansListed(Result):
-    """``tiered gc``; `more` orphans were found than the list holds."""
+    """``tiered gc``; `more` counts the orphans above the limit of the list."""
 
     list_: str = msgspec.field(name="list")
     more: int

@@ -289,8 +289,8 @@ def lines_of(rows: Iterable[BatchRow | RecordRow], *, with_data: bool) -> Iterat
 
 def entry_line(row: Mapping[str, object]) -> str:
     """``offset: 5 position: 4096``"""
-    told = {name: _optional(value) if name in _OPTIONAL else value for name, value in row.items()}
-    return " ".join(f"{name}: {shown(value)}" for name, value in told.items() if value is not None)
+    fields = {name: _optional(value) if name in _OPTIONAL else value for name, value in row.items()}
+    return " ".join(f"{name}: {shown(value)}" for name, value in fields.items() if value is not None)
 
 
 def shown(value: object) -> str:

@@ -277,8 +277,8 @@ def parse_spec(text: str, now_ms: int) -> int:
 def _partitions(manager: LogManager, names: list[tuple[str, int | None]]) -> list[TopicPartition]:
     found: dict[TopicPartition, None] = {}
     for topic, partition in names or [(each.name, None) for each in manager.topics.all()]:
-        chosen = manager.topics.get(topic).partitions() if partition is None else [TopicPartition(topic, partition)]
-        found |= dict.fromkeys(chosen)
+        selected = manager.topics.get(topic).partitions() if partition is None else [TopicPartition(topic, partition)]
+        found |= dict.fromkeys(selected)
     return list(found)
 
 

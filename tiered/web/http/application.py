@@ -101,7 +101,7 @@ def target_of(scope: Scope) -> str:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Answer an unknown address or a method that is not allowed, as Starlette reports them."""
+    """Answer a request that Starlette rejects: an unknown address, or a method that is not allowed."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         found = page(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", [tag("p", "These pages change nothing.")])

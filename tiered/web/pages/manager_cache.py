@@ -69,7 +69,7 @@ class Loaded(Generic[T]):
 
 
 class PageDeadline:
-    """The total wait of one reader over all loads of a page."""
+    """The time that a request for a page may wait, shared by all loads of the page."""
 
     def __init__(self, deadline_s: float, elapsed_s: Callable[[], float] = time.monotonic) -> None:
         self._elapsed_s = elapsed_s

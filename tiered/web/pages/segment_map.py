@@ -295,11 +295,11 @@ def _reached(rows: Iterable[Row]) -> list[tuple[int, int]]:
 def _timed(rows: Iterable[Row], reached: Sequence[tuple[int, int]], first_ms: int | None) -> list[Piece]:
     """Time ranges in offset order; a time before that of older records moves nothing."""
     found: list[Piece] = []
-    for base_offset, _, newest, kind, left in sorted(rows, key=lambda row: row[0]):
+    for base_offset, _, newest, kind, remaining_share in sorted(rows, key=lambda row: row[0]):
         if newest is not None:
             at = bisect_right(reached, base_offset, key=lambda each: each[0]) - 1
             start = reached[at][1] if at >= 0 else min(newest, first_ms if first_ms is not None else newest)
-            found.append(Piece(start, max(start, newest), kind, left))
+            found.append(Piece(start, max(start, newest), kind, remaining_share))
     return found
 
 
