@@ -25,8 +25,15 @@ from local.storage import DiskStorage, Storage
 from tiered.status.status_report import StatusReport, status_report
 from tiered.status.tier_history import read_series, still_there
 from tiered.web.html import SOON_S, Html, asset, frame, tag
-from tiered.web.pages.compaction import compaction_data, compaction_facts, compaction_page
 from tiered.web.pages.history import HistoryData
+from tiered.web.pages.maintenance import (
+    Selection,
+    compaction_data,
+    compaction_facts,
+    compaction_page,
+    plan_facts,
+    plan_page,
+)
 from tiered.web.pages.manager_cache import (
     DEADLINE_S,
     DataLoader,
@@ -45,7 +52,6 @@ from tiered.web.pages.overview import (
     topic_facts,
     topic_page,
 )
-from tiered.web.pages.plan import Selection, plan_facts, plan_page
 
 if TYPE_CHECKING:
     from policies.snapshot import PartitionSnapshot

@@ -18,8 +18,7 @@ from remote.manifest.page_out import PageRule
 from tiered.config.units import counted
 from tiered.manager.manager import LogManager
 from tiered.plans.planning import priced_plan
-from tiered.web.pages.compaction import compaction_data, compaction_page
-from tiered.web.pages.plan import Selection, plan_page
+from tiered.web.pages.maintenance import Selection, compaction_data, compaction_page, plan_page
 
 
 @pytest.fixture
