@@ -230,7 +230,7 @@ def test_status_plan_and_metrics_price_a_compressed_topic_alike():
         rows = manager.partitions.find(NAME).manifest().segments
         stored = sum(each.stored_bytes + each.indexes_bytes for each in rows)
         assert sum(each.stored_bytes for each in rows) < sum(each.size_bytes for each in rows) / 2
-        kept = status_report(manager, NOW, storage=world.disk).kept[NAME]
+        kept = status_report(manager, NOW, storage=world.disk).storage[NAME]
         assert kept.storage == pytest.approx(monthly_storage(stored))
         assert priced_plan(manager, NOW + DAY).cost.now.storage == pytest.approx(monthly_storage(stored))
         (told,) = (
