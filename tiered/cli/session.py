@@ -333,7 +333,7 @@ def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[
 
 
 def _table(option: str, name: str, text: str) -> dict[str, object]:
-    """Parse a table. Raises InvalidRequest without the text, which may contain a secret."""
+    """Parse a table. Raises InvalidRequest; the error does not show the text, which may contain a secret."""
     try:
         return dict(json.loads(text))
     except ValueError:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from json_schemas import COMMANDS as JSON_COMMANDS
 from json_schemas import SCHEMAS, schema_text
 

@@ -314,10 +314,10 @@ class ManagerCache:
             return  # the full open fails with the same error
         finally:
             self._is_alone = False
-        if not self._is_kept(new):
+        if not self._make_current(new):
             self._give_back(new)
 
-    def _is_kept(self, new: _Held) -> bool:
+    def _make_current(self, new: _Held) -> bool:
         """Make this manager the current one unless a better one exists; return whether it is."""
         with self._lock:
             if self._held is not None or self._is_closed:
