@@ -131,7 +131,7 @@ def test_prices_of_a_plan_agree_with_the_status_report_before_and_after_it(monke
                 send(manager, 300, start=0)
                 manager.partitions.roll("t", now_ms=now)
             for _ in range(20):
-                kept = status_report(manager, now, storage=world.disk).kept
+                kept = status_report(manager, now, storage=world.disk).storage
                 priced = priced_plan(manager, now)
                 cost = priced.cost
                 assert cost.now_dollars == pytest.approx(sum(each.total for each in kept.values()))
