@@ -1,14 +1,7 @@
-"""Advice about the cleaner: settings with which cleaning cannot keep up.
+"""Advice about the cleaner: settings with which cleaning cannot keep up, by its history and the state of the logs.
 
-The evidence is the cleaner's history and the state of the logs.
-
-Each rule is a function of facts. Its advice says three things: the observation, the consequence, the setting that would
-help. The rules follow the tuning guides for Kafka:
-
-- several passes for one dirty section;
-- passes without a pause between them;
-- lags that keep segments from ever becoming cleanable;
-- active segments that never roll.
+Each rule is a function of facts. Its advice says the observation, the consequence, and the setting that would help. The
+rules follow the tuning guides for Kafka.
 """
 
 from __future__ import annotations
@@ -74,8 +67,7 @@ class Advice:
 def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[CleaningRun]) -> list[Advice]:
     """Return all advice, advice about the whole cleaner first.
 
-    `logs` are the compacted logs: a topic that is no longer compacted needs no advice. `runs` are oldest first; runs of
-    logs that are not in `logs` are ignored.
+    `logs` are the compacted logs. `runs` are oldest first; runs of other logs are ignored.
     """
     names = {each.log.partition for each in logs}
     runs = [run for run in runs if run.name in names]
@@ -86,10 +78,7 @@ def advise(cleaner: CleanerFacts, logs: Sequence[LogFacts], runs: Sequence[Clean
 
 
 def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
-    """Find dirty sections that took several passes, because the offset map had no room for all keys.
-
-    Each of these passes reads the clean section again. Passes with a smaller buffer than the current one are ignored.
-    """
+    """Find dirty sections that took several passes, because the offset map had no room for all keys."""
     found = {name: _cut_runs(name, cleaner, runs) for name in _names(runs)}
     cut = {name: some for name, some in found.items() if some}
     if not cut:
@@ -110,9 +99,9 @@ def full_buffers(cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> Iterator
 
 
 def _cut_runs(name: TopicPartition, cleaner: CleanerFacts, runs: Sequence[CleaningRun]) -> list[list[CleaningRun]]:
-    """Return the passes of each dirty section of one log that took several passes.
+    """Return the passes of each dirty section that took several: those that ended early, and the one after them.
 
-    A group holds the passes that ended early and the pass after them.
+    Passes with a smaller buffer than the current one are ignored.
     """
     found: list[list[CleaningRun]] = []
     is_open = False
@@ -225,10 +214,7 @@ def never_rolls(facts: LogFacts) -> Iterator[Advice]:
 
 
 def idle_passes(facts: LogFacts, runs: Sequence[CleaningRun]) -> Iterator[Advice]:
-    """Find passes forced by `max.compaction.lag.ms` that gained almost nothing.
-
-    They delay the cleaning of logs that need a pass.
-    """
+    """Find passes forced by `max.compaction.lag.ms` that gained almost nothing and delay other logs."""
     lag_ms = facts.rules.max_compaction_lag_ms
     own = [run for run in runs if run.name == facts.log.partition and run.error is None][-RUNS_MIN:]
     if lag_ms is None or len(own) < RUNS_MIN or any(run.delay_ms == 0 or run.size_reduction >= GAIN_MIN for run in own):
@@ -247,10 +233,7 @@ def _names(runs: Sequence[CleaningRun]) -> list[TopicPartition]:
 
 
 def _span_ms(runs: Sequence[CleaningRun]) -> float:
-    """Time from the start of the first pass to the end of the last one.
-
-    0 where it has no meaning: the span is too short, or a clock was set back.
-    """
+    """Time from the start of the first pass to the end of the last; 0 if too short, or if a clock was set back."""
     is_backwards = any(later.at_ms < earlier.at_ms for earlier, later in pairwise(runs))
     if is_backwards or len({run.at_ms for run in runs}) < RUNS_MIN:
         return 0.0

@@ -1,14 +1,9 @@
 """When maintenance builds a compacted view: at Pulsar's threshold, and always before retention.
 
-The source of a view is the bucket. Without a remote tier the source is the local log, and the view is stored next to
-it.
+The source of a view is the bucket. Without a remote tier it is the local log, and the view is stored on the same disk.
+A topic with `compaction.view.threshold` builds its view when more bytes than the threshold are beyond the view's
+horizon, or when the same plan would expire records that the view has not read.
 
-A topic with `compaction.view.threshold` builds its view when one of these holds:
-
-1. More bytes than the threshold are beyond the view's horizon.
-2. The same plan would expire records that the view has not read.
-
-Order of effects, and errors:
 
 | event | effect |
 |---|---|
@@ -19,7 +14,7 @@ Order of effects, and errors:
 | a gap exists (records deleted by hand, threshold set later) | nothing waits; an operator has to decide |
 
 A view built by hand, in a topic without a threshold, does not delay retention. Records that expire beyond its horizon
-before the next run are a gap. `tiered view status`, the next run and readers report the gap.
+before the next run are a gap, which `tiered view status`, the next run and readers report.
 """
 
 from __future__ import annotations
@@ -81,21 +76,14 @@ def view_backlog(snapshot: PartitionSnapshot, name: str = DEFAULT_VIEW) -> ViewB
 
 
 def _local_bytes(snapshot: PartitionSnapshot, begin: int) -> int:
-    """Size of the local segments beyond `begin`.
-
-    The active segment counts wholly or not at all. It grows, and each run would otherwise find the same bytes beyond
-    the view again.
-    """
+    """Size of the local segments beyond `begin`. The active one counts wholly or not at all, because it grows."""
     active = snapshot.active
     size_bytes = sum(each.size_bytes for each in snapshot.closed if each.next_offset > begin)
     return size_bytes + (active.size_bytes if active is not None and begin <= active.base_offset else 0)
 
 
 def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | DropLocal]) -> list[BuildView]:
-    """Return at most one run, of the view that the threshold applies to.
-
-    `expired` are the records that retention expires in the same plan.
-    """
+    """Return at most one run, of the view with the threshold. The same plan expires the records of `expired`."""
     threshold = snapshot.rules.view_threshold_bytes
     if threshold is None or not _may_build(snapshot) or _is_waiting(snapshot):
         return []
@@ -121,10 +109,7 @@ def view_builds(snapshot: PartitionSnapshot, expired: Sequence[ExpireRemote | Dr
 
 
 def held_back(snapshot: PartitionSnapshot, expired: Sequence[Ending], builds: Sequence[BuildView]) -> list[Ending]:
-    """Return `expired` without the records that the view has not read and this plan does not read.
-
-    The order stays oldest first.
-    """
+    """Return `expired` without the records that the view has not read and this plan does not read, oldest first."""
     reach = held_from(snapshot, builds)
     if reach is None:
         return list(expired)

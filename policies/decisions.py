@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from local.names import TopicPartition
 from policies.deferrals import Deferral
@@ -16,10 +17,7 @@ from policies.deferrals import Deferral
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollActive:
-    """Close the active segment and begin a new one.
-
-    Later maintenance can then clean, copy or drop the closed segment.
-    """
+    """Close the active segment and begin a new one, so that later maintenance can clean, copy or drop it."""
 
     base_offset: int
     size_bytes: int
@@ -28,10 +26,9 @@ class RollActive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanLog:
-    """Compact the local log.
+    """Compact the local log: map the keys of ``[first_dirty_offset, upto_offset)``, `size_bytes` in all.
 
-    The pass maps the keys of ``[first_dirty_offset, upto_offset)`` and rewrites all local segments below `upto_offset`.
-    `size_bytes` is the dirty part.
+    The pass rewrites all local segments below `upto_offset`.
     """
 
     first_dirty_offset: int
@@ -42,11 +39,10 @@ class CleanLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopySegment:
-    """Upload and commit one closed segment.
+    """Upload and commit one closed segment. A failed copy ends the copies of this partition in this plan.
 
-    A failed copy ends the copies of this partition in this plan. Adjacent segments share commits
-    (`policies.tiering.completes_commit`). `is_indivisible` marks copies of a compacted topic: all of them in one plan
-    share one commit, in any number (`policies.tiering`).
+    Adjacent segments share commits (`policies.tiering.completes_commit`). `is_indivisible` marks copies of a compacted
+    topic: all of them in one plan share one commit.
     """
 
     base_offset: int
@@ -73,10 +69,7 @@ class ReplaceRemote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceCleanedOffset:
-    """Record that entries which a later pass left unchanged are clean through `cleaned_through`.
-
-    No bytes are copied.
-    """
+    """Record that entries which a later pass left unchanged are clean through `cleaned_through`; copies nothing."""
 
     base_offset: int
     next_offset: int
@@ -98,10 +91,9 @@ class DropLocal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildView:
-    """Extend a compacted view to the end of its source.
+    """Extend a compacted view to the end of its source: by ``[from_offset, upto_offset)`` at the time of the plan.
 
-    At the time of the plan this adds ``[from_offset, upto_offset)``, and `size_bytes` is that backlog. With
-    `accepts_loss` the view continues after records that the log no longer holds.
+    With `accepts_loss` the view continues after records that the log no longer holds.
     """
 
     view: str
@@ -114,10 +106,7 @@ class BuildView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvanceLogStart:
-    """Raise the log start of both tiers.
-
-    From then on readers cannot read the records below. Later decisions delete the bytes.
-    """
+    """Raise the log start of both tiers: readers cannot read the records below. Later decisions delete the bytes."""
 
     offset: int
     reason: str
@@ -135,10 +124,7 @@ class DisableTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireRemote:
-    """Remove an entry from the manifest and list its objects as pending deletes.
-
-    The bytes stay for the grace period.
-    """
+    """Remove an entry from the manifest and list its objects as pending deletes, for the grace period."""
 
     ulid: str
     base_offset: int
@@ -151,10 +137,7 @@ class ExpireRemote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpirePage:
-    """Remove a whole manifest page from the manifest, without reading it.
-
-    The objects of all its entries stay for the grace period.
-    """
+    """Remove a whole manifest page from the manifest, unread; its entries' objects stay for the grace period."""
 
     key: str
     base_offset: int
@@ -165,10 +148,7 @@ class ExpirePage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePending:
-    """Delete one object that no entry has named for the grace period.
-
-    The writer proves its epoch first.
-    """
+    """Delete one object that no entry has named for the grace period. The writer proves its epoch first."""
 
     key: str
     size_bytes: int
@@ -177,10 +157,7 @@ class DeletePending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePage:
-    """Delete the objects of all entries of a page, then the page.
-
-    The page left the manifest at least a grace period ago.
-    """
+    """Delete the objects of all entries of a page, then the page, a grace period after it left the manifest."""
 
     key: str
     size_bytes: int
@@ -243,10 +220,9 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The decisions of each partition, in an order every prefix of which is safe.
+    """The decisions of each partition, in an order every prefix of which is safe. Partitions are independent.
 
-    Partitions do not depend on each other. `deferrals` are the actions put off, with reasons. They change nothing: a
-    plan with deferrals alone is empty.
+    `deferrals` are the actions put off, with reasons: a plan with deferrals alone is empty.
     """
 
     now_ms: int
@@ -260,7 +236,7 @@ class Plan:
     def totals(self) -> dict[str, Total]:
         """Return count and bytes by the decision's class name; absent kinds are left out."""
         totals: dict[str, Total] = {}
-        for decision in (one for decided in self.decisions.values() for one in decided):
+        for decision in chain.from_iterable(self.decisions.values()):
             kind = type(decision).__name__
             so_far = totals.get(kind, Total())
             totals[kind] = Total(count=so_far.count + 1, size_bytes=so_far.size_bytes + decision.size_bytes)

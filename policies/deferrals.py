@@ -1,7 +1,8 @@
 """Deferrals: the actions that a policy does not take yet, and why.
 
 A deferral is about one closed or active segment (a cleaning: about a range of segments). It has a stable code for
-programs and a sentence for people. Where it is known, it also has the time at which the deferral ends by itself.
+programs and a sentence for people. The rule of the copy lag (KIP-1241) is in one place, for plan, status and
+simulation.
 """
 
 from __future__ import annotations
@@ -44,10 +45,9 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deferral:
-    """One action that is put off. Offsets are half open.
+    """One action that is put off. Offsets are half open; `size_bytes` is the size of the segment or range.
 
-    `size_bytes` is the size of the segment, or of the range that waits for cleaning. `until_ms` is the time at which
-    the deferral ends by itself, None where it is unknown.
+    `until_ms` is the time at which the deferral ends by itself, None where it is unknown.
     """
 
     action: Action
@@ -60,7 +60,6 @@ class Deferral:
 
 
 def put_off(action: Action, segment: SegmentInfo, code: Code, why: str, until_ms: int | None = None) -> Deferral:
-    """Return the deferral of one segment."""
     return Deferral(
         action=action,
         code=code,

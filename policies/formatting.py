@@ -6,10 +6,7 @@ _MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1
 
 
 def format_ms(ms: int) -> str:
-    """Return the two largest non-zero units: ``7d``, ``1h 30m``, ``250ms``.
-
-    A negative duration becomes a bare number.
-    """
+    """Return the two largest non-zero units: ``7d``, ``1h 30m``, ``250ms``; a bare number if negative."""
     if ms < 0:
         return str(ms)
     parts: list[str] = []

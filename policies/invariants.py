@@ -1,9 +1,7 @@
-"""Checks that a plan breaks no invariant, by walking its decisions in order.
+"""Checks that a plan breaks no invariant, by walking its decisions in order, in about linear time.
 
 `apply` asserts them, and property tests try to break them. The module does not use the policies, on purpose: it knows
 the invariants of the design (I2, I4 to I6, I10), not retention.
-
-The work is about linear in the number of facts and decisions: every fact is found by name or by bisection.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ _NO_END = 1 << 63  # Kafka's offsets are signed 64-bit numbers
 
 @dataclass(slots=True)
 class _World:
-    """The snapshot as the decisions so far have changed it.
-
-    Planned copies do not count as remote copies, because they may fail.
+    """The snapshot as the decisions so far have changed it. Planned copies, which may fail, are no remote copies.
 
     | field | meaning |
     |---|---|
@@ -109,7 +105,7 @@ def violations(snapshot: PartitionSnapshot, decisions: Sequence[Decision]) -> li
 
 def _world(snapshot: PartitionSnapshot) -> _World:
     entries = [entry for entry in snapshot.remote if entry.state is SegmentState.COPY_FINISHED]
-    unlinked_ms = {pending_deletes.key: pending_deletes.unlinked_ms for pending_deletes in snapshot.pending_deletes}
+    unlinked_ms = {each.key: each.unlinked_ms for each in snapshot.pending_deletes}
     unlinked_ms |= {page.page.key: page.unlinked_ms for page in snapshot.pending_page_deletes}
     unknown = [each for page in snapshot.pages for each in page.ranges()]
     return _World(
@@ -225,14 +221,13 @@ def _check_copy(world: _World, decision: CopySegment) -> Iterator[str]:
 
 
 def _check_copies(world: _World, copies: Sequence[CopySegment]) -> Iterator[str]:
-    """Check that the copies of a compacted topic reach the cleaner's checkpoint.
-
-    They are one commit, and every offset below the checkpoint is then in the store.
-    """
-    left, snapshot = world.next_to_copy(), world.snapshot
-    if not copies or not snapshot.rules.cleanup_compact or left is None or left.next_offset > snapshot.clean_cut:
+    """Check that the copies of a compacted topic, one commit, reach the cleaner's checkpoint."""
+    uncopied, snapshot = world.next_to_copy(), world.snapshot
+    if not copies or not snapshot.rules.cleanup_compact or uncopied is None:
         return
-    place = f"[{left.base_offset}, {left.next_offset})"
+    if uncopied.next_offset > snapshot.clean_cut:
+        return
+    place = f"[{uncopied.base_offset}, {uncopied.next_offset})"
     yield f"CopySegment {place_of(copies[-1])}: does not include {place}, which is also clean (I4)"
 
 

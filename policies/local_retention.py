@@ -36,10 +36,9 @@ def local_limits(snapshot: PartitionSnapshot) -> Limits:
 
 
 def local_drops(snapshot: PartitionSnapshot) -> list[DropLocal]:
-    """Return the local segments to drop now, oldest first.
+    """Return the local segments to drop now, oldest first: never the only copy of a retained record.
 
-    Never the active segment, and never the only copy of a retained record. Segments that the same plan copies do not
-    count as copied.
+    Segments that the same plan copies do not count as copied.
     """
 
     def may_go(segment: SegmentInfo) -> bool:
@@ -85,14 +84,11 @@ def local_expirations(
 ) -> list[DropLocal]:
     """Return the local segments that retention expires, oldest first.
 
-    They are deleted after the log start has passed them. `dropped` and `expired` are the results of `local_drops` and
-    `expirations` for the same snapshot.
-
-    Empty in two cases: segments are being copied (then only remote entries expire), or an older entry stays. A segment
-    that is being copied, and every segment after it, stays.
+    `dropped` and `expired` are the results of `local_drops` and `expirations` for the same snapshot. Empty while
+    segments are being copied (then only remote entries expire), or if an older entry stays.
     """
-    gone_count = len(expired) + sum(page.segment_count for page in snapshot.dead_pages)
-    if snapshot.is_copying_on or gone_count < snapshot.committed_count:
+    expired_count = len(expired) + sum(page.segment_count for page in snapshot.dead_pages)
+    if snapshot.is_copying_on or expired_count < snapshot.committed_count:
         return []
 
     def may_go(segment: SegmentInfo) -> bool:
@@ -107,13 +103,9 @@ def local_expirations(
 
 
 def disk_relief(snapshots: Iterable[PartitionSnapshot], wanted_bytes: int) -> dict[TopicPartition, list[DropLocal]]:
-    """Return drops of at least `wanted_bytes`, or as many as there are.
+    """Return drops of at least `wanted_bytes`, or as many as there are, from the oldest segment on.
 
-    The drops of each partition begin at its oldest segment. These segments, and all segments after one of them, stay:
-
-    - the active segment;
-    - a segment that is being copied;
-    - a segment with retained records that are not committed (I2).
+    A segment that is active, is being copied, or has uncommitted retained records (I2) stays, and all after it.
     """
     found: dict[TopicPartition, list[DropLocal]] = {}
     droppable = {each.partition: _droppable_prefix(each) for each in snapshots}

@@ -46,14 +46,14 @@ class Broker:
 def choose_log_dir(dirs: Sequence[LogDirFacts], *, free_bytes_min: int = 0, free_share_min: float = 0.0) -> LogDirFacts:
     """Choose the directory for a new partition by the rule of the module text.
 
-    A directory with fewer than `free_bytes_min` bytes free, or less than `free_share_min` (0..1) of its file system, is
-    skipped. Raises DiskFailed, with the reason for each directory, if none remains.
+    Skips a directory with fewer than `free_bytes_min` bytes or less than `free_share_min` (0..1) of its file system
+    free. Raises DiskFailed, with the reason for each directory, if none remains.
     """
     reasons = {each.path: _reason_against(each, free_bytes_min, free_share_min) for each in dirs}
     fit = [each for each in dirs if reasons[each.path] is None]
     if not fit:
-        told = "; ".join(f"{path}: {reason}" for path, reason in reasons.items())
-        raise DiskFailed("no log directory can take a new partition", directories=told or "none")
+        listed = "; ".join(f"{path}: {reason}" for path, reason in reasons.items())
+        raise DiskFailed("no log directory can take a new partition", directories=listed or "none")
     return min(fit, key=lambda each: (each.partition_count, -(each.free_bytes or 0)))
 
 
@@ -115,10 +115,7 @@ def _reason_against(each: LogDirFacts, free_bytes_min: int, free_share_min: floa
 
 
 def _replicas(order: Sequence[Broker], leader: int, shift: int, replication_factor: int) -> tuple[int, ...]:
-    """Return the leader and its followers.
-
-    Kafka multiplies the shift by the number of racks, which is one without racks.
-    """
+    """Return the leader and its followers. Kafka multiplies the shift by the number of racks, one without racks."""
     rack_count = len({broker.rack for broker in order})
     chosen, racks = [order[leader].broker_id], {order[leader].rack}
     taken = set(chosen)
@@ -137,17 +134,13 @@ def _check_numbers(partitions: int, replication_factor: int, start_index: int, s
     if partitions < 1:
         raise InvalidRequest("cannot assign replicas, there must be at least one partition", partitions=partitions)
     if replication_factor < 1:
-        raise InvalidRequest(
-            "cannot assign replicas, there must be at least one replica", replication_factor=replication_factor
-        )
+        wrong = "cannot assign replicas, there must be at least one replica"
+        raise InvalidRequest(wrong, replication_factor=replication_factor)
     if min(start_index, shift, first) < 0:
-        raise InvalidRequest(
-            "cannot assign replicas, a number is negative", start=start_index, shift=shift, first=first
-        )
-    if partitions * replication_factor > REPLICAS_MAX:
-        raise InvalidRequest(
-            "cannot assign replicas, there are too many", replicas=partitions * replication_factor, at_most=REPLICAS_MAX
-        )
+        numbers = {"start": start_index, "shift": shift, "first": first}
+        raise InvalidRequest("cannot assign replicas, a number is negative", **numbers)
+    if (replicas := partitions * replication_factor) > REPLICAS_MAX:
+        raise InvalidRequest("cannot assign replicas, there are too many", replicas=replicas, at_most=REPLICAS_MAX)
 
 
 def _check_fleet(brokers: Sequence[Broker], replication_factor: int) -> None:
@@ -157,11 +150,8 @@ def _check_fleet(brokers: Sequence[Broker], replication_factor: int) -> None:
     if len(ids) > BROKERS_MAX:
         raise InvalidRequest("invalid brokers, there are too many", brokers=len(ids), at_most=BROKERS_MAX)
     if replication_factor > len(ids):
-        raise InvalidRequest(
-            "cannot assign replicas, there are fewer brokers than replicas",
-            brokers=len(ids),
-            replication_factor=replication_factor,
-        )
+        facts = {"brokers": len(ids), "replication_factor": replication_factor}
+        raise InvalidRequest("cannot assign replicas, there are fewer brokers than replicas", **facts)
     racks = [broker.rack for broker in brokers]
     if None in racks and any(racks):
         without = [broker.broker_id for broker in brokers if broker.rack is None]

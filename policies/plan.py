@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.compacted_view import held_back, view_builds
-from policies.compaction import cleaning_deferrals, cleanings
+from policies.compaction import cleaning_deferrals, cleanings, replacements
 from policies.copy_lag import are_uploads_held
 from policies.decisions import (
     AdvanceCleanedOffset,
@@ -50,7 +50,6 @@ from policies.decisions import (
 )
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.local_retention import drop_deferrals, local_drops, local_expirations
-from policies.recompaction import replacements
 from policies.remote_retention import (
     deletions,
     expirations,
@@ -70,8 +69,7 @@ _DISABLED_REASON = "the remote tier is disabled"
 def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
     """Return the decisions for one partition, in order. Pure: equal snapshots give equal lists.
 
-    A decision refers to the segments of the snapshot. A cleaning earlier in the list changes sizes and ranges, so
-    `apply` checks again: a decision about a range that no longer exists is left to the next plan.
+    A cleaning earlier in the list changes sizes and ranges, so `apply` checks each decision again.
     """
     if tier_disabled := disablings(snapshot):
         return [*tier_disabled]
@@ -103,9 +101,9 @@ def plan_partition(snapshot: PartitionSnapshot) -> list[Decision]:
 
 
 def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[Deferral]:
-    """Return the copies, cleanings and local drops that are put off, each with its reason.
+    """Return the copies, cleanings and local drops that `planned` (of `plan_partition`) puts off, with reasons.
 
-    `planned` is the result of `plan_partition`. Every segment to copy is either in the plan or among the deferrals.
+    Every segment to copy is either in the plan or among the deferrals.
     """
     is_cleaning, is_rolling = (any(isinstance(each, kind) for each in planned) for kind in (CleanLog, RollActive))
     dropping = {each.base_offset for each in planned if isinstance(each, DropLocal)}
@@ -119,10 +117,7 @@ def deferrals(snapshot: PartitionSnapshot, planned: Sequence[Decision]) -> list[
 
 
 def plan(snapshots: Iterable[PartitionSnapshot], now_ms: int) -> Plan:
-    """Return the plan for several partitions.
-
-    A partition without decisions and deferrals is absent.
-    """
+    """Return the plan for several partitions. A partition without decisions and deferrals is absent."""
     decided: dict[TopicPartition, list[Decision]] = {}
     waiting: dict[TopicPartition, list[Deferral]] = {}
     for snapshot in snapshots:
@@ -144,11 +139,7 @@ def _held_drop(snapshot: PartitionSnapshot, segment: SegmentInfo) -> Deferral:
 def _without_uploads(
     replaced: Sequence[ReplaceRemote | AdvanceCleanedOffset], dropped: Sequence[DropLocal]
 ) -> tuple[list[ReplaceRemote | AdvanceCleanedOffset], list[DropLocal]]:
-    """Remove the replacements, which wait while uploads are paused.
-
-    Drops of their segments, and of all later segments, are removed too. `AdvanceCleanedOffset` decisions stay, because
-    they upload nothing.
-    """
+    """Remove the replacements, which wait while uploads are paused, and the drops from their first segment on."""
     first = min((each.base_offset for each in replaced if isinstance(each, ReplaceRemote)), default=None)
     raised: list[ReplaceRemote | AdvanceCleanedOffset] = [
         each for each in replaced if not isinstance(each, ReplaceRemote)
@@ -157,10 +148,7 @@ def _without_uploads(
 
 
 def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: list[DropLocal]) -> list[AdvanceLogStart]:
-    """Return one step of the log start past everything that expires.
-
-    It is the **next** offset of the last expired range.
-    """
+    """Return one step of the log start past everything that expires: to the next offset of the last expired range."""
     ending: list[ExpireRemote | DropLocal] = [*expired, *ended]
     passed = [one for one in ending if one.next_offset > snapshot.log_start_offset]
     if not passed:
@@ -170,10 +158,7 @@ def _advance(snapshot: PartitionSnapshot, expired: list[ExpireRemote], ended: li
 
 
 def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
-    """Return at most one decision.
-
-    It exists if the bucket holds entries or views that count, or if the log begins below the disk.
-    """
+    """Return a decision if the bucket holds entries or views that count, or if the log begins below the disk."""
     if not (snapshot.is_tiered and snapshot.rules.gives_up_remote and snapshot.segments):
         return []
     starts_at = snapshot.segments[0].base_offset
@@ -190,10 +175,7 @@ def disablings(snapshot: PartitionSnapshot) -> list[DisableTier]:
 
 
 def leaving_for_good(snapshot: PartitionSnapshot) -> list[ExpirePage | ExpireRemote]:
-    """Return the parts of a disabled tier to unlink now: all pages unread, then entries as far as there is room.
-
-    Both are oldest first.
-    """
+    """Return the parts of a disabled tier to unlink now: all pages unread, then entries as far as there is room."""
     entries = [part for part in snapshot.tier_disabled if isinstance(part, SegmentEntry)]
     pages = [part for part in snapshot.tier_disabled if not isinstance(part, SegmentEntry)]
     return [

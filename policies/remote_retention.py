@@ -10,9 +10,8 @@ Expiring an entry and unlinking it are two steps, because a manifest lists every
 - Single entries are unlinked as far as there is room. The rest are below the log start, and are unlinked when there is
   room again.
 
-Only the newest manifest is valid, but older ones have readers: a reader may be between learning a sequence and reading
-that manifest, and a pin needs the manifest that it was made for (`remote.gc.pins`). So the newest MANIFESTS_RETAINED
-manifests stay. Older ones are deleted rarely enough to cost nothing, and before listing them gets slow.
+Older manifests have readers: a reader may be between learning a sequence and reading that manifest, and a pin needs the
+manifest that it was made for (`remote.gc.pins`). So the newest MANIFESTS_RETAINED manifests stay.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ MANIFESTS_AT_ONCE = 200  # each deletion leaves a permanent boundary object
 
 
 def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
-    """Return the entries to expire, oldest first, among those that are known.
-
-    A segment that is being copied, and everything after it, stays.
-    """
+    """Return the known entries to expire, oldest first. A segment that is being copied, and all after it, stays."""
     limits = snapshot.rules.log_limits
     kept_bytes = log_bytes(snapshot) if limits.bytes is not None else 0
     first_copying = min(snapshot.copying, default=None)
@@ -44,11 +40,10 @@ def expirations(snapshot: PartitionSnapshot) -> list[ExpireRemote]:
     for entry in snapshot.known_oldest():
         if first_copying is not None and first_copying <= entry.base_offset:
             break
-        reason = (
-            _below_log_start(entry, snapshot.log_start_offset)
-            or _too_old(entry, snapshot.now_ms, limits.ms)
-            or _too_large(entry, kept_bytes, limits.bytes)
-        )
+        reason: str | None = f"below the log start {snapshot.log_start_offset}"
+        if entry.next_offset > snapshot.log_start_offset:
+            too_old = _too_old(entry, snapshot.now_ms, limits.ms)
+            reason = too_old or _too_large(entry, kept_bytes, limits.bytes)
         if reason is None:
             break
         if entry.next_offset > snapshot.log_start_offset:
@@ -79,10 +74,7 @@ def room_for_entries(snapshot: PartitionSnapshot) -> int:
 
 
 def deletions(snapshot: PartitionSnapshot) -> list[DeletePending | DeletePage]:
-    """Return the objects whose grace period has passed and that no entry names, then the due pages.
-
-    Entries of the log and of views both count.
-    """
+    """Return the objects whose grace period has passed and that no entry of log or views names, then due pages."""
     grace_ms, now_ms = snapshot.rules.delete_grace_ms, snapshot.now_ms
     due = [each for each in snapshot.pending_deletes if deletion_due_ms(each.unlinked_ms, snapshot.rules) <= now_ms]
     live = snapshot.named_keys if due else frozenset()  # two keys per entry: computed only if needed
@@ -138,8 +130,7 @@ def page_to_know(snapshot: PartitionSnapshot) -> PageEntry | None:
 def log_bytes(snapshot: PartitionSnapshot) -> int:
     """The size of the whole log for retention by size: committed entries plus records only on disk.
 
-    A segment on both tiers counts once. Bytes below the log start do not count. One exception: an unread page that
-    contains the log start counts whole until `page_to_know` returns it.
+    Bytes below the log start do not count, but an unread page that contains it counts whole (`page_to_know`).
     """
     start = snapshot.log_start_offset
     only_local_from = max(start, snapshot.remote_next_offset or 0)
@@ -148,15 +139,8 @@ def log_bytes(snapshot: PartitionSnapshot) -> int:
     return remote_bytes + local_bytes
 
 
-def _below_log_start(entry: SegmentEntry, log_start_offset: int) -> str | None:
-    return f"below the log start {log_start_offset}" if entry.next_offset <= log_start_offset else None
-
-
 def _too_old(entry: SegmentEntry, now_ms: int, limit: int | None) -> str | None:
-    """Compare the newest record's age with the limit.
-
-    Without a timestamp the commit time counts, as the file's mtime does on disk.
-    """
+    """Compare the newest record's age with the limit. Without a timestamp the commit time counts."""
     has_time = entry.max_timestamp_ms is not None
     newest_ms = entry.committed_ms if entry.max_timestamp_ms is None else entry.max_timestamp_ms
     if limit is None or now_ms < remote_expiry_ms(newest_ms, limit):

@@ -92,10 +92,7 @@ class PartitionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """A pause of uploads.
-
-    `since_ms` is None if unknown. `is_of_all`: the pause applies to all topics.
-    """
+    """A pause of uploads. `since_ms` is None if unknown. `is_of_all`: the pause applies to all topics."""
 
     since_ms: int | None
     reason: str = ""

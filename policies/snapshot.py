@@ -11,14 +11,14 @@ The caller takes them, because only the caller knows clocks, disks and stores. A
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
-from policies.coverage import Coverage
 from policies.rules import PartitionRules, Pause
 from remote.segment_entry import SegmentEntry, SegmentState
 
@@ -82,11 +82,7 @@ class PartitionFigures:
 
     @property
     def is_copying_on(self) -> bool:
-        """Whether segments are copied.
-
-        The topic is tiered, copying is not disabled (KIP-950's read-only tier), and nothing remains of a tier disabled
-        earlier.
-        """
+        """Whether segments are copied: not disabled (KIP-950's read-only tier), and no rest of a disabled tier."""
         return self.is_tiered and not self.rules.copy_disabled and not self.tier_disabled
 
     @property
@@ -111,10 +107,7 @@ class PartitionFigures:
 
     @cached_property
     def committed(self) -> tuple[SegmentEntry, ...]:
-        """The known entries that readers see.
-
-        Half-copied and half-deleted entries count nowhere (KIP-405).
-        """
+        """The known entries that readers see. Half-copied and half-deleted entries count nowhere (KIP-405)."""
         return tuple(entry for entry in self.remote if entry.state is SegmentState.COPY_FINISHED)
 
     @property
@@ -129,7 +122,6 @@ class PartitionFigures:
 
     @property
     def committed_bytes(self) -> int:
-        """The bytes of the entries that readers see, known or not."""
         return sum(each.size_bytes for each in self.committed_parts)
 
     @property
@@ -143,10 +135,7 @@ class PartitionFigures:
         return next((page for page in self.pages if page.next_offset > self.log_start_offset), None)
 
     def known_oldest(self) -> tuple[SegmentEntry, ...]:
-        """The committed entries below the first unknown page, ascending.
-
-        Pages wholly below the log start are ignored.
-        """
+        """The committed entries below the first unknown page above the log start, ascending."""
         unknown = self.oldest_unknown
         if unknown is None:
             return self.committed
@@ -154,7 +143,6 @@ class PartitionFigures:
 
     @property
     def unlinked_bytes(self) -> int:
-        """The bytes of all pending deletes."""
         return sum(each.size_bytes for each in self.pending_deletes) + sum(
             each.size_bytes for each in self.pending_page_deletes
         )
@@ -169,7 +157,6 @@ class PartitionFigures:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """The offsets that the committed entries hold."""
         return Coverage.of(self.remote_ranges)
 
     @cached_property
@@ -185,20 +172,16 @@ class PartitionFigures:
 
     @property
     def clean_cut(self) -> int:
-        """The offset up to which the log is consistently clean.
+        """The offset up to which each removed record was removed because of a newer record below that offset.
 
-        Every record removed below it was removed because of a newer record below it. 0 while a cancelled pass, or a
-        pass with too small a buffer, has removed records because of newer ones above the checkpoint. A bucket that
-        ended in between would hold neither the older nor the newer record of a key.
+        0 while a cancelled pass, or a pass with too small a buffer, has removed records because of newer ones above the
+        checkpoint. A bucket that ended in between would hold neither the older nor the newer record of a key.
         """
         checkpoint = self.cleaner_offset or 0
         return checkpoint if self.cleaner_reach <= checkpoint else 0
 
     def is_committed(self, base_offset: int, next_offset: int) -> bool:
-        """Whether committed entries hold every offset of the range; true for an empty range.
-
-        Stricter than Kafka, which compares with the highest remote offset only: here a hole below it is no copy.
-        """
+        """Whether committed entries hold every offset of the range; true for an empty range. Kafka ignores holes."""
         return self.coverage.holds(base_offset, next_offset)
 
     def has_safe_copy(self, segment: SegmentInfo) -> bool:
@@ -209,10 +192,9 @@ class PartitionFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSnapshot(PartitionFigures):
-    """One partition, as plans need it.
+    """One partition, as plans need it. `stable_offset` (LSO) is the bound of copying and cleaning.
 
-    `stable_offset` is the last stable offset: the bound of copying and cleaning. `may_clean` is False while the cleaner
-    is paused, or waits after a failure.
+    `may_clean` is False while the cleaner is paused, or waits after a failure.
     """
 
     stable_offset: int
@@ -226,10 +208,53 @@ class PartitionSnapshot(PartitionFigures):
 
 
 def merged_views(remote: Sequence[CompactedView], local: Sequence[CompactedView]) -> tuple[CompactedView, ...]:
-    """Return one view per name, by name.
-
-    The manifest's view wins if it was built or is the only one.
-    """
+    """Return one view per name, by name. The manifest's view wins if it was built or is the only one."""
     found = {view.name: view for view in remote}
     found |= {view.name: view for view in local if view.name not in found or not found[view.name].is_built}
     return tuple(found[name] for name in sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Ascending half-open ranges: range i is ``[base_offsets[i], next_offsets[i])``. No two ranges overlap or touch."""
+
+    base_offsets: tuple[int, ...]
+    next_offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Coverage:
+        """Merge half-open ranges, given in any order."""
+        bases: list[int] = []
+        nexts: list[int] = []
+        for base_offset, next_offset in sorted(ranges):
+            if nexts and base_offset <= nexts[-1]:
+                nexts[-1] = max(nexts[-1], next_offset)
+            else:
+                bases.append(base_offset)
+                nexts.append(next_offset)
+        return cls(tuple(bases), tuple(nexts))
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset after the highest held one; None without ranges."""
+        return self.next_offsets[-1] if self.next_offsets else None
+
+    def holds(self, base_offset: int, next_offset: int) -> bool:
+        """Whether every offset of ``[base_offset, next_offset)`` is held; true for an empty range."""
+        at = bisect_right(self.base_offsets, base_offset) - 1
+        reached = max(base_offset, self.next_offsets[at]) if at >= 0 else base_offset
+        return reached >= next_offset
+
+    def missing(self, base_offset: int, next_offset: int) -> list[tuple[int, int]]:
+        """Return the parts of ``[base_offset, next_offset)`` that are not held, ascending. An empty range has none."""
+        at = max(0, bisect_right(self.base_offsets, base_offset) - 1)
+        found: list[tuple[int, int]] = []
+        reached = base_offset
+        while at < len(self.base_offsets) and self.base_offsets[at] < next_offset:
+            if self.base_offsets[at] > reached:
+                found.append((reached, self.base_offsets[at]))
+            reached = max(reached, self.next_offsets[at])
+            at += 1
+        if reached < next_offset:
+            found.append((reached, next_offset))
+        return found

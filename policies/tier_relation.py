@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from local.log.leader_epochs import EpochRange, LeaderEpochs
-from policies.coverage import Coverage
+from policies.snapshot import Coverage
 
 
 class Relation(Enum):
-    """The relations, in the order of their tests: the first that holds is the verdict.
-
-    See the module text.
-    """
+    """The relations, in the order of their tests: the first that holds is the verdict."""
 
     LOST = "lost"
     UNCOMMITTED = "uncommitted"
@@ -125,9 +122,7 @@ class TierVerdict:
 def tier_relation(local: LocalTier, remote: RemoteTier | None) -> TierVerdict:
     """Return the verdict. `remote` None: no manifest was ever committed."""
     if local.has_dropped and (remote is None or remote.allocated_end_offset < local.local_start_offset):
-        from_offset = (
-            local.log_start_offset if remote is None else max(local.log_start_offset, remote.allocated_end_offset)
-        )
+        from_offset = max(local.log_start_offset, 0 if remote is None else remote.allocated_end_offset)
         return TierVerdict(relation=Relation.LOST, from_offset=from_offset)
     if remote is None:
         return TierVerdict(relation=Relation.UNCOMMITTED)
@@ -166,10 +161,7 @@ def first_contradiction(local: LocalTier, history: Sequence[EpochRange]) -> int 
 
 
 def _proof(remote: RemoteTier) -> Coverage:
-    """Return the ranges in the bucket, and the expired ranges below the log start.
-
-    A retained record whose entry is no longer in the manifest is a hole.
-    """
+    """Return the ranges in the bucket, and the expired ranges below the log start: above it they are holes."""
     held = [(each.base_offset, each.next_offset) for each in remote.entries if remote.counts]
     start = remote.log_start_offset
     expired = [(each.base_offset, min(each.next_offset, start)) for each in remote.expired if each.base_offset < start]
@@ -196,3 +188,38 @@ def _not_comparable(local: LocalTier, remote: RemoteTier) -> tuple[tuple[int, in
         if base_offset <= last < next_offset and local.next_offset < next_offset:
             return ((max(base_offset, local.held[0][0]), local.next_offset),)
     return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRetention:
+    """The retention of a partition at its broker; None means no limit.
+
+    `replicas` is None if the number is not known.
+    """
+
+    retention_ms: int | None
+    retention_bytes: int | None
+    replicas: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStartFacts:
+    """A log start inside a segment.
+
+    `newest_below_ms` is the time of the newest batch below it in that segment, None if unknown. `bytes_from` is the
+    size of that segment and all later ones.
+    """
+
+    newest_below_ms: int | None
+    bytes_from: int
+
+
+def is_deletion(facts: LogStartFacts, retention: BrokerRetention, now_ms: int) -> bool:
+    """Whether only DeleteRecords can have moved the log start."""
+    if retention.replicas == 1:
+        return True  # no other broker leads
+    if retention.retention_ms is not None:
+        newest = facts.newest_below_ms
+        if newest is None or now_ms - newest > retention.retention_ms:
+            return False
+    return retention.retention_bytes is None or facts.bytes_from < retention.retention_bytes

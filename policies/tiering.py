@@ -35,27 +35,20 @@ def completes_commit(segments: int, size_bytes: int) -> bool:
 
 
 def commits_of(sizes: Iterable[int]) -> int:
-    """Return the number of commits for copies of segments of these sizes (bytes, in copy order).
-
-    The copies are assumed to follow each other without waiting.
-    """
-    commits = segments = held = 0
+    """Return the number of commits for copies of segments of these sizes (bytes, in copy order), without waiting."""
+    commits = segments = uncommitted_bytes = 0
     for size_bytes in sizes:
-        segments, held = segments + 1, held + size_bytes
-        if completes_commit(segments, held):
-            commits, segments, held = commits + 1, 0, 0
+        segments, uncommitted_bytes = segments + 1, uncommitted_bytes + size_bytes
+        if completes_commit(segments, uncommitted_bytes):
+            commits, segments, uncommitted_bytes = commits + 1, 0, 0
     return commits + bool(segments)
 
 
 def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
-    """Return at most one roll of the active segment; an empty segment never rolls.
-
-    `going_count` is the number of closed segments that retention removes in the same plan.
-
-    The segment rolls in two cases. A later plan removes it.
+    """Return at most one roll of the active segment, which a later plan removes; an empty segment never rolls.
 
     - Its newest record is older than `segment.ms`. (An append rolls by the oldest record, which the log itself checks.)
-    - Retention reaches it: all closed segments are removed, and the active segment breaches a limit too.
+    - Retention reaches it: this plan removes all closed segments (`going_count`), and the active one breaches a limit.
     """
     active = snapshot.active
     if active is None or active.is_empty:
@@ -65,18 +58,15 @@ def rolls(snapshot: PartitionSnapshot, going_count: int) -> list[RollActive]:
 
 
 def copies(snapshot: PartitionSnapshot) -> list[CopySegment]:
-    """Return the closed segments to copy, oldest first.
+    """Return the closed segments to copy, oldest first; none while uploads are paused.
 
-    Each is committed only after the segment before it. Candidates hold an offset at or above max(highest committed, log
-    start) and are wholly below the stable offset. The scan ends at the first segment that is put off or already being
-    copied, because commits follow offset order. So the copies are contiguous from the store's end, and skip no retained
-    record.
+    Candidates hold an offset at or above max(highest committed, log start) and are wholly below the stable offset. The
+    scan ends at the first segment that is put off or already being copied, because commits follow offset order. So the
+    copies are contiguous from the store's end, and skip no retained record.
 
     A compacted topic copies all segments wholly below the cleaner's checkpoint (I6), or none, in one commit. A bucket
     that ended in between could hold neither the older record of a key nor the newer one that replaced it. The copy lag
     of the oldest segment decides for all of them.
-
-    Nothing is copied while uploads are paused.
     """
     if not snapshot.is_copying_on or snapshot.paused is not None:
         return []
@@ -135,10 +125,7 @@ def copy_deferrals_at_once(snapshot: PartitionSnapshot) -> list[Deferral]:
 
 
 def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int | None) -> Code | None:
-    """Return the reason why `segment` is not copied now, None without one.
-
-    `newer_bytes` None ignores the copy lag.
-    """
+    """Return the reason why `segment` is not copied now, None without one. `newer_bytes` None ignores the copy lag."""
     if segment.base_offset in snapshot.copying:
         return Code.COPYING
     if segment.next_offset > snapshot.stable_offset:
@@ -153,10 +140,7 @@ def _hindrance(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: i
 
 
 def _copy_deferral(snapshot: PartitionSnapshot, segment: SegmentInfo, newer_bytes: int) -> Deferral:
-    """Return the deferral of `segment`.
-
-    A reason of the whole partition precedes a reason of the segment.
-    """
+    """Return the deferral of `segment`. A reason of the whole partition precedes a reason of the segment."""
     code, until_ms = _partition_hindrance(snapshot), None
     code = code or _hindrance(snapshot, segment, newer_bytes) or Code.ORDER
     if code is Code.COPY_LAG:
@@ -199,18 +183,11 @@ def _in_words(snapshot: PartitionSnapshot, code: Code) -> str:
 
 
 def remote_unknown_deferrals(snapshot: PartitionFigures, why: str) -> list[Deferral]:
-    """Return deferrals for a partition whose remote tier is unknown.
-
-    Every closed segment with records may have to be copied.
-    """
+    """Return deferrals for a partition whose remote tier is unknown, of every closed segment with records."""
     return [put_off(Action.COPY, each, Code.REMOTE_UNKNOWN, why) for each in uncopied(snapshot)]
 
 
 def _active_deferral(snapshot: PartitionSnapshot, active: SegmentInfo, *, is_rolling: bool) -> Deferral:
-    """Return the deferral of the active segment.
-
-    It is closed when it is full, or when its newest record is older than `segment.ms`.
-    """
     if is_rolling:
         return put_off(Action.COPY, active, Code.ACTIVE, "this plan rolls the active segment, a later plan copies it")
     limit = snapshot.rules.segment_ms
@@ -233,8 +210,7 @@ def _idle(snapshot: PartitionSnapshot, active: SegmentInfo) -> str | None:
 def _breached(snapshot: PartitionSnapshot, active: SegmentInfo, going_count: int) -> str | None:
     """Return why retention closes the active segment, None if it does not.
 
-    Kafka rolls only when the scan reaches the active segment. Otherwise an outage would cut the log into many small
-    segments.
+    As in Kafka, the scan must reach the active segment: else an outage would cut the log into many small segments.
     """
     if going_count < len(snapshot.closed):
         return None

@@ -200,17 +200,15 @@ def stem_of(key: str) -> str:
 def full_key(prefix: str, key: str) -> str:
     """Return the full key of an object named by an entry of the partition at `prefix`.
 
-    A key that begins with a slash is another partition's object, in full. Entries of a fork have such keys
-    (`remote.gc.fork_references`).
+    A key that begins with a slash is another partition's object, in full (`remote.gc.fork_references`).
     """
     return key[1:] if key.startswith("/") else prefix + key
 
 
 def object_identity(prefix: str, key: str) -> str:
-    """Return the object's name from its topic's directory on: ``orders-<topic id>/3/data/...``.
+    """Return the object's name from its topic's directory on: ``orders-<topic id>/3/data/...``. `key`: as in an entry.
 
-    It does not depend on the root of the bucket. Encryption and authentication bind objects to it
-    (`remote.segments.encryption`, `remote.manifest.sealing`). `key` is as in an entry.
+    Encryption and authentication bind objects to it (`remote.segments.encryption`, `remote.manifest.sealing`).
     """
     home, own = (home_of(key), own_part(key)) if is_in_other_topic(key) else (prefix, key)
     return "/".join(home.rstrip("/").split("/")[-2:]) + "/" + own

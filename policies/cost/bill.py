@@ -56,10 +56,7 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicBill:
-    """Dollars a month by kind, see the module text.
-
-    `months` is the metered period in months.
-    """
+    """Dollars a month by kind, see the module text. `months` is the metered period in months."""
 
     topic: str
     storage: float
@@ -90,22 +87,21 @@ def bills(facts: Sequence[TopicFacts], prices: PriceTable, deleted: Sequence[Top
     """Return a bill for each topic in the given order; their sum is the bill of the bucket.
 
     Bills of `deleted` topics come last. Each is the amount by which the remaining objects of that topic raise the bill.
-    So the bills of the other topics do not depend on `deleted`.
     """
-    kept, left = dollars_added([each.usage for each in facts], [each.usage for each in deleted], prices)
-    everything = zip([*facts, *deleted], [*kept, *left], strict=True)
-    return [_bill(each, kept_for, prices) for each, kept_for in everything]
+    present, added = dollars_added([each.usage for each in facts], [each.usage for each in deleted], prices)
+    priced = zip([*facts, *deleted], [*present, *added], strict=True)
+    return [_bill(each, dollars, prices) for each, dollars in priced]
 
 
-def _bill(of: TopicFacts, kept: StorageDollars, prices: PriceTable) -> TopicBill:
+def _bill(of: TopicFacts, stored: StorageDollars, prices: PriceTable) -> TopicBill:
     month = of.requests.times(_to_month(of.period_ms)) if of.requests is not None else Counts()
     requests, retrieval = request_dollars(month, of.usage.data, prices)
     disk = prices.disk_per_gb_month / GIB
     return TopicBill(
         topic=of.topic,
-        storage=kept.storage,
-        index=kept.index,
-        waiting=kept.waiting,
+        storage=stored.storage,
+        index=stored.index,
+        waiting=stored.waiting,
         requests=requests,
         retrieval=retrieval,
         disk=of.local_bytes * disk,
@@ -121,10 +117,7 @@ def _bill(of: TopicFacts, kept: StorageDollars, prices: PriceTable) -> TopicBill
 
 
 def request_dollars(month: Counts, data: Mapping[str, Stored], prices: PriceTable) -> tuple[float, float]:
-    """Return the dollars of requests and of retrieval.
-
-    Data requests are split over the storage classes by their share of bytes. Lists are in the PUT price class.
-    """
+    """Return the dollars of requests and of retrieval. Data requests are split over the classes by their bytes."""
     small = prices.of(STANDARD)
     dollars = request_cost(
         puts=month.puts - month.data_puts, gets=month.gets - month.data_gets, lists=month.lists, prices=small
@@ -141,8 +134,5 @@ def request_dollars(month: Counts, data: Mapping[str, Stored], prices: PriceTabl
 
 
 def _to_month(period_ms: int) -> float:
-    """Return the factor from the metered period to a month.
-
-    A period of less than a day counts as a day: half an hour is too short for a forecast.
-    """
+    """Return the factor from the metered period to a month; less than a day is too short and counts as a day."""
     return DAYS_PER_MONTH * DAY_MS / max(period_ms, DAY_MS)

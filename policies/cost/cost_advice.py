@@ -78,12 +78,7 @@ class Move:
 class CostAdvice:
     """One change: dollars a month before and after, its one-time cost, and the command to make it.
 
-    | | setting | move |
-    |---|---|---|
-    | the dollars are of | the whole topic | the segments |
-    | `setting` | (key, value) | None |
-    | `move` | None | the segments to select |
-    | `segments`, `size_bytes` | 0 | of the segments |
+    A `setting` (key, value) has the dollars of the whole topic, a `move` those of its segments.
     """
 
     topic: str
@@ -100,12 +95,10 @@ class CostAdvice:
 
     @property
     def saved_dollars(self) -> float:
-        """Dollars saved a month."""
         return self.now_dollars - self.then_dollars
 
     @property
     def payback_months(self) -> float:
-        """The number of months after which the savings equal the one-time cost."""
         return self.once_dollars / self.saved_dollars if self.saved_dollars > 0 else float("inf")
 
 
@@ -116,10 +109,7 @@ def advise_costs(
     *,
     least_dollars: float = 0.01,
 ) -> list[CostAdvice]:
-    """Return advice that saves at least `least_dollars` a month and pays back within a year.
-
-    The largest saving comes first.
-    """
+    """Return advice that saves at least `least_dollars` a month and pays back within a year, the best first."""
     found: list[CostAdvice] = []
     stored = _by_class(each for kept in segments.values() for each in kept)
     for stream in streams:
@@ -186,8 +176,7 @@ def _move(
 ) -> CostAdvice | None:
     """Return the best move to class `to`, None if it does not pay.
 
-    `stored` has the bytes by class of all topics: bytes that leave a class leave its last and cheapest price band
-    first.
+    `stored` has the bytes by class of all topics: bytes leave the last and cheapest price band of a class first.
     """
     movable = _movable(segments, to)
     moved = _by_class(movable)
@@ -218,7 +207,7 @@ def _move(
 def _leaving(segments: Sequence[StoredSegment], name: str, stored_bytes: int, of: Prices) -> float:
     """Return the dollars a month that the bill falls by when these segments leave one class.
 
-    In a class that moves objects by itself they may be cheap already: they count as unread since their upload.
+    In a class that moves objects by itself they count as unread since their upload.
     """
     leaving = [each for each in segments if each.storage_class == name]
     if of.later_bands:
@@ -228,10 +217,7 @@ def _leaving(segments: Sequence[StoredSegment], name: str, stored_bytes: int, of
 
 
 def _months_left(segments: Sequence[StoredSegment]) -> float:
-    """Return the average remaining time per byte, in months.
-
-    It is at most the longest time in which a change may pay back.
-    """
+    """Return the average remaining time per byte, in months; at most the longest time to pay back."""
     most = PAYBACK_MONTHS_MAX
     left = (most if each.remaining_ms is None else each.remaining_ms / DAY_MS / DAYS_PER_MONTH for each in segments)
     whole = sum(each.stored_bytes for each in segments)
@@ -239,10 +225,7 @@ def _months_left(segments: Sequence[StoredSegment]) -> float:
 
 
 def _movable(segments: Sequence[StoredSegment], to: Prices) -> list[StoredSegment]:
-    """Return the segments that a command can select by time.
-
-    All of them are older than every segment that is not settled.
-    """
+    """Return the segments that a command can select by time: older than every segment that is not settled."""
     fit = [each for each in segments if _is_fit(each, to)]
     upto = min((each.newest_ms for each in fit if not each.is_settled), default=None)
     return [each for each in fit if each.is_settled and (upto is None or each.newest_ms < upto)]
@@ -264,20 +247,13 @@ def _use(segment: StoredSegment, of: Prices, stream: Stream) -> float:
     reads = stream.workload.reads
     range_bytes = RANGE_BYTES if reads is None else reads.range_bytes
     gets = stream.read_share * max(1.0, segment.stored_bytes / range_bytes)
-    dollars_added = of.overhead_bytes / GIB * of.storage_bands[0][1]
-    return (
-        dollars_added
-        + retrieval_cost(segment.stored_bytes * stream.read_share, of)
-        + request_cost(gets=gets, prices=of)
-    )
+    overhead = of.overhead_bytes / GIB * of.storage_bands[0][1]
+    read = retrieval_cost(segment.stored_bytes * stream.read_share, of) + request_cost(gets=gets, prices=of)
+    return overhead + read
 
 
 def _once(segment: StoredSegment, before: Prices, to: Prices, small: Prices) -> float:
-    """Return the one-time dollars to move one segment.
-
-    These are the price of the read, the upload, a HEAD and the indexes (by the prices `small`), and the rest of the old
-    class's minimum duration.
-    """
+    """Return the one-time dollars to move one segment: read, rewrite, HEAD, indexes (by `small`), early deletion."""
     read = retrieval_cost(segment.stored_bytes, before)
     read += request_cost(gets=ceil(segment.stored_bytes / RANGE_BYTES), prices=before)
     written = request_cost(puts=upload_requests(max(1, segment.stored_bytes)), gets=1, prices=to)

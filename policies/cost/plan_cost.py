@@ -62,15 +62,10 @@ _INDEXES_SHARE = 0.005  # of a segment's bytes, where no entry is known
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCost:
-    """The cost of one decision.
+    """The cost of one decision. Requests are counted by verb (HEADs among the GETs). `bytes_in` are uploaded bytes.
 
-    Requests are counted by verb (HEADs among the GETs). `bytes_in` are uploaded bytes.
-
-    | field | meaning |
-    |---|---|
-    | `dollars` | once, for requests |
-    | `early_dollars` | once, for data deleted before its class's minimum duration |
-    | `monthly_dollars` | change of the bill; unlinked bytes cost until their deletion |
+    `dollars` are once, for requests; `early_dollars` once, for data deleted before its class's minimum duration;
+    `monthly_dollars` are the change of the bill. Unlinked bytes cost until their deletion.
     """
 
     partition: TopicPartition
@@ -121,7 +116,6 @@ class PlanCost:
         return replace(self, lines=lines, now=nothing)
 
     def sum_of(self, name: str) -> float:
-        """Return the sum of one field over all lines."""
         return sum(float(getattr(each, name)) for each in self.lines)
 
 
@@ -144,7 +138,6 @@ class _Place:
         self._page_indexes_share = sum(entry.indexes_bytes for entry in held) / size if size else 0.0
 
     def usage(self, parts: Iterable[PageEntry | SegmentEntry]) -> StorageUsage:
-        """Return the objects of entries, and of all entries of pages."""
         found = []
         for part in parts:
             if isinstance(part, SegmentEntry):
@@ -182,10 +175,7 @@ class _Place:
                 return ()
 
     def as_billed(self, parts: Iterable[PageEntry | SegmentEntry]) -> Iterator[PageEntry | SegmentEntry]:
-        """Yield the parts as the bill counts them.
-
-        An entry of a page without recorded classes counts in the class assumed for such pages.
-        """
+        """Yield the parts as the bill counts them: entries of a page without recorded classes in its assumed class."""
         pages = [each for each in self.snapshot.known_pages if each.other_classes is None]
         for part in parts:
             if isinstance(part, SegmentEntry) and any(
@@ -237,13 +227,10 @@ def plan_cost(
     )
 
 
-# -- stored bytes ------------------------------------------------------------------------------------------------------
-
-
 def bill_changes(usage: Iterable[StorageUsage], changes: Iterable[StorageUsage], prices: PriceTable) -> Iterator[float]:
     """Yield the dollars a month that each of `changes` adds, one after the other, to all of `usage`.
 
-    An estimate can remove more than is stored. The remainder is then 0, not a debt that later changes would pay.
+    Where an estimate removes more than is stored, the remainder is 0, not a debt that later changes would pay.
     """
     stored = total_usage(usage)
     (before,) = storage_dollars([stored], prices)
@@ -292,7 +279,6 @@ def _change(place: _Place, decision: Decision) -> StorageUsage:
 
 
 def _bytes(usage: StorageUsage) -> int:
-    """Return the bytes of data and indexes."""
     return usage.small_bytes + sum(each.size_bytes for each in usage.data.values())
 
 
@@ -314,9 +300,6 @@ def _bill_of(
         index=sum(each.index for each in ours),
         waiting=sum(each.waiting for each in ours),
     )
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def _priced_run(place: _Place, run: list[Decision]) -> list[DecisionCost]:

@@ -52,10 +52,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """All classes by S3's names, and the local disk.
-
-    `disk_per_gb_month` is the price of the local tier's disk.
-    """
+    """All classes by S3's names, and the local disk. `disk_per_gb_month` is the price of the local tier's disk."""
 
     as_of: str
     region: str

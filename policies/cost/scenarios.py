@@ -52,10 +52,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Settings to simulate; None leaves a setting as it is.
-
-    Times in ms (-1 for no limit), sizes in bytes.
-    """
+    """Settings to simulate; None leaves a setting as it is. Times in ms (-1 for no limit), sizes in bytes."""
 
     retention_ms: int | None = None
     local_retention_ms: int | None = None
@@ -67,7 +64,6 @@ class Scenario:
 
     @property
     def changes(self) -> dict[str, int | float | str]:
-        """The changed settings, by field."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -118,17 +114,13 @@ class BreakEven:
 
 
 def changed(stream: Stream, variant: Scenario) -> Stream:
-    """Return the stream under other settings.
-
-    As with real settings, local retention never exceeds the whole retention.
-    """
+    """Return the stream under other settings; local retention never exceeds the whole retention."""
     rules, workload = stream.rules, stream.workload
     if variant.retention_ms is not None:
         rules = replace(rules, retention_ms=None if variant.retention_ms < 0 else variant.retention_ms)
     if variant.local_retention_ms is not None:
-        rules = replace(
-            rules, local_retention_ms=None if variant.local_retention_ms < 0 else variant.local_retention_ms
-        )
+        local_ms = None if variant.local_retention_ms < 0 else variant.local_retention_ms
+        rules = replace(rules, local_retention_ms=local_ms)
     whole = rules.log_limits.ms
     if whole is not None and (rules.local_retention_ms is None or rules.local_retention_ms > whole):
         rules = replace(rules, local_retention_ms=whole)
@@ -173,11 +165,7 @@ def month_of(stream: Stream, prices: PriceTable) -> Simulated:
 
 @lru_cache(maxsize=2048)
 def _simulated(workload: Workload, rules: PartitionRules, window_ms: int, min_days: tuple[float, ...]) -> Simulated:
-    """Simulate once per distinct workload, rules and window.
-
-    Storage classes, most prices and reads vary often and do not change the simulation. The result is shared: callers
-    must not modify it.
-    """
+    """Simulate once per distinct workload, rules and window. The result is shared: callers must not modify it."""
     return simulate(workload, rules, window_ms=window_ms, min_days=min_days)
 
 
@@ -274,16 +262,10 @@ def break_evens(streams: Sequence[Stream], prices: PriceTable) -> list[BreakEven
     for of in (each for each in prices.classes.values() if each.is_readable and each.retrieval_per_gb):
         if of.storage_bands[0][1] < prices.of(STANDARD).storage_bands[0][1]:
             found += _class_lines(of, share, size, days, prices, in_standard)
-    found.append(
-        BreakEven(
-            what="object size where a PUT costs as much as a month of storage",
-            value=size,
-            limit=equal_object_bytes(prices.of(STANDARD)),
-            unit="bytes",
-            verdict="storage dominates" if size > equal_object_bytes(prices.of(STANDARD)) else "requests dominate",
-        )
-    )
-    return found
+    limit = equal_object_bytes(prices.of(STANDARD))
+    verdict = "storage dominates" if size > limit else "requests dominate"
+    what = "object size where a PUT costs as much as a month of storage"
+    return [*found, BreakEven(what=what, value=size, limit=limit, unit="bytes", verdict=verdict)]
 
 
 def _class_lines(
@@ -291,35 +273,19 @@ def _class_lines(
 ) -> list[BreakEven]:
     reads = break_even_reads(of, prices.of(STANDARD), stored_bytes=in_standard)
     name = of.storage_class
-    lines = [
-        BreakEven(
-            what=f"{name}: share of the data read in a month",
-            value=share,
-            limit=reads,
-            unit="share",
-            verdict="pays" if reads is None or share < reads else "does not pay",
-        )
-    ]
+    verdict = "pays" if reads is None or share < reads else "does not pay"
+    what = f"{name}: share of the data read in a month"
+    lines = [BreakEven(what=what, value=share, limit=reads, unit="share", verdict=verdict)]
     if of.min_days >= 1:
-        lines.append(
-            BreakEven(
-                what=f"{name}: days that data is stored",
-                value=days,
-                limit=of.min_days,
-                unit="days",
-                verdict="stored long enough" if days >= of.min_days else "deleted too early",
-            )
-        )
+        verdict = "stored long enough" if days >= of.min_days else "deleted too early"
+        what = f"{name}: days that data is stored"
+        lines.append(BreakEven(what=what, value=days, limit=of.min_days, unit="days", verdict=verdict))
     if of.min_bytes:
-        lines.append(
-            BreakEven(
-                what=f"{name}: object size",
-                value=size,
-                limit=float(of.min_bytes),
-                unit="bytes",
-                verdict="large enough" if size >= of.min_bytes else "billed for more than its size",
-            )
+        verdict, limit = (
+            "large enough" if size >= of.min_bytes else "billed for more than its size",
+            float(of.min_bytes),
         )
+        lines.append(BreakEven(what=f"{name}: object size", value=size, limit=limit, unit="bytes", verdict=verdict))
     return lines
 
 
@@ -342,10 +308,9 @@ def _class_storage(stream: Stream, month: Simulated, of: Prices, per_byte: float
 
 
 def _intelligent(stream: Stream, month: Simulated, of: Prices) -> float:
-    """Return the dollars of a class that moves objects by itself.
+    """Return the dollars of a class that moves objects by itself; segments are spread evenly over their retention.
 
-    Segments are spread evenly over their retention. The share read in a month stays in the first tier. Segments too
-    small to be moved all stay there.
+    The share read in a month stays in the first tier, and all segments that are too small to be moved.
     """
     kept = _kept_days(stream)
     stored, objects = _stored(stream, month), stream.partitions * month.objects

@@ -52,7 +52,7 @@ from remote.store import LIST_PAGE
 __all__ = ["RANGE_BYTES", "Counts", "Reads", "Schedule", "Simulated", "Workload", "simulate", "simulate_from_empty"]
 
 BOUNDARY_BYTES = 47
-PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pin_watch`)
+PINS_LAG_MS = 10 * 60_000  # a listing of pins covers objects unlinked before this lag (`remote.gc.pins`)
 CACHED_ENTRIES_MAX = 32 * 4096  # entries of pages that a writer remembers (`remote.manifest.manifest_lookup`)
 _STEADY = 1000  # a segment with all earlier ones of its retention before it
 
@@ -98,7 +98,6 @@ class Schedule:
 
     @property
     def copied_bytes(self) -> float:
-        """The bytes of both objects of a segment."""
         return self.stored_bytes + self.indexes_bytes
 
     def closes(self, number: int) -> int:
@@ -108,7 +107,6 @@ class Schedule:
         return (number + 1) * self.segment_ms - self.workload.batch_ms
 
     def closed_by(self, now_ms: int) -> int:
-        """Return the number of closed segments at a moment."""
         return max(0, (now_ms - self.lead_ms + self.workload.batch_ms) // self.segment_ms)
 
     def copies(self, number: int) -> float:
@@ -144,7 +142,6 @@ class Schedule:
         return min(self._expires_by_age(number), by_size)
 
     def pass_at(self, moment: float) -> float:
-        """Return the first maintenance pass at or after a moment."""
         tick_ms = self.workload.tick_ms
         return moment if moment == inf else ceil(moment / tick_ms) * tick_ms
 
@@ -163,10 +160,7 @@ class Schedule:
 
 
 class _Unlinked(NamedTuple):
-    """Objects unlinked in one commit.
-
-    A page unlinked whole has `page_entries`, and its objects include those of its entries.
-    """
+    """Objects unlinked in one commit; with those of its `page_entries` for a page that was unlinked whole."""
 
     since_ms: int
     objects: int
@@ -241,7 +235,6 @@ class _Bucket:
         self.sequence = MANIFESTS_RETAINED + MANIFESTS_AT_ONCE // 2
 
     def unlink(self, now_ms: int, segments: int) -> None:
-        """Unlink the objects of single segments."""
         self.pending.add(_Unlinked(now_ms, 2 * segments, segments * self._schedule.copied_bytes))
 
     def upload(self) -> None:
@@ -307,7 +300,6 @@ class _Bucket:
                 self._delete(now_ms, deleted)
 
     def collect(self, upto: int) -> None:
-        """Delete the manifests up to a sequence."""
         self.counts.gets += 3
         self.counts.puts += 1
         self.counts.lists += 2
@@ -369,10 +361,7 @@ class _Readers:
                 self._scan((copied - oldest) * reads.share, min(1.0, reads.share), reads)
 
     def _read_uncached(self, oldest: int, dropped: int) -> None:
-        """Read segments that are no longer on the disk and not yet in the manager's cache.
-
-        A stream that begins in the cache is already running when it reaches uncached segments.
-        """
+        """Read segments that are neither on the disk nor in the manager's cache; such a stream may be under way."""
         first = max(oldest, self.cached_upto)
         self.cached_upto = max(dropped, self.cached_upto)
         if first < dropped:
@@ -471,7 +460,6 @@ class _Partition:
         )
 
     def _next_pass(self) -> float:
-        """Return the next maintenance pass with work."""
         schedule = self._schedule
         moments: list[float] = [schedule.closes(self._closed)]
         if self._copied < (self._cleaned if self._rules.cleanup_compact else self._closed):

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from remote.manifest.manifest import Manifest, PageEntry
     from remote.segment_entry import SegmentEntry
 
-__all__ = ["S3_STANDARD", "PriceTable", "Prices"]  # with the prices of the classes, for callers of the functions
-
 GIB = 1 << 30
 DAYS_PER_MONTH = 30
 DAY_MS = 86_400_000
@@ -74,10 +72,7 @@ def intelligent_storage(size_bytes: float, object_count: float, days_unread: flo
 
 
 def early_deletion(size_bytes: float, age_days: float, prices: Prices) -> float:
-    """Return the one-time dollars for deleting data younger than the class's minimum.
-
-    The rest of the minimum is billed anyway. The objects count as larger than the minimum size.
-    """
+    """Return the one-time dollars for deleting data younger than the class's minimum: the rest is billed anyway."""
     return monthly_storage(size_bytes, prices) * max(0.0, prices.min_days - age_days) / DAYS_PER_MONTH
 
 
@@ -94,11 +89,10 @@ def request_cost(*, puts: float = 0, gets: float = 0, lists: float = 0, prices: 
 def break_even_reads(
     colder: Prices, warmer: Prices = S3_STANDARD, *, range_bytes: int | None = None, stored_bytes: float = 0
 ) -> float | None:
-    """Return the monthly read share of the stored bytes at which both classes cost the same.
+    """Return the monthly read share of the stored bytes at which both classes cost the same; below, colder is cheaper.
 
-    1.05 means all bytes and a little more. Below the share the colder class is cheaper. The warmer price is that of the
-    band with the last of `stored_bytes`, the colder price that of its first band. `range_bytes` adds the price of GETs
-    of this size. None if reading the colder class costs no more: then storage alone decides.
+    The warmer price is that of the band with the last of `stored_bytes`, the colder price that of its first band.
+    `range_bytes` adds the price of GETs of this size. None if reading the colder class costs no more.
     """
     saved = last_price(stored_bytes, warmer) - colder.storage_bands[0][1]
     dearer = colder.retrieval_per_gb - warmer.retrieval_per_gb
@@ -108,18 +102,14 @@ def break_even_reads(
 
 
 def equal_object_bytes(prices: Prices = S3_STANDARD) -> float:
-    """Return the object size at which a PUT costs as much as a month of storage.
-
-    Below it requests dominate.
-    """
+    """Return the object size at which a PUT costs as much as a month of storage. Below it requests dominate."""
     return prices.put_per_1000 / 1000 / prices.storage_bands[0][1] * GIB
 
 
 def upload_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """Return the PUT-class requests for one object.
+    """Return the PUT-class requests for one object: one, or its parts and the start and end of a multipart upload.
 
-    One, or its parts plus the start and the completion of a multipart upload, as the uploader does it. `part_bytes`
-    defaults to the uploader's; parts grow with huge objects.
+    `part_bytes` defaults to the uploader's; parts grow with huge objects.
     """
     parts = -(-size_bytes // part_step(size_bytes, part_bytes))
     return parts + 2 if parts > 1 else 1
@@ -128,9 +118,6 @@ def upload_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
 def segment_requests(size_bytes: int, part_bytes: int = PART_BYTES) -> int:
     """Return the PUT-class requests to copy and commit one segment: data, indexes, manifest."""
     return upload_requests(size_bytes, part_bytes) + 2
-
-
-# -- the bytes of a partition or topic ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +220,6 @@ def of_page(page: PageEntry, newest_class: str, indexes_share: float) -> Storage
 
 
 def total_usage(parts: Iterable[StorageUsage]) -> StorageUsage:
-    """Return the sum of the parts."""
     data: dict[str, Stored] = {}
     sums = Counter[str]()
     for each in parts:
@@ -272,9 +258,9 @@ def dollars_added(
     So the result for `parts` does not depend on `others`, and the sum of both is the bill of the whole bucket.
     """
     alone = storage_dollars(parts, prices)
-    together_ = storage_dollars([*parts, *others], prices)
-    added = together_[len(parts) :]
-    more = sum(each.total for each in together_) - sum(each.total for each in alone)
+    together = storage_dollars([*parts, *others], prices)
+    added = together[len(parts) :]
+    more = sum(each.total for each in together) - sum(each.total for each in alone)
     share = sum(each.total for each in added)
     factor = more / share if share else 0.0
     return alone, [
@@ -296,7 +282,6 @@ def _billed(stored: Stored, of: Prices) -> int:
 
 
 def stored_of(sizes: Sequence[int], prices: PriceTable) -> Stored:
-    """Return objects of these sizes in one class."""
     floors = sorted({each.min_bytes for each in prices.classes.values() if each.min_bytes})
     return Stored(
         objects=len(sizes),

@@ -1,7 +1,4 @@
-"""Input and output of the simulation of one partition: stream, readers, requests and bytes.
-
-The engine is `policies.cost.simulation`.
-"""
+"""Input and output of `policies.cost.simulation`: stream, readers, requests and bytes of one partition."""
 
 from __future__ import annotations
 
@@ -48,10 +45,9 @@ NOT_SIMULATED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Reads of a partition: every `every_ms`, a `share` of the segments.
+    """Reads of a partition: every `every_ms`, a `share` of the segments of at most `oldest_ms` of age (None: all).
 
-    Only segments with records of at most `oldest_ms` of age count (None: all). A share below 1 stands for many readers
-    of single segments. `range_bytes` is the average size of a GET of data.
+    A share below 1 stands for many readers of single segments. `range_bytes` is the average size of a GET of data.
 
     | field | meaning |
     |---|---|
@@ -59,8 +55,7 @@ class Reads:
     | `begins` | extra GETs of a stream before its read-ahead starts |
     | `is_managers` | the manager reads: it knows the manifest and prefers the local tier |
 
-    A stream ignores `range_bytes`. With `is_managers` each segment is read from the store once, because it is cached
-    (`remote.fetch.chunk_cache`). A cache too small for that is not modelled.
+    A stream ignores `range_bytes`. With `is_managers` each segment is read from the store once, and then cached.
     """
 
     every_ms: int
@@ -113,7 +108,6 @@ class Workload:
         return self.batches_per_segment * self.batch_bytes
 
     def rows_bytes(self, entries: float) -> float:
-        """Return the bytes of this many entries in a manifest."""
         known, taken = 0, 0.0
         for upto, size_bytes in self.first_rows:
             if entries < upto:

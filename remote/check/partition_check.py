@@ -29,17 +29,18 @@ Memory: the entries of the manifests, one name for each object, one range of a s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from itertools import islice, pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from local.verify.findings import Finding, FindingCode, Severity, corrupt, damaged, info, warning
-from remote.check.manifest_salvage import salvage_manifest
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.fetch.segment_check import CheckContents, check_segment, only_read, unreadable
@@ -56,17 +57,29 @@ from remote.keys import (
     parse_pin_key,
 )
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.manifest import Manifest, PageEntry, decode_manifest, lacks_seal
+from remote.manifest.manifest import (
+    STORED_MANIFEST,
+    STORED_PAGE_DELETE,
+    AppliedJob,
+    Manifest,
+    PageEntry,
+    PendingDelete,
+    contradiction,
+    decode_line,
+    decode_manifest,
+    lacks_seal,
+)
 from remote.manifest.manifest_chain import decode_boundary
 from remote.manifest.manifest_changes import loses_objects
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import DecodedPage, summary_contradiction
-from remote.manifest.manifest_validation import Part
-from remote.manifest.page_out import waiting_keys
+from remote.manifest.manifest_validation import Contradiction, Part, contradictions
+from remote.manifest.page_out import keys_of, waiting_keys
 from remote.manifest.sealing import is_sealed, keyed
-from remote.segment_entry import SegmentEntry
+from remote.manifest.view import STORED_VIEW
+from remote.segment_entry import SegmentEntry, SegmentState
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.store import ObjectInfo, ObjectStore
+from remote.store import Body, ObjectInfo, ObjectStore
 
 _UNREAD = warning("manifest.no-key", "the key ring lacks the key of the manifests")
 _UNSEALED = warning(
@@ -99,6 +112,18 @@ T = TypeVar("T")
 OTHERS_MAX = 3  # objects read to distinguish one refused object from a store that refuses all
 # Errors that a store may raise for one object while it serves others.
 UNREADABLE = (AccessDenied, InvalidRequest, NotFound, Unavailable)
+# Created at import: creation in two threads at once ends the process (msgspec 0.22).
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+# The lists of a manifest: the field, and the decoder of one element.
+_LISTS: dict[Part, tuple[str, Callable[[msgspec.Raw], Any]]] = {
+    Part.SEGMENTS: ("segments", msgspec.json.Decoder(SegmentEntry).decode),
+    Part.PAGES: ("pages", msgspec.json.Decoder(PageEntry).decode),
+    Part.VIEWS: ("views", STORED_VIEW.decode),
+    Part.PENDING_DELETES: ("pending_deletes", msgspec.json.Decoder(PendingDelete).decode),
+    Part.PENDING_PAGE_DELETES: ("pending_page_deletes", STORED_PAGE_DELETE.decode),
+    Part.JOBS: ("jobs", msgspec.json.Decoder(AppliedJob).decode),
+}
 
 
 class ObjectKind(Enum):
@@ -120,14 +145,9 @@ class ObjectKind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class BucketReport:
-    """The result of a check.
+    """The result of a check. `objects` are kinds by full key, `manifest` is the newest one that decodes.
 
-    | field | content |
-    |---|---|
-    | `objects` | kinds by full key |
-    | `manifest` | the newest manifest that decodes |
-    | `entries` | entries with objects of the right size: their content can be checked |
-    | `suspects` | all other entries |
+    `entries` have objects of the right size, so that their content can be checked; `suspects` are all others.
     """
 
     prefix: str
@@ -146,10 +166,10 @@ class BucketReport:
 def check_partition(
     store: ObjectStore, prefix: str, check_contents: CheckContents | None = None, *, keys: KeyRing = NO_KEYS
 ) -> BucketReport:
-    """Check one partition, see the module text.
+    """Check one partition, see the module text. Without `check_contents` only the chunks' CRCs are checked.
 
-    Without `check_contents` only the chunks' CRCs are checked. Raises the store's errors if it cannot be reached. All
-    damage of bytes is a finding, and so is an object that the store refuses while it serves others.
+    Raises the store's errors if it cannot be reached. All damage of bytes is a finding, and so is an object that the
+    store refuses while it serves others.
     """
     store = keyed(store, keys)
     report = survey_partition(store, prefix)
@@ -162,10 +182,7 @@ def check_partition(
 
 
 def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
-    """Check everything but the content of segments and indexes, see the module text.
-
-    Raises as `check_partition`.
-    """
+    """Check everything but the content of segments and indexes, see the module text. Raises as `check_partition`."""
     return _Check(store, prefix).run()
 
 
@@ -178,10 +195,7 @@ def can_list(store: ObjectStore, prefix: str) -> bool:
 
 
 def is_still_named(store: ObjectStore, prefix: str, entry: SegmentEntry) -> bool:
-    """Whether the newest manifest still names the entry: it may have expired, or been replaced.
-
-    True if the manifest cannot be read, so that the finding stays.
-    """
+    """Whether the newest manifest still names the entry. True if it cannot be read, so that the finding stays."""
     metadata = MetadataLog(store, prefix)
     try:
         newest = metadata.refresh()
@@ -229,8 +243,6 @@ class _Check:
         elif listed:
             self._wrong("", _NO_MANIFEST, objects=len(listed))
         return report
-
-    # --- manifests ---------------------------------------------------------------------------------------------------
 
     def _manifests(self, listed: dict[str, ObjectInfo]) -> Iterator[Manifest]:
         """Yield the manifests that decode, ascending: the listed ones and later commits."""
@@ -308,7 +320,7 @@ class _Check:
         return salvage.manifest
 
     def _check_chain(self, manifests: list[Manifest]) -> None:
-        tier_disabled: set[str] = set()
+        unlinked: set[str] = set()
         before: Manifest | None = None
         for manifest in manifests:
             key = f"{MANIFESTS}{manifest.sequence:020d}"
@@ -323,20 +335,15 @@ class _Check:
                     self._wrong(key, _TWO_WRITERS, writer=manifest.writer_id, before=before.writer_id)
                 if (loss := self._loss(before, manifest)) is not None:
                     self._report.findings.append(_LOSES_OBJECTS.found(self._prefix + key, what=loss))
-            again = tier_disabled & {
-                name for entry in self._named_rows(manifest) for name in (entry.data_key, entry.indexes_key)
-            }
-            again |= tier_disabled & {page.key for page in manifest.pages}
-            for name in sorted(again):
+            for name in sorted(unlinked & self._named_keys(manifest)):
                 self._wrong(name, _NAMED_AGAIN, sequence=manifest.sequence)
-            tier_disabled |= self._waiting(manifest)
+            unlinked |= self._waiting(manifest)
             before = manifest
 
     def _loss(self, before: Manifest, manifest: Manifest) -> str | None:
-        """Return how `manifest` loses objects or offsets of its parent, as text.
+        """Return how `manifest` loses objects or offsets of its parent, as text; None without a loss.
 
-        None without a loss, and also if a page that it unlinked is already deleted. A salvaged manifest lacks entries,
-        so it is not compared.
+        None too if a page that it unlinked is deleted. A salvaged manifest lacks entries, so it is not compared.
         """
         if self._salvaged_sequences & {before.sequence, manifest.sequence}:
             return None
@@ -346,10 +353,7 @@ class _Check:
             return None
 
     def _entries(self, manifest: Manifest, *, reports_errors: bool = False) -> list[SegmentEntry]:
-        """Return all entries of a manifest, ascending, with the entries of its pages.
-
-        A page that cannot be read is reported if `reports_errors`.
-        """
+        """Return all entries, ascending, with those of pages; report unreadable pages if `reports_errors`."""
         entries: list[SegmentEntry] = []
         for page in manifest.pages:
             try:
@@ -379,16 +383,16 @@ class _Check:
         try:
             return set(waiting_keys(manifest, self._pages.entries))
         except (Corrupt, *UNREADABLE):
-            return {
-                *(each.key for each in manifest.pending_deletes),
-                *(each.page.key for each in manifest.pending_page_deletes),
-            }
+            objects = {each.key for each in manifest.pending_deletes}
+            return objects | {each.page.key for each in manifest.pending_page_deletes}
 
     def _named_rows(self, manifest: Manifest) -> list[SegmentEntry]:
         """Return all entries with objects: the log's, then its compacted views'."""
         return [*self._entries(manifest), *manifest.view_entries]
 
-    # --- other objects -----------------------------------------------------------------------------------------------
+    def _named_keys(self, manifest: Manifest) -> set[str]:
+        """Return the objects of all entries, and the pages."""
+        return {*keys_of(self._named_rows(manifest)), *(page.key for page in manifest.pages)}
 
     def _classify(self, listed: dict[str, ObjectInfo]) -> None:
         manifest, report = self._report.manifest, self._report
@@ -414,10 +418,7 @@ class _Check:
             report.findings.append(_UNNAMED_OBJECTS.found(self._prefix, kind=kind.value, objects=count, bytes=size))
 
     def _of_forks(self, listed: dict[str, ObjectInfo]) -> Collection[str]:
-        """Return the objects that forks of this partition name.
-
-        Nothing if a fork cannot be read; the fork's own check reports it.
-        """
+        """Return the objects that forks name; nothing if a fork cannot be read: its own check reports it."""
         if not any(parse_pin_key(key) is not None for key in listed):
             return ()
         try:
@@ -441,12 +442,8 @@ class _Check:
             self._wrong(key, _UNKNOWN_EPOCH, epoch=made_in, newest=epoch)
         return ObjectKind.ORPHAN if made_in < epoch else ObjectKind.IN_FLIGHT
 
-    # --- the newest manifest's entries --------------------------------------------------------------------------------
-
     def _check_pending_deletes(self, manifest: Manifest) -> None:
-        named = {key for entry in self._named_rows(manifest) for key in (entry.data_key, entry.indexes_key)}
-        named |= {page.key for page in manifest.pages}
-        for key in sorted(self._waiting(manifest) & named):
+        for key in sorted(self._waiting(manifest) & self._named_keys(manifest)):
             self._wrong(key, _DELETE_NAMED)
 
     def _check_pages(self, manifest: Manifest) -> None:
@@ -463,9 +460,8 @@ class _Check:
         for entry in self._entries(manifest, reports_errors=True):
             if reached is not None and entry.base_offset > max(reached, manifest.log_start_offset):
                 # Cleaning may remove whole segments: the entry after them was cleaned, or the topic is compacted.
-                is_cleaned = entry.cleaned_through is not None or "compact" in manifest.properties.get(
-                    "cleanup.policy", ""
-                )
+                is_compacted = "compact" in manifest.properties.get("cleanup.policy", "")
+                is_cleaned = is_compacted or entry.cleaned_through is not None
                 severity = Severity.INFO if is_cleaned else Severity.WARNING
                 end = entry.base_offset
                 hole = _HOLE.found(self._prefix, severity=severity, from_offset=reached, to_offset=end)
@@ -493,10 +489,7 @@ class _Check:
         return facts.size_bytes == size_bytes
 
     def _asked(self, key: str, ask: Callable[[], T], *, reports_errors: bool = True) -> T | None:
-        """Return the store's answer for one object.
-
-        None, with a finding, if the store refuses this object and serves others.
-        """
+        """Return the store's answer; None, with a finding, if it refuses this object and serves others."""
         try:
             found = ask()
         except UNREADABLE as error:
@@ -521,6 +514,91 @@ class _Check:
 
     def _wrong(self, key: str, code: FindingCode, entry: SegmentEntry | None = None, **facts: object) -> None:
         offsets = entry.offsets if entry is not None else None
-        self._report.findings.append(
-            code.found(full_key(self._prefix, key), offsets=offsets, what=code.message(**facts))
+        found = code.found(full_key(self._prefix, key), offsets=offsets, what=code.message(**facts))
+        self._report.findings.append(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Salvage:
+    """`manifest` has the sound entries, None if the manifest itself is not sound; `found` has the others.
+
+    The sound entries of a manifest that readers reject, for a scrub.
+
+    A scrub reports each contradiction and continues. A salvaged manifest never serves reads, writes or deletes. An
+    entry is left out, with its place as a `Contradiction`, if the decoder rejects it, or if it contradicts itself or an
+    earlier entry. If the manifest's own identity or numbers are not sound, nothing is salvaged.
+    """
+
+    manifest: Manifest | None
+    found: tuple[Contradiction, ...]
+
+
+def salvage_manifest(data: Body, prefix: str) -> Salvage:
+    """Salvage a manifest, see the module text. Raises Corrupt if not even the JSON can be read."""
+    found: list[Contradiction] = []
+    try:
+        fields = _FIELDS.decode(decode_line(data))
+        lists = {part: _entries(part, fields.pop(part.value, msgspec.Raw(b"[]")), found) for part in _LISTS}
+        manifest = STORED_MANIFEST.decode(msgspec.json.encode({**fields, Part.SEGMENTS.value: []}))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Salvage(
+            manifest=None, found=(*found, Contradiction(part=Part.WHOLE, what=f"the manifest is unusable: {error}"))
         )
+    if manifest.seal_key_id is not None:
+        raise Corrupt("the manifest names a seal key and is not sealed: it may be forged", prefix=prefix)
+    lists[Part.PAGES], reached = _ascending(Part.PAGES, lists[Part.PAGES], 0, found)
+    lists[Part.SEGMENTS], _ = _ascending(Part.SEGMENTS, lists[Part.SEGMENTS], reached, found)
+    sound: dict[str, Any] = {_LISTS[part][0]: tuple(entries) for part, entries in lists.items()}
+    manifest = replace(manifest, **sound)
+    wrong = list(contradictions(manifest, prefix))
+    manifest = _without(manifest, wrong)
+    # A view or a cleaner mark may depend on an entry that was left out: then this is no further contradiction.
+    if not found and not wrong and (remaining := contradiction(manifest)) is not None:
+        wrong.append(Contradiction(part=Part.WHOLE, what=remaining))
+    is_sound = all(each.part not in (Part.TOPIC, Part.WHOLE) for each in wrong)
+    return Salvage(manifest=manifest if is_sound else None, found=(*found, *wrong))
+
+
+def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[Any]:
+    """Return the entries of one list that the decoder accepts."""
+    entries = []
+    for at, each in enumerate(_LIST.decode(raw)):
+        try:
+            entries.append(_LISTS[part][1](each))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            found.append(Contradiction(part=part, index=at, what=f"invalid entry: {error}", key=_key(each)))
+    return entries
+
+
+def _key(raw: msgspec.Raw) -> str | None:
+    """Return the object that a rejected entry names, None if it names none."""
+    try:
+        fields = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    named = fields.get("data_key") or fields.get("key") if isinstance(fields, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def _ascending(part: Part, entries: Iterable[Any], reached: int, found: list[Contradiction]) -> tuple[list[Any], int]:
+    """Return the entries that ascend without overlap from `reached` on, and the end of the last one."""
+    ascending = []
+    for each in entries:
+        is_finished = not isinstance(each, SegmentEntry) or each.state is SegmentState.COPY_FINISHED
+        if is_finished and reached <= each.base_offset < each.next_offset:
+            ascending.append(each)
+            reached = each.next_offset
+            continue
+        what = "segments overlap or are out of order" if is_finished else "a segment is unfinished"
+        key = each.data_key if isinstance(each, SegmentEntry) else each.key
+        found.append(Contradiction(part=part, what=what, key=key, offsets=(each.base_offset, each.next_offset)))
+    return ascending, reached
+
+
+def _without(manifest: Manifest, wrong: Iterable[Contradiction]) -> Manifest:
+    unsound = {(each.part, each.index) for each in wrong if each.index is not None}
+    sound: dict[str, Any] = {
+        name: tuple(each for at, each in enumerate(getattr(manifest, name)) if (part, at) not in unsound)
+        for part, (name, _) in _LISTS.items()
+    }
+    return replace(manifest, **sound)

@@ -7,9 +7,8 @@
 | ``pinterest`` | Pinterest's uploader | its log and both indexes exist |
 | ``logs`` | a Kafka broker's log directory, or a copy of one | its ``.log`` exists |
 
-Everything here is read-only. Keys of these segments are full keys of the store, because the objects of one partition
-may have several locations (a changed prefix, another broker's copy). No layout has checksums: only the CRCs of the
-batches verify the bytes.
+Everything here is read-only. Keys of these segments are full keys of the store: the objects of one partition may have
+several locations. No layout has checksums: only the CRCs of the batches verify the bytes.
 
 Object names:
 
@@ -38,7 +37,7 @@ from local.verify.findings import Finding
 from remote.keys import TOPIC_ID_LENGTH
 from remote.manifest.catalog import RemotePartitionName
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import CHUNK_BYTES, PLAIN, ZSTD, ChunkTable
+from remote.segments.index_bundle import CHUNK_BYTES, PLAIN, ZSTD, ChunkTable
 from remote.segments.object_encoding import inflated
 from remote.store import Body, ObjectStore
 
@@ -190,7 +189,6 @@ class ExternalFormat(Protocol):
 
 
 def plain_chunk_table(size_bytes: int) -> ChunkTable:
-    """Return the chunk table of a plain object."""
     whole, rest = divmod(size_bytes, CHUNK_BYTES)
     lengths = (CHUNK_BYTES,) * whole + ((rest,) if rest else ())
     return ChunkTable(lengths=lengths, crcs=(0,) * len(lengths))

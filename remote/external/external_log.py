@@ -3,9 +3,8 @@
 This manifest is not in the bucket, and nothing is ever written there. A refresh lists the partition again.
 
 **Copies of the same offsets.** A bucket filled by brokers may hold the same offsets more than once: a retried copy, two
-leaders that each copied their own segments, or the records of a leader that lost an unclean election. The metadata that
-selected among them is not available. Leader epochs decide, as in Kafka: each has one leader, and begins where that
-leader's log ended.
+leaders' copies, or the records of a leader that lost an unclean election. The metadata that selected among them is not
+available. Leader epochs decide, as in Kafka: each has one leader, and begins where that leader's log ended.
 
 1. The **lineage** has all (epoch, start) pairs, including the checkpoint stored with the newest segment. Each epoch has
    its lowest known start. Pairs are applied in epoch order: a later epoch that begins at or below an earlier epoch's

@@ -5,8 +5,7 @@ No client checks a ranged GET. So each read follows these steps:
 1. It is widened to chunk boundaries.
 2. Each chunk is compared with the length and CRC32C in the segment's ``.indexes`` object.
 3. A compressed or encrypted chunk is decoded, and the result is compared too (`remote.segments.object_encoding`).
-4. A chunk that differs is fetched once more, because the network may have damaged it.
-5. If it differs again, the read raises Corrupt with the object, the range and the segment's offsets.
+4. A chunk that differs is fetched once more. If it differs again, the read raises Corrupt with object, range, offsets.
 
 Positions are positions in the segment, independent of the object encoding. The cache holds bytes of the segment. Bytes
 of a plain object are not copied: the cache holds each GET's body in one piece, and a read inside it is a view. A read
@@ -26,12 +25,11 @@ costs one useless GET, so a partition with several wrong guesses pauses guessing
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Protocol
 
 from local.errors import Corrupt, LogError, NotFound
 from local.format.crc32c import crc32c, crc32c_each
@@ -43,27 +41,20 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import CHUNK_BYTES, PLAIN, RAW, ChunkTable
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
-from remote.segments.index_bundle import IndexBundle, decode_bundle
+from remote.segments.index_bundle import CHUNK_BYTES, PLAIN, RAW, ChunkTable, IndexBundle, decode_bundle
 from remote.segments.object_encoding import CODECS, open_chunk, open_ring
 from remote.store import Body, ObjectStore, read_named
 
 RANGE_BYTES = 8 << 20  # the knee of the throughput curve on a fast link
 _Piece = tuple[int, Body]  # (chunk number, stored bytes)
+# Decodes a chunk, or raises Corrupt: (number, stored bytes, `is_sound`: whether its checksum was compared already).
+Opener = Callable[..., Slice]
 _INDEXES = -1  # in place of a chunk's number: the segment's indexes object
 GUESS_BYTES = 128 << 10  # size of a first read
 SLACK_BYTES = 128 << 10  # added on either side
 WRONG_MAX = 3  # a higher excess of wrong guesses over right ones starts a pause
 REST = 32  # segments without a guess in a pause
-
-
-class Opener(Protocol):
-    """Decodes a chunk from its number and stored bytes. `is_sound`: its checksum was compared already."""
-
-    def __call__(self, number: int, stored: Slice, *, is_sound: bool = False) -> Slice:
-        """Return the decoded chunk. Raises Corrupt."""
-        ...
 
 
 def why_missing(log: MetadataLog, entries: Sequence[SegmentEntry], error: NotFound) -> LogError:
@@ -116,7 +107,6 @@ class RemotePartition:
 
     @property
     def cache_bytes_max(self) -> int:
-        """The size limit of its cache."""
         return self._cache.bytes_max
 
     def manifest(self) -> Manifest:
@@ -217,8 +207,6 @@ class RemotePartition:
             return {}
         name = full_key(self._prefix, segment.data_key)
         return {(name, number): stored for number, stored, is_sound in _pieces(table, run, body) if is_sound}
-
-    # --- fetching ----------------------------------------------------------------------------------------------------
 
     def _chunks(self, segment: SegmentEntry, table: ChunkTable, numbers: range) -> list[Slice]:
         name, fresh = full_key(self._prefix, segment.data_key), list[_Piece]()
@@ -368,7 +356,7 @@ def _pieces(table: ChunkTable, run: range, body: Body) -> Iterator[tuple[int, Sl
 def _opened(
     table: ChunkTable, cipher: ObjectCipher | None, number: int, stored: Slice, *, is_sound: bool = False
 ) -> Slice:
-    """Return a chunk of the segment from its stored bytes. Raises Corrupt. `is_sound` as in `Opener`."""
+    """Return a chunk of the segment from its stored bytes. Raises Corrupt. `is_sound`: its checksum was compared."""
     view = stored.view()
     expected = table.stored_crc(number)
     if not is_sound and (len(view) != stored.size_bytes or crc32c(view) != expected):

@@ -1,13 +1,9 @@
 """Sequential reads of remote segments: likely next bytes are fetched before they are requested.
 
-Rules:
-
-- The first read fetches only its own range, so a look-up of one record costs one small GET.
+- The first read fetches only its own range, so a look-up of one record costs one small GET. A jump starts over.
 - Each read that continues the last one multiplies two sizes by GROWTH: the bytes fetched ahead, up to
   `window_bytes_max`, and the recommended size of the next read (`step_bytes`).
-- A jump starts over.
-- The window continues in the following segment: near the end of a segment, the next one's indexes and first chunks are
-  fetched.
+- Near the end of a segment, the next one's indexes and first chunks are fetched.
 
 A segment is divided into cells of RANGE_BYTES. Once the window has that size, whole cells are fetched, one GET each,
 and a read ends at the end of its cell. So no bytes are joined by copying, and no read waits for two GETs. Cells that
@@ -236,13 +232,13 @@ class _Threads:
     def _work(self) -> None:
         while True:
             call = self._asked.get()
-            self._tell(1)
+            self._count_busy(1)
             try:
                 call()
             finally:
-                self._tell(-1)
+                self._count_busy(-1)
 
-    def _tell(self, by: int) -> None:
+    def _count_busy(self, by: int) -> None:
         with self._lock:
             self._busy += by
 

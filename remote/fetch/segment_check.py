@@ -42,10 +42,9 @@ def only_read(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRan
 def check_segment(
     store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, check_contents: CheckContents = only_read
 ) -> list[Finding]:
-    """Return the findings inside one segment of `store`.
+    """Return the findings inside one segment of `store`. Raises errors that make the segment unreachable.
 
-    Raises errors that make the segment unreachable. A missing key is no such error: it is a WARNING with `is_unread`. A
-    segment with missing objects, or with indexes that cannot be decoded, has `is_unread` too: its data is unknown.
+    `is_unread` marks unknown data: a missing key (a WARNING), missing objects, indexes that cannot be decoded.
     """
     where = full_key(remote.prefix, entry.data_key)
     try:

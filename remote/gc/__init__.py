@@ -5,10 +5,10 @@ Readers' pins and references of forks protect objects from deletion. Every delet
 
 | module | reason | deletes |
 |---|---|---|
-| `remote.gc.delayed_delete` | PENDING_DELETE, PENDING_PAGE | pending deletes after their grace period, pages last |
+| `remote.gc.delayed_delete` | PENDING_DELETE, PENDING_PAGE, OLD_MANIFEST, PIN | pending deletes, old manifests, ended
+pins |
 | `remote.gc.partition_removal` | PENDING_DELETE, PENDING_PAGE | all objects of a deleted partition |
 | `remote.gc.fork_references` | as its caller | the objects that it is given, without those that a fork names |
-| `remote.gc.old_manifests` | OLD_MANIFEST, PIN | manifests below the GC boundary, ended pins |
 | `remote.gc.pins` | PIN | released pins |
 | `tiered.jobs.orphan_deletion` | ORPHAN | orphans |
 | `remote.upload.segment_upload` | OWN_UPLOAD | the objects of its own failed upload |

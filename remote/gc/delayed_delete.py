@@ -3,7 +3,7 @@
 | step | effect | a crash after it leaves |
 |---|---|---|
 | 0 | the caller committed a manifest that lists the object as unlinked; the grace period is over | a pending delete |
-| 1 | read the pins (`remote.gc.pin_watch`); skip each object that a pin holds | the same |
+| 1 | read the pins (`remote.gc.pins`); skip each object that a pin holds | the same |
 | 2 | prove from the store that the epoch is still ours; no entry of that manifest's pages names an object | the same |
 | 3 | ask the forks, then delete the objects; of a page, first the objects of its entries | a list of deleted objects |
 | 4 | commit a manifest that no longer lists them | nothing |
@@ -17,25 +17,34 @@ only list of its objects. A damaged page (read twice, and not as its pending del
 entries' objects stay, and a log line says which. This is safe:
 
 - No reader loses data: all its entries are below the log start offset, their grace period is over, no pin holds them.
-- No unnamed object is deleted.
-- The remaining objects are named by no manifest. They become orphans with the next epoch (`remote.gc.orphan_search`),
-  and ``tiered gc`` finds them.
-- A pending delete that stayed listed would keep the bytes for ever and save nothing. Orphans cannot be determined while
-  a listed page cannot be read.
+- The remaining objects are named by no manifest. They become orphans with the next epoch (`remote.gc.orphan_search`).
+  A pending delete that stayed listed would keep the bytes for ever, and no search finds orphans while a listed page
+  cannot be read.
 
-A page that the store cannot serve at the moment is not damaged.
+**Old manifests** are deleted except pinned ones: only the newest counts, and readers may be about to read an old one.
+
+1. Prove from the store that this process is still the writer. A crash leaves nothing.
+2. Create the GC boundary (`remote.manifest.manifest_chain`): every sequence up to it is void. A crash leaves the
+   manifests in place. No reader takes them for the newest; the next run deletes them.
+3. Delete the void manifests except pinned ones. Delete pins that expired RENEWAL_LAG_MS ago, because until then a
+   holder may be renewing a pin to rely on it. Delete a fork's pin only once the fork names nothing and never will. A
+   crash leaves some of them; the next run lists the rest.
+
+A stall of any length between two steps is harmless. The boundary is KEPT manifests below a manifest that was the
+newest, so every later manifest is above it, regardless of its writer.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from local.errors import Corrupt, NotFound, describe
-from remote.gc.fork_references import delete_unlinked
+from remote.gc.fork_references import delete_unlinked, is_over
 from remote.gc.object_deletion import DeleteReason, Evidence, delete_objects
-from remote.gc.pin_watch import PinWatch, Unlinking
-from remote.keys import parse_data_key
+from remote.gc.pins import RENEWAL_LAG_MS, PinWatch, Unlinking, list_pins, release
+from remote.keys import MANIFESTS, parse_data_key, parse_manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
 from remote.manifest.manifest_changes import remove_pending_deletes
@@ -84,8 +93,7 @@ def delete_due_objects(
 def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
     """Raise Corrupt if an entry of a page names one of `keys`, pending deletes of this manifest.
 
-    The validation of a manifest covers only its own entries. A key contains its base offset, so each key needs at most
-    the page that holds this offset. Pages never change and are cached.
+    The validation of a manifest covers only its own entries. A key contains its base offset, so it needs one page.
     """
     for key in keys:
         name = parse_data_key(key)
@@ -147,3 +155,36 @@ def _objects_of(prefix: str, log: MetadataLog, pending: PendingPageDelete) -> li
         what = "a manifest page of the deleted partition is damaged; 'tiered gc' finds the objects of its entries"
         _log.error("%s", describe(what, facts))
         return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """The result of one run: the current GC boundary, and the numbers of deleted manifests and pins."""
+
+    gc_boundary: int
+    manifests: int
+    pins: int
+
+
+def collect_manifests(store: ObjectStore, prefix: str, log: MetadataLog, upto: int, *, now_ms: int) -> Collected:
+    """Delete the manifests up to sequence `upto`, which must be below the newest. Raises Fenced."""
+    manifest = log.check_still_writer()
+    upto = min(upto, manifest.sequence - 1)
+    if upto < 1:
+        return Collected(gc_boundary=log.gc_boundary, manifests=0, pins=0)
+    log.set_gc_boundary(upto)
+    pins = list_pins(store, prefix)
+    lapsed_ms = now_ms if manifest.deleted_ms is not None else now_ms - RENEWAL_LAG_MS  # no renewal after a deletion
+    expired = [pin for pin in pins if pin.expires_ms <= lapsed_ms and (pin.fork is None or is_over(store, pin.fork))]
+    held = {pin.sequence for pin in pins if pin.expires_ms > now_ms}
+    void = []
+    for info in store.list(prefix + MANIFESTS):
+        key = info.key.removeprefix(prefix)
+        sequence = parse_manifest_key(key)
+        if sequence is not None and sequence > log.gc_boundary:
+            break
+        if sequence is not None and sequence not in held:
+            void.append(key)
+    delete_objects(store, prefix, void, DeleteReason.OLD_MANIFEST, Evidence(gc_boundary=log.gc_boundary))
+    release(store, prefix, expired)
+    return Collected(gc_boundary=log.gc_boundary, manifests=len(void), pins=len(expired))

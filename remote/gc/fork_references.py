@@ -1,13 +1,12 @@
 """Protect the objects that forks name from deletion.
 
-A fork is a topic with entries that name another topic's objects. A fork copies no data. It has manifests, pages and an
-epoch of its own. The keys in its entries begin with a slash (`remote.keys.key_in_other_topic`). The **home** of a fork
-is the partition that holds the objects under its prefix.
+A fork is a topic with entries that name another topic's objects, by keys that begin with a slash
+(`remote.keys.key_in_other_topic`). It has manifests, pages and an epoch of its own. The **home** of a fork is the
+partition that holds the objects under its prefix.
 
 - The home applies retention and deletion as if it had no fork, except for the last step: it removes an object that a
   fork names from its list of pending deletes, but does not delete the object. From then on the fork holds the object.
-- A fork never deletes an object of another partition. It only unlinks the object. Once no manifest names the object,
-  `tiered gc` finds it as an orphan.
+- A fork only unlinks the objects of other partitions. Once no manifest names such an object, it is an orphan.
 
 A pin with the field `fork` (`remote.gc.pins`) announces a fork to its home. Every deletion lists the pins first, so it
 finds the fork. The fork's own manifests say which objects it needs: all that its newest manifest names, its pending
@@ -31,11 +30,11 @@ Why the check is enough, without a clock:
 3. If the source is a fork itself, other homes hold some of its objects. The announcement reaches these homes before the
    fork names anything, and the same check of the source's manifest protects the objects.
 
-A clock counts in one place. GC may judge an announcement that expired before the fork existed, and delete it much
+A clock counts in one place: GC may judge an announcement that expired before the fork existed, and delete it much
 later. So the check requires a pin with time left.
 
-A reader of the forks' manifests lists the forks before **and** after it reads them. Between the list and a manifest a
-new fork could appear and the old one disappear.
+A reader of the forks' manifests lists the forks before **and** after it reads them, because a new fork could appear in
+between and the old one disappear.
 
 A second run takes over the fork's epoch before its check, and removes nothing once a pin of the fork has ended. The run
 that made the fork then checks that the epoch is still its own; otherwise it reports no success. So a fork that was
@@ -76,7 +75,7 @@ def delete_unlinked(
 
     Without `has_forks` the caller also listed the pins after all of `keys` had been unlinked, and found no fork. No
     fork that counts can have appeared since: a fork counts only if its source's manifest named the object after the
-    fork's announcement, and without forks the home was the only source (`remote.gc.pin_watch`).
+    fork's announcement, and without forks the home was the only source (`remote.gc.pins`).
     """
     own = [key for key in keys if not is_in_other_topic(key)]
     held = named_by_forks(store, prefix) if own and has_forks else frozenset()
@@ -85,10 +84,9 @@ def delete_unlinked(
 
 
 def named_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
-    """The objects of a partition that its forks name; keys relative to its prefix.
+    """The objects of a partition that its forks name; keys relative to its prefix. One listing if there is no fork.
 
-    One listing if there is no fork. Raises Corrupt or NotFound if a manifest or a page of a fork cannot be read,
-    because it may name any object.
+    Raises Corrupt or NotFound if a manifest or a page of a fork cannot be read, because it may name any object.
     """
     forks = forks_of(list_pins(store, prefix))
     while True:
@@ -130,10 +128,9 @@ def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
 
 
 def is_over(store: ObjectStore, fork: str) -> bool:
-    """Whether a fork names nothing and never will again.
+    """Whether a fork names nothing and never will again: it was deleted, and has no entry and no pending delete.
 
-    It was deleted, and has no entry and no pending delete left. True as well for a fork without a manifest. A run that
-    is about to create its manifest checks for the announcement afterwards, so GC may delete the announcement.
+    True as well for a fork without a manifest: a run that creates its manifest checks for the announcement afterwards.
     """
     manifest = MetadataLog(store, fork).load(exact=True)
     return manifest is None or (manifest.deleted_ms is not None and not named_by_fork(store, fork))

@@ -1,7 +1,6 @@
 """Delete objects of the remote tier: the one function that does, with a reason and its evidence.
 
-A deletion cannot be undone. So `delete_objects` compares each key with the precondition of its reason. If one key does
-not meet it, nothing is deleted.
+`delete_objects` compares each key with the precondition of its reason. If one key does not meet it, nothing is deleted.
 
 | reason | objects | precondition of each key | evidence |
 |---|---|---|---|
@@ -94,10 +93,7 @@ _Check = Callable[[str], bool]
 def delete_objects(
     store: ObjectStore, prefix: str, keys: Collection[str], reason: DeleteReason, evidence: Evidence = NO_EVIDENCE
 ) -> None:
-    """Delete `keys`, relative to `prefix`.
-
-    Raises InvalidRequest if one does not meet the precondition, and the store's errors.
-    """
+    """Delete `keys`, relative to `prefix`. Raises InvalidRequest for an unmet precondition, and the store's errors."""
     holds = _CHECKS[reason](evidence)
     wrong = next((key for key in keys if not holds(key)), None)
     if wrong is not None:
@@ -108,9 +104,6 @@ def delete_objects(
     store.delete([prefix + key for key in keys])
     with _lock:
         _deletions(store).by_reason[reason] += len(keys)
-
-
-# --- preconditions ---------------------------------------------------------------------------------------------------
 
 
 def _is_pending_delete(evidence: Evidence) -> _Check:
@@ -136,28 +129,21 @@ def _is_pending_page(evidence: Evidence) -> _Check:
     return holds
 
 
-def _is_void_manifest(evidence: Evidence) -> _Check:
-    return lambda key: (parse_manifest_key(key) or evidence.gc_boundary + 1) <= evidence.gc_boundary
-
-
-def _is_of_older_epoch(evidence: Evidence) -> _Check:
-    return lambda key: (made_in := parse_epoch(key)) is not None and made_in < evidence.epoch
-
-
 _CHECKS: dict[DeleteReason, Callable[[Evidence], _Check]] = {
     DeleteReason.PENDING_DELETE: _is_pending_delete,
     DeleteReason.PENDING_PAGE: _is_pending_page,
-    DeleteReason.OLD_MANIFEST: _is_void_manifest,
+    DeleteReason.OLD_MANIFEST: lambda evidence: (
+        lambda key: (parse_manifest_key(key) or evidence.gc_boundary + 1) <= evidence.gc_boundary
+    ),
     DeleteReason.PIN: lambda _: lambda key: parse_pin_key(key) is not None,
-    DeleteReason.ORPHAN: _is_of_older_epoch,
+    DeleteReason.ORPHAN: lambda evidence: (
+        lambda key: (made_in := parse_epoch(key)) is not None and made_in < evidence.epoch
+    ),
     DeleteReason.OWN_UPLOAD: lambda _: lambda key: (parse_data_key(key) or parse_view_key(key)) is not None,
     DeleteReason.PROBE: lambda _: lambda key: key.startswith(PROBES),
     DeleteReason.EXPORT: lambda _: lambda key: parse_topic_directory(key.partition("/")[0]) is None,
     DeleteReason.BENCHMARK: lambda _: lambda key: True,
 }
-
-
-# --- counts ----------------------------------------------------------------------------------------------------------
 
 
 class Deletions:

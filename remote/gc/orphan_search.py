@@ -10,12 +10,9 @@ The rule needs no clock and no writer role:
    not name it. Any process may delete it, not only the writer.
 5. Only the writer of epoch E knows its next commit, so objects of epoch E itself are left alone.
 
-Manifests, boundaries, pins and probes follow other rules (`remote.gc.old_manifests`, `remote.store.probe`). An object
-whose name does not parse belongs to other software and is never touched.
-
-The grace period before a deletion is not needed for safety. It leaves time for operators, and if a rule was broken.
-
-Source: P13 of the commit protocol (docs/explanation/commit-protocol.md).
+Manifests, boundaries, pins and probes follow other rules (`remote.gc.delayed_delete`, `remote.store.probe`). An object
+whose name does not parse belongs to other software and is never touched. The grace period before a deletion is not
+needed for safety. Source: P13 of the commit protocol (docs/explanation/commit-protocol.md).
 """
 
 from __future__ import annotations
@@ -61,11 +58,10 @@ def unreferenced_objects(listed: Iterable[ObjectInfo], *, epoch: int, named: Col
 
 
 def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[Orphan]:
-    """The orphans of a partition, ordered by name.
+    """The orphans of a partition, ordered by name: from a listing, the newest manifest, and the pinned ones.
 
-    Reads a listing, the newest manifest with its pages, the pins and their manifests. Raises Corrupt or NotFound if one
-    of them cannot be read, because it may name any object. Raises the error of `MetadataLog.missing` if there is no
-    manifest.
+    Raises Corrupt or NotFound if a manifest, page or pin cannot be read, because it may name any object. Raises the
+    error of `MetadataLog.missing` without a manifest.
     """
     listed = [
         ObjectInfo(key=info.key.removeprefix(prefix), size_bytes=info.size_bytes, modified_ms=info.modified_ms)

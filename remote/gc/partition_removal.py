@@ -8,16 +8,15 @@
 | 4 | unlink pages or entries | pending deletes |
 | 5 | no pin, epoch still ours: delete the listed objects, or one page with its objects | a list of deleted objects |
 | 6 | commit a manifest without them; 5 again for the next page, 4 for the remaining entries | 4, 5, or the end |
-| 7 | all is deleted: delete the manifests before the last (`remote.gc.old_manifests`) | one manifest, and void ones |
+| 7 | all is deleted: delete the manifests before the last (`remote.gc.delayed_delete`) | one manifest, and void ones |
 
 The last manifest stays. It distinguishes "deleted" from "lost", for readers and for a machine that comes back. Only
 manifests and objects that a manifest names are deleted. The grace period is for readers with an older manifest. No new
 reader reads or pins a deleted partition (`remote.gc.pins`), so one grace period is enough for all pages.
 
-Two machines that delete the same topic must not fence each other for ever. A removal that another removal fenced gives
-way: it only reads until the grace period is over and no commit has happened for `PATIENCE_MS`. Then the other removal
-has died, and the first one takes over. A new removal (a start) takes over at once, so each start costs the other
-removals at most one fence.
+Two machines that delete the same topic must not fence each other for ever. A removal that was fenced gives way: it only
+reads until the grace period is over and no commit has happened for `PATIENCE_MS`. Then the other removal has died. A
+new removal (a start) takes over at once, so each start costs the other removals at most one fence.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from __future__ import annotations
 from enum import Enum
 
 from local.errors import Fenced, LogError
-from remote.gc.delayed_delete import delete_pages, unlinkings_of
+from remote.gc.delayed_delete import collect_manifests, delete_pages, unlinkings_of
 from remote.gc.fork_references import delete_unlinked
 from remote.gc.object_deletion import DeleteReason
-from remote.gc.old_manifests import collect_manifests
-from remote.gc.pin_watch import PinWatch
+from remote.gc.pins import PinWatch
 from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
@@ -64,10 +62,9 @@ class PartitionRemoval:
         self._gives_way = False
 
     def step(self, now_ms: int, *, grace_ms: int) -> Removal:
-        """Do the next step. Raises Unavailable, and Corrupt for a damaged manifest.
+        """Do the next step. Raises Unavailable, and Corrupt for a damaged manifest; the next step starts over.
 
-        The step after an error reads the bucket's state again. After another machine took over, the removal waits for
-        that machine: WAITING.
+        WAITING after another machine took over.
         """
         try:
             return self._step(now_ms, grace_ms)
@@ -123,11 +120,7 @@ class PartitionRemoval:
         return first is not None and first.key != self._prefix + manifest_key(manifest.sequence)
 
     def _unlink(self, manifest: Manifest, deleted_ms: int, now_ms: int) -> None:
-        """Unlink all views, all pages, or some of the manifest's own entries.
-
-        Pages are not read; each becomes one pending delete. Only one of the three per call, so that no manifest grows
-        large.
-        """
+        """Unlink all views, all pages (unread), or some of the manifest's own entries, so that no manifest is large."""
         if manifest.views:
             for view in manifest.views:
                 self._log.commit(drop_view(view.name, now_ms=deleted_ms), now_ms)

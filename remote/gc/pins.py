@@ -1,8 +1,7 @@
 """Readers' pins: a reader's claim on a manifest, which keeps it and the objects that it names.
 
 A long read (a backfill, a Spark job) uses one manifest for hours. Until its pin expires or is released, the pin
-protects two things: the manifest itself from GC, and every object that the manifest names, past the grace period. A
-reader has no other duty. A reader without a pin has only the grace period.
+protects the manifest from GC, and every object that it names past the grace period.
 
 | ``meta/pin/<ulid>.json`` | |
 |---|---|
@@ -23,15 +22,14 @@ Order of effects of `pin_newest`:
    - the topic was deleted.
 
 If the pin was not too late, all objects of N were named at a moment after the pin was written. A later deletion unlinks
-them after that moment, and lists the pins after that. No clock is involved: the reader may stall between two steps for
-any time.
+them after that moment, and lists the pins after that. No clock is involved: the reader may stall between two steps.
 
-No new reader reads a deleted partition. So its removal needs to look only for pins from before the deletion, and these
-pins have existed for the grace period (`remote.gc.partition_removal`). A fork may still be announced there: until then
+No new reader reads a deleted partition. So its removal looks only for pins from before the deletion, and these pins
+have existed for the grace period (`remote.gc.partition_removal`). A fork may still be announced there: until then
 another fork protects the objects that it needs.
 
-A holder that still needs its pin renews it: the same object, with a later expiry. An expired pin is not renewed,
-because its objects may be deleted. Order of effects of `renew`:
+A holder renews its pin: the same object, with a later expiry. An expired pin is not renewed, because its objects may be
+deleted. Order of effects of `renew`:
 
 | step | effect | a crash, or a lost reply, after it leaves |
 |---|---|---|
@@ -51,20 +49,19 @@ If step 3 of a renewal had no reply, the next renewal applies this rule to the f
 the bucket may have been written when nothing was protected any more. Deleters use the later expiry, which is always
 safe. Two concurrent renewals of one pin leave either expiry, and both are later than the former one.
 
-In an immutable bucket (`remote.store.middleware.immutable_store`) no object is overwritten. So at steps 2 and 4 another
+In an immutable bucket (`remote.store.middleware.store_wrapper`) no object is overwritten. So at steps 2 and 4 another
 pin of the same manifest replaces the former pin, under a name of its own. It `renews` the first pin, and a renewal of
 the first pin returns the latest replacement. A writer that deletes need not know such pins, because it deletes nothing
 there. A search for orphans lists all pins.
 
 A deletion checks in this order: the object is listed as unlinked and the grace period is over, **then** the pins, then
-the epoch; then it deletes. A listing of the pins after the manifest that lists an object shows every pin that can ever
-hold it. So a repeated deletion seldom lists (`remote.gc.pin_watch`).
+the epoch; then it deletes. `PinWatch` says why a repeated deletion seldom lists the pins.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -82,6 +79,9 @@ from remote.store import ObjectStore
 _log = logging.getLogger(__name__)
 
 TRIES_MAX = 4  # manifests that GC deleted between the read and the pin
+RECHECK_MS = 5 * 60_000
+LISTING_LAG_MS = 10 * 60_000
+RENEWAL_LAG_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,13 +155,10 @@ def pin_newest(
 def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int], expires_ms: int) -> Pin | None:
     """Extend the pin to an expiry at or after `expires_ms`; returns the pin as it is in the store then.
 
-    None if the pin was released or has expired, or if an object of its manifest is deleted. The pin then is not in the
-    store, or counts for nothing. `clock` returns milliseconds.
-
-    One GET. If the pin is sure to expire earlier, two PUTs, and between them reads of its manifest and the newest one.
-
-    In an immutable bucket the returned pin has another name. It may expire earlier, but after at least half of the
-    requested time: concurrent renewals of one pin share the result.
+    None if the pin counts for nothing: it was released or has expired, or an object of its manifest is deleted. `clock`
+    returns milliseconds. One GET. If the pin is sure to expire earlier, two PUTs, and between them reads of its
+    manifest and the newest one. In an immutable bucket the returned pin has another name. It may expire earlier, but
+    after at least half of the requested time: concurrent renewals of one pin share the result.
 
     Raises Corrupt if the pin cannot be read. After Unavailable the pin is sure until its former expiry.
     """
@@ -275,10 +272,8 @@ def _came_in_time(log: MetadataLog, manifest: Manifest) -> bool:
     if log.is_void(manifest.sequence):
         return False
     try:
-        return (
-            lost_object(manifest, replace(newest, pending_deletes=(), pending_page_deletes=()), log.page_entries)
-            is None
-        )
+        without = replace(newest, pending_deletes=(), pending_page_deletes=())
+        return lost_object(manifest, without, log.page_entries) is None
     except NotFound:
         return False  # a page that it names is deleted
 
@@ -299,3 +294,132 @@ def _keeps_all(store: ObjectStore, prefix: str, pin: Pin, *, is_late: bool) -> b
         return lost_object(manifest, log.refresh(exact=True), log.page_entries) is None
     except NotFound:
         return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlinking:
+    """When an object or page was unlinked: sequence and time of the first manifest without it."""
+
+    sequence: int
+    at_ms: int
+
+
+class PinWatch:
+    """The pins of one partition, as its writer knows them. Not thread safe: needs the partition's lock.
+
+    Cache of a partition's pins in its writer, so that the writer seldom lists them.
+
+    A listing for each due object would be a listing in a steady loop: in every maintenance run while a pin holds due
+    objects, and in a log with retention at the end of every segment's grace period. Two facts make most of these
+    listings unnecessary. Neither depends on a clock, except for the end of a pin.
+
+    **Fact 1: one listing of the pins after an object was unlinked is enough, for ever.**
+
+    1. A pin counts only if its manifest's objects are all still named when the newest manifest is read *after the pin
+       was written* (`pin_newest`).
+    2. So a pin that counts for an object was written before the manifest that unlinked the object.
+    3. A listing after that manifest was committed therefore shows every such pin.
+    4. Later pins are of later manifests, which do not name the object, or were too late and are released.
+
+    A pin that was seen can be released, expire, or be renewed. One GET of its name shows which.
+
+    A pin that expired by our clock may still be renewed: the holder's clock may be behind, or the renewal started in
+    time. It holds nothing while it is expired. For RENEWAL_LAG_MS it is read again whenever something is due. In an
+    immutable bucket another pin may replace it under another name, so an expiry causes one more listing.
+
+    **Fact 2: not deleting is always safe.** While the oldest pin that was seen is valid, no object that was unlinked
+    after it is deleted, regardless of other pins. So no request is sent before that pin may have expired. To notice an
+    early release, the pin is read again RECHECK_MS after its last read.
+
+    | due objects | requests to the store |
+    |---|---|
+    | unlinked before the last listing of pins, no pin is valid | none |
+    | unlinked before the last listing, older pins are valid | a GET of the oldest of them, every RECHECK_MS |
+    | unlinked after the last listing, an older pin is valid | the same |
+    | unlinked after the last listing, no known pin is older | a listing, a GET for each pin |
+    | any of these, and an older pin has expired lately | in addition a GET of that pin, and once a listing |
+
+    Pins announce forks too (`remote.gc.fork_references`), and fact 1 holds for them: a fork that counts was announced
+    while the manifest still named the object. If a listing showed no fork, forks are not looked up again for the
+    objects that the listing covers.
+
+    With a grace period of a day, a log with steady expiry costs one listing a day. A listing does not cover objects
+    that were unlinked less than LISTING_LAG_MS before it. So a store with lagging listings is listed again when the
+    object is due, a grace period after it was unlinked. The entries of a deleted partition are unlinked after the grace
+    period and are due at once. Their unlink time is the time of the deletion, after which no reader gets a pin.
+
+    The knowledge is in memory only: a new process starts without it, and lists.
+    """
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._known: dict[str, Pin] = {}  # pins that are valid or may still be renewed, as of their last read
+        self._asked_ms: dict[str, int] = {}
+        self._listed_ms: int | None = None
+        self._listed_at = 0  # sequence of the newest manifest known when the listing started
+        self._has_forks = True
+        self._lapsed: set[str] = set()  # keys of `_known` that had expired at the last listing
+
+    @property
+    def has_forks(self) -> bool:
+        """Whether the last listing showed a fork: if not, no fork names the keys that `free` returned since."""
+        return self._has_forks
+
+    def free(self, due: Mapping[str, Unlinking], *, sequence: int, now_ms: int) -> set[str]:
+        """The keys of `due` that no pin holds. Raises Corrupt if a pin cannot be read.
+
+        `sequence` is that of a committed manifest that lists all of `due`.
+        """
+        free = self._not_held(due, now_ms)
+        if any(not self._is_covered(due[key]) for key in free):
+            self.refresh(sequence=sequence, now_ms=now_ms)
+            free = self._not_held(due, now_ms)
+        return free
+
+    def keeps_before(self, sequence: int, now_ms: int) -> bool:
+        """Whether a known pin holds a manifest before `sequence`. Reads a pin again only when that is due.
+
+        False may mean that the pins were never listed. Raises Corrupt if a pin cannot be read.
+        """
+        older = [pin for pin in self._known.values() if pin.sequence < sequence]
+        return any(self._stands(pin, now_ms) for pin in sorted(older, key=lambda each: each.sequence))
+
+    def refresh(self, *, sequence: int, now_ms: int) -> None:
+        """List the pins unconditionally. `sequence` is that of the newest manifest. Raises as `free`."""
+        pins = list_pins(self._store, self._prefix)
+        self._has_forks = any(pin.fork is not None for pin in pins)
+        self._known = {pin.key: pin for pin in pins if pin.expires_ms + RENEWAL_LAG_MS > now_ms}
+        self._asked_ms = dict.fromkeys(self._known, now_ms)
+        self._lapsed = {pin.key for pin in self._known.values() if pin.expires_ms <= now_ms}
+        self._listed_ms, self._listed_at = now_ms, sequence
+
+    def _not_held(self, due: Mapping[str, Unlinking], now_ms: int) -> set[str]:
+        """The keys of `due` that no known pin holds. Reads a pin again only when that is due."""
+        newest = max((each.sequence for each in due.values()), default=0)
+        for pin in sorted(self._known.values(), key=lambda each: each.sequence):
+            if pin.sequence >= newest:
+                break
+            if self._stands(pin, now_ms):
+                return {key for key, each in due.items() if each.sequence <= pin.sequence}
+        return set(due)
+
+    def _stands(self, pin: Pin, now_ms: int) -> bool:
+        asked_ms = self._asked_ms[pin.key]
+        if asked_ms <= now_ms < min(pin.expires_ms, asked_ms + RECHECK_MS):
+            return True
+        if asked_ms == now_ms:
+            return False  # it has expired, and was read just now
+        found = read_pin(self._store, self._prefix, pin.key)
+        if found is None or found.expires_ms + RENEWAL_LAG_MS <= now_ms:
+            del self._known[pin.key], self._asked_ms[pin.key]
+            return False
+        self._known[pin.key], self._asked_ms[pin.key] = found, now_ms
+        if found.expires_ms <= now_ms and pin.key not in self._lapsed:
+            self._listed_ms = None  # another pin may have replaced it
+        return found.expires_ms > now_ms
+
+    def _is_covered(self, one: Unlinking) -> bool:
+        """Whether the pins were listed at least LISTING_LAG_MS after the unlinking."""
+        is_before = one.sequence <= self._listed_at
+        return is_before and self._listed_ms is not None and one.at_ms + LISTING_LAG_MS <= self._listed_ms

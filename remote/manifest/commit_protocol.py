@@ -58,10 +58,10 @@ Crashes:
 After a backup was restored, epochs are assigned a second time. Two histories of the lost time can look alike: open at
 most one of the disks that hold it. docs/explanation/commit-protocol.md lists the test for each line.
 
-Reading the newest manifest:
-`remote.manifest.manifest_chain` finds the newest manifest: from a known N by a GET of N+1, otherwise by a listing. No
-read returns a manifest before the cached one. GC of old manifests (`remote.gc.old_manifests`) first creates a boundary.
-A process reads the boundary before each deletion of other objects, and after every create.
+Reading the newest manifest: `remote.manifest.manifest_chain` finds the newest manifest: from a known N by a GET of N+1,
+otherwise by a listing. No read returns a manifest before the cached one. GC of old manifests
+(`remote.gc.delayed_delete`) first creates a boundary. A process reads the boundary before each deletion of other
+objects, and after every create.
 """
 
 from __future__ import annotations
@@ -81,11 +81,9 @@ from remote.manifest.manifest_chain import ManifestChain, missing_manifest_error
 from remote.manifest.manifest_changes import Change, loses_objects, names_older_objects, stamped
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.manifest_memory_cache import (
-    FILE,
     ManifestMemoryCache,
     SealMemory,
     check_not_rolled_back,
-    check_seen,
     is_same_manifest,
     warn_unsealed,
 )
@@ -137,7 +135,6 @@ class MetadataLog:
         store: ObjectStore,
         prefix: str,
         *,
-        new_id: Callable[[int], str] = new_ulid,
         rule: PageRule | None = None,
         copies: ManifestDiskCache | None = None,
         known: ManifestMemoryCache | None = None,
@@ -151,7 +148,6 @@ class MetadataLog:
         """
         self._store = store
         self._prefix = prefix
-        self._new_id = new_id
         self._rule = rule or PAGE_RULE
         self._lock = threading.RLock()
         self._state, self._role = LogState.READER, READER
@@ -175,7 +171,6 @@ class MetadataLog:
 
     @property
     def prefix(self) -> str:
-        """The partition's key prefix."""
         return self._prefix
 
     @property
@@ -210,8 +205,7 @@ class MetadataLog:
     def load(self, *, exact: bool = False) -> Manifest | None:
         """The newest manifest, from the store; None if no writer ever opened the partition.
 
-        Without `exact`, a reader that slept while GC deleted its manifest may get its old manifest again a few times
-        (`remote.manifest.manifest_chain`).
+        Without `exact`, a reader that slept while GC deleted its manifest may get that manifest again a few times.
         """
         with self._lock:
             self.check_not_fenced()
@@ -227,8 +221,8 @@ class MetadataLog:
             else:
                 found = self._first(exact=exact)
             if found is not None:
-                if self._manifest is None:
-                    self._check_seen(found)
+                if self._manifest is None and self._memory is not None:
+                    self._memory.check(self._prefix, found)
                 self._adopt(found)
             return self._manifest
 
@@ -306,8 +300,7 @@ class MetadataLog:
     def take_over_if(self, writer_id: str, now_ms: int, *, check_newest: Callable[[Manifest], None]) -> Manifest:
         """Become the writer if `check_newest` accepts the newest manifest; return the first manifest of the new epoch.
 
-        Raises the error of `missing` if there is no manifest, Conflict if the topic was deleted, and the errors of
-        `check_newest`.
+        Raises the errors of `missing` and `check_newest`, and Conflict if the topic was deleted.
         """
         with self._lock:
             newest = self.refresh(exact=True)
@@ -343,11 +336,9 @@ class MetadataLog:
     def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Manifest:
         """Apply `change` to the newest manifest and commit the result; returns the manifest with the change.
 
-        `touches` is the offset range ``[start, end)`` with all entries that the change removes or replaces. Pages with
-        such entries are opened first. Appending entries needs no page to be opened.
-
-        `change` is a pure function. It may be called several times, also on a manifest that already has the change. If
-        it returns its very argument, nothing is committed. Its errors pass through without any effect.
+        `touches` is the offset range ``[start, end)`` with all entries that the change removes or replaces: their pages
+        are opened first. `change` is a pure function. It may be called several times, also on a manifest that already
+        has the change. If it returns its very argument, nothing is committed. Its errors pass through without effect.
 
         Raises Fenced if another writer took over: then nothing of this change is visible. After Unavailable the commit
         is in doubt; the next commit of the same change resolves that. Raises Conflict to a co-writer if the topic was
@@ -402,8 +393,6 @@ class MetadataLog:
         with self._lock:
             return self._chain.lacks_first_manifests()
 
-    # --- the GC boundary ---------------------------------------------------------------------------------------------
-
     @property
     def gc_boundary(self) -> int:
         """The GC boundary, as far as known without a request: manifests up to this sequence are void."""
@@ -425,8 +414,6 @@ class MetadataLog:
         """Use `entries` as the content of a page that cannot be read, for a commit that rewrites the page."""
         self._pages.keep(page, entries)
 
-    # --- pages -------------------------------------------------------------------------------------------------------
-
     def _fitted(self, manifest: Manifest, new_page: NewPage) -> tuple[Manifest, bytes]:
         """The manifest in a size that can be written, and its bytes; writes pages for surplus entries."""
         manifest = move_to_page(manifest, self._rule, new_page)
@@ -438,14 +425,12 @@ class MetadataLog:
         return manifest, body
 
     def _write_page(self, entries: Rows, now_ms: int, seal_key_id: str | None) -> PageEntry:
-        name = self._epoch, self._new_id(now_ms)
+        name = self._epoch, new_ulid(now_ms)
         page, body = encode_page(entries, *name, sealer=self._chain.sealer, seal_key_id=seal_key_id)
         with suppress(AlreadyExists):  # a lost reply: only this writer uses this name
             self._store.put_if_absent(self._prefix + page.key, body)
         self._pages.keep(page, entries)
         return page
-
-    # --- creating N+1 ------------------------------------------------------------------------------------------------
 
     def _create(self, manifest: Manifest, body: bytes) -> Manifest:
         """Create the manifest; returns the manifest at this sequence. Raises Unavailable if in doubt."""
@@ -488,7 +473,7 @@ class MetadataLog:
             draft,
             sequence=base.sequence + 1 if base else 1,
             epoch=epoch,
-            commit_id=self._new_id(now_ms),
+            commit_id=new_ulid(now_ms),
             parent_id=base.commit_id if base else None,
             writer_id=writer_id,
             committed_ms=now_ms,
@@ -499,16 +484,13 @@ class MetadataLog:
     def _check_change(self, base: Manifest, draft: Manifest, changed: Manifest) -> None:
         identity = ["sequence", "epoch", "commit_id", "parent_id", "writer_id", "topic", "topic_id", "partition"]
         identity += ["boundary_number", "gc_boundary", "appender_id"]
-        wrong = next(
-            (f"it changes {name}" for name in identity if getattr(draft, name) != getattr(changed, name)), None
-        )
+        different = (name for name in identity if getattr(draft, name) != getattr(changed, name))
+        wrong = next((f"it changes {name}" for name in different), None)
         if draft.seal_key_id is not None and changed.seal_key_id is None:
             wrong = wrong or "it removes the seal"
         wrong = wrong or names_older_objects(draft, changed) or loses_objects(base, changed, self._pages.entries)
         if wrong:
             raise InvalidRequest(f"invalid manifest, {wrong}", prefix=self._prefix)
-
-    # --- states ------------------------------------------------------------------------------------------------------
 
     def _adopt(self, found: Manifest) -> None:
         """Take a manifest from the store as the newest. Raises Fenced if it is another writer's."""
@@ -533,12 +515,6 @@ class MetadataLog:
             keys = [page.key for page in found.pages]
             self._copies.keep_manifest(self._prefix, encode_again(found, self._chain.sealer), keys)
         self._manifest = found
-
-    def _check_seen(self, found: Manifest) -> None:
-        """Raise Corrupt if this node saw a newer or another sealed manifest before a restart."""
-        if self._memory is not None and (seen := self._memory.seen(self._prefix)) is not None:
-            step = f"if the bucket was restored on purpose, remove the file {FILE} from the log directories"
-            check_seen(seen, found, self._prefix, step)
 
     def _first(self, *, exact: bool) -> Manifest | None:
         """The newest manifest at first use. It comes from the disk cache if the bucket has the same manifest."""

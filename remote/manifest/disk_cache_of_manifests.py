@@ -1,6 +1,4 @@
-"""Disk cache of the last manifest and the pages of each partition, over restarts.
-
-Never a source of truth.
+"""Disk cache of the last manifest and the pages of each partition, over restarts. Never a source of truth.
 
 Files in ``index/`` of the cache directory, for a partition with the prefix ``orders-<topic id>/3/``:
 
@@ -62,7 +60,6 @@ class ManifestDiskCache:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all copies, as far as this process knows."""
         return self._bytes
 
     def manifest(self, prefix: str, sealer: Sealer | None = None) -> tuple[Manifest, bytes] | None:
@@ -84,10 +81,10 @@ class ManifestDiskCache:
         named = {_page_name(prefix, key) for key in page_keys}
         begins = _name(prefix) + "-"
         try:
-            there = self._storage.list(self._directory)
-            for name in there:
+            for name in self._storage.list(self._directory):
                 if name.startswith(begins) and name.endswith(PAGE) and name not in named:
-                    self._remove(name)
+                    with self._lock:
+                        self._forget(name)
         except (LogError, OSError) as error:
             _log.warning("cannot delete old local copies of manifest pages: directory=%s %s", self._directory, error)
 
@@ -147,10 +144,6 @@ class ManifestDiskCache:
                 self._bytes += size_bytes - self._sizes.pop(name, 0)
                 self._sizes[name] = size_bytes
 
-    def _remove(self, name: str) -> None:
-        with self._lock:
-            self._forget(name)
-
     def _forget(self, name: str) -> None:
         self._storage.unlink(join(self._directory, name))
         if self._sizes is not None:
@@ -175,11 +168,9 @@ def manifest_disk_cache(
     cache_dir: str | None, bytes_max: int | None = None, *, is_writer: bool = True
 ) -> ManifestDiskCache | None:
     """The disk cache of manifests in `cache_dir`; None without such a directory."""
-    return (
-        ManifestDiskCache(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer)
-        if cache_dir
-        else None
-    )
+    if not cache_dir:
+        return None
+    return ManifestDiskCache(DiskStorage(), join(cache_dir, "index"), bytes_max, is_writer=is_writer)
 
 
 def shares(cache_dir_bytes: int) -> tuple[int, int]:

@@ -5,10 +5,9 @@
 | line | ``tiered-manifest 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
 | body | one zstd frame: JSON, the fields of `Manifest` in their order |
 
-Written to the bucket as ``meta/manifest/<20-digit sequence>``, created only if absent, never changed. Any defect (a
-bit, a missing or extra byte, contradicting numbers) is Corrupt; a reader never uses a part of a damaged manifest. A
-reader ignores unknown fields. A manifest is complete: reading it needs no other manifest. Older entries that do not fit
-are in immutable manifest pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole
+Written to the bucket as ``meta/manifest/<20-digit sequence>``, created only if absent, never changed. Any defect is
+Corrupt: a reader never uses a part of a damaged manifest. A reader ignores unknown fields. A manifest needs no other
+manifest. Older entries are in immutable pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole
 (`remote.manifest.sealing`).
 """
 
@@ -26,8 +25,7 @@ from local.log.leader_epochs import EpochRange, joined_ranges
 from remote.keys import manifest_key
 from remote.manifest.manifest_validation import contradictions
 from remote.manifest.sealing import Opened, Sealer, sealed_size
-from remote.manifest.stored_form import StoredForm
-from remote.manifest.view import STORED_VIEW, CompactedView, view_contradiction
+from remote.manifest.view import STORED_VIEW, CompactedView, StoredForm, view_contradiction
 from remote.segment_entry import (
     INT32_MAX,
     INT64_MAX,
@@ -64,8 +62,7 @@ _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) (
 class PendingDelete:
     """A pending delete: an object that no entry names any more. `key` is relative to the prefix.
 
-    `unlinked_sequence` is the sequence of the first manifest that lists it; the commit sets it. A reader of an older
-    manifest may still need the object (`remote.gc.pins`).
+    `unlinked_sequence` is the sequence of the first manifest that lists it; the commit sets it.
     """
 
     key: str
@@ -141,10 +138,9 @@ class AppliedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPageDelete:
-    """A page that was unlinked as a whole, with the objects of all its entries: a pending delete.
+    """A page that was unlinked as a whole, with the objects of all its entries. Fields as in `PendingDelete`.
 
-    The page object is deleted last: its absence proves that its objects are deleted. Other fields as in
-    `PendingDelete`.
+    The page object is deleted last: its absence proves that its objects are deleted.
     """
 
     page: PageEntry
@@ -178,7 +174,7 @@ class Manifest:
     | `expired_end_offset` | one above the highest offset in the bucket when entries last left; 0 before; never falls |
     | `expired_epochs` | leader epochs of offsets that were in the bucket and left it, ascending |
     | `appender_id` | the last writer with a log of its own, which may hold records without an entry |
-    | `jobs` | the last jobs that committed, the newest last (`remote.manifest.job_changes`) |
+    | `jobs` | the last jobs that committed, the newest last (`remote.manifest.manifest_changes`) |
     | `tier_disabled` | the tier was switched off (`tiered.partition.partition`): no entry counts |
     | `deleted_ms` | when the topic was deleted; None for a living topic |
     | `seal_key_id` | the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed |
@@ -311,7 +307,13 @@ STORED_MANIFEST = StoredForm(
 
 def encode_manifest(manifest: Manifest, sealer: Sealer | None = None) -> bytes:
     """The object's bytes, deterministic. Raises InvalidRequest if readers would refuse it, AccessDenied."""
-    _check_readable(manifest)
+    facts = {"topic": manifest.topic, "partition": manifest.partition}
+    if wrong := contradiction(manifest):
+        raise InvalidRequest(f"invalid manifest, {wrong}", **facts)
+    try:
+        _check(STORED_MANIFEST.decode(STORED_MANIFEST.encode(manifest)), None)  # the decoder checks the bounds
+    except (msgspec.DecodeError, Corrupt) as error:
+        raise InvalidRequest("readers would refuse the new manifest", **facts, cause=str(error)) from error
     return encode_again(manifest, sealer)
 
 
@@ -325,18 +327,6 @@ def _unsealed(manifest: Manifest) -> bytes:
     if len(text) > MANIFEST_BYTES_MAX:
         raise InvalidRequest("the manifest is too large", size_bytes=len(text), size_bytes_max=MANIFEST_BYTES_MAX)
     return encode_line(text)
-
-
-def _check_readable(manifest: Manifest) -> None:
-    """Raise InvalidRequest for a manifest that readers would refuse."""
-    wrong = contradiction(manifest)
-    if wrong:
-        raise InvalidRequest(f"invalid manifest, {wrong}", topic=manifest.topic, partition=manifest.partition)
-    try:
-        _check(STORED_MANIFEST.decode(STORED_MANIFEST.encode(manifest)), None)  # the decoder checks the bounds
-    except (msgspec.DecodeError, Corrupt) as error:
-        facts = {"topic": manifest.topic, "partition": manifest.partition, "cause": str(error)}
-        raise InvalidRequest("readers would refuse the new manifest", **facts) from error
 
 
 def encode_line(text: bytes) -> bytes:
@@ -383,14 +373,8 @@ def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | N
         manifest = STORED_MANIFEST.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("the body of a manifest is not a manifest", cause=str(error)) from error
-    if wrong := contradiction(manifest):
-        raise Corrupt(
-            f"invalid manifest, {wrong}", topic=manifest.topic, partition=manifest.partition, sequence=manifest.sequence
-        )
-    if wrong := _seal_contradiction(manifest, seal, sealer):
-        raise Corrupt(
-            f"invalid manifest, {wrong}", topic=manifest.topic, partition=manifest.partition, sequence=manifest.sequence
-        )
+    if wrong := contradiction(manifest) or _seal_contradiction(manifest, seal, sealer):
+        raise Corrupt(f"invalid manifest, {wrong}", **_facts(manifest))
     _check(manifest, prefix)
     _note_size(manifest, len(data))
     return manifest
@@ -421,35 +405,31 @@ def lacks_seal(manifest: Manifest) -> bool:
 
 
 def check_says_something(manifest: Manifest) -> None:
-    """Raise Corrupt for a manifest that lacks its seal and names no segment.
+    """Raise Corrupt for a manifest that lacks its seal and names no segment: a forgery of it would not be detected.
 
-    A reader could not detect a forgery of it. An unsealed manifest with segments is served with a warning, because the
-    segments' bytes are authenticated.
+    An unsealed manifest with segments is served with a warning, because the segments' bytes are authenticated.
     """
     if lacks_seal(manifest) and not manifest.has_entries:
-        facts = {"topic": manifest.topic, "partition": manifest.partition, "sequence": manifest.sequence}
         wrong = "the manifest of an encrypted topic is not sealed and names no segment"
-        raise Corrupt(f"cannot trust a manifest, {wrong}: forged, or `tiered rotate-keys` is due", **facts)
+        raise Corrupt(f"cannot trust a manifest, {wrong}: forged, or `tiered rotate-keys` is due", **_facts(manifest))
 
 
 def _check(manifest: Manifest, prefix: str | None) -> None:
-    """Raise Corrupt for the first contradiction of `remote.manifest.manifest_validation`."""
-    found = next(contradictions(manifest, prefix), None)
-    if found is not None:
-        facts = {"topic": manifest.topic, "partition": manifest.partition, "sequence": manifest.sequence}
-        raise Corrupt(f"invalid manifest, {found.what}", **facts, **found.facts())
+    if (found := next(contradictions(manifest, prefix), None)) is not None:
+        raise Corrupt(f"invalid manifest, {found.what}", **_facts(manifest), **found.facts())
+
+
+def _facts(manifest: Manifest) -> dict[str, object]:
+    return {"topic": manifest.topic, "partition": manifest.partition, "sequence": manifest.sequence}
 
 
 def _seal_contradiction(manifest: Manifest, seal: Opened, sealer: Sealer | None) -> str | None:
     if seal.key_id is None and manifest.seal_key_id is not None:
         return "it names a seal key and is not sealed: it may be forged"
     if seal.key_id is None:
-        is_refused = sealer is not None and sealer.is_required
-        return (
-            ("it is not sealed, and the key ring requires a seal: forged, or `tiered rotate-keys` is due")
-            if is_refused
-            else None
-        )
+        if sealer is None or not sealer.is_required:
+            return None
+        return "it is not sealed, and the key ring requires a seal: forged, or `tiered rotate-keys` is due"
     if (seal.key_id, seal.key) != (manifest.seal_key_id, manifest_key(manifest.sequence)):
         return f"it names another seal key, key_id={manifest.seal_key_id}"
     return None

@@ -1,6 +1,6 @@
 """The chain of manifests in the store: find the newest manifest, and the void names.
 
-GC deletes old manifests (`remote.gc.old_manifests`). The name of a deleted manifest can be created again, by a writer
+GC deletes old manifests (`remote.gc.delayed_delete`). The name of a deleted manifest can be created again, by a writer
 that slept. So before GC deletes a manifest, it creates a **boundary**: every sequence at or below the boundary is void
 from then on, regardless of the object under its name. Boundaries are numbered and created only if absent, each above
 the one before:
@@ -30,8 +30,8 @@ Search for the newest manifest:
 | nothing, or only other names | NotFound | no writer has opened the partition yet |
 
 A reader that took such a partition for an empty one would hide all of its records. The other objects are listed before
-manifest 1 is requested. A writer creates the manifest first. So objects of a partition that a writer opens during this
-check are never taken for objects without a manifest.
+manifest 1 is requested, and a writer creates the manifest first. So a partition that a writer opens during this check
+never appears as objects without a manifest.
 """
 
 from __future__ import annotations
@@ -85,8 +85,6 @@ class ManifestChain:
         first = self._first_listed
         return first is not None and first > self.gc_boundary + 1 and not self.is_void(first - 1)
 
-    # --- manifests ---------------------------------------------------------------------------------------------------
-
     def newest(self, known: Manifest | None, *, exact: bool = False) -> Manifest | None:
         """The newest manifest; None without one. Without `exact` it may be an earlier one."""
         latest, steps, is_sure = known, 0, not exact
@@ -101,7 +99,8 @@ class ManifestChain:
             self._learn(latest)
             sequence = latest.sequence + 1
             following = behind.pop(sequence) if sequence in behind else self.read(sequence)
-            if following is not None and _follows(latest, following):
+            is_next = following is not None and following.parent_id == latest.commit_id
+            if following is not None and is_next and following.epoch >= latest.epoch:
                 latest, steps = following, steps + 1
                 continue
             if following is None and is_sure and not self._is_due(steps):
@@ -155,10 +154,8 @@ class ManifestChain:
         found = self._newest_listed(max(self.gc_boundary, latest.sequence), behind)
         if found is None:
             facts = {"store": self._store.url, "prefix": self._prefix, "void_upto": self.gc_boundary}
-            raise Unavailable(
-                ("cannot find the newest manifest, older manifests were collected and no newer manifest is listed"),
-                **facts,
-            )
+            wrong = "cannot find the newest manifest, older manifests were collected and no newer manifest is listed"
+            raise Unavailable(wrong, **facts)
         return found
 
     def _newest_listed(self, after: int, behind: dict[int, Manifest | None]) -> Manifest | None:
@@ -183,8 +180,6 @@ class ManifestChain:
                 return self._decoded(listed, body)
         facts = {"store": self._store.url, "key": self._prefix + manifest_key(listed)}
         raise Unavailable("a manifest was listed and does not exist", **facts)
-
-    # --- the boundary ------------------------------------------------------------------------------------------------
 
     def is_void(self, sequence: int) -> bool:
         """Whether the store's newest boundary has passed this sequence."""
@@ -237,12 +232,7 @@ class ManifestChain:
         return self._prefix + boundary_key(number)
 
 
-def _follows(latest: Manifest, following: Manifest) -> bool:
-    return following.parent_id == latest.commit_id and following.epoch >= latest.epoch
-
-
 def encode_boundary(upto: int) -> bytes:
-    """The object's bytes, see the module text."""
     if upto < 1:
         raise InvalidRequest("cannot write a GC boundary, there is no manifest below it", upto=upto)
     text = b"tiered-boundary 1 %020d " % upto

@@ -5,22 +5,46 @@ manifest unmodified (the same object: nothing to commit).
 
 A change sees only the manifest's own entries. Older entries are in pages. A caller that changes these passes their
 offsets to `commit` (`touches`), which opens the pages first (`remote.manifest.page_out`).
+
+**Jobs** replace entries by others, and append entries. Each change records a note in the manifest, and returns a
+manifest that has the note already unmodified. A replacement is judged group by group against the manifest it is applied
+to (P11: the new entries tile exactly the entries that they replace):
+
+| the group's entries in that manifest | the group is | its new entries |
+|---|---|---|
+| all exist | `IN_PLACE` | replace the old entries |
+| the oldest expired, the others exist | `IN_PLACE` | replace the remaining entries |
+| none exists, the new entries do | `COMMITTED` | no change: this commit was made before |
+| all expired | `EXPIRED` | their objects become pending deletes |
+| some replaced by another writer or job | `LOST` | their objects become pending deletes |
+
+A new entry that replaces the rest after an expiry begins below the log start offset, as an entry does after
+DeleteRecords. Readers never see its expired records, and no expiry is undone.
+
+Groups are independent, which is sound for a compaction: it removes a record only because a newer record of its key
+exists. The newer record leaves the bucket only for an even newer one, or by retention, which expires older records
+first. This does not hold for tombstones: see `remote.manifest.tombstone_bound`.
+
+A job that lost a group gets no note, so the job stays due.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 
-from local.errors import InvalidRequest
+from local.errors import Conflict, InvalidRequest
 from local.log.leader_epochs import EpochRange, joined_ranges, ranges_outside
 from remote.keys import parse_epoch
-from remote.manifest.manifest import Manifest, PendingDelete, PendingPageDelete
+from remote.manifest.manifest import AppliedJob, Manifest, PendingDelete, PendingPageDelete
 from remote.manifest.page_out import EntriesOf, lost_object
+from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import SegmentEntry
 
 Change = Callable[[Manifest], Manifest]
 EXPIRED_EPOCHS_MAX = 1000  # per manifest; the oldest ranges are removed first and prove nothing from then on
+JOBS_MAX = 64  # notes in a manifest; a job that is repeated after this many others is not recognised
 
 
 def add_segments(entries: Sequence[SegmentEntry]) -> Change:
@@ -74,10 +98,8 @@ def replace_segments(entry: SegmentEntry, ulids: Sequence[str]) -> Change:
             return manifest
         old = [each for each in manifest.segments if each.ulid in ulids]
         if len(old) < len(ulids):
-            return replace(
-                manifest,
-                pending_deletes=manifest.pending_deletes + objects_of(entry, manifest.committed_ms, manifest.epoch),
-            )
+            unlinked = objects_of(entry, manifest.committed_ms, manifest.epoch)
+            return replace(manifest, pending_deletes=manifest.pending_deletes + unlinked)
         first = manifest.segments.index(old[0])
         bounds = [entry.base_offset, *(each.next_offset for each in old)]
         tiles = [each.base_offset for each in old] == bounds[:-1] and bounds[-1] == entry.next_offset
@@ -103,15 +125,13 @@ def advance_cleaned_offset(ulids: Collection[str], cleaned_through: int) -> Chan
     names = frozenset(ulids)
 
     def change(manifest: Manifest) -> Manifest:
-        low = [
-            entry
-            for entry in manifest.segments
-            if entry.ulid in names and (entry.cleaned_through or 0) < cleaned_through
-        ]
-        if not low:
-            return manifest
-        raised = {entry.ulid: replace(entry, cleaned_through=cleaned_through) for entry in low}
-        return replace(manifest, segments=tuple(raised.get(entry.ulid, entry) for entry in manifest.segments))
+        segments = tuple(
+            _raised(each, cleaned_through)
+            if each.ulid in names and (each.cleaned_through or 0) < cleaned_through
+            else each
+            for each in manifest.segments
+        )
+        return manifest if segments == manifest.segments else replace(manifest, segments=segments)
 
     return change
 
@@ -144,13 +164,8 @@ def expire_segments(ulids: Collection[str], *, now_ms: int, log_start_offset: in
         if not pending_deletes and start == manifest.log_start_offset:
             return manifest
         remaining = tuple(entry for entry in manifest.segments if entry.ulid not in names)
-        gone_from = replace(
-            manifest,
-            segments=remaining,
-            pending_deletes=manifest.pending_deletes + pending_deletes,
-            log_start_offset=start,
-        )
-        return _without_rows(gone_from)
+        unlinked = manifest.pending_deletes + pending_deletes
+        return _without_rows(replace(manifest, segments=remaining, pending_deletes=unlinked, log_start_offset=start))
 
     return change
 
@@ -221,7 +236,6 @@ def remove_pending_deletes(keys: Collection[str]) -> Change:
 
 
 def set_properties(properties: dict[str, str]) -> Change:
-    """Record the topic's settings."""
     return lambda manifest: (
         manifest if manifest.properties == properties else replace(manifest, properties=dict(properties))
     )
@@ -303,3 +317,200 @@ def _without_rows(manifest: Manifest) -> Manifest:
 def _is_same_segment(one: SegmentEntry, other: SegmentEntry) -> bool:
     names = ("base_offset", "next_offset", "size_bytes", "content_crc32c")
     return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """`entries` that tile exactly the entries named `ulids`; both are contiguous."""
+
+    ulids: tuple[str, ...]
+    entries: tuple[SegmentEntry, ...]
+
+
+class GroupOutcome(Enum):
+    """Outcome for a group of a replacement; see the table above."""
+
+    IN_PLACE = "in place"
+    COMMITTED = "committed"
+    EXPIRED = "expired"
+    LOST = "lost"
+
+
+def find_job(manifest: Manifest, job_id: str) -> AppliedJob | None:
+    """The note of a job; None if there is none or it was removed (`JOBS_MAX`)."""
+    return next((note for note in manifest.jobs if note.job_id == job_id), None)
+
+
+def is_done(manifest: Manifest, note: AppliedJob) -> bool:
+    """Whether the manifest has this turn of a job, or a later one."""
+    known = find_job(manifest, note.job_id)
+    return known is not None and known.turn >= note.turn
+
+
+def append_entries(entries: Sequence[SegmentEntry], *, start_offset: int, note: AppliedJob) -> Change:
+    """Append all of a job's segments to a partition that ends at `start_offset`, or none.
+
+    Raises Conflict if the partition ends elsewhere, or if the objects are pending deletes, and InvalidRequest while the
+    tier is being disabled.
+    """
+
+    def change(manifest: Manifest) -> Manifest:
+        if is_done(manifest, note):
+            return manifest
+        if manifest.tier_disabled:
+            raise InvalidRequest("cannot add segments of a job, the remote tier is being disabled", job=note.job_id)
+        reached = max(manifest.next_offset, manifest.max_end_offset)
+        if reached != start_offset:
+            facts = {"job": note.job_id, "expected": start_offset, "found": reached}
+            raise Conflict("cannot add segments of a job, the log end offset of the partition changed", **facts)
+        if not {each.key for each in manifest.pending_deletes}.isdisjoint(entry.data_key for entry in entries):
+            raise Conflict("cannot add segments of a job, they were unlinked", job=note.job_id)
+        fresh = [replace(entry, committed_ms=manifest.committed_ms, made_by=note.job_id) for entry in entries]
+        return replace(manifest, segments=(*manifest.segments, *fresh), jobs=_noted(manifest, note))
+
+    return change
+
+
+def replace_tiled(
+    replacements: Sequence[Replacement],
+    *,
+    vouched: Sequence[SegmentEntry] = (),
+    cleaned_through: int,
+    bound: int | None,
+    note: AppliedJob,
+    keeps_maker: bool = False,
+    is_whole: bool = True,
+) -> Change:
+    """Replace the entries that each group tiles, and record that the `vouched` entries are clean.
+
+    `note` is recorded unless a group or a vouched entry was lost, or the replacements are not the `is_whole` job.
+
+    `bound` is the offset below which the job removed tombstones and markers, or set their delete horizon (I5; None: the
+    bucket had no entry, so there was nothing to remove). The changed manifest must still allow it.
+
+    With `keeps_maker` the new entries have the very same records as the old ones, and keep their `made_by`. So does an
+    entry in place of a redacted one: its records must not come back from a disk (`policies.compaction`).
+
+    Raises Conflict if an entry or a view below `bound` may hold older records again. Raises InvalidRequest if a group
+    does not tile, or its objects have the names of others.
+    """
+    for each in replacements:
+        _check_neighbours(each.entries)
+    names = frozenset(entry.ulid for entry in vouched)
+
+    def change(manifest: Manifest) -> Manifest:
+        if is_done(manifest, note):
+            return manifest
+        found = tombstone_bound(manifest.parts, manifest.views, manifest.log_start_offset)
+        if found is not None and bound is not None and found < bound:
+            facts = {"job": note.job_id, "below": bound, "now": found}
+            raise Conflict("cannot replace segments, older records below its tombstones may have been added", **facts)
+        outcomes = [outcome_of_group(manifest.segments, manifest.log_start_offset, group) for group in replacements]
+        segments, pending_deletes = _replaced(manifest, replacements, outcomes, note, keeps_maker=keeps_maker)
+        segments = [_raised(entry, cleaned_through) if entry.ulid in names else entry for entry in segments]
+        is_lost = GroupOutcome.LOST in outcomes or lost_entries(manifest, vouched, manifest.segments)
+        jobs = _noted(manifest, note) if is_whole and not is_lost else manifest.jobs
+        unlinked = (*manifest.pending_deletes, *pending_deletes)
+        after = replace(manifest, segments=tuple(segments), pending_deletes=unlinked, jobs=jobs)
+        return manifest if after == manifest else after
+
+    return change
+
+
+def outcome_of_group(entries: Sequence[SegmentEntry], log_start_offset: int, group: Replacement) -> GroupOutcome:
+    """The outcome for a group in a manifest with these `entries` (all that overlap the group's offsets)."""
+    there = {entry.ulid: entry for entry in entries}
+    remaining = [there[ulid] for ulid in group.ulids if ulid in there]
+    if not remaining:
+        if any(entry.ulid in there for entry in group.entries):
+            return GroupOutcome.COMMITTED
+        return GroupOutcome.EXPIRED if group.entries[-1].next_offset <= log_start_offset else GroupOutcome.LOST
+    if len(remaining) == len(group.ulids):
+        return GroupOutcome.IN_PLACE
+    is_rest = tuple(entry.ulid for entry in remaining) == group.ulids[-len(remaining) :]
+    return GroupOutcome.IN_PLACE if is_rest and remaining[0].base_offset <= log_start_offset else GroupOutcome.LOST
+
+
+def lost_entries(
+    manifest: Manifest, planned: Sequence[SegmentEntry], entries: Sequence[SegmentEntry]
+) -> list[SegmentEntry]:
+    """The `planned` entries that are not in `entries` and did not expire: another process replaced them."""
+    there = {entry.ulid for entry in entries}
+    return [entry for entry in planned if entry.ulid not in there and entry.next_offset > manifest.log_start_offset]
+
+
+def _replaced(
+    manifest: Manifest,
+    replacements: Sequence[Replacement],
+    outcomes: Sequence[GroupOutcome],
+    note: AppliedJob,
+    *,
+    keeps_maker: bool,
+) -> tuple[list[SegmentEntry], list[PendingDelete]]:
+    """(the manifest's entries after the replacement, the new pending deletes)."""
+    at = {entry.ulid: number for number, entry in enumerate(manifest.segments)}
+    known = {key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
+    listed = {each.key for each in manifest.pending_deletes}
+    put: dict[int, tuple[SegmentEntry, ...]] = {}  # position of a removed entry -> the entries in its place
+    pending_deletes: list[PendingDelete] = []
+
+    def unlink(entries: Sequence[SegmentEntry]) -> None:
+        objects = [each for entry in entries for each in objects_of(entry, manifest.committed_ms, manifest.epoch)]
+        pending_deletes.extend(each for each in objects if each.key not in listed)
+
+    for group, outcome in zip(replacements, outcomes, strict=True):
+        if outcome is GroupOutcome.COMMITTED:
+            continue
+        named = known | listed if outcome is GroupOutcome.IN_PLACE else known
+        if not named.isdisjoint(entry.data_key for entry in group.entries):
+            raise InvalidRequest("cannot replace segments, an object name is already in use", job=note.job_id)
+        if outcome is not GroupOutcome.IN_PLACE:
+            unlink(group.entries)
+            continue
+        places = [at[ulid] for ulid in group.ulids if ulid in at]
+        old = manifest.segments[places[0] : places[-1] + 1]
+        _check_tiled(old, group, note)
+        entries = [entry for entry in group.entries if entry.next_offset > old[0].base_offset]
+        unlink(group.entries[: len(group.entries) - len(entries)])
+        put |= dict.fromkeys(places, ()) | {places[0]: _in_place(entries, old, note, keeps_maker=keeps_maker)}
+        unlink(old)
+    entries_after = [entry for number, one in enumerate(manifest.segments) for entry in put.get(number, (one,))]
+    return entries_after, pending_deletes
+
+
+def _in_place(
+    entries: Sequence[SegmentEntry], old: Sequence[SegmentEntry], note: AppliedJob, *, keeps_maker: bool
+) -> tuple[SegmentEntry, ...]:
+    makers = {entry.made_by for entry in old}
+    redaction = next((entry.made_by for entry in old if entry.is_redacted), None)
+    made_by = redaction or (makers.pop() if keeps_maker and len(makers) == 1 else note.job_id)
+    committed_ms = max(entry.committed_ms for entry in old)
+    return tuple(replace(entry, committed_ms=committed_ms, made_by=made_by) for entry in entries)
+
+
+def _check_neighbours(entries: Sequence[SegmentEntry]) -> None:
+    ends = [entry.next_offset for entry in entries[:-1]]
+    if not entries or ends != [entry.base_offset for entry in entries[1:]]:
+        raise InvalidRequest("cannot replace segments, the segments of a group are not adjacent", entries=len(entries))
+
+
+def _check_tiled(old: Sequence[SegmentEntry], group: Replacement, note: AppliedJob) -> None:
+    """Raise InvalidRequest unless the group tiles `old`: its entries, or the unexpired rest of them."""
+    is_same = tuple(entry.ulid for entry in old) == group.ulids[-len(old) :]
+    is_neighbours = [entry.next_offset for entry in old[:-1]] == [entry.base_offset for entry in old[1:]]
+    base = group.entries[0].base_offset
+    begins = base == old[0].base_offset if len(old) == len(group.ulids) else base < old[0].base_offset
+    if not (is_same and is_neighbours and begins and old[-1].next_offset == group.entries[-1].next_offset):
+        facts = {"job": note.job_id, "base_offset": base, "next_offset": group.entries[-1].next_offset}
+        raise InvalidRequest(
+            "cannot replace segments, the new segments do not cover the offsets of the old ones", **facts
+        )
+
+
+def _raised(entry: SegmentEntry, cleaned_through: int) -> SegmentEntry:
+    return replace(entry, cleaned_through=max(entry.cleaned_through or 0, cleaned_through))
+
+
+def _noted(manifest: Manifest, note: AppliedJob) -> tuple[AppliedJob, ...]:
+    others = [each for each in manifest.jobs if each.job_id != note.job_id]
+    return (*others[-(JOBS_MAX - 1) :], replace(note, committed_ms=manifest.committed_ms))

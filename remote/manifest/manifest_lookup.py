@@ -123,7 +123,6 @@ class Pages:
             own.landed.set()
 
     def keep(self, page: PageEntry, entries: Rows) -> None:
-        """Cache a page, for example one that was just written."""
         self._cache.keep(self._name(page), entries)
 
     def _name(self, page: PageEntry) -> PageName:
@@ -167,7 +166,7 @@ class MetadataIndex:
 
     def __init__(self, manifest: Manifest, entries_of: Callable[[PageEntry], Rows]) -> None:
         self.manifest = manifest
-        self._rows_of = entries_of
+        self.page = entries_of  # all entries of a page, dead or not
 
     def find_by_offset(self, offset: int) -> SegmentEntry | None:
         """The entry that holds `offset`, or the first after it; None past the last. Reads at most one page."""
@@ -206,7 +205,7 @@ class MetadataIndex:
         """The entry with the highest offsets, dead or not; None without entries. May read the last page."""
         if self.manifest.segments:
             return self.manifest.segments[-1]
-        return self._rows_of(self.manifest.pages[-1])[-1] if self.manifest.pages else None
+        return self.page(self.manifest.pages[-1])[-1] if self.manifest.pages else None
 
     def holds(self, entry: SegmentEntry) -> bool:
         """Whether this very entry still exists, dead or not. Reads at most one page."""
@@ -216,18 +215,14 @@ class MetadataIndex:
         """The entries with offsets in ``[start, end)``, ascending, dead ones included."""
         for page in self.manifest.pages:
             if page.base_offset < end and start < page.next_offset:
-                yield from _touching(self._rows_of(page), start, end)
+                yield from _touching(self.page(page), start, end)
         yield from _touching(self.manifest.segments, start, end)
 
-    def page(self, page: PageEntry) -> Rows:
-        """All entries of a page, dead or not. Reads the page."""
-        return self._rows_of(page)
-
     def _inside(self, page: PageEntry, start: int, end: int | None) -> Iterable[SegmentEntry]:
-        return _touching(self._rows_of(page), max(start, self.manifest.min_readable_offset), end)
+        return _touching(self.page(page), max(start, self.manifest.min_readable_offset), end)
 
     def _first_inside(self, page: PageEntry, timestamp_ms: int, start: int, end: int | None) -> SegmentEntry | None:
-        entries = self._rows_of(page)
+        entries = self.page(page)
         if isinstance(entries, DecodedPage):
             return entries.first_at(timestamp_ms, max(start, self.manifest.min_readable_offset), end)
         stamped = (entry for entry in self._inside(page, start, end) if entry.max_timestamp_ms is not None)

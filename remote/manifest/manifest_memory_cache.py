@@ -4,7 +4,7 @@ A process that opens many partitions repeatedly (``status --watch``, pages) keep
 next open starts at the cached manifest instead of with a listing:
 
 * It requests only the next number, a 404 if nothing is new: one small request. It sees every later commit, unless GC
-  has deleted the next number already (`remote.gc.old_manifests` keeps a few hundred).
+  has deleted the next number already (`remote.gc.delayed_delete` keeps a few hundred).
 * So once in SURE_MS it verifies the cached manifest by three small requests: the bucket still has the very manifest
   under the very name, and no GC boundary has passed it. The bucket may have been restored to an earlier state.
 * If the manifest is missing, or the next one does not follow it, the cache entry is discarded and the open starts with
@@ -83,11 +83,9 @@ class ManifestMemoryCache:
     ) -> tuple[Manifest | None, int]:
         """The newest manifest (`ManifestChain.newest`) and the owner of its pages.
 
-        `begin` finds it without a cached one.
-
-        `exact` verifies now. Raises as `ManifestChain.newest`. `chain` may have learned a boundary from another
-        history. That boundary is below the manifest known of that history, and so below the manifest of the same number
-        that does not follow it.
+        `begin` finds the manifest without a cached one. `exact` verifies now. `chain` may have learned a boundary from
+        another history. That boundary is below the manifest known of that history, and so below the manifest of the
+        same number that does not follow it.
         """
         name, now_ms = (store.url, prefix), self._counted_ms()
         with self._lock:
@@ -160,9 +158,9 @@ def warn_unsealed(store_url: str, prefix: str, found: Manifest) -> None:
 
 
 def is_same_manifest(store: ObjectStore, prefix: str, manifest: Manifest, body: bytes | None = None) -> bool:
-    """Whether the bucket has this very manifest, by its first line; one small GET.
+    """Whether the bucket has this very manifest, by its first line, which has the checksum of the rest; one small GET.
 
-    The first line has the checksum of the rest. `body` are its bytes, if the caller has them.
+    `body` are its bytes, if the caller has them.
     """
     body = encode_again(manifest, sealer_of(store, prefix)) if body is None else body
     line = body[: body.index(b"\n") + 1]
@@ -185,9 +183,11 @@ class SealMemory:
             for prefix, seen in _read(storage, root).items():
                 self._seen[prefix] = max(seen, self._seen.get(prefix, seen))
 
-    def seen(self, prefix: str) -> tuple[int, str] | None:
-        """Sequence and commit id of the newest known sealed manifest; None without one."""
-        return self._seen.get(prefix)
+    def check(self, prefix: str, found: Manifest) -> None:
+        """Raise Corrupt if this node saw a newer or another sealed manifest before a restart."""
+        if (seen := self._seen.get(prefix)) is not None:
+            step = f"if the bucket was restored on purpose, remove the file {FILE} from the log directories"
+            check_seen(seen, found, prefix, step)
 
     def note(self, prefix: str, manifest: Manifest) -> None:
         """Record a manifest that was read or committed; ignores unsealed ones."""

@@ -1,6 +1,4 @@
-"""Validation of a manifest: contradictions to its bounds, its names or its own entries.
-
-Pure; uses no store.
+"""Validation of a manifest: contradictions to its bounds, its names or its own entries. Pure.
 
 The decoder checks the bounds of every number (`remote.segment_entry`). This module checks the relations between fields:
 
@@ -45,7 +43,7 @@ from remote.keys import (
     partition_prefix,
 )
 from remote.segment_entry import SegmentEntry, SegmentState
-from remote.segments.chunk_table import RAW, ZSTD
+from remote.segments.index_bundle import RAW, ZSTD
 from remote.segments.object_encoding import CODECS
 
 if TYPE_CHECKING:
@@ -103,10 +101,10 @@ def contradictions(manifest: Manifest, prefix: str | None = None) -> Iterator[Co
     for at, entry in enumerate(manifest.segments):
         wrong = entry_contradiction(entry, epoch_max=manifest.epoch) or _named_twice(entry, named)
         if wrong is not None:
-            yield _of_row(Part.SEGMENTS, at, entry, wrong)
+            yield _about(Part.SEGMENTS, at, entry.data_key, entry, wrong)
     for at, page in enumerate(manifest.pages):
         if (wrong := page_contradiction(page)) is not None:
-            yield _of_page(Part.PAGES, at, page, wrong)
+            yield _about(Part.PAGES, at, page.key, page, wrong)
         named.add(page.key)
     for at, view in enumerate(manifest.views):
         yield from _of_view(at, view, named, manifest.epoch)
@@ -225,7 +223,7 @@ def _of_view(at: int, view: CompactedView, named: set[str], epoch_max: int) -> I
     for entry in view.entries:
         wrong = entry_contradiction(entry, view=view.name, epoch_max=epoch_max) or _named_twice(entry, named)
         if wrong is not None:
-            yield _of_row(Part.VIEWS, at, entry, wrong)
+            yield _about(Part.VIEWS, at, entry.data_key, entry, wrong)
             return
     for start, end in view.lost:
         if not start < end:
@@ -243,7 +241,7 @@ def _of_pending_deletes(manifest: Manifest, named: set[str]) -> Iterator[Contrad
         wrong = page_contradiction(page.page)
         wrong = wrong or _still_named(page.page.key, named) or _from_later(manifest, page.epoch, page.unlinked_sequence)
         if wrong is not None:
-            yield _of_page(Part.PENDING_PAGE_DELETES, at, page.page, wrong)
+            yield _about(Part.PENDING_PAGE_DELETES, at, page.page.key, page.page, wrong)
 
 
 def _still_named(key: str, named: set[str]) -> str | None:
@@ -261,11 +259,5 @@ def _is_home(key: str) -> bool:
     return key.count("/") > 3 and parse_prefix(home_of(key)) is not None
 
 
-def _of_row(part: Part, index: int, entry: SegmentEntry, what: str) -> Contradiction:
-    offsets = (entry.base_offset, entry.next_offset)
-    return Contradiction(part=part, index=index, what=what, key=entry.data_key, offsets=offsets)
-
-
-def _of_page(part: Part, index: int, page: PageEntry, what: str) -> Contradiction:
-    offsets = (page.base_offset, page.next_offset)
-    return Contradiction(part=part, index=index, what=what, key=page.key, offsets=offsets)
+def _about(part: Part, index: int, key: str, each: SegmentEntry | PageEntry, what: str) -> Contradiction:
+    return Contradiction(part=part, index=index, what=what, key=key, offsets=(each.base_offset, each.next_offset))

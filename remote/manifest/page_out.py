@@ -9,11 +9,8 @@ To change entries in a page:
 2. The change is made.
 3. Surplus entries are written to a new page.
 
-So a change (`remote.manifest.manifest_changes`) only ever sees entries, and stays a pure function of a manifest.
-
-`remote.manifest.commit_protocol` defines the order of effects: a page is written before the manifest that names it. It
-is deleted like every object, as a pending delete after the grace period. A page without a committed manifest is an
-orphan.
+So a change (`remote.manifest.manifest_changes`) only ever sees entries, and stays a pure function of a manifest. A page
+is written before the manifest that names it, and deleted like every object, as a pending delete.
 
 An opened manifest may hold entries below a page; an encoded manifest never does (`move_to_page` ensures this).
 """
@@ -40,7 +37,7 @@ _base_offset = attrgetter("base_offset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRule:
-    """Limits for the sizes of manifests and pages.
+    """Limits for the sizes of manifests and pages. A manifest with many pending deletes stays large.
 
     | field | meaning |
     |---|---|
@@ -49,8 +46,6 @@ class PageRule:
     | `page_rows_min` | fewer surplus entries are not worth a page |
     | `kept_entries_min` | newest entries that always stay: a commit repeated after a lost reply finds its entry there |
     | `gaps_max`, `epochs_max` | gaps and leader epochs of one `PageEntry`; one more starts another page |
-
-    A manifest that is large for another reason (pending deletes) stays large.
 
     With these numbers a manifest has room for some 2,600 entries. A page takes 2,300 of them and 310 kB, and a million
     segments are some 400 pages (docs/reference/benchmarks.md).
@@ -75,9 +70,8 @@ def opened(manifest: Manifest, start: int, end: int, entries_of: EntriesOf) -> M
         for page in pages
     )
     remaining = tuple(page for page in manifest.pages if page not in pages)
-    return replace(
-        manifest, segments=tuple(entries), pages=remaining, pending_deletes=manifest.pending_deletes + pending_deletes
-    )
+    unlinked = manifest.pending_deletes + pending_deletes
+    return replace(manifest, segments=tuple(entries), pages=remaining, pending_deletes=unlinked)
 
 
 class NewPages:
@@ -100,11 +94,9 @@ class NewPages:
 
 def move_to_page(manifest: Manifest, rule: PageRule, new_page: NewPage) -> Manifest:
     """`manifest` with all entries below its last page moved to pages again; `manifest` itself if there are none."""
-    if (
-        not manifest.pages
-        or not manifest.segments
-        or manifest.segments[0].base_offset >= manifest.pages[-1].next_offset
-    ):
+    if not manifest.pages or not manifest.segments:
+        return manifest
+    if manifest.segments[0].base_offset >= manifest.pages[-1].next_offset:
         return manifest
     at = bisect_right(manifest.segments, manifest.pages[-1].base_offset, key=_base_offset)
     below, above = manifest.segments[:at], manifest.segments[at:]
@@ -133,11 +125,11 @@ def lost_object(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | No
     before, after = set(old.pages), {*new.pages, *(each.page for each in new.pending_page_deletes)}
     after -= {each.page for each in old.pending_page_deletes}
     named = {each.key for each in new.pending_deletes} | {page.key for page in after}
-    named.update(keys_of(_own_rows(new)))
+    named.update(keys_of([*new.segments, *new.view_entries]))
     for page in after - before:
         named.update(keys_of(entries_of(page)))
     removed = before - after
-    held = [*keys_of(_own_rows(old)), *(page.key for page in removed)]
+    held = [*keys_of([*old.segments, *old.view_entries]), *(page.key for page in removed)]
     for page in removed:
         held += keys_of(entries_of(page))
     return next((key for key in held if key not in named), None)
@@ -145,7 +137,7 @@ def lost_object(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | No
 
 def named_keys(manifest: Manifest, entries_of: EntriesOf) -> set[str]:
     """The objects of the entries of a manifest, its views and its pages, and the pages. Reads every page."""
-    named = {*keys_of(_own_rows(manifest)), *(page.key for page in manifest.pages)}
+    named = {*keys_of([*manifest.segments, *manifest.view_entries]), *(page.key for page in manifest.pages)}
     for page in manifest.pages:
         named.update(keys_of(entries_of(page)))
     return named
@@ -188,13 +180,6 @@ def entries_unless_deleted(newest: Manifest, entries_of: EntriesOf) -> EntriesOf
             return ()
 
     return entries
-
-
-def _own_rows(manifest: Manifest) -> Iterator[SegmentEntry]:
-    """The entries with objects that the manifest holds itself: its newest entries and the views' entries."""
-    yield from manifest.segments
-    for view in manifest.views:
-        yield from view.entries
 
 
 def keys_of(entries: Iterable[SegmentEntry]) -> list[str]:

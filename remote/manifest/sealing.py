@@ -21,8 +21,7 @@ chain of commits. Without a key of the ring an attacker cannot make a manifest, 
 reader accepts. `seal_key_id` in a manifest is the key that seals it and its successors; in a page's entry, the key that
 seals the page. A chain that is sealed once stays sealed. docs/how-to/encrypt-the-bucket.md lists the remaining attacks.
 
-The CRC-32C in the line distinguishes damage from forgery; it covers only bytes that the store has anyway. `KeyedStore`
-brings the key ring to every reader and writer of manifests.
+The CRC-32C in the line distinguishes damage from forgery; it covers only bytes that the store has anyway.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Sealer:
         """The object's bytes under `key`; `body` itself if `key_id` is None. Raises AccessDenied without the key."""
         if key_id is None:
             return body
-        associated = self._told(key, key_id)
+        associated = self._associated(key, key_id)
         nonce = _nonce(self._derived(key_id, _NONCE, key), associated, body)
         sealed = nonce + gcm(self._derived(key_id, _SEAL, key)).encrypt(nonce, body, associated)
         return _line(key_id, key, sealed) + sealed
@@ -85,9 +84,9 @@ class Sealer:
         key_id, key, expected, length = line[1].decode(), line[2].decode(), int(line[3], 16), int(line[4])
         body = view[line.end() :]
         if len(body) != length or (found := crc32c(body)) != expected:
-            facts = {"expected_bytes": length, "found_bytes": len(body)}
+            facts: dict[str, object] = {"expected_bytes": length, "found_bytes": len(body)}
             if len(body) == length:
-                facts = {"expected": f"{expected:08x}", "found": f"{found:08x}"}  # type: ignore[dict-item]
+                facts = {"expected": f"{expected:08x}", "found": f"{found:08x}"}
             raise Corrupt("a sealed manifest is damaged, its length or checksum differs", **facts)
         return Opened(key_id, key, self._opened(key, key_id, body))
 
@@ -96,13 +95,10 @@ class Sealer:
 
         cipher = gcm(self._derived(key_id, _SEAL, key))
         try:
-            return cipher.decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], self._told(key, key_id))
+            return cipher.decrypt(body[:NONCE_BYTES], body[NONCE_BYTES:], self._associated(key, key_id))
         except (InvalidTag, ValueError) as error:
-            wrong = (
-                "cannot decrypt a sealed manifest, it was not sealed with this key under this name: "
-                "forged, moved or edited"
-            )
-            raise Corrupt(wrong, key_id=key_id) from error
+            wrong = "it was not sealed with this key under this name: forged, moved or edited"
+            raise Corrupt(f"cannot decrypt a sealed manifest, {wrong}", key_id=key_id) from error
 
     def _derived(self, key_id: str, purpose: bytes, key: str) -> bytes:
         if key_id not in self.keys:
@@ -110,7 +106,7 @@ class Sealer:
             raise AccessDenied(missing, key_id=key_id, object=self._prefix + key)
         return self.keys.derived(key_id, purpose, key)
 
-    def _told(self, key: str, key_id: str) -> bytes:
+    def _associated(self, key: str, key_id: str) -> bytes:
         return b"%s %s %s" % (_SEAL, object_identity(self._prefix, key).encode(), key_id.encode())
 
 
@@ -128,7 +124,7 @@ def is_sealed(data: Body) -> bool:
 
 
 class KeyedStore(StoreWrapper):
-    """A store with the key ring for its manifests. All operations are the inner store's."""
+    """A store with the key ring for its manifests, for every reader and writer of them."""
 
     def __init__(self, inner: ObjectStore, keys: KeyRing) -> None:
         super().__init__(inner)

@@ -13,17 +13,19 @@ view, so one commit switches horizon and entries together. A reader sees all of 
 The horizon is never above the bucket's part of the log: after the loss of a disk the log restarts there, and the same
 offsets are assigned to other records.
 
-The view also records its last run: when, how long, how much; or the error. The epoch shows a run that a crash ended:
-only the writer of that epoch could still execute it.
+The view also records its last run, or the error. The epoch shows a run that a crash ended: only the writer of that
+epoch could still execute it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
-from remote.manifest.stored_form import StoredForm
+import msgspec
+
 from remote.segment_entry import (
     ByteCount,
     ClockMs,
@@ -38,6 +40,52 @@ from remote.segment_entry import (
 DEFAULT_VIEW = "compacted"
 VIEWS_MAX = 16
 VIEW_ROWS_MAX = 512  # of one view; at some 700 bytes an entry a view takes a third of a megabyte of every manifest
+T = TypeVar("T")
+
+
+class StoredForm(Generic[T]):
+    """The stored form of `kind`. Create it at import: msgspec decoders of a type are not created in two threads.
+
+    Stored JSON of frozen dataclasses whose stored field names differ from the names in the code.
+
+    The format keeps the field names of its first version (docs/reference/formats.md). A `StoredForm` converts between a
+    value and a msgspec struct with these names, for the value and for the listed fields that hold such values.
+    """
+
+    def __init__(self, kind: type[T], names: Mapping[str, str], **nested: StoredForm[Any]) -> None:
+        """`names` maps fields to stored names; `nested` has the stored forms of fields that are tuples of values."""
+        hints = get_type_hints(kind, include_extras=True)
+        hints |= {name: tuple[form.struct, ...] for name, form in nested.items()}  # type: ignore[name-defined]
+        defined: list[Any] = []
+        for field in fields(kind):  # type: ignore[arg-type]
+            default = () if field.default is MISSING else (field.default,)
+            defined.append((field.name, hints[field.name], *default))
+        self._kind = kind
+        self._nested = nested
+        self._fields = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
+        self.names = {name: names.get(name, name) for name in self._fields}
+        self.struct: Any = msgspec.defstruct(f"Stored{kind.__name__}", defined, kw_only=True, rename=self.names)
+        self._decoder = msgspec.json.Decoder(self.struct)
+
+    def encode(self, value: T) -> bytes:
+        return msgspec.json.encode(self.stored(value))
+
+    def decode(self, text: bytes | msgspec.Raw) -> T:
+        """The inverse. Raises msgspec.DecodeError, UnicodeDecodeError."""
+        return self.value(self._decoder.decode(text))
+
+    def stored(self, value: T) -> msgspec.Struct:
+        return cast(
+            msgspec.Struct,
+            self.struct(**{name: self._map(name, getattr(value, name), "stored") for name in self._fields}),
+        )
+
+    def value(self, stored: msgspec.Struct) -> T:
+        return self._kind(**{name: self._map(name, getattr(stored, name), "value") for name in self._fields})
+
+    def _map(self, name: str, value: object, verb: str) -> object:
+        form = self._nested.get(name)
+        return value if form is None else tuple(getattr(form, verb)(each) for each in cast("tuple[object, ...]", value))
 
 
 class ViewState(Enum):
@@ -143,10 +191,8 @@ def view_contradiction(views: Sequence[CompactedView], *, upto_offset: int) -> s
             return f"the view {view.name!r} is not within the log, horizon_offset={view.horizon_offset}"
         for entry in view.entries:
             if not reached <= entry.base_offset < entry.next_offset <= view.horizon_offset:
-                return (
-                    f"the view {view.name!r} has entries that overlap or are outside the view at "
-                    f"base_offset={entry.base_offset}"
-                )
+                wrong = "has entries that overlap or are outside the view"
+                return f"the view {view.name!r} {wrong} at base_offset={entry.base_offset}"
             if entry.state is not SegmentState.COPY_FINISHED or entry.size_bytes <= 0 or entry.indexes_bytes <= 0:
                 return f"the view {view.name!r} has an unfinished entry at base_offset={entry.base_offset}"
             reached = entry.next_offset

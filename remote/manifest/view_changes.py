@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -29,8 +30,15 @@ from remote.keys import check_view, parse_view_key
 from remote.manifest.manifest import Manifest, PendingDelete
 from remote.manifest.manifest_changes import objects_of
 from remote.manifest.manifest_validation import entry_contradiction
-from remote.manifest.stored_form import StoredForm
-from remote.manifest.view import STORED_VIEW, CompactedView, ViewFailure, ViewStart, find_view, view_contradiction
+from remote.manifest.view import (
+    STORED_VIEW,
+    CompactedView,
+    StoredForm,
+    ViewFailure,
+    ViewStart,
+    find_view,
+    view_contradiction,
+)
 from remote.segment_entry import INT64_MAX, SegmentEntry, WriterEpoch
 
 Holder = TypeVar("Holder", Manifest, "ViewCatalog")
@@ -45,7 +53,7 @@ def announce_views(names: Sequence[str]) -> Callable[[Holder], Holder]:
 
     def change(manifest: Holder) -> Holder:
         for name in names:
-            manifest = _altered(manifest, name, _as_it_is)
+            manifest = _altered(manifest, name, lambda view: view)
         return manifest
 
     return change
@@ -108,9 +116,8 @@ def cut_views(offset: int, *, now_ms: int) -> Callable[[Holder], Holder]:
         if not void:
             return manifest
         views = tuple(_voided(each, offset, now_ms) if each in void else each for each in manifest.views)
-        return _with_pending_deletes(
-            replace(manifest, views=views), [entry for each in void for entry in each.entries], now_ms
-        )
+        unlinked = [entry for each in void for entry in each.entries]
+        return _with_pending_deletes(replace(manifest, views=views), unlinked, now_ms)
 
     return change
 
@@ -127,15 +134,7 @@ def _altered(manifest: Holder, name: str, alter: Callable[[CompactedView], Compa
     if altered == known:
         return manifest
     views = [*(each for each in manifest.views if each.name != name), altered]
-    return replace(manifest, views=tuple(sorted(views, key=_name)))
-
-
-def _as_it_is(view: CompactedView) -> CompactedView:
-    return view
-
-
-def _name(view: CompactedView) -> str:
-    return view.name
+    return replace(manifest, views=tuple(sorted(views, key=attrgetter("name"))))
 
 
 def _with_pending_deletes(manifest: Holder, entries: Sequence[SegmentEntry], now_ms: int) -> Holder:
@@ -167,7 +166,6 @@ _STORED = StoredForm(ViewCatalog, {"pending_deletes": "unlinked"}, views=STORED_
 
 
 def encode_catalog(catalog: ViewCatalog) -> bytes:
-    """The file's bytes."""
     body = _STORED.encode(catalog)
     return b"tiered-view-catalog %d %08x %d\n" % (_VERSION, crc32c(body), len(body)) + body
 
@@ -179,9 +177,8 @@ def decode_catalog(data: bytes, *, path: str) -> ViewCatalog:
         raise Corrupt("cannot read a view catalog, it does not start with the format line", path=path)
     body, expected = data[line.end() :], int(line[2], 16)
     if len(body) != int(line[3]) or len(body) > CATALOG_BYTES_MAX:
-        raise Corrupt(
-            "a view catalog is damaged, its length differs", path=path, expected=int(line[3]), found=len(body)
-        )
+        lengths = {"expected": int(line[3]), "found": len(body)}
+        raise Corrupt("a view catalog is damaged, its length differs", path=path, **lengths)
     if (found := crc32c(body)) != expected:
         facts = {"path": path, "expected": f"{expected:08x}", "found": f"{found:08x}"}
         raise Corrupt("a view catalog is damaged, its checksum differs", **facts)
@@ -189,20 +186,17 @@ def decode_catalog(data: bytes, *, path: str) -> ViewCatalog:
         catalog = _STORED.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("the body of a view catalog is not a catalog", path=path, cause=str(error)) from error
-    wrong = next(_contradictions(catalog), None)
-    if wrong is not None:
+    if (wrong := next(_contradictions(catalog), None)) is not None:
         raise Corrupt(f"invalid view catalog, {wrong}", path=path)
     return catalog
 
 
 def _contradictions(catalog: ViewCatalog) -> Iterator[str]:
-    wrong = view_contradiction(catalog.views, upto_offset=INT64_MAX)
-    if wrong is not None:
+    if (wrong := view_contradiction(catalog.views, upto_offset=INT64_MAX)) is not None:
         yield wrong
     for view in catalog.views:
         for entry in view.entries:
-            wrong = entry_contradiction(entry, view=view.name, epoch_max=catalog.epoch)
-            if wrong is not None:
+            if (wrong := entry_contradiction(entry, view=view.name, epoch_max=catalog.epoch)) is not None:
                 yield wrong
     for each in catalog.pending_deletes:
         if parse_view_key(each.key) is None:

@@ -12,12 +12,11 @@ A `MetadataLog` begins as READER and takes at most one other role. The role answ
 
 States of a log: READER, then WRITER (any role that commits), then FENCED, which is final.
 
-**WRITER** takes over from any writer. That is right for a manager on its own node, and for an ingest that an operator
-started.
+**WRITER** takes over from any writer: a manager on its own node, or an ingest that an operator started.
 
-**CONDITIONAL**: housekeeping must not take over from a writer that started between its check and its manifest. The
-first manifest of an epoch is created only if absent behind its base manifest. So it is enough to check that base: a
-writer that commits in between takes the name, and the check runs again on its manifest.
+**CONDITIONAL**: housekeeping must not take over from a writer that started after its check. The first manifest of an
+epoch is created only if absent behind its base manifest. So it is enough to check that base: a writer that commits in
+between takes the name, and the check runs again on its manifest.
 
 **CO_WRITER**: a job of hours that rewrites objects must not stop the manager that appends, nor be stopped by it. So it
 **joins** the current epoch. Its manifests carry the writer's epoch and name and are created only if absent. To the

@@ -1,5 +1,5 @@
 """The stored form of one closed segment. Start with `index_bundle`.
 
-`chunk_table` locates the chunks of a data object, `object_encoding` and `encryption` encode them, `index_bundle` holds
-the indexes in one object.
+`index_bundle` holds the indexes and the chunk table in one object, `object_encoding` and `encryption` encode the
+chunks.
 """

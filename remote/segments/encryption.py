@@ -28,8 +28,6 @@ their keys in the new form.
 
 A nonce is used once for a data key. Names and keys are new for every copy attempt. Within an attempt, a chunk that is
 sent again has the same bytes. SHA-256 checks this before the encryption (`remote.upload.segment_upload_stream`).
-
-`remote.manifest.sealing` seals manifests and their pages. `cryptography` is imported at first use.
 """
 
 from __future__ import annotations
@@ -219,9 +217,8 @@ def parse_key_ring(lines: Iterable[str], where: str) -> KeyRing:
             raise InvalidRequest(wrong, file=where, line=number) from None
         if not _KEY_ID.fullmatch(key_id) or len(key) != KEY_BYTES or key_id in keys:
             facts = {"key_bytes": len(key)} if len(key) != KEY_BYTES else {}
-            raise InvalidRequest(
-                "invalid line in the key ring, the key is wrong or repeated", file=where, line=number, **facts
-            )
+            wrong = "invalid line in the key ring, the key is wrong or repeated"
+            raise InvalidRequest(wrong, file=where, line=number, **facts)
         keys[key_id] = key
     return KeyRing(keys, required)
 

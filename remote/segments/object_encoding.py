@@ -1,9 +1,8 @@
 """Object encoding of a segment: its chunks unchanged, compressed, encrypted, or both.
 
 With both, compression comes first. Each compressed chunk is one independent zstd frame, so their sequence is an
-ordinary zstd file (``zstd -d`` opens it). The caller that knows batches (`remote.upload.segment_upload_stream`) cuts
-the segment, so that a frame holds whole batches. The first chunk decides whether compression pays. Batches that their
-producer compressed do not shrink again and are stored without compression. The entry's `codec` records the decision.
+ordinary zstd file (``zstd -d`` opens it). The first chunk decides whether compression pays: batches that their producer
+compressed do not shrink again. The entry's `codec` records the decision.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from local.errors import Corrupt
 from local.format.crc32c import crc32c
 from remote.keys import object_identity, parse_topic_directory
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
 from remote.segments.encryption import NO_KEYS, KeyRing, ObjectCipher
+from remote.segments.index_bundle import AES_256_GCM, PLAIN, RAW, ZSTD, ChunkTable
 from remote.store import Body
 
 PAYS_BELOW = 0.9  # of the first chunk's size; saving less than a tenth costs more time than it saves room
@@ -41,10 +40,7 @@ class ObjectEncoding:
     def __post_init__(self) -> None:
         if self.level is None:
             return
-        from local.format.compression import (  # heavy, and a process that only decides does not need it
-            Codec,
-            check_level,
-        )
+        from local.format.compression import Codec, check_level  # heavy: a process that only decides does not need it
 
         check_level(Codec.ZSTD, self.level)
 
@@ -103,11 +99,9 @@ def open_ring(entry: SegmentEntry, prefix: str, keys: KeyRing = NO_KEYS) -> Obje
     topic = parse_topic_directory(name.partition("/")[0])
     if topic is not None and keys.requires(topic[0]):
         wrong = "a segment is not encrypted, and the key ring requires encryption for its topic"
-        step = (
-            "the segment is forged or older than the setting: `tiered rewrite` encrypts it, a key "
-            "ring without @require reads it"
-        )
-        raise Corrupt(f"{wrong}: {step}", object=name)
+        cause = "the segment is forged or older than the setting"
+        step = "`tiered rewrite` encrypts it, a key ring without @require reads it"
+        raise Corrupt(f"{wrong}: {cause}: {step}", object=name)
     return None
 
 

@@ -15,7 +15,6 @@ from remote.store.protocol import (
     UploadSource,
     parts_of,
     ranged_source,
-    read_each,
     read_if_there,
     read_named,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "UploadSource",
     "parts_of",
     "ranged_source",
-    "read_each",
     "read_if_there",
     "read_named",
 ]

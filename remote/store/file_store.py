@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from urllib.parse import quote
 
 from local.errors import (
@@ -36,20 +37,19 @@ from local.storage import DiskStorage, FileFacts, Storage
 from remote.keys import new_ulid
 from remote.store.protocol import (
     Body,
-    GetRange,
     ObjectInfo,
+    ObjectStore,
     UploadSource,
     begun_parts,
     check_body,
     check_key,
     check_range,
-    read_each,
 )
 
 ASIDE = "~aside"  # no topic name contains a tilde
 
 
-class FileStore:
+class FileStore(ObjectStore):
     """See `remote.store.protocol.ObjectStore`. `root` is an existing absolute directory."""
 
     def __init__(self, root: str, *, storage: Storage | None = None) -> None:
@@ -87,12 +87,6 @@ class FileStore:
             raise Corrupt("cannot read a range of an object, the object ends before the range", **facts)
         return body
 
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.get_range(key, start, length) for start, length in ranges]
-
-    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        return read_each(self, ranges)
-
     def head(self, key: str) -> ObjectInfo:
         with self._translated("cannot read the size of an object", key):
             path = self._path(key)
@@ -125,36 +119,32 @@ class FileStore:
     def close(self) -> None:
         pass
 
-    # --- publishing --------------------------------------------------------------------------------------------------
-
     def _publish(self, key: str, bodies: Iterable[Body], name: Callable[[str, str], None]) -> None:
         path = self._path(key)
         self._check_root("cannot store an object")
         aside = f"{self._root}/{ASIDE}/{new_ulid(0)}"
-        with self._translated("cannot store an object", key):
+        translated = partial(self._translated, "cannot store an object", key)
+        with translated():
             self._storage.make_directory(_parent(aside))
             self._storage.make_directory(_parent(path))
         try:
-            self._write(key, aside, bodies)
-            with self._translated("cannot store an object", key):
+            with translated():
+                file = self._storage.create(aside)
+            try:
+                for body in bodies:  # outside the translation: errors of the source stay unchanged
+                    with translated():
+                        file.append(body)
+                with translated():
+                    file.sync()
+            finally:
+                file.close()
+            with translated():
                 name(aside, path)
         finally:
-            with self._translated("cannot store an object", key):
+            with translated():
                 self._storage.unlink(aside)
-        with self._translated("cannot store an object", key):
+        with translated():
             self._storage.sync_directory(_parent(path))
-
-    def _write(self, key: str, aside: str, bodies: Iterable[Body]) -> None:
-        with self._translated("cannot store an object", key):
-            file = self._storage.create(aside)
-        try:
-            for body in bodies:  # outside the translation: errors of the source stay unchanged
-                with self._translated("cannot store an object", key):
-                    file.append(body)
-            with self._translated("cannot store an object", key):
-                file.sync()
-        finally:
-            file.close()
 
     def _link(self, aside: str, path: str) -> None:
         try:
@@ -165,18 +155,15 @@ class FileStore:
         except OSError as error:
             raise DiskFailed("cannot link a file", path=path, cause=error.strerror) from error
 
-    # --- names -------------------------------------------------------------------------------------------------------
-
     def _path(self, key: str) -> str:
         if check_key(key).split("/", 1)[0] == ASIDE:
             raise InvalidRequest("invalid object name, it is reserved for temporary files", key=key)
         return f"{self._root.rstrip('/')}/{key}"
 
     def _walk(self, directory: str, above: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
-        """Yield all files below, in no order, without files deleted during the walk.
+        """Yield all files below, in no order, without files deleted during the walk; follow symbolic links.
 
-        Symbolic links are followed. `above` are the real paths of the enclosing directories: a link to one of them
-        would never end.
+        `above` are the real paths of the enclosing directories: a link to one of them would never end.
         """
         if not above and self._is_lost(directory):
             return

@@ -22,15 +22,9 @@ The root itself is never created: a mistyped path must not look like an empty st
 nameservices are configured by the files in ``HADOOP_CONF_DIR``; options are single Hadoop settings in addition. A
 client must not be used in a forked child, so every process makes its own at its first request.
 
-**Errors.** `translated` turns the client's errors into this project's errors. The client raises three kinds:
-
-- Python's classes for a missing and for a taken name;
-- OSError for a connection;
-- RuntimeError for the rest, with the Java class of the NameNode's exception. The class decides, and only the class is
-  reported.
-
-A panic of its Rust code is not an Exception. It is caught too, because one odd answer of a server must not end the
-process.
+**Errors.** The client raises Python's classes for a missing and for a taken name, OSError for a connection, and
+RuntimeError for the rest, with the Java class of the NameNode's exception: the class decides, and only the class is
+reported. A panic of its Rust code is not an Exception. It is caught too: one odd answer must not end the process.
 """
 
 from __future__ import annotations
@@ -57,18 +51,16 @@ from local.errors import (
 )
 from remote.keys import is_ulid, new_ulid
 from remote.store.file_store import ASIDE
-from remote.store.filesystems import make_hdfs_filesystem
 from remote.store.protocol import (
     Body,
-    GetRange,
     ObjectInfo,
+    ObjectStore,
     UploadSource,
     begun_parts,
     check_body,
     check_key,
     check_length,
     check_range,
-    read_each,
 )
 
 log = logging.getLogger(__name__)
@@ -102,7 +94,7 @@ _REFUSED = {
 }  # fmt: skip
 
 
-class HdfsStore:
+class HdfsStore(ObjectStore):
     """See `remote.store.protocol.ObjectStore`.
 
     `authority` is ``host:port``, a nameservice, or "" for the default one.
@@ -125,8 +117,6 @@ class HdfsStore:
     @property
     def url(self) -> str:
         return f"hdfs://{self._authority}{quote(self._root)}".rstrip("/")
-
-    # --- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
@@ -175,13 +165,13 @@ class HdfsStore:
                 self._client.rename(aside, path, overwrite=overwrite)
                 return
             except FileNotFoundError:
-                if self._is_gone(aside):
+                if self._is_missing(aside):
                     facts = {"store": self.url, "key": key}
                     raise Unavailable(f"{attempt}, its temporary file does not exist", **facts) from None
                 self._client.mkdirs(_parent(path), create_parent=True)
             self._client.rename(aside, path, overwrite=overwrite)
 
-    def _is_gone(self, path: str) -> bool:
+    def _is_missing(self, path: str) -> bool:
         try:
             self._client.get_file_info(path)
         except FileNotFoundError:
@@ -211,8 +201,6 @@ class HdfsStore:
                         log.info("deleted an old temporary file: path=%s", status.path)
         except LogError as error:
             log.warning("cannot delete old temporary files: store=%s cause=%s", self.url, error)
-
-    # --- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes:
         with self._door("cannot read an object", key=key):
@@ -246,9 +234,6 @@ class HdfsStore:
         with ThreadPoolExecutor(min(READ_CONCURRENCY, len(ranges)), thread_name_prefix="tiered-hdfs") as pool:
             return list(pool.map(read, ranges))
 
-    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        return read_each(self, ranges)
-
     def head(self, key: str) -> ObjectInfo:
         attempt = "cannot read the size of an object"
         with self._door(attempt, key=key):
@@ -256,8 +241,6 @@ class HdfsStore:
         if status.isdir:
             raise NotFound(f"{attempt}, it does not exist", store=self.url, key=key)
         return _info(key, status)
-
-    # --- listing and deleting ----------------------------------------------------------------------------------------
 
     def list_prefixes(self, prefix: str) -> list[str]:
         above = prefix[: prefix.rfind("/") + 1]
@@ -312,8 +295,6 @@ class HdfsStore:
                 _inherited.append(self._filesystem)
             self._filesystem = None
 
-    # --- the client --------------------------------------------------------------------------------------------------
-
     @property
     def _client(self) -> Any:  # noqa: ANN401
         with self._lock:
@@ -321,7 +302,7 @@ class HdfsStore:
                 if self._filesystem is not None:
                     _inherited.append(self._filesystem)
                 with self._door("cannot open a store"):
-                    self._filesystem = make_hdfs_filesystem(self._authority, self._options)
+                    self._filesystem = make_filesystem(self._authority, self._options)
                 self._pid = os.getpid()
             return self._filesystem.client
 
@@ -346,6 +327,16 @@ class HdfsStore:
         if check_key(key).split("/", 1)[0] == ASIDE:
             raise InvalidRequest("invalid object name, it is reserved for temporary files", key=key)
         return f"{self._root.rstrip('/')}/{key}"
+
+
+def make_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
+    """Return a fresh fsspec file system. `authority` is as in `HdfsStore`; errors are the library's."""
+    import fsspec
+
+    host, _, port = authority.partition(":")
+    return fsspec.filesystem(
+        "hdfs", host=host or None, port=int(port) if port else None, skip_instance_cache=True, **options
+    )
 
 
 def _settings(options: Mapping[str, object]) -> dict[str, str]:

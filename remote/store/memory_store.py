@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from local.errors import AlreadyExists, Corrupt, NotFound
 from remote.store.protocol import (
     Body,
-    GetRange,
     ObjectInfo,
+    ObjectStore,
     UploadSource,
     begun_parts,
     check_body,
     check_key,
     check_range,
-    read_each,
 )
 
 
-class MemoryStore:
+class MemoryStore(ObjectStore):
     """See `remote.store.protocol.ObjectStore`. `now_ms` gives the objects' times."""
 
     def __init__(self, url: str = "memory://x", *, now_ms: Callable[[], int] | None = None) -> None:
@@ -64,12 +63,6 @@ class MemoryStore:
             facts = {"store": self._url, "key": key, "start": start, "length": length, "size_bytes": len(body)}
             raise Corrupt("cannot read a range of an object, the object ends before the range", **facts)
         return body[start : start + length]
-
-    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.get_range(key, start, length) for start, length in ranges]
-
-    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        return read_each(self, ranges)
 
     def head(self, key: str) -> ObjectInfo:
         body, modified_ms = self._object("cannot read the size of an object", key)

@@ -35,10 +35,7 @@ from typing import Any
 from local.errors import AlreadyExists, LogError, NotFound, Unavailable
 from remote.keys import MANIFESTS
 from remote.segment_entry import PART_BYTES
-from remote.store.middleware.deadline_store import Watchdog
 from remote.store.middleware.retrying_store import RetryPolicy
-from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
-from remote.store.obstore_options import Settings, client_options, encryption, settings
 from remote.store.protocol import (
     ANOTHER_RANGE,
     LIST_PAGE,
@@ -53,8 +50,8 @@ from remote.store.protocol import (
     check_range,
     read_if_there,
 )
-from remote.store.s3_answers import BROKE_OFF, of_answer
-from remote.store.s3_store import READ_CONCURRENCY, S3Store, object_info
+from remote.store.s3_options import Settings, client_options, encryption, settings
+from remote.store.s3_store import BROKE_OFF, READ_CONCURRENCY, S3Store, object_info, of_answer
 
 UPLOAD_PARTS = 4
 
@@ -76,36 +73,17 @@ class ObstoreS3Store(S3Store):
     """See `S3Store`. The options must not contain any that are `untranslatable`."""
 
     uploads_max = 2
-
-    def __init__(
-        self,
-        bucket: str,
-        prefix: str = "",
-        options: Mapping[str, object] | None = None,
-        *,
-        policy: RetryPolicy,
-        objects: ObjectSettings = BUCKETS_OWN,
-        watchdog: Watchdog | None = None,
-    ) -> None:
-        super().__init__(bucket, prefix, options, policy=policy, objects=objects, watchdog=watchdog)
-        self._objects = objects
-        self._clients: _Clients | None = None
+    _clients: _Clients | None = None
 
     def __repr__(self) -> str:
         return f"ObstoreS3Store({self.url!r})"
-
-    # --- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
         if (clients := self._obstore()) is None:
             super().put(key, body)
             return
-        try:
-            with self._at("cannot store an object", key):
-                clients.put(clients.once, self._name(key), body, use_multipart=False)
-        except AlreadyExists as error:
-            self._resolve_put(key, body, error)
+        self._put_once(clients, key, body)
 
     def put_if_absent(self, key: str, body: Body) -> None:
         check_body(key, len(body))
@@ -124,11 +102,7 @@ class ObstoreS3Store(S3Store):
         storage_class = self._objects.storage_class
         attributes = {"Storage-Class": storage_class} if storage_class is not None else None
         if second is None:
-            try:
-                with self._at("cannot store an object", key):
-                    clients.put(clients.once, name, first, use_multipart=False, attributes=attributes)
-            except AlreadyExists as error:
-                self._resolve_put(key, first, error)
+            self._put_once(clients, key, first, attributes=attributes)
             return
         sent = _Counted(chain([first, second], parts))
         try:
@@ -141,6 +115,13 @@ class ObstoreS3Store(S3Store):
         except (AlreadyExists, NotFound, Unavailable) as error:
             self._resolve_upload(key, sent, error)
 
+    def _put_once(self, clients: _Clients, key: str, body: Body, **settings: object) -> None:
+        try:
+            with self._at("cannot store an object", key):
+                clients.put(clients.once, self._name(key), body, use_multipart=False, **settings)
+        except AlreadyExists as error:
+            self._resolve_put(key, body, error)
+
     def _resolve_upload(self, key: str, sent: _Counted, error: LogError) -> None:
         """Determine the outcome of an upload whose reply was lost: return if it is complete, else raise the error."""
         is_sent = sent.is_whole and error is not sent.error
@@ -150,8 +131,6 @@ class ObstoreS3Store(S3Store):
             # The client retried its parts already; the whole upload is too large to start over.
             raise error.restated(error.attempt, **{**error.facts, "attempts": self._policy.attempts_max}) from None
         raise error
-
-    # --- reading -----------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes:
         if (clients := self._obstore()) is None:
@@ -210,10 +189,9 @@ class ObstoreS3Store(S3Store):
         yield from super().list(prefix, start_after=start_after)
 
     def _page(self, pages: Iterator[Sequence[Any]], prefix: str) -> Sequence[ObjectInfo] | None:
-        """Return the next entries, none at the end.
+        """Return the next entries, none at the end; None if obstore would cut or refuse a name.
 
-        None if obstore would cut or refuse a name: a name with an empty component, or an empty object, which may be a
-        folder marker.
+        Such names have an empty component, or belong to an empty object, which may be a folder marker.
         """
         nothing: Sequence[Any] = ()
         try:
@@ -234,8 +212,6 @@ class ObstoreS3Store(S3Store):
         if clients is not None:
             clients.pool.shutdown(wait=False)
         super().close()
-
-    # --- the client --------------------------------------------------------------------------------------------------
 
     def _name(self, key: str) -> str:
         return self._root + check_key(key)

@@ -31,8 +31,8 @@ from remote.store.file_store import FileStore
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.deadline_store import Watchdog, WatchedStore
 from remote.store.middleware.retrying_store import RetryingStore, RetryPolicy
-from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store.protocol import ObjectStore
+from remote.store.s3_options import BUCKETS_OWN, ObjectSettings
 
 if TYPE_CHECKING:
     from remote.store.s3_store import S3Store
@@ -66,9 +66,8 @@ def open_store(
     if parts.scheme == "hdfs":
         return RetryingStore(WatchedStore(_open_hdfs(parts, dict(options or {})), watchdog), retries)
     if options:
-        raise InvalidRequest(
-            "cannot open the store, this store takes no options", url=shown, options=",".join(sorted(options))
-        )
+        wrong = "cannot open the store, this store takes no options"
+        raise InvalidRequest(wrong, url=shown, options=",".join(sorted(options)))
     if parts.scheme == "memory":
         with _memory_lock:
             return _memory_stores.setdefault(shown, MemoryStore(shown))
@@ -77,18 +76,23 @@ def open_store(
 
 def check_url(url: str) -> SplitResult:
     """Return the parts of a store's URL without opening it. Raises InvalidRequest for a wrong one."""
-    parts = _split(url)
+    wrong, schemes = "cannot open the store, the url is not the url of a store", ",".join(SCHEMES)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # the error's text holds the url, which may hold a secret
+        scheme = url.partition("://")[0] if "://" in url else None
+        raise InvalidRequest(wrong, scheme=scheme, schemes=schemes) from None
+    if "\0" in parts.path or "%00" in parts.path:
+        raise InvalidRequest(wrong, scheme=parts.scheme, schemes=schemes)
     shown = _shown(parts)
     if parts.username is not None or parts.password is not None:
         raise InvalidRequest("cannot open the store, credentials belong in the options, not in the url", url=shown)
     if not parts.scheme and not parts.netloc:
         # The scheme is missing: a path or the bare name of a bucket.
         hint = "file:///directory for a directory, s3://bucket/prefix for a bucket"
-        raise InvalidRequest("cannot open the store, the url is not the url of a store", url=parts.path, write=hint)
+        raise InvalidRequest(wrong, url=parts.path, write=hint)
     if parts.scheme not in SCHEMES or parts.query or parts.fragment:
-        raise InvalidRequest(
-            "cannot open the store, the url is not the url of a store", url=shown, schemes=",".join(SCHEMES)
-        )
+        raise InvalidRequest(wrong, url=shown, schemes=schemes)
     if parts.scheme == "s3" and not parts.netloc:
         raise InvalidRequest("cannot open the store, the url has no bucket: s3://bucket/prefix", url=shown)
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
@@ -98,21 +102,6 @@ def check_url(url: str) -> SplitResult:
 
 def _shown(parts: SplitResult) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
-
-
-def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # the error's text holds the url, which may hold a secret
-        scheme = url.partition("://")[0] if "://" in url else None
-        raise InvalidRequest(
-            "cannot open the store, the url is not the url of a store", scheme=scheme, schemes=",".join(SCHEMES)
-        ) from None
-    if "\0" in parts.path or "%00" in parts.path:
-        raise InvalidRequest(
-            "cannot open the store, the url is not the url of a store", scheme=parts.scheme, schemes=",".join(SCHEMES)
-        )
-    return parts
 
 
 def _unescaped(path: str) -> str:
@@ -139,7 +128,7 @@ def _open_s3(
 
 
 def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> type[S3Store]:
-    from remote.store.obstore_options import is_installed, untranslatable
+    from remote.store.s3_options import is_installed, untranslatable
     from remote.store.s3_store import S3Store
 
     if client not in S3_CLIENTS:
@@ -151,9 +140,8 @@ def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> typ
     if unsupported := untranslatable(bucket, options):
         if client == "auto":
             return S3Store
-        raise InvalidRequest(
-            "cannot open the store, obstore does not support these options; use s3fs", options=",".join(unsupported)
-        )
+        wrong = "cannot open the store, obstore does not support these options; use s3fs"
+        raise InvalidRequest(wrong, options=",".join(unsupported))
     from remote.store.obstore_s3_store import ObstoreS3Store
 
     return ObstoreS3Store
@@ -162,9 +150,8 @@ def _s3_class(bucket: str, client: object, options: Mapping[str, object]) -> typ
 def _open_hdfs(parts: SplitResult, options: dict[str, object]) -> ObjectStore:
     shown = f"hdfs://{parts.netloc}{parts.path}"
     if not parts.path.strip("/"):
-        raise InvalidRequest(
-            "cannot open the store, the url has no directory: hdfs://namenode:8020/directory", url=shown
-        )
+        wrong = "cannot open the store, the url has no directory: hdfs://namenode:8020/directory"
+        raise InvalidRequest(wrong, url=shown)
     try:
         parts.port  # noqa: B018 - it is parsed when it is asked for
     except ValueError:
@@ -174,4 +161,4 @@ def _open_hdfs(parts: SplitResult, options: dict[str, object]) -> ObjectStore:
         raise InvalidRequest("cannot open the store, a library is missing", library="hdfs_native", install=hint)
     from remote.store.hdfs_store import HdfsStore
 
-    return HdfsStore(parts.netloc, os.fsdecode(unquote_to_bytes(parts.path)), options)
+    return HdfsStore(parts.netloc, _unescaped(parts.path), options)

@@ -40,16 +40,10 @@ class StoreGuarantees:
 
 
 def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_racing: bool = False) -> StoreGuarantees:
-    """Create a fresh key twice, read it, and remove it.
+    """Create a fresh key twice, read it, and remove it. Raises the store's errors if it cannot be written to.
 
-    Raises the store's errors if it cannot be written to. `is_racing` also creates a key from several threads at once;
-    otherwise `one_winner` is assumed.
-
-    The key is removed only if the first create was answered. A create with a lost answer may leave its object behind,
-    which no reader reads. A delete request to a store that does not answer would only double the wait.
-
-    Not probed, because no code needs them: conditional overwrites (`If-Match`), and empty bodies, which
-    `remote.store.protocol.check_body` rejects before any request.
+    `is_racing` also creates a key from several threads at once; otherwise `one_winner` is assumed. The key is removed
+    only if the first create was answered: a delete request to a store that does not answer would double the wait.
     """
     key = f"{prefix}{PROBES}{new_ulid(now_ms)}"
     first, second = b"tiered probe 1\n", b"tiered probe 2\n"

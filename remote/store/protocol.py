@@ -1,7 +1,7 @@
 """The object-store protocol: the few operations of the remote tier, and the guarantees of each.
 
-Keys are relative to the store's root, use ``/`` and never begin with it. Bodies are bytes. Every implementation and
-every wrapper (retrying, metered, faulty) obeys this contract; `tests/contract` runs one suite over all of them.
+Keys are relative to the store's root, use ``/`` and never begin with it. Every implementation and every wrapper obeys
+this contract; `tests/contract` runs one suite over all of them.
 
 The only errors: `NotFound`, `AlreadyExists`, `AccessDenied`, `Unavailable` (may be retried), `InvalidRequest`,
 `Corrupt` (an answer of the wrong length). An operation that raises `Unavailable` may or may not have taken effect.
@@ -57,7 +57,10 @@ class UploadSource:
 
 
 class ObjectStore(Protocol):
-    """The operations of a store; the module text has the contract of all of them."""
+    """The operations of a store; the module text has the contract of all of them.
+
+    A store that reads sequentially derives from this class and inherits `get_ranges` and `get_each`.
+    """
 
     @property
     def url(self) -> str:
@@ -93,7 +96,7 @@ class ObjectStore(Protocol):
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         """Return `get_range` of each (start, length), concurrently where the store can. Immutable."""
-        ...
+        return [self.get_range(key, start, length) for start, length in ranges]
 
     def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
         """Return the bodies of several requests, in order, concurrently where the store can.
@@ -101,7 +104,7 @@ class ObjectStore(Protocol):
         None for an object that is missing or ends earlier. For speculative reads that should cost no extra time.
         Immutable, as in `get_ranges`.
         """
-        ...
+        return [read_if_there(self, each) for each in ranges]
 
     def head(self, key: str) -> ObjectInfo:
         """Return size and time of one object. Raises NotFound."""
@@ -129,11 +132,6 @@ class ObjectStore(Protocol):
     def close(self) -> None:
         """Close connections. Idempotent."""
         ...
-
-
-def read_each(store: ObjectStore, ranges: Sequence[GetRange]) -> list[Body | None]:
-    """`get_each` for a store that reads sequentially."""
-    return [read_if_there(store, each) for each in ranges]
 
 
 def read_if_there(store: ObjectStore, wanted: GetRange) -> Body | None:
@@ -200,10 +198,9 @@ def check_range(key: str, start: int, length: int) -> None:
 
 
 def check_length(body: Body, attempt: str, facts: Mapping[str, object], length: int) -> None:
-    """Check a ranged GET: raise Corrupt for a short answer, Unavailable for a long one.
+    """Check a ranged GET: raise Corrupt for a short answer, because the object ends there.
 
-    A short answer means that the object ends there. A long answer is an error of the store or of a proxy before it, so
-    a retry may succeed.
+    Raise Unavailable for a long one: an error of the store or of a proxy before it, so a retry may succeed.
     """
     if len(body) < length:
         raise Corrupt(f"{attempt}, the object ends before the range", **facts, found=len(body))

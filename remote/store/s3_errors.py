@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from local.errors import AccessDenied, AlreadyExists, ErrorCode, InvalidRequest, LogError, NotFound, Unavailable
-from remote.store.s3_answers import BROKE_OFF, of_answer
+from remote.store.s3_store import BROKE_OFF, of_answer
 
 EXTERNAL_ERRORS = (OSError, BotoCoreError, ClientError, ResponseParserError, aiohttp.ClientError)
 # Python's errors for a wrong name, type or value of an option; the client detects most of them only in use.

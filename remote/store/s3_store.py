@@ -32,6 +32,7 @@ part is ready when a slot is free.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -44,26 +45,23 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from local.errors import AccessDenied, AlreadyExists, InvalidRequest, LogError, NotFound, Unavailable
+from local.errors import AccessDenied, AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound, Unavailable
 from remote.segment_entry import PART_BYTES
-from remote.store.filesystems import make_filesystem
 from remote.store.middleware.deadline_store import Deadlines, Watchdog
 from remote.store.middleware.retrying_store import RetryPolicy
-from remote.store.object_settings import BUCKETS_OWN, ObjectSettings
 from remote.store.protocol import (
     DELETE_PAGE,
     Body,
-    GetRange,
     ObjectInfo,
+    ObjectStore,
     UploadSource,
     begun_parts,
     check_body,
     check_key,
     check_length,
     check_range,
-    read_each,
 )
-from remote.store.s3_answers import refusal, translated
+from remote.store.s3_options import BUCKETS_OWN, ObjectSettings
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +72,21 @@ CLIENT_AGE_MIN_S = 10.0  # a younger client is not rebuilt
 # Refusals that other credentials would not resolve.
 _NOT_BY_CREDENTIALS = {"AccountProblem", "InvalidObjectState", "NotSignedUp", "RequestTimeTooSkewed"}
 PARTS_MAX = 8  # in flight: 4 fill a fast link; S3's latency needs 8 to 16, each with 8 MiB
+BROKE_OFF = "the reply was truncated"
+KEYS_LISTED = 3  # at most this many of the keys that a delete refuses
+# Source: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+_UNAVAILABLE = {
+    "BandwidthLimitExceeded", "ConditionalRequestConflict", "InternalError", "InternalFailure", "OperationAborted",
+    "RequestLimitExceeded", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException",
+    "TooManyRequests",
+    # The body arrived changed: send it again.
+    "BadDigest", "IncompleteBody", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
+}  # fmt: skip
+_DENIED = {
+    "AccessDenied", "AccountProblem", "AllAccessDisabled", "ExpiredToken", "InvalidAccessKeyId",
+    "InvalidSecurity", "InvalidToken", "NotSignedUp", "RequestTimeTooSkewed", "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +134,7 @@ class PartSender:
                 raise
 
 
-class S3Store:
+class S3Store(ObjectStore):
     """See `ObjectStore`. `options` are s3fs's. `policy` is for the parts of large uploads."""
 
     uploads_max: int | None = None  # concurrent large uploads; None for any number
@@ -142,7 +155,7 @@ class S3Store:
         self._given = tuple(options or ())
         self._policy = policy
         self._watchdog = watchdog or Watchdog()
-        self._small, self._large = objects.of_small(), objects.of_upload()
+        self._objects, self._small, self._large = objects, objects.of_small(), objects.of_upload()
         self._sender = PartSender()
         self._lock = threading.RLock()  # reentrant: a client that cannot be made is dropped while it is being made
         self._filesystem: Any = None
@@ -156,8 +169,6 @@ class S3Store:
     @property
     def url(self) -> str:
         return f"s3://{self._bucket}/{self._root}".rstrip("/")
-
-    # --- writing -----------------------------------------------------------------------------------------------------
 
     def put(self, key: str, body: Body) -> None:
         check_body(key, len(body))
@@ -226,8 +237,6 @@ class S3Store:
         except LogError as error:
             log.warning("cannot abort an incomplete upload: key=%s cause=%s", key, error)
 
-    # --- reading -----------------------------------------------------------------------------------------------------
-
     def get(self, key: str) -> bytes:
         with self._door("cannot read an object", key=key):
             return bytes(self._fs.cat_file(self._path(key)))
@@ -258,9 +267,6 @@ class S3Store:
         check_length(body, attempt, where, length)
         return body
 
-    def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        return read_each(self, ranges)
-
     def head(self, key: str) -> ObjectInfo:
         answer = self._call("cannot read the size of an object", "head_object", key)
         return object_info(key, int(answer["ContentLength"]), answer.get("LastModified"))
@@ -270,8 +276,6 @@ class S3Store:
             return self.head(key).size_bytes
         except NotFound:
             return None
-
-    # --- listing and deleting ----------------------------------------------------------------------------------------
 
     def list_prefixes(self, prefix: str) -> list[str]:
         pages = self._pages(prefix, Delimiter="/")
@@ -315,8 +319,6 @@ class S3Store:
             creator = getattr(filesystem, "_s3creator", None)
             if creator is not None and self._pid == os.getpid():
                 filesystem.close_session(filesystem.loop, creator)
-
-    # --- the client --------------------------------------------------------------------------------------------------
 
     def _patient(self, attempt: str, method: str, key: str, **names: object) -> dict[str, Any]:
         """As `_call`, with a deadline and retries of its own: an upload is too large to start over."""
@@ -374,7 +376,7 @@ class S3Store:
     def _fs(self) -> Any:  # noqa: ANN401
         with self._lock:
             if self._filesystem is None or self._pid != os.getpid():
-                self._filesystem = make_filesystem("s3", self._options)
+                self._filesystem = make_filesystem(self._options)
                 self._filesystem.retries = 1  # s3fs's own layer: one try
                 self._pid = os.getpid()
             return self._filesystem
@@ -403,3 +405,86 @@ def object_info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa
     return ObjectInfo(
         key=key, size_bytes=size_bytes, modified_ms=int(modified.timestamp() * 1000) if modified is not None else None
     )
+
+
+@contextmanager
+def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) -> Iterator[None]:
+    """Raise this project's error for any error of the client. `options` are the names of its options."""
+    try:
+        yield
+    except LogError:
+        raise
+    except Exception as error:
+        from remote.store.s3_errors import EXTERNAL_ERRORS, OPTION_ERRORS, is_about_options, translate
+
+        if not isinstance(error, (*EXTERNAL_ERRORS, *OPTION_ERRORS)):
+            raise
+        # The client's errors about options show their values, also as a cause in a traceback.
+        raise translate(error, attempt, facts, options) from (None if is_about_options(error) else error)
+
+
+def refusal(refused: Sequence[tuple[str, str]], attempt: str, facts: dict[str, object]) -> LogError | None:
+    """Return the error for the refusals of one DeleteObjects; None without a refusal.
+
+    `refused` holds (key, error code). The response as a whole is a 200. A permanent refusal is reported before one that
+    a retry may resolve.
+    """
+    kinds: dict[type[LogError], list[tuple[str, str]]] = {}
+    for key, code in refused:
+        if code != "NoSuchKey":  # a missing key is no error
+            kinds.setdefault(type(of_answer(code, 0, attempt, facts)), []).append((key, code))
+    if not kinds:
+        return None
+    worst = min(kinds, key=lambda kind: kind is Unavailable)
+    keys, code = [key for key, _ in kinds[worst]], kinds[worst][0][1]
+    return of_answer(code, 0, attempt, {**facts, "keys": ",".join(keys[:KEYS_LISTED]), "refused": len(keys)})
+
+
+def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) -> LogError:
+    """Return this project's error for a server's answer: error code ("" for none) and HTTP status."""
+    facts = {**facts, "cause": code or status}
+    if code == "NoSuchBucket":
+        return NotFound(f"{attempt}, the bucket does not exist", **facts)
+    if code in _UNAVAILABLE:
+        return Unavailable(f"{attempt}, the store is busy or has an internal error", **facts)
+    if code == "InvalidObjectState":
+        return AccessDenied(f"{attempt}, it is archived (its storage class) and must be restored first", **facts)
+    if code in _DENIED or status in (401, 403):
+        return AccessDenied(f"{attempt}, access was denied or the credentials are wrong", **facts)
+    if code == "PreconditionFailed" or status == 412:
+        return AlreadyExists(f"{attempt}, the name already exists", **facts)
+    if code == "InvalidRange" or status == 416:
+        return Corrupt(f"{attempt}, the object ends before the range", **facts)
+    if status == 404 or code in ("NoSuchKey", "NoSuchUpload", "404"):
+        return NotFound(f"{attempt}, it does not exist", **facts)
+    if status >= 500 or status in (408, 409, 429):
+        return Unavailable(f"{attempt}, the store is busy or has an internal error", **facts)
+    if status in (301, 307) or code in ("AuthorizationHeaderMalformed", "PermanentRedirect"):
+        return InvalidRequest(f"{attempt}, the bucket is in another region or has another endpoint", **facts)
+    return InvalidRequest(f"{attempt}, the store rejected the request", **facts)
+
+
+def make_filesystem(options: Mapping[str, object]) -> Any:  # noqa: ANN401
+    """Return a fresh s3fs file system with its client built.
+
+    It is never shared, so closing it affects no other store. By default fsspec builds the client in its first request.
+    Errors are the library's; the caller translates them.
+    """
+    import fsspec
+    from aiobotocore.session import AioSession
+
+    filesystem = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, **options)
+    if filesystem.session is None:
+        # As s3fs makes it, with a data loader that all sessions share: each new loader parses botocore's service
+        # descriptions again, 0.16 s of CPU for a client instead of 0.04 s.
+        session = filesystem.session = AioSession(**filesystem.kwargs)
+        session.register_component("data_loader", _data_loader(session.get_config_variable("data_path")))
+    filesystem.connect()
+    return filesystem
+
+
+@functools.cache
+def _data_loader(search_path: str | None) -> Any:  # noqa: ANN401
+    from botocore.loaders import create_loader
+
+    return create_loader(search_path)

@@ -1,16 +1,12 @@
 """Multipart uploads that were never completed: they cost money, and no object listing shows them.
 
-As for orphans, the epoch in the object's name decides (`remote.gc.orphan_search`). The writer of an older epoch is
-fenced, so no such upload can become an object that counts.
-
-Only S3 has such uploads: ``file://``, ``hdfs://`` and ``memory://`` have none. This module is the only use of boto3.
-Every request, a page of a listing included, passes the one retry layer and has a deadline, as for a store
-(`remote.store.middleware.retrying_store`, `remote.store.middleware.deadline_store`). The client's own retries are
-disabled.
+As for orphans, the epoch in the object's name decides (`remote.gc.orphan_search`): the writer of an older epoch is
+fenced, so no such upload can become an object that counts. Only S3 has such uploads. This module is the only use of
+boto3. Every request, a page of a listing included, passes the one retry layer and has a deadline.
 
 Also here, because they are S3's too: the settings that an authorized person makes once, bucket lifecycle and inline IAM
-policies. Rules and policies are compared by content, in any order. Rules and policies with other names stay unchanged.
-Their requests are not retried: an operator is waiting for the answer.
+policies. They are compared by content, in any order. Rules and policies with other names stay unchanged. Their requests
+are not retried: an operator is waiting for the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from local.errors import InvalidRequest, NotFound
 from remote.keys import parse_epoch
 from remote.store.middleware.deadline_store import Deadlines, Watchdog
 from remote.store.middleware.retrying_store import RetryPolicy
-from remote.store.s3_answers import translated
+from remote.store.s3_store import translated
 
 Rule = Mapping[str, object]
 _OF_S3FS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
@@ -85,16 +81,16 @@ class UnfinishedUploads:
             pages = self._pages(attempt, "list_parts", named, _PARTS_MARKS, key=upload.key)
             return sum(int(part["Size"]) for page in pages for part in page.get("Parts", ()))
         except NotFound as error:
-            return self._gone(error)
+            return self._missing(error)
 
     def abort(self, upload: UnfinishedUpload) -> None:
         """Abort the upload and delete its parts. A missing or completed upload is no error."""
         try:
             self._ask("cannot abort an upload", "abort_multipart_upload", self._named(upload), key=upload.key)
         except NotFound as error:
-            self._gone(error)
+            self._missing(error)
 
-    def _gone(self, error: NotFound) -> int:
+    def _missing(self, error: NotFound) -> int:
         """Return 0 for an upload that no longer exists. Raises the error if the bucket is missing."""
         if error.facts.get("cause") == "NoSuchBucket":
             raise error
@@ -191,9 +187,8 @@ def put_rules(url: str, options: Mapping[str, object], wanted: Sequence[Rule]) -
     bucket, _ = split_bucket(url)
     client = boto3_client("s3", options)
     with translated("cannot write the lifecycle of a bucket", options=options, store=url):
-        client.put_bucket_lifecycle_configuration(
-            Bucket=bucket, LifecycleConfiguration={"Rules": [*others, *map(dict, wanted)]}
-        )
+        rules = {"Rules": [*others, *map(dict, wanted)]}
+        client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
 
 
 def inline_policy(whose: str, name: str, options: Mapping[str, object]) -> dict[str, Any] | None:

@@ -9,11 +9,8 @@ Order of effects:
 5. Return the entry, which the caller commits with `MetadataLog.commit`. Before the commit no reader sees the objects.
 
 A crash before the commit leaves objects that no manifest names. Their names are never used again, because each attempt
-has a ULID of its own.
-
-Every byte is read once, inspected, checksummed, encoded by `remote.segments.object_encoding`, and sent
-(`remote.upload.segment_upload_stream`). So the checksums and the entry's facts come from the very bytes of the
-requests.
+has a ULID of its own. The checksums and the entry's facts come from the very bytes of the requests
+(`remote.upload.segment_upload_stream`).
 
 "Verified" means: the store says that the object exists and has the right size. Nothing is read back. The store checks
 the bits during the upload as far as it can:
@@ -38,9 +35,16 @@ from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFou
 from remote.gc.object_deletion import DeleteReason, delete_objects, deletions
 from remote.keys import data_key, indexes_key, new_ulid, object_identity
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.chunk_table import CHUNK_BYTES, RAW, SEALED_CHUNK_BYTES, ZSTD, ChunkTable
 from remote.segments.encryption import ObjectCipher
-from remote.segments.index_bundle import IndexBundle, encode_bundle
+from remote.segments.index_bundle import (
+    CHUNK_BYTES,
+    RAW,
+    SEALED_CHUNK_BYTES,
+    ZSTD,
+    ChunkTable,
+    IndexBundle,
+    encode_bundle,
+)
 from remote.segments.object_encoding import CODECS, PLAIN_ENCODING, ObjectEncoding, Seal
 from remote.store import Body, ObjectStore
 from remote.upload.segment_upload_stream import FileAhead, Inspector, SegmentFacts, SegmentUploadStream
@@ -94,7 +98,7 @@ def copy_segment(
     """Upload and verify a segment; returns the entry to commit. Memory is bounded for any segment size.
 
     With `view` the segment is a part of the compacted view of that name, and its objects are among that view's.
-    `chunk_bytes` None uses the defaults of `remote.segments.chunk_table`. `progress` receives the number of bytes read
+    `chunk_bytes` None uses the defaults of `remote.segments.index_bundle`. `progress` receives the number of bytes read
     for the first time; calls are serial and add up to the segment's size.
 
     After an error the objects of this attempt are deleted if possible, and the error is raised. Raises:
@@ -229,13 +233,8 @@ class _Copy:
         known = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
         if facts is None:
             assert segment.record_count is not None, "one of both is needed"
-            return SegmentFacts(
-                record_count=segment.record_count,
-                first_offset=None,
-                last_offset=None,
-                max_timestamp_ms=segment.max_timestamp_ms,
-                min_timestamp_ms=segment.min_timestamp_ms,
-            )
+            newest, oldest = segment.max_timestamp_ms, segment.min_timestamp_ms
+            return SegmentFacts(record_count=segment.record_count, max_timestamp_ms=newest, min_timestamp_ms=oldest)
         found = (facts.record_count, facts.max_timestamp_ms, facts.min_timestamp_ms)
         if any(say is not None and say != see for say, see in zip(known, found, strict=True)):
             raise Corrupt("cannot copy a segment, its bytes contradict its segment entry", entry=known, bytes=found)
@@ -271,7 +270,5 @@ class _Copy:
         except NotFound as error:
             raise Unavailable("the uploaded object does not exist", store=self._store.url, key=key) from error
         if found != size_bytes:
-            facts = {"expected_bytes": size_bytes, "found_bytes": found}
-            raise Unavailable(
-                "the uploaded object is damaged, its size differs", store=self._store.url, key=key, **facts
-            )
+            facts = {"store": self._store.url, "key": key, "expected_bytes": size_bytes, "found_bytes": found}
+            raise Unavailable("the uploaded object is damaged, its size differs", **facts)

@@ -1,7 +1,7 @@
 """Stream the stored bytes of one segment: read, inspect, cut into chunks, encode, cut into parts.
 
-Every byte is read once, and all facts about a segment come from the very bytes of the requests. This module computes
-the checksum of each chunk. The caller's `Inspector`, which knows batches, finds offsets, counts and times.
+Every byte is read once: this module computes the checksum of each chunk, and the caller's `Inspector`, which knows
+batches, finds offsets, counts and times.
 
 | chunks are | cut |
 |---|---|
@@ -35,7 +35,7 @@ from typing import Any, Protocol
 from local.errors import Corrupt, InvalidRequest, Unavailable
 from local.format.crc32c import crc32c
 from remote.segment_entry import PART_BYTES, part_step
-from remote.segments.chunk_table import ChunkTable
+from remote.segments.index_bundle import ChunkTable
 from remote.segments.object_encoding import Seal
 from remote.store import Body, UploadSource, parts_of
 
@@ -50,17 +50,15 @@ _JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that crosses t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """Facts found in the bytes of a segment.
-
-    Offsets are of its batches, both inclusive; None without batches.
+    """Facts found in the bytes of a segment. Offsets are of its batches, both inclusive; None without batches.
 
     `offset_index`, `time_index` and `txn_index` replace the segment's own index files where these contradict the bytes;
     None where they agree.
     """
 
     record_count: int
-    first_offset: int | None
-    last_offset: int | None
+    first_offset: int | None = None
+    last_offset: int | None = None
     max_timestamp_ms: int | None
     min_timestamp_ms: int | None
     offset_index: bytes | None = None
@@ -119,7 +117,7 @@ class SegmentUploadStream:
         self._progress = progress
         self._lock = threading.Lock()
         self._known: list[tuple[int, int | bytes]] = []  # per chunk of any try: length, and CRC or digest of its bytes
-        self._told = 0
+        self._reported_bytes = 0  # to `progress`
         self._last: _Try | None = None
 
     def source(self) -> UploadSource:
@@ -173,8 +171,8 @@ class SegmentUploadStream:
                 self._known.append((length, digest))
             if self._known[number] != (length, digest):
                 raise Corrupt("cannot copy a segment, its file changed", start=start, length=length)
-            fresh = max(0, start + length - self._told)
-            self._told += fresh
+            fresh = max(0, start + length - self._reported_bytes)
+            self._reported_bytes += fresh
             if fresh:
                 self._progress(fresh)
 
@@ -223,20 +221,21 @@ class _Try:
     def _sealed(self) -> Iterator[bytes]:
         """Stored chunks in order; several are encoded concurrently."""
         ahead: deque[Future[tuple[bytes, int]]] = deque()
+
+        def sealed(number: int, chunk: Body) -> tuple[bytes, int]:
+            body = self._segment.seal.close(number, chunk)
+            return body, crc32c(body)
+
         with ThreadPoolExecutor(SEAL_THREADS, thread_name_prefix="tiered-seal") as pool:
             try:
                 for number, chunk in enumerate(self._chunks()):
-                    ahead.append(pool.submit(self._sealed_chunk, number, chunk))
+                    ahead.append(pool.submit(sealed, number, chunk))
                     if len(ahead) >= SEAL_AHEAD:
                         yield self._next_of(ahead)
                 while ahead:
                     yield self._next_of(ahead)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
-
-    def _sealed_chunk(self, number: int, chunk: Body) -> tuple[bytes, int]:
-        body = self._segment.seal.close(number, chunk)
-        return body, crc32c(body)
 
     def _next_of(self, ahead: deque[Future[tuple[bytes, int]]]) -> bytes:
         body, crc = ahead.popleft().result()
@@ -259,8 +258,6 @@ class _Try:
             self._note(position, chunk)
             position, want = position + taken, self._segment.chunk_bytes
             yield chunk
-
-    # --- looking -----------------------------------------------------------------------------------------------------
 
     def _note(self, start: int, chunk: memoryview) -> None:
         length, crc = len(chunk), crc32c(chunk)
@@ -384,11 +381,8 @@ class FileAhead:
         try:
             block = ahead.result()
         except OSError as error:
-            log.debug(
-                "cannot read ahead directly, reading through the storage layer: path=%s cause=%s",
-                self._path,
-                type(error).__name__,
-            )
+            what = "cannot read ahead directly, reading through the storage layer: path=%s cause=%s"
+            log.debug(what, self._path, type(error).__name__)
             block = b""
         self._has_failed = len(block) != expected
         return None if self._has_failed else block

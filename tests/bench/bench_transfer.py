@@ -36,8 +36,8 @@ from local.format.crc32c import crc32c
 from local.format.record import Record
 from local.records.batch import encode_batch
 from remote.segment_entry import PART_BYTES
-from remote.segments.chunk_table import ZSTD
 from remote.segments.encryption import KeyRing
+from remote.segments.index_bundle import ZSTD
 from remote.segments.object_encoding import ObjectEncoding
 from remote.store.open_store import open_store
 from remote.upload.segment_upload import SegmentToCopy, copy_segment

@@ -30,7 +30,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
 from remote.segment_entry import PART_BYTES
 from remote.store import ObjectStore, UploadSource
-from remote.store.middleware.immutable_store import ImmutableStore
+from remote.store.middleware.store_wrapper import ImmutableStore
 from remote.store.open_store import open_store
 from remote.store.probe import probe_store
 from remote.store.unfinished_uploads import (

@@ -8,8 +8,8 @@ from care_world import KEYS, MODES, NOW, CareWorld, batches, fill, named
 
 from remote.keys import data_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
+from remote.store.s3_options import ObjectSettings
 from remote.store.unfinished_uploads import UnfinishedUploads
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.jobs.bucket_copying import plan_copy, run_copy

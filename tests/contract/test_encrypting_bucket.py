@@ -15,9 +15,9 @@ from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
-from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
 from remote.store.probe import probe_store
+from remote.store.s3_options import ObjectSettings
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
 from tiered.read.bucket_reader import open_remote

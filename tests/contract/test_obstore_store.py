@@ -15,9 +15,9 @@ from local.errors import AccessDenied, Unavailable
 from remote.segment_entry import PART_BYTES
 from remote.store import UploadSource
 from remote.store.middleware.retrying_store import RetryPolicy
-from remote.store.obstore_options import _Provider, client_options, settings
 from remote.store.obstore_s3_store import UPLOAD_PARTS
 from remote.store.open_store import open_store
+from remote.store.s3_options import _Provider, client_options, settings
 
 PART = bytes(PART_BYTES)
 REGION = {"client_kwargs": {"region_name": "eu-central-1"}}

@@ -16,8 +16,8 @@ import pytest
 from local.errors import InvalidRequest, NotFound
 from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
-from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
+from remote.store.s3_options import ObjectSettings
 from tiered.demo.s3_endpoint import S3Endpoint
 
 ROOT = Path(__file__).parents[2]

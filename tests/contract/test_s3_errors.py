@@ -13,8 +13,8 @@ from remote.store import ranged_source
 from remote.store.middleware.retrying_store import RetryPolicy
 from remote.store.open_store import S3_CLIENTS as CLIENTS
 from remote.store.open_store import open_store
-from remote.store.s3_answers import of_answer
 from remote.store.s3_errors import translate
+from remote.store.s3_store import of_answer
 
 pytestmark = pytest.mark.server
 ONCE = RetryPolicy(attempts_max=1)
@@ -197,7 +197,7 @@ def test_the_default_client_is_obstore_if_installed_and_unknown_names_are_refuse
     assert chosen == {"auto": "ObstoreS3Store", "s3fs": "S3Store", "obstore": "ObstoreS3Store"}
     with pytest.raises(InvalidRequest, match=r"option=client choices=auto,s3fs,obstore$"):
         open_store("s3://bucket", {**options, "client": "curl"})
-    monkeypatch.setattr("remote.store.obstore_options.is_installed", lambda: False)
+    monkeypatch.setattr("remote.store.s3_options.is_installed", lambda: False)
     assert type(open_store("s3://bucket", options)._inner._inner).__name__ == "S3Store"
     with pytest.raises(InvalidRequest, match=r"library=obstore install=pip install 'tiered\[obstore\]'$"):
         open_store("s3://bucket", {**options, "client": "obstore"})

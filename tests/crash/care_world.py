@@ -19,8 +19,8 @@ from remote.manifest.page_out import PageRule
 from remote.manifest.view import CompactedView, ViewRun
 from remote.manifest.view_changes import switch_view
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import ZSTD
 from remote.segments.encryption import KeyRing
+from remote.segments.index_bundle import ZSTD
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from local.errors import AccessDenied, AlreadyExists, LogError, NotFound, Unavailable
-from remote.store import Body, GetRange, ObjectInfo, UploadSource, read_each
+from remote.store import Body, GetRange, ObjectInfo, UploadSource, read_if_there
 from remote.store.memory_store import MemoryStore
 
 BODIES = frozenset({"get", "get_range", "get_ranges"})
@@ -179,7 +179,7 @@ class FaultStore:
         return [first, *(self.inner.get_range(key, start, length) for start, length in ranges[1:])]
 
     def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        return read_each(self, ranges)
+        return [read_if_there(self, each) for each in ranges]
 
     def head(self, key: str) -> ObjectInfo:
         info: ObjectInfo = self._read("head", key, lambda: self.inner.head(key))

@@ -16,8 +16,8 @@ from remote.gc.pins import list_pins
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import Replacement, replace_tiled
 from remote.manifest.manifest import AppliedJob, Manifest
+from remote.manifest.manifest_changes import Replacement, replace_tiled
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment

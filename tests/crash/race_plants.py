@@ -15,8 +15,8 @@ from local.segment import swap
 from local.storage import Storage
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
-from remote.gc import delayed_delete, object_deletion, old_manifests, orphan_search, partition_removal, pin_watch
-from remote.keys import full_key, manifest_key
+from remote.gc import delayed_delete, object_deletion, orphan_search, partition_removal, pins
+from remote.keys import full_key, manifest_key, new_ulid
 from remote.manifest import commit_protocol, page_out
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
@@ -126,19 +126,19 @@ def _a_deleted_partition_takes_writers(patch: Patch) -> None:
 
 
 def _who_deletes_looks_for_no_pins(patch: Patch) -> None:
-    patch.setattr(pin_watch, "list_pins", lambda store, prefix: [])
+    patch.setattr(pins, "list_pins", lambda store, prefix: [])
 
 
 def _a_look_at_the_pins_is_good_for_what_leaves_later(patch: Patch) -> None:
-    patch.setattr(pin_watch.PinWatch, "_is_covered", lambda self, one: self._listed_ms is not None)
+    patch.setattr(pins.PinWatch, "_is_covered", lambda self, one: self._listed_ms is not None)
 
 
 def _a_pin_that_was_seen_counts_for_what_left_before_it_alone(patch: Patch) -> None:
-    patch.setattr(pin_watch.PinWatch, "_stands", lambda self, pin, now_ms: False)
+    patch.setattr(pins.PinWatch, "_stands", lambda self, pin, now_ms: False)
 
 
 def _pinned_heads_are_collected(patch: Patch) -> None:
-    patch.setattr(old_manifests, "list_pins", lambda store, prefix: [])
+    patch.setattr(delayed_delete, "list_pins", lambda store, prefix: [])
 
 
 # --- garbage collection of manifests ---------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def _heads_are_deleted_before_they_are_void(patch: Patch) -> None:
 def _a_page_is_named_and_not_written(patch: Patch) -> None:
     def write_page(self: MetadataLog, entries: Any, now_ms: int, seal_key_id: str | None) -> Any:
         assert seal_key_id is None, "the topics of the races are not encrypted"
-        page, _ = encode_page(entries, self._epoch, self._new_id(now_ms))
+        page, _ = encode_page(entries, self._epoch, new_ulid(now_ms))
         self._pages.keep(page, entries)
         return page
 
@@ -312,11 +312,11 @@ def _a_fork_is_told_of_without_a_look(patch: Patch) -> None:
 
 
 def _announcements_go_when_their_pins_end(patch: Patch) -> None:
-    patch.setattr(old_manifests, "is_over", lambda store, fork: True)
+    patch.setattr(delayed_delete, "is_over", lambda store, fork: True)
 
 
 def _a_look_without_forks_is_good_for_ever(patch: Patch) -> None:
-    patch.setattr(pin_watch.PinWatch, "has_forks", property(lambda self: False))
+    patch.setattr(pins.PinWatch, "has_forks", property(lambda self: False))
 
 
 def _a_pause_stops_nothing(patch: Patch) -> None:

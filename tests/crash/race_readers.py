@@ -14,9 +14,9 @@ from remote.gc.pins import Pin, pin_newest, release
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
-from remote.manifest.pinned_log import pinned_log
 from remote.manifest.view import find_view
 from tiered.read.bucket_reader import RemoteLog
+from tiered.spark.source.pinning import pinned_log
 
 
 def read(actor: Actor, truth: Truth) -> None:

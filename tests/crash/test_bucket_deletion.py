@@ -22,9 +22,8 @@ from remote.gc.orphan_search import find_orphans
 from remote.gc.pins import pin_newest
 from remote.keys import BOUNDARIES, MANIFESTS, PINS, manifest_key, parse_manifest_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import append_entries
 from remote.manifest.manifest import AppliedJob, Manifest
-from remote.manifest.manifest_changes import set_properties
+from remote.manifest.manifest_changes import append_entries, set_properties
 from remote.manifest.page_out import PageRule, named_by
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
@@ -380,7 +379,7 @@ def test_a_deletion_without_a_check_of_the_writer_fences_a_started_ingest(monkey
 
 def test_a_deletion_without_a_check_of_pins_deletes_pinned_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule broken by hand."""
-    monkeypatch.setattr("remote.gc.pin_watch.list_pins", lambda store, prefix: [])
+    monkeypatch.setattr("remote.gc.pins.list_pins", lambda store, prefix: [])
     with pytest.raises(AssertionError):
         test_pinned_objects_are_not_deleted_and_no_epoch_is_taken_for_them()
 
@@ -493,7 +492,7 @@ def test_a_collection_without_a_check_of_pins_deletes_a_pinned_manifest(monkeypa
     """The rule broken by hand."""
     monkeypatch.setattr(remote_retention, "MANIFESTS_RETAINED", KEPT)
     monkeypatch.setattr(remote_retention, "MANIFESTS_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr("remote.gc.old_manifests.list_pins", lambda store, prefix: [])
+    monkeypatch.setattr("remote.gc.delayed_delete.list_pins", lambda store, prefix: [])
     with pytest.raises((AssertionError, NotFound)):
         test_a_pinned_manifest_and_its_objects_outlive_garbage_collection()
 

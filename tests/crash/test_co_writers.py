@@ -19,9 +19,8 @@ from local.errors import Conflict, Fenced, InvalidRequest, LogError, NotFound, U
 from remote.gc.orphan_search import find_orphans
 from remote.keys import parse_data_key
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import Replacement, append_entries, find_job, replace_tiled
 from remote.manifest.manifest import AppliedJob, Manifest
-from remote.manifest.manifest_changes import delete_partition
+from remote.manifest.manifest_changes import Replacement, append_entries, delete_partition, find_job, replace_tiled
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.manifest.view import CompactedView
 from remote.manifest.writer_roles import LogState

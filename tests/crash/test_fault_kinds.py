@@ -17,8 +17,8 @@ from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.writer_roles import LogState
-from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import KeyRing, ObjectCipher
+from remote.segments.index_bundle import ChunkTable
 from remote.upload import segment_upload
 
 

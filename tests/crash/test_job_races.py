@@ -21,7 +21,7 @@ from test_recompaction_faults import HOUR, check, check_bucket_alone
 
 from local.errors import AlreadyExists, LogError, Unavailable
 from remote.keys import manifest_key
-from remote.manifest import job_changes
+from remote.manifest import manifest_changes
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.writer_roles import CO_WRITER
@@ -148,7 +148,7 @@ def test_a_commit_that_believes_any_answer_is_detected(monkeypatch: pytest.Monke
 @pytest.mark.deep("a planted bug of ingests")
 @pytest.mark.usefixtures("every_call")
 def test_an_ingest_that_does_not_check_its_note_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ingest, job_changes):
+    for module in (ingest, manifest_changes):
         monkeypatch.setattr(module, "is_done", lambda manifest, note: False)
     with pytest.raises((AssertionError, LogError)):
         test_a_failing_ingest_commit_during_the_same_job_has_every_record_once(Fault.AFTER)

@@ -15,9 +15,8 @@ import pytest
 
 from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound, Unavailable
 from remote.check.partition_check import check_partition
-from remote.gc.old_manifests import collect_manifests
-from remote.gc.pin_watch import RENEWAL_LAG_MS
-from remote.gc.pins import list_pins, pin_newest, release, renew
+from remote.gc.delayed_delete import collect_manifests
+from remote.gc.pins import RENEWAL_LAG_MS, list_pins, pin_newest, release, renew
 from remote.keys import MANIFESTS, boundary_key, manifest_key, parse_manifest_key, parse_pin_key, pin_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import QUIET_MAX, decode_boundary, encode_boundary

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from local.errors import Unavailable
-from remote.gc.old_manifests import collect_manifests
+from remote.gc.delayed_delete import collect_manifests
 from remote.gc.pins import list_pins, pin_newest, renew
 from remote.keys import PINS
 from remote.manifest.commit_protocol import MetadataLog

@@ -15,7 +15,7 @@ from local.names import TopicPartition
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.immutable_store import ImmutableStore
+from remote.store.middleware.store_wrapper import ImmutableStore
 from tiered.health.repair import RepairPlan, plan_repair, run_repair
 from tiered.health.scrub import plan_scrub, report_of, run_scrub
 from tiered.health.scrub_report import Found
@@ -119,7 +119,7 @@ def test_a_lost_page_is_restored_from_older_manifests_or_from_the_objects(heads_
     assert isinstance(store, MemoryStore)
     truth, prefix = _records(store, "t"), named("t").prefix
     if not heads_left:
-        from remote.gc.old_manifests import collect_manifests
+        from remote.gc.delayed_delete import collect_manifests
 
         log = world.logs["t"]
         collect_manifests(store, prefix, log, log.refresh().sequence - 1, now_ms=NOW)
@@ -192,8 +192,8 @@ def test_a_page_of_rewritten_entries_is_not_restored_with_the_entries_before() -
     """Older manifests hold the same offsets in other entries, whose objects are pending deletes."""
     from care_world import PLAIN_ENCODING, SMALL_PAGES, CareWorld, fill
 
-    from remote.manifest.job_changes import replace_tiled
     from remote.manifest.manifest import AppliedJob
+    from remote.manifest.manifest_changes import replace_tiled
     from tiered.jobs.rewriting import plan_recode, rewrite_group
 
     world = CareWorld.empty()

@@ -37,7 +37,7 @@ from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_snapshot import ProducerEntry
 from local.names import TopicPartition
 from local.records.batch import encode_batch, encode_marker
-from remote.external.aiven_manifest import CHUNKS_MAX, decode_aiven_manifest
+from remote.external.aiven_layout import CHUNKS_MAX, decode_aiven_manifest
 
 try:
     from local.kernels import _kernels as compiled

@@ -8,8 +8,8 @@ import pytest
 from external_samples import NAME, TOPIC_ID, Sample, new_key, put_aiven, put_log, write_log
 from external_truth import assert_reads
 
+from remote.external.external_formats import external_format
 from remote.external.external_layout import LayoutOptions
-from remote.external.layout_detection import external_format
 from remote.store.open_store import open_store
 from tiered.demo.s3_endpoint import S3Endpoint
 from tiered.migrate.import_bucket import plan_import, run_import

@@ -11,8 +11,8 @@ from kafka_artifacts import KafkaMissing, find_tiered_kafka
 
 from local.names import TopicPartition
 from local.records.isolation import Isolation
+from remote.external.external_formats import external_format
 from remote.external.external_layout import LayoutOptions
-from remote.external.layout_detection import external_format
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.migrate.import_bucket import plan_import, run_import

@@ -20,7 +20,7 @@ from run_profile import examples
 
 from local.errors import Corrupt, LogError
 from local.names import CLEANER_OFFSETS, LEADER_EPOCHS, LOG_START_OFFSETS
-from remote.check.manifest_salvage import salvage_manifest
+from remote.check.partition_check import salvage_manifest
 from remote.keys import manifest_key
 from remote.manifest import commit_protocol
 from remote.manifest.catalog import list_partitions

@@ -12,15 +12,24 @@ from hypothesis import strategies as st
 
 from local.errors import Corrupt
 from local.format.crc32c import crc32c
-from policies.coverage import Coverage
+from policies.snapshot import Coverage
 from remote import keys
 from remote.manifest.manifest import Manifest, PendingDelete, decode_line, decode_manifest, encode_line, encode_manifest
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.manifest_page import decode_page, encode_page, summary_contradiction
 from remote.manifest.view import CompactedView, ViewFailure, ViewStart
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.chunk_table import ChunkTable, combine, decode_chunks, encode_chunks, table_of
-from remote.segments.index_bundle import SECTIONS, IndexBundle, decode_bundle, encode_bundle
+from remote.segments.index_bundle import (
+    SECTIONS,
+    ChunkTable,
+    IndexBundle,
+    combine,
+    decode_bundle,
+    decode_chunks,
+    encode_bundle,
+    encode_chunks,
+    table_of,
+)
 
 OFFSETS = st.integers(0, 2**62)
 TIMES = st.none() | st.integers(-(2**63), 2**63 - 1)

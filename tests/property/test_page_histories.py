@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from local.errors import InvalidRequest, NotFound
-from policies.coverage import Coverage
+from policies.snapshot import Coverage
 from remote.keys import PAGES
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import PendingDelete

@@ -14,7 +14,6 @@ from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
 from policies.compaction import first_dirty_offset, tombstones_below
 from policies.copy_lag import copy_due_since_ms, uncopied
-from policies.coverage import Coverage
 from policies.decisions import (
     AdvanceCleanedOffset,
     AdvanceLogStart,
@@ -34,7 +33,7 @@ from policies.local_retention import local_drops, local_expirations
 from policies.plan import deferrals, plan_partition
 from policies.remote_retention import deletions, expirations, page_to_know
 from policies.rules import ALL_DAY, DailyWindow, PartitionRules, Pause
-from policies.snapshot import PartitionSnapshot
+from policies.snapshot import Coverage, PartitionSnapshot
 from policies.tiering import copies, copy_deferrals
 from remote.manifest.manifest import PendingDelete
 from remote.manifest.manifest_page import Rows, encode_page

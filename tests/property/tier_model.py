@@ -24,10 +24,9 @@ from typing import NamedTuple
 
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
-from policies.compaction import cleanings, tombstones_below
+from policies.compaction import cleanings, replacements, tombstones_below
 from policies.decisions import ReplaceRemote
 from policies.local_retention import local_drops
-from policies.recompaction import replacements
 from policies.remote_retention import deletions, expirations
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot

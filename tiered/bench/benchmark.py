@@ -30,7 +30,7 @@ from local.errors import InvalidRequest
 from remote.fetch.range_reader import RANGE_BYTES
 from remote.fetch.read_ahead import THREADS
 from remote.gc.object_deletion import DeleteReason, delete_objects
-from remote.segments.chunk_table import CHUNK_BYTES
+from remote.segments.index_bundle import CHUNK_BYTES
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore, RequestCounts

@@ -18,7 +18,7 @@ from local.log.log_appender import Durability
 from local.names import TopicPartition
 from remote.fetch.range_reader import RANGE_BYTES
 from remote.fetch.read_ahead import THREADS
-from remote.segments.chunk_table import CHUNK_BYTES
+from remote.segments.index_bundle import CHUNK_BYTES
 from remote.store import ObjectStore, ranged_source
 from remote.store.middleware.metered_store import MeteredStore
 from tiered.bench.benchmark import KEYS_SHARE, WRITERS, Bench

@@ -298,7 +298,7 @@ def open_bucket(
     With `writes_segments` it refuses settings that the bucket cannot honour for new segments. With `copies` this
     directory's logs serve as good copies; a log is opened read-only on the first request for it.
     """
-    from remote.store.middleware.throttled_store import ThrottledStore
+    from remote.store.middleware.store_wrapper import ThrottledStore
     from tiered.config.config import Config
     from tiered.config.secrets import load_key_ring
     from tiered.stores.configured_store import addressed_store, configured_store
@@ -370,9 +370,9 @@ def open_target(
 
     The settings are those of the configuration if the source bucket `is_configured`, else those of -X.
     """
-    from remote.store.middleware.throttled_store import ThrottledStore
-    from remote.store.object_settings import ObjectSettings
+    from remote.store.middleware.store_wrapper import ThrottledStore
     from remote.store.open_store import open_store
+    from remote.store.s3_options import ObjectSettings
     from tiered.config.properties import DEFAULTS
     from tiered.config.secrets import keyed_store
     from tiered.stores.configured_store import object_settings

@@ -411,7 +411,7 @@ def log_settings(settings: Mapping[str, str]) -> LogSettings:
 
 def object_encoding(settings: Mapping[str, str], keys: KeyRing) -> ObjectEncoding:
     """The object encoding of a topic's new objects. Raises InvalidRequest for a key that `keys` lacks."""
-    from remote.segments.chunk_table import RAW, ZSTD
+    from remote.segments.index_bundle import RAW, ZSTD
     from remote.segments.object_encoding import ObjectEncoding
 
     key_id = cast(str, _value(settings, KEY_ID)) or None

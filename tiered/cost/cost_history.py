@@ -39,7 +39,7 @@ from policies.formatting import counted
 from remote.keys import topic_directory
 from remote.manifest.manifest import Manifest, encode_line
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import CHUNK_BYTES, ZSTD
+from remote.segments.index_bundle import CHUNK_BYTES, ZSTD
 from remote.segments.object_encoding import Seal
 from remote.store import Body
 from remote.store.middleware.metered_store import RequestCounts

@@ -36,9 +36,8 @@ from remote.fetch.segment_check import check_segment
 from remote.keys import MANIFESTS, VIEWS, full_key, new_ulid, parse_manifest_key, parse_page_key, parse_view_key
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import replace_tiled
 from remote.manifest.manifest import AppliedJob, Manifest, PageEntry
-from remote.manifest.manifest_changes import Change, objects_of
+from remote.manifest.manifest_changes import Change, objects_of, replace_tiled
 from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import encode_page, summary_contradiction
 from remote.manifest.manifest_validation import entry_contradiction

@@ -58,9 +58,8 @@ from remote.manifest.manifest_lookup import Pages
 from remote.manifest.manifest_page import Rows, summary_contradiction
 from remote.manifest.page_out import waiting_keys
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.chunk_table import RAW
 from remote.segments.encryption import KeyRing
-from remote.segments.index_bundle import IndexBundle, decode_bundle, encode_bundle
+from remote.segments.index_bundle import RAW, IndexBundle, decode_bundle, encode_bundle
 from remote.segments.object_encoding import CODECS, open_ring
 from remote.store import Body, ObjectStore
 from remote.upload.segment_upload import SegmentToCopy

@@ -27,9 +27,8 @@ from remote.keys import MANIFESTS
 from remote.manifest.manifest import STORED_MANIFEST, PageEntry, PendingDelete, PendingPageDelete, decode_manifest
 from remote.manifest.sealing import Sealer
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import NO_KEYS, KeyRing
-from remote.segments.index_bundle import IndexBundle, decode_bundle
+from remote.segments.index_bundle import ChunkTable, IndexBundle, decode_bundle
 from tiered.inspect.dump_sources import FileSource, Kind
 
 

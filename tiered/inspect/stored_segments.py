@@ -46,9 +46,8 @@ from remote.manifest.manifest_chain import ManifestChain
 from remote.manifest.manifest_lookup import MetadataIndex, Pages
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import ChunkTable
 from remote.segments.encryption import KeyRing, ObjectCipher
-from remote.segments.index_bundle import decode_bundle
+from remote.segments.index_bundle import ChunkTable, decode_bundle
 from remote.segments.object_encoding import open_chunk, open_ring
 from remote.store import ObjectStore
 from tiered.inspect.dump_sources import FileSource

@@ -57,17 +57,17 @@ from remote.fetch.range_reader import RemotePartition
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import (
+from remote.manifest.manifest import AppliedJob, Manifest
+from remote.manifest.manifest_changes import (
     GroupOutcome,
     Replacement,
     find_job,
     lost_entries,
     outcome_of_group,
     replace_tiled,
+    unlink_uploads,
 )
-from remote.manifest.job_changes import is_done as is_noted
-from remote.manifest.manifest import AppliedJob, Manifest
-from remote.manifest.manifest_changes import unlink_uploads
+from remote.manifest.manifest_changes import is_done as is_noted
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.segment_entry import SegmentEntry
@@ -389,7 +389,7 @@ def commit_compaction(
 
     A group that is missing or was lost stays as it is. Its uncleaned entries then hold the tombstone bound down. The
     job is noted as done only if there is no such group. If the oldest entries of a group expired since the plan, the
-    group is committed without them (`remote.manifest.job_changes`).
+    group is committed without them (`remote.manifest.manifest_changes`).
 
     May be repeated: after Unavailable the outcome is unknown. Raises Fenced if another writer took over since the plan.
     Raises Conflict if the topic was deleted or the tombstone bound no longer holds. After either error nothing of the

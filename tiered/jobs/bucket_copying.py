@@ -41,8 +41,8 @@ from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import CHUNK_BYTES
 from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.index_bundle import CHUNK_BYTES
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
 from tiered.jobs.job_bucket import Bucket, OpenBucket

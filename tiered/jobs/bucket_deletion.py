@@ -20,7 +20,7 @@ delete (`policies.remote_retention`).
 | the check of pins and epoch | the same | the same |
 | some deletes | pending deletes of objects that no longer exist | repeated deletes are no error |
 | the manifest without these pending deletes | old manifests | the next run deletes them |
-| the GC boundary, some of the manifests | as in `remote.gc.old_manifests` | the next GC continues |
+| the GC boundary, some of the manifests | as in `remote.gc.delayed_delete` | the next GC continues |
 
 | concurrent event | outcome |
 |---|---|
@@ -46,14 +46,13 @@ from policies.decisions import DeletePage, DeletePending
 from policies.formatting import counted, format_ms
 from policies.remote_retention import collectable_upto, deletions
 from policies.rules import PartitionRules
-from remote.gc.delayed_delete import delete_due_objects, delete_due_pages, unpinned
-from remote.gc.old_manifests import collect_manifests
-from remote.gc.pin_watch import PinWatch
+from remote.gc.delayed_delete import collect_manifests, delete_due_objects, delete_due_pages, unpinned
+from remote.gc.pins import PinWatch
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import find_job
 from remote.manifest.manifest import Manifest
+from remote.manifest.manifest_changes import find_job
 from remote.store import ObjectStore
 from tiered.jobs.bucket_retention import rules_of, snapshot_of_bucket
 from tiered.node.writer_ids import AFTER_INGEST, DELETION, INGEST

@@ -42,7 +42,7 @@ from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import Replacement
+from remote.manifest.manifest_changes import Replacement
 from remote.manifest.page_out import keys_of
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing

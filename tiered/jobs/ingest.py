@@ -13,9 +13,9 @@ so no offset is given twice. The records of a task keep their order, and tasks f
 end of a range is a gap, as in a compacted log: the entry before it reaches up to the next entry's base offset. With a
 span of None there are no gaps; then one task must have all records of a partition.
 
-**Exactly once.** A manifest has notes of the jobs that are committed in it (`remote.manifest.job_changes`). A partition
-with the job's note is skipped when the job runs again. The `turn` of a stream is its batch number: a turn at or below
-the noted one is already committed.
+**Exactly once.** A manifest has notes of the jobs that are committed in it (`remote.manifest.manifest_changes`). A
+partition with the job's note is skipped when the job runs again. The `turn` of a stream is its batch number: a turn at
+or below the noted one is already committed.
 
 **Old manifests.** A stream commits a manifest with every batch, for years, and no manager runs to delete old ones. So
 the commit deletes them, if there are as many as a manager would delete (`policies.remote_retention`). An error there
@@ -42,13 +42,12 @@ from local.names import new_topic_id
 from policies.remote_retention import collectable_upto
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.gc.old_manifests import collect_manifests
+from remote.gc.delayed_delete import collect_manifests
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName, list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import append_entries, is_done
 from remote.manifest.manifest import AppliedJob, Manifest
-from remote.manifest.manifest_changes import unlink_uploads
+from remote.manifest.manifest_changes import append_entries, is_done, unlink_uploads
 from remote.manifest.manifest_lookup import MetadataIndex
 from remote.segment_entry import SegmentEntry
 from remote.segments.encryption import NO_KEYS, KeyRing

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store import ObjectStore
-from remote.store.middleware.immutable_store import ImmutableStore
-from remote.store.object_settings import BUCKETS_OWN
+from remote.store.middleware.store_wrapper import ImmutableStore
 from remote.store.open_store import open_store
+from remote.store.s3_options import BUCKETS_OWN
 from remote.store.unfinished_uploads import UnfinishedUploads
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.config.secrets import keyed_store, load_key_ring

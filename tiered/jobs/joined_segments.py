@@ -26,7 +26,7 @@ from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index
 from remote.fetch.range_reader import RemotePartition
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import combine
+from remote.segments.index_bundle import combine
 from remote.upload.segment_upload import SegmentToCopy
 from tiered.partition.segment_inspection import SegmentInspector
 

@@ -68,12 +68,12 @@ from remote.gc.pins import list_pins
 from remote.keys import home_of, is_in_other_topic, new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import Replacement
+from remote.manifest.manifest_changes import Replacement
 from remote.manifest.view import find_view
 from remote.manifest.view_changes import switch_view
 from remote.segment_entry import REDACTION, SegmentEntry
-from remote.segments.chunk_table import CHUNK_BYTES
 from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.index_bundle import CHUNK_BYTES
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.config.config import resolve_rules

@@ -46,11 +46,11 @@ from remote.fetch.range_reader import RANGE_BYTES, RemotePartition, why_missing
 from remote.keys import new_ulid
 from remote.manifest.catalog import RemotePartitionName
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
 from remote.manifest.manifest import AppliedJob
+from remote.manifest.manifest_changes import GroupOutcome, Replacement, outcome_of_group, replace_tiled
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import CHUNK_BYTES, RAW
 from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.index_bundle import CHUNK_BYTES, RAW
 from remote.segments.object_encoding import ObjectEncoding
 from remote.store import ObjectStore
 from remote.upload.segment_upload import copy_segment
@@ -418,8 +418,8 @@ def commit_groups(
 ) -> RewriteOutcome:
     """Replace the old entries by the new ones, in one manifest.
 
-    `remote.manifest.job_changes` describes the outcome for a group with entries that are no longer there. The objects
-    of a group that is not committed become pending deletes.
+    `remote.manifest.manifest_changes` describes the outcome for a group with entries that are no longer there. The
+    objects of a group that is not committed become pending deletes.
 
     May be repeated with the same `turn`, which rises from commit to commit of a plan. `keeps_maker` is for groups with
     the very same records. Raises Fenced if another writer took over since the plan: plan again.

@@ -14,7 +14,7 @@ Any prefix of a plan is safe, so a failure leaves the rest for the next maintena
 * copied by this maintenance or task: segments that may now be dropped are dropped.
 * delete: look for pins → prove that this process is still the writer → delete the objects → commit the deletion
   (`remote.gc.delayed_delete`).
-* GC of manifests: prove that it is allowed → declare old manifests void → delete them (`remote.gc.old_manifests`).
+* GC of manifests: prove that it is allowed → declare old manifests void → delete them (`remote.gc.delayed_delete`).
 
 This module is longer than others, because it holds the order of effects of every decision in one place.
 """
@@ -31,6 +31,7 @@ from local.errors import Conflict, InvalidRequest, LogError
 from local.log.cleaning_state import State
 from local.logdirs.log_dir import LogDirectory
 from policies.compacted_view import held_from
+from policies.compaction import replacements
 from policies.decisions import (
     AdvanceCleanedOffset,
     AdvanceLogStart,
@@ -50,11 +51,9 @@ from policies.decisions import (
 )
 from policies.invariants import violations
 from policies.local_retention import local_drops
-from policies.recompaction import replacements
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from remote.gc.delayed_delete import delete_due_objects, delete_due_pages
-from remote.gc.old_manifests import collect_manifests
+from remote.gc.delayed_delete import collect_manifests, delete_due_objects, delete_due_pages
 from remote.manifest.manifest_changes import expire_pages, expire_segments
 from remote.manifest.manifest_page import Rows
 from remote.store import ObjectStore

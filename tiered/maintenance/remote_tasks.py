@@ -14,7 +14,7 @@ A task decides on its own snapshot, as maintenance does. A copier does one commi
 rest, even after a failed copy, and drops the local segments that the copies made droppable (I2: `policies` decide,
 `tiered.maintenance.apply` checks again). A backlog continues in the next turn (`TaskPool`). A task that finds another
 task at its partition gets its turn after it. The store limits the parallel uploads and their rate for all tasks
-together (`remote.store.s3_store`, `remote.store.middleware.throttled_store`).
+together (`remote.store.s3_store`, `remote.store.middleware.store_wrapper`).
 
 A task holds the partition's `tier_lock` from start to end. It holds `lock` only for its effects on the disk, never
 during an upload. Its segments are marked (`Uploads.copying`): they are not dropped. The log is not cleaned during the

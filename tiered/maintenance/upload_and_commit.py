@@ -33,8 +33,8 @@ from dataclasses import dataclass, field, replace
 
 from local.errors import Conflict, LogError, NotFound, Unavailable
 from local.segment.segment_info import SegmentInfo
+from policies.compaction import replacements
 from policies.decisions import AdvanceCleanedOffset, CopySegment, ReplaceRemote
-from policies.recompaction import replacements
 from policies.snapshot import PartitionSnapshot
 from policies.tiering import completes_commit
 from remote.gc.object_deletion import DeleteReason, delete_objects

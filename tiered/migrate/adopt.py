@@ -25,7 +25,7 @@ records, the high watermark is below the bucket's end (`AdoptedPartition.ahead`)
 writer epochs far above Kafka's (`EPOCHS_APART`), so that a later takeover appends in a later epoch.
 
 The sidecar repeats DeleteRecords of the broker: it raises the bucket's log start offset to the broker's
-(`policies.deleted_records`). Segments that the broker's retention deletes stay in the bucket, on purpose. Segments that
+(`policies.tier_relation`). Segments that the broker's retention deletes stay in the bucket, on purpose. Segments that
 the broker deleted before they were copied are a gap: it is reported once and skipped.
 
 | a crash after | leaves |
@@ -54,9 +54,9 @@ from local.log.checkpoints import encode_epochs
 from local.log.leader_epochs import LeaderEpochs
 from local.names import LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, TIME_INDEX, TXN_INDEX, TopicPartition, segment_file
 from local.storage import Storage, join
-from policies.deleted_records import BrokerRetention, is_deletion
 from policies.remote_retention import collectable_upto
-from remote.gc.old_manifests import collect_manifests
+from policies.tier_relation import BrokerRetention, is_deletion
+from remote.gc.delayed_delete import collect_manifests
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest

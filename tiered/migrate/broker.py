@@ -47,7 +47,7 @@ from local.names import (
 )
 from local.records.batch_runs import BatchRuns
 from local.storage import Storage, StorageFile, join
-from policies.deleted_records import BrokerRetention, LogStartFacts
+from policies.tier_relation import BrokerRetention, LogStartFacts
 from tiered.config.config import Config, check_combination, resolve_rules
 from tiered.config.properties import DEFAULTS, PROPERTIES, TABLE, nearest, parse
 

@@ -52,8 +52,8 @@ from remote.manifest.manifest_lookup import MetadataIndex
 from remote.manifest.manifest_page import gaps_between
 from remote.manifest.sealing import keyed
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import combine
 from remote.segments.encryption import NO_KEYS, KeyRing
+from remote.segments.index_bundle import combine
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
 from tiered.jobs.bucket_copying import EPOCHS_APART

@@ -17,11 +17,10 @@ from local.log import Log
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from local.segment.segment_info import SegmentInfo
-from policies.coverage import Coverage
 from policies.rules import PartitionRules, Pause
-from policies.snapshot import PartitionFigures, PartitionSnapshot
+from policies.snapshot import Coverage, PartitionFigures, PartitionSnapshot
 from remote.fetch.range_reader import RemotePartition
-from remote.gc.pin_watch import PinWatch
+from remote.gc.pins import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete

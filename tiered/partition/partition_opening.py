@@ -45,7 +45,7 @@ from policies.tier_relation import Relation
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.disk_cache import DiskCache
 from remote.fetch.range_reader import RangePredictor, RemotePartition
-from remote.gc.pin_watch import PinWatch
+from remote.gc.pins import PinWatch
 from remote.keys import partition_prefix
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import manifest_disk_cache, shares

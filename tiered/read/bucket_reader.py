@@ -210,7 +210,7 @@ class RemoteLog(Readable):
     def _format(self) -> ExternalFormat | None:
         """The external layout of the bucket; None for this project's layout."""
         if self._foreign is None and not self._layout.is_ours:
-            from remote.external.layout_detection import external_format
+            from remote.external.external_formats import external_format
 
             self._foreign = external_format(self.store, self._layout)
             if self._foreign is None:

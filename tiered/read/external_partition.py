@@ -33,8 +33,7 @@ from remote.fetch.chunk_cache import ChunkCache, Slice
 from remote.fetch.range_reader import Opener, RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.chunk_table import ChunkTable
-from remote.segments.index_bundle import IndexBundle
+from remote.segments.index_bundle import ChunkTable, IndexBundle
 from remote.store import Body, ObjectStore
 from tiered.read.external_segments import (
     SegmentFacts,

@@ -30,7 +30,7 @@ from local.index.index_files import IndexRows, slices_of
 from local.log.checkpoints import parse_entries
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Finding, Severity, damaged, warning
-from remote.external.aiven_manifest import EPOCH_MAX
+from remote.external.aiven_layout import EPOCH_MAX
 from remote.external.external_layout import ExternalFormat, ExternalObject, ExternalSegment
 from remote.external.external_log import Copy, ReadRangeOfCopy
 from remote.segment_entry import IndexRange, SegmentEntry

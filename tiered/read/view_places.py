@@ -55,7 +55,7 @@ from remote.manifest.view_changes import (
     switch_view,
 )
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
-from remote.store import Body, GetRange, ObjectInfo, ObjectStore, UploadSource, read_each
+from remote.store import Body, GetRange, ObjectInfo, ObjectStore, UploadSource, read_if_there
 from remote.store.file_store import FileStore
 from tiered.read.partition_source import PartitionSource
 
@@ -479,7 +479,7 @@ class ViewFiles:
         return [self.get_range(key, start, length) for start, length in ranges]
 
     def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        return read_each(self, ranges)
+        return [read_if_there(self, each) for each in ranges]
 
     def head(self, key: str) -> ObjectInfo:
         with _of_the_disk():

@@ -12,11 +12,10 @@ from local.errors import LogError, Unavailable
 from local.logdirs.log_dirs import LogDirectories
 from remote.store import ObjectStore
 from remote.store.middleware.deadline_store import Deadlines, Watchdog, WatchedStore
-from remote.store.middleware.immutable_store import ImmutableStore
 from remote.store.middleware.retrying_store import RetryBudget, RetryPolicy
-from remote.store.middleware.throttled_store import ThrottledStore
-from remote.store.object_settings import ObjectSettings
+from remote.store.middleware.store_wrapper import ImmutableStore, ThrottledStore
 from remote.store.open_store import open_store
+from remote.store.s3_options import ObjectSettings
 from tiered.config.config import Config
 from tiered.config.properties import DEFAULTS, IMMUTABLE, parse
 from tiered.config.secrets import keyed_store

@@ -114,7 +114,7 @@ class StoreCheck:
         named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
         import hashlib
 
-        from remote.store.obstore_options import is_installed
+        from remote.store.s3_options import is_installed
 
         client = "obstore" if store.url.startswith("s3:") and is_installed() else ""  # the meaning of client "auto"
         told = msgspec.json.encode([client, without_secrets(self._options), named], order="sorted")

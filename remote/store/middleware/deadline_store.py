@@ -9,10 +9,9 @@
 A part of a large upload has a shorter deadline of its own (`remote.store.s3_store`) and is retried alone.
 
 Clients have timeouts and still hang: in a DNS look-up, in a lock of a library, in an unreachable mounted file system.
-So the `Watchdog` runs each call in a thread of its own. A call that has not returned by its deadline is **abandoned**:
-the caller gets `Unavailable`, and the thread stays with the call. Beyond `abandoned_max` abandoned calls no new call
-starts, so a store that hangs permanently costs a bounded number of threads. A call that returns later frees its thread.
-The threads are daemons, so they do not delay the end of the process.
+So the `Watchdog` runs each call in a daemon thread. A call that has not returned by its deadline is **abandoned**: the
+caller gets `Unavailable`, and the thread stays with the call until it returns. Beyond `abandoned_max` abandoned calls
+no new call starts, so a store that hangs permanently costs a bounded number of threads.
 
 **An abandoned call may still take effect, at any later time.** So may every call with a lost answer, and both are
 settled in the same way:
@@ -106,9 +105,8 @@ class Watchdog:
         job = _Job(call)
         with self._lock:
             if self._abandoned >= self._abandoned_max:
-                raise Unavailable(
-                    f"{attempt}, too many calls to the store do not return", **facts, hanging=self._abandoned
-                )
+                wrong = f"{attempt}, too many calls to the store do not return"
+                raise Unavailable(wrong, **facts, hanging=self._abandoned)
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             worker = _Worker(self._returned)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from remote.keys import INDEXES_SUFFIX, is_segment_object, parse_topic_directory
 from remote.store.middleware.store_wrapper import StoreWrapper
 from remote.store.protocol import DELETE_PAGE, LIST_PAGE, Body, GetRange, ObjectInfo, ObjectStore, UploadSource
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,6 @@ class MeteredStore(StoreWrapper):
         self._counts: dict[str, dict[str, int]] = {}
 
     def counts(self) -> RequestCounts:
-        """Return the total so far."""
         with self._lock:
             return sum((RequestCounts(**each) for each in self._counts.values()), RequestCounts())
 
@@ -72,13 +74,16 @@ class MeteredStore(StoreWrapper):
         with self._lock:
             return {name: RequestCounts(**each) for name, each in self._counts.items()}
 
-    def put(self, key: str, body: Body) -> None:
-        self._count(key, puts=1, bytes_in=len(body))
-        self._inner.put(key, body)
-
-    def put_if_absent(self, key: str, body: Body) -> None:
-        self._count(key, puts=1, bytes_in=len(body))
-        self._inner.put_if_absent(key, body)
+    def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
+        key = key or ""
+        if operation.startswith("put"):
+            self._count(key, puts=1, bytes_in=size_bytes)
+            return call()
+        self._count(key, gets=1, heads=int(operation == "head"))
+        found = call()
+        if isinstance(found, bytes):
+            self._count(key, bytes_out=len(found))
+        return found
 
     def upload(self, key: str, source: UploadSource) -> None:
         self._inner.upload(key, UploadSource(parts=lambda: self._counted(key, source)))
@@ -89,14 +94,6 @@ class MeteredStore(StoreWrapper):
             extra = 2 if number == 1 else 0
             self._count(key, puts=1 + extra, posts=extra, bytes_in=len(part))
             yield part
-
-    def get(self, key: str) -> bytes:
-        self._count(key, gets=1)
-        return self._arrived(key, self._inner.get(key))
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        self._count(key, gets=1)
-        return self._arrived(key, self._inner.get_range(key, start, length))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
         self._count(key, gets=len(ranges))
@@ -111,10 +108,6 @@ class MeteredStore(StoreWrapper):
         for (key, _, _), body in zip(ranges, bodies, strict=True):
             self._count(key, bytes_out=0 if body is None else len(body))
         return bodies
-
-    def head(self, key: str) -> ObjectInfo:
-        self._count(key, gets=1, heads=1)
-        return self._inner.head(key)
 
     def list_prefixes(self, prefix: str) -> list[str]:
         names = self._inner.list_prefixes(prefix)
@@ -133,10 +126,6 @@ class MeteredStore(StoreWrapper):
         if wanted:
             self._count(wanted[0], deletes=-(-len(wanted) // DELETE_PAGE))
         self._inner.delete(wanted)
-
-    def _arrived(self, key: str, body: bytes) -> bytes:
-        self._count(key, bytes_out=len(body))
-        return body
 
     def _count(self, key: str, **more: int) -> None:
         """Add to the counts of the topic of `key`, a key or a prefix."""

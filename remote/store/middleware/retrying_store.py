@@ -1,11 +1,11 @@
 """The one retry layer: a store that retries `Unavailable` until a deadline.
 
 The clients' own retries are disabled (`remote.store.s3_store`), because two layers would multiply. Only `Unavailable`
-is retried, with exponential backoff and full jitter, so that many clients do not return at once. The final error has
-the number of tries. An outer layer never retries such an error, so nesting is harmless.
+is retried, with exponential backoff and full jitter. The final error has the number of tries. An outer layer never
+retries such an error, so nesting is harmless.
 
-All calls share a **budget** of retries: successes earn them, failures spend them. A store that is down soon gets one
-try per call, so an outage does not multiply the load that may have caused it.
+All calls share a **budget** of retries: successes earn them, failures spend them. So an outage does not multiply the
+load that may have caused it.
 
 A retried create may find the object of its own first try and raise AlreadyExists: see `ObjectStore.put_if_absent`.
 """
@@ -34,10 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class RetryBudget:
-    """The shared budget of retries. Thread safe.
+    """The shared budget of retries: it begins with `capacity`, and every successful call adds `earned`. Thread safe.
 
-    It begins with `capacity`, and every successful call adds `earned`. Source: the retry quotas of gRPC (A6) and of the
-    AWS SDKs.
+    Source: the retry quotas of gRPC (A6) and of the AWS SDKs.
     """
 
     def __init__(self, capacity: float = 64.0, earned: float = 0.5) -> None:
@@ -152,16 +151,17 @@ def _next_tries(
 ) -> T:
     """The result of the next successful `attempt`, after the first raised `first` within `spent_s`.
 
-    Raises the last Unavailable, with the number of tries. `facts` describe the call in the log. tenacity is imported
-    here: nearly all calls succeed at once, and many commands have no others.
+    Raises the last Unavailable, with the number of tries. `facts` describe the call in the log.
     """
-    import tenacity
+    import tenacity  # here, because nearly all calls succeed at once, and many commands have no others
 
     is_over = tenacity.stop_after_attempt(policy.attempts_max) | tenacity.stop_before_delay(policy.deadline_s - spent_s)
     retrying = tenacity.Retrying(
         stop=lambda state: is_over(state) or not policy.budget.spend(),  # asked last, because asking spends it
         wait=tenacity.wait_random_exponential(multiplier=policy.wait_first_s, max=policy.wait_max_s),
-        retry=tenacity.retry_if_exception(_may_try_again),
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, Unavailable) and "attempts" not in error.facts
+        ),
         sleep=policy.sleep,
         before_sleep=_Warning(policy.warn_after_s - spent_s, facts),
         reraise=True,
@@ -198,7 +198,3 @@ class _Warning:
         cause = error.facts.get("cause") or error.attempt
         facts = {**self._facts, "attempts": state.attempt_number, "cause": cause}
         log.warning("%s", describe("retrying a call to the store", facts))
-
-
-def _may_try_again(error: BaseException) -> bool:
-    return isinstance(error, Unavailable) and "attempts" not in error.facts

@@ -1,16 +1,16 @@
-"""The base of the wrappers around an object store, and a wrapper that runs a context manager around each call.
-
-`ObservedStore` is for timing, counting and tracing. The calls are the user's: retries, and the requests of a multipart
-upload, are inside one call. Of a listing only the time before its first entry is inside.
-"""
+"""The base of the wrappers around an object store, and the small wrappers: observe, immutable, throttle."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from local.errors import AlreadyExists
+from local.storage.throttle import Throttle
+from remote.keys import is_metadata
 from remote.store.protocol import Body, GetRange, ObjectInfo, ObjectStore, UploadSource
 
 T = TypeVar("T")
@@ -18,6 +18,7 @@ T = TypeVar("T")
 # after its indexes), a listing the prefix. An exception from the block is the call's error, and the context must let it
 # pass.
 Around = Callable[[str, str], AbstractContextManager[object]]
+_log = logging.getLogger(__name__)
 
 
 class StoreWrapper:
@@ -78,7 +79,11 @@ class StoreWrapper:
 
 
 class ObservedStore(StoreWrapper):
-    """See `remote.store.protocol.ObjectStore`. As thread safe as the inner store and `around`."""
+    """A store that runs a context manager around each call, for timing, counting and tracing.
+
+    The calls are the user's: retries, and the requests of a multipart upload, are inside one call. Of a listing only
+    the time before its first entry is inside. As thread safe as the inner store and `around`.
+    """
 
     def __init__(self, inner: ObjectStore, around: Around) -> None:
         super().__init__(inner)
@@ -96,3 +101,95 @@ class ObservedStore(StoreWrapper):
             rest = self._inner.list(prefix, start_after=start_after)
             first = next(rest, None)
         yield from () if first is None else chain((first,), rest)
+
+
+class ImmutableStore(StoreWrapper):
+    """A store that never overwrites or deletes objects: for buckets under object lock, or by choice.
+
+    `spared` is the number of objects that were not deleted.
+
+    GC runs as usual: objects are unlinked, wait for the grace period and the pins, and leave the list of pending
+    deletes. Only the delete itself is skipped and logged. The objects are orphans from then on. `tiered gc` lists them
+    with their price, for a lifecycle rule or a person to delete. Manifests below the GC boundary are void whether they
+    exist or not. Probes and expired pins stay.
+
+    A `put` creates. The same bytes again are no error (a lost answer); other bytes raise AlreadyExists. So a pin cannot
+    be renewed, and a long read must request a long enough pin.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.spared = 0
+
+    def put(self, key: str, body: Body) -> None:
+        try:
+            self._inner.put_if_absent(key, body)
+        except AlreadyExists:
+            if self._inner.get(key) != bytes(body):
+                raise AlreadyExists("cannot overwrite an object, the bucket is immutable", key=key) from None
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Log the request; delete nothing."""
+        wanted = list(keys)
+        self.spared += len(wanted)
+        if wanted:
+            _log.info(
+                "the lifecycle of the immutable bucket will delete these objects: objects=%d first=%s",
+                len(wanted),
+                wanted[0],
+            )
+
+
+class ThrottledStore(StoreWrapper):
+    """A store with limits in bytes per second, one for each direction, shared by all threads.
+
+    It belongs around a `RetryingStore`: its waits are no failures.
+
+    | bytes | when they count |
+    |---|---|
+    | written | before they are sent, part by part |
+    | read | on arrival, because their size is not known earlier |
+    | metadata (`remote.keys.is_metadata`: manifests, pages, boundaries, pins) | sent at once; later writes wait for it
+    |
+    | listings, deletes, HEADs | never |
+
+    Metadata does not wait because a commit blocks its partition, and would queue behind the segments of all other
+    partitions.
+
+    Source: Kafka's `remote.log.manager.copy` and `fetch` `.max.bytes.per.second` (KIP-956).
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        copy_rate: float | None = None,
+        fetch_rate: float | None = None,
+        *,
+        copy: Throttle | None = None,
+        fetch: Throttle | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self._copy = copy or Throttle(copy_rate)
+        self._fetch = fetch or Throttle(fetch_rate)
+
+    def _around(self, call: Callable[[], T], operation: str, key: str | None, size_bytes: int = 0) -> T:
+        if operation.startswith("put"):
+            (self._copy.count if is_metadata(key or "") else self._copy.take)(size_bytes)
+        found = call()
+        if operation.startswith("get"):
+            self._fetch.take(received_bytes(found))
+        return found
+
+    def upload(self, key: str, source: UploadSource) -> None:
+        self._inner.upload(key, UploadSource(parts=lambda: self._paid(source)))
+
+    def _paid(self, source: UploadSource) -> Iterator[Body]:
+        for part in source.parts():
+            self._copy.take(len(part))
+            yield part
+
+
+def received_bytes(answer: Any) -> int:  # noqa: ANN401 - a body, or several of which some may be None
+    """The size of the bodies that a read returned."""
+    bodies = answer if isinstance(answer, Sequence) and not isinstance(answer, Body) else [answer]
+    return sum(0 if body is None else len(body) for body in bodies)

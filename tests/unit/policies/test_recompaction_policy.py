@@ -8,10 +8,10 @@ import pytest
 from policy_samples import entry, local, snapshot
 
 from local.segment.segment_info import SegmentInfo
+from policies.compaction import replacements, tiled
 from policies.decisions import AdvanceCleanedOffset, ExpireRemote, ReplaceRemote
 from policies.invariants import violations
 from policies.plan import plan_partition
-from policies.recompaction import replacements, tiled
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
 from remote.segment_entry import SegmentEntry

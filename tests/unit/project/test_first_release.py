@@ -20,7 +20,7 @@ from remote.manifest import manifest as manifest_module
 from remote.manifest import manifest_page
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segments import chunk_table, index_bundle
+from remote.segments import index_bundle
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 from tiered.migrate.restore_plan import LocalSegments, RestoreWish, plan_restore
@@ -90,9 +90,11 @@ def test_formats_of_a_later_version_are_refused_as_newer(world: World, monkeypat
     with pytest.raises(Corrupt, match="newer format: version=2 known=1"):
         index_bundle.decode_bundle(before + struct.pack(">I8s", crc32c(before), index_bundle.MAGIC))
     table = index_bundle.decode_bundle(body).chunks
-    encoded = chunk_table.encode_chunks(table)
+    encoded = index_bundle.encode_chunks(table)
     with pytest.raises(Corrupt, match="newer format: version=3 known=2"):
-        chunk_table.decode_chunks(struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:])
+        index_bundle.decode_chunks(
+            struct.pack(">H", 3) + encoded[2:] if encoded[:2] == b"\0\2" else b"\3" + encoded[1:]
+        )
     name = next(name for name in list_partitions(world.store) if name.topic == "paged")
     (page, *_) = MetadataLog(world.store, name.prefix).refresh().pages
     body = world.store.get(name.prefix + page.key)

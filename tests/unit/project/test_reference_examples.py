@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from policies.cost.bill import request_dollars
-from policies.cost.prices import BUILT_IN
+from policies.cost.prices import BUILT_IN, S3_STANDARD
 from policies.cost.scenarios import Scenario, Stream, cost_of
 from policies.cost.simulation import Counts, Reads, Workload, simulate
-from policies.cost.storage_cost import DAY_MS, GIB, S3_STANDARD, monthly_storage, upload_requests
+from policies.cost.storage_cost import DAY_MS, GIB, monthly_storage, upload_requests
 from policies.rules import PartitionRules
 from remote.fetch import read_ahead
 from remote.fetch.range_reader import RANGE_BYTES

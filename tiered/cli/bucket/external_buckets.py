@@ -161,8 +161,8 @@ def import_(
 
 
 def _layout(store: ObjectStore, words: LayoutWords) -> ExternalFormat:
+    from remote.external.external_formats import external_format
     from remote.external.external_layout import LayoutOptions
-    from remote.external.layout_detection import external_format
 
     found = external_format(store, LayoutOptions(**words))
     if found is None:

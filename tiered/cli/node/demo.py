@@ -146,7 +146,8 @@ def _tiers(result: DemoResult) -> list[DemoTier]:
 
 
 def _bill(result: DemoResult) -> DemoBill:
-    from policies.cost.storage_cost import S3_STANDARD, monthly_storage, request_cost
+    from policies.cost.prices import S3_STANDARD
+    from policies.cost.storage_cost import monthly_storage, request_cost
 
     sent = result.requests
     return DemoBill.of(

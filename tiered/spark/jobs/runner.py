@@ -27,7 +27,7 @@ from remote.manifest.catalog import (
     missing_between,
 )
 from remote.manifest.commit_protocol import MetadataLog
-from remote.segments.chunk_table import CHUNK_BYTES
+from remote.segments.index_bundle import CHUNK_BYTES
 from tiered.health.scrub import LocalCopy, plan_scrub, read_segments, report_of
 from tiered.health.scrub_report import ScrubReport, ScrubState
 from tiered.jobs import orphan_deletion

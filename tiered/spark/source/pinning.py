@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from local.errors import AccessDenied, InvalidRequest, LogError, NotFound
 from remote.gc.pins import Pin, pin_newest, renew
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.pinned_log import pinned_log
+from remote.manifest.manifest import Manifest
+from remote.manifest.manifest_chain import ManifestChain
 from remote.store import ObjectStore
 from tiered.spark.options import ReadOptions
 
@@ -112,3 +113,25 @@ def _pin_of(given: Mapping[str, object]) -> Pin:
         }:
             return Pin(key=key, sequence=sequence, commit_id=commit_id, expires_ms=expires_ms, holder=holder)
     raise InvalidRequest("cannot read with Spark, invalid option, there is no pin", option="pins", value=dict(given))
+
+
+def pinned_log(store: ObjectStore, prefix: str, *, sequence: int, commit_id: str, holder: str) -> MetadataLog:
+    """The log of a pin, one GET. Reads raise NotFound if the pin expired and the manifest was deleted."""
+    return MetadataLog(store, prefix, source=_PinnedManifest(store, prefix, sequence, commit_id, holder))
+
+
+class _PinnedManifest:
+    """The only manifest of such a log."""
+
+    def __init__(self, store: ObjectStore, prefix: str, sequence: int, commit_id: str, holder: str) -> None:
+        self._chain, self._sequence, self._commit_id = ManifestChain(store, prefix), sequence, commit_id
+        self._facts = {"prefix": prefix, "sequence": sequence, "holder": holder}
+
+    def newest(self, known: Manifest | None) -> Manifest:
+        found = known or self._chain.read(self._sequence)
+        if found is None or found.commit_id != self._commit_id:
+            raise self.missing()
+        return found
+
+    def missing(self) -> LogError:
+        return NotFound("the pinned manifest does not exist, the pin has expired", **self._facts)

@@ -36,9 +36,9 @@ from local.index import offset_index
 from local.index.txn_index import AbortedTransaction
 from local.names import TopicPartition
 from local.records.isolation import Isolation
+from remote.external.external_formats import external_format
 from remote.external.external_layout import OURS, ExternalFormat, ExternalName, Layout
 from remote.external.external_log import external_manifests
-from remote.external.layout_detection import external_format
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.gc.pins import Pin, release_all

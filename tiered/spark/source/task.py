@@ -39,8 +39,8 @@ from local.index import offset_index
 from local.names import TopicPartition
 from local.records.batch import HEADER_BYTES, read_header
 from local.records.isolation import without_aborted
+from remote.external.external_formats import external_format
 from remote.external.external_layout import OURS, LayoutOptions
-from remote.external.layout_detection import external_format
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog

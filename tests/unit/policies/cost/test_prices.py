@@ -7,10 +7,9 @@ import json
 import pytest
 
 from local.errors import InvalidRequest, NotFound
-from policies.cost.prices import BUILT_IN
+from policies.cost.prices import BUILT_IN, S3_STANDARD
 from policies.cost.storage_cost import (
     GIB,
-    S3_STANDARD,
     billed_bytes,
     break_even_reads,
     early_deletion,

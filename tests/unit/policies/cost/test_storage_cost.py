@@ -6,14 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.cost.storage_cost import (
-    GIB,
-    S3_STANDARD,
-    monthly_storage,
-    request_cost,
-    segment_requests,
-    upload_requests,
-)
+from policies.cost.prices import S3_STANDARD
+from policies.cost.storage_cost import GIB, monthly_storage, request_cost, segment_requests, upload_requests
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import PART_BYTES

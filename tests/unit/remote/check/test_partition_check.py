@@ -86,7 +86,7 @@ def _flip(store: MemoryStore, key: str, at: int) -> None:
 
 def _reseal(store: MemoryStore, change: Callable[[bytearray], None]) -> None:
     """Change the bytes of the last segment, and make every checksum around them fit."""
-    from remote.segments.chunk_table import table_of
+    from remote.segments.index_bundle import table_of
 
     prefix, manifest = _newest(store)
     entry = manifest.segments[-1]

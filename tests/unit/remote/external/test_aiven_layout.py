@@ -23,8 +23,7 @@ from external_truth import assert_reads
 
 from local import kernels
 from local.errors import AccessDenied, Corrupt, InvalidRequest, LogError, NotFound
-from remote.external.aiven_layout import PrivateKeys
-from remote.external.aiven_manifest import Sealing, decode_aiven_manifest
+from remote.external.aiven_layout import PrivateKeys, Sealing, decode_aiven_manifest
 from remote.external.external_layout import LayoutOptions
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore

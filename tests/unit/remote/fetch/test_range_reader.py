@@ -11,8 +11,15 @@ from local.errors import Corrupt, InvalidRequest, NotFound, Unavailable
 from local.format.crc32c import crc32c
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
-from remote.segments.chunk_table import ChunkTable, combine, decode_chunks, encode_chunks, table_of
-from remote.segments.index_bundle import decode_bundle, encode_bundle
+from remote.segments.index_bundle import (
+    ChunkTable,
+    combine,
+    decode_bundle,
+    decode_chunks,
+    encode_bundle,
+    encode_chunks,
+    table_of,
+)
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment

@@ -9,8 +9,7 @@ import pytest
 
 from local.errors import NotFound
 from remote.gc.partition_removal import PartitionRemoval, Removal
-from remote.gc.pin_watch import LISTING_LAG_MS, RECHECK_MS, PinWatch
-from remote.gc.pins import list_pins, pin_newest, release
+from remote.gc.pins import LISTING_LAG_MS, RECHECK_MS, PinWatch, list_pins, pin_newest, release
 from remote.keys import MANIFESTS, PINS
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore

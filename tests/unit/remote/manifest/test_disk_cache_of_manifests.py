@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from local.errors import Corrupt
-from remote.gc.old_manifests import collect_manifests
+from remote.gc.delayed_delete import collect_manifests
 from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.disk_cache_of_manifests import ManifestDiskCache

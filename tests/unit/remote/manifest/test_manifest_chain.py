@@ -12,7 +12,7 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local.errors import Corrupt, LogError, NotFound, Unavailable
 from remote.check.partition_check import survey_partition
-from remote.gc.old_manifests import collect_manifests
+from remote.gc.delayed_delete import collect_manifests
 from remote.gc.orphan_search import find_orphans
 from remote.keys import MANIFESTS, manifest_key
 from remote.manifest.catalog import list_partitions

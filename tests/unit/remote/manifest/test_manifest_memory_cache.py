@@ -7,7 +7,7 @@ import random
 import pytest
 
 from local.errors import Corrupt, Unavailable
-from remote.gc.old_manifests import collect_manifests
+from remote.gc.delayed_delete import collect_manifests
 from remote.gc.pins import pin_newest
 from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog

@@ -11,10 +11,9 @@ from view_samples import view, view_row
 
 from local.errors import Corrupt, InvalidRequest, NotFound
 from local.format.crc32c import crc32c
-from remote.check.manifest_salvage import salvage_manifest
+from remote.check.partition_check import salvage_manifest
 from remote.gc.delayed_delete import delete_due_objects, delete_due_pages
-from remote.gc.pin_watch import PinWatch
-from remote.gc.pins import list_pins
+from remote.gc.pins import PinWatch, list_pins
 from remote.keys import data_key, indexes_key, manifest_key, new_ulid, partition_prefix, pin_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import (

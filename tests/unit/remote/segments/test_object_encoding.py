@@ -24,9 +24,8 @@ from remote.fetch.range_reader import RemotePartition
 from remote.keys import parse_data_key
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import PART_BYTES
-from remote.segments.chunk_table import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_chunks, encode_chunks
 from remote.segments.encryption import INDEXES_MAGIC, STEM_BINDING, KeyRing, ObjectCipher, parse_key_ring
-from remote.segments.index_bundle import decode_bundle
+from remote.segments.index_bundle import AES_256_GCM, RAW, ZSTD, ChunkTable, decode_bundle, decode_chunks, encode_chunks
 from remote.segments.object_encoding import ObjectEncoding, Seal, open_chunk
 from remote.store.memory_store import MemoryStore
 from remote.store.middleware.metered_store import MeteredStore

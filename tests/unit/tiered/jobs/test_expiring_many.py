@@ -23,8 +23,7 @@ from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.manifest_changes import add_segments
 from remote.manifest.page_out import PageRule
 from remote.segment_entry import IndexRange, SegmentEntry
-from remote.segments.chunk_table import ChunkTable
-from remote.segments.index_bundle import IndexBundle, encode_bundle
+from remote.segments.index_bundle import ChunkTable, IndexBundle, encode_bundle
 from remote.store import ObjectStore
 from tiered.jobs.orphan_deletion import delete_garbage, list_garbage
 from tiered.manager.manager import LogManager

@@ -19,8 +19,8 @@ from local.records.record_columns import of_arrow
 from remote.gc.orphan_search import find_orphans
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.job_changes import append_entries
 from remote.manifest.manifest import AppliedJob, Manifest
+from remote.manifest.manifest_changes import append_entries
 from remote.manifest.sealing import keyed
 from remote.segments.encryption import NO_KEYS, KeyRing
 from remote.store.memory_store import MemoryStore

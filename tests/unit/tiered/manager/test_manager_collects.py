@@ -11,8 +11,8 @@ from local.errors import OffsetOutOfRange
 from policies import invariants, remote_retention
 from policies.decisions import CollectManifests
 from policies.invariants import violations
-from remote.gc import pin_watch
-from remote.gc.old_manifests import collect_manifests
+from remote.gc import pins
+from remote.gc.delayed_delete import collect_manifests
 from remote.gc.pins import list_pins, pin_newest, release
 from remote.keys import MANIFESTS
 from remote.manifest import commit_protocol
@@ -84,7 +84,7 @@ def test_objects_of_a_pinned_manifest_are_kept_beyond_the_grace_period():
         assert manager.reader().offsets(NAME) == (300, 300)
         assert named <= {info.key for info in world.store.list("")}
         release(world.store, prefix, [pin])
-        settle(manager, NOW + 2 * DAY + HOUR + pin_watch.RECHECK_MS)
+        settle(manager, NOW + 2 * DAY + HOUR + pins.RECHECK_MS)
         assert not named & {info.key for info in world.store.list("")}
 
 

@@ -16,7 +16,7 @@ from local.errors import Corrupt, NotFound, OffsetOutOfRange, Unavailable
 from local.log import checkpoints
 from local.log.leader_epochs import LeaderEpochs
 from local.storage import join
-from policies.deleted_records import BrokerRetention, LogStartFacts, is_deletion
+from policies.tier_relation import BrokerRetention, LogStartFacts, is_deletion
 from tiered.cli.main import invoke
 from tiered.migrate import adopt
 from tiered.migrate.adopt import AdoptedPartition, AdoptMetrics

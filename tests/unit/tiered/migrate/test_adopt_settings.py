@@ -13,7 +13,7 @@ from local.log import Log
 from local.names import LOG, TopicPartition, segment_file
 from local.settings import LogSettings
 from local.storage import DiskStorage
-from policies.deleted_records import BrokerRetention
+from policies.tier_relation import BrokerRetention
 from tiered.cli.main import invoke
 from tiered.migrate.broker import METADATA, AdoptSettings, BrokerTopics
 

@@ -24,8 +24,8 @@ from local import kernels
 from local.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from local.format.record import Record
 from local.records.batch import encode_batch
+from remote.external.external_formats import external_format
 from remote.external.external_layout import LayoutOptions
-from remote.external.layout_detection import external_format
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import expire_segments

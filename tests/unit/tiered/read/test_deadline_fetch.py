@@ -10,7 +10,7 @@ from manager_world import NAME, NOW, TIERED, World, send, settle
 
 from local import kernels
 from local.errors import InvalidRequest, OffsetOutOfRange, Unavailable
-from remote.store import Body, GetRange, read_each
+from remote.store import Body, GetRange, read_if_there
 from remote.store.memory_store import MemoryStore
 from tiered.manager.manager import LogManager
 from tiered.read.deadline_fetch import Fetched, Fetcher
@@ -35,7 +35,7 @@ class SlowStore:
         return self.inner.get_ranges(key, ranges)
 
     def get_each(self, asked: Sequence[GetRange]) -> list[Body | None]:
-        return read_each(self, asked)  # type: ignore[arg-type]
+        return [read_if_there(self, each) for each in asked]  # type: ignore[arg-type]
 
     def __getattr__(self, verb: str) -> object:
         return getattr(self.inner, verb)

@@ -13,9 +13,9 @@ from external_truth import assert_reads
 
 from local.log.leader_epochs import LeaderEpochs
 from local.verify.findings import Severity
+from remote.external.external_formats import external_format
 from remote.external.external_layout import LayoutOptions
 from remote.external.external_log import Copy, ReadRangeOfCopy
-from remote.external.layout_detection import external_format
 from remote.store.memory_store import MemoryStore
 from remote.store.open_store import open_store
 from tiered.cli.main import invoke

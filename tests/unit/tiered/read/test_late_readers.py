@@ -12,7 +12,7 @@ from local.format.record import Record
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from local.records.offset_spec import OffsetSpec
-from remote.gc.old_manifests import collect_manifests
+from remote.gc.delayed_delete import collect_manifests
 from remote.manifest.manifest_changes import set_properties
 from tiered.manager.manager import LogManager
 from tiered.read.bucket_reader import RemoteLog

@@ -21,7 +21,7 @@ from remote.fetch.range_reader import RemotePartition
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_changes import add_segments
 from remote.segment_entry import SegmentEntry
-from remote.segments.chunk_table import ZSTD
+from remote.segments.index_bundle import ZSTD
 from remote.segments.object_encoding import ObjectEncoding
 from remote.store import Body
 from remote.store.memory_store import MemoryStore

@@ -30,8 +30,8 @@ from remote.segment_entry import SegmentEntry
 from remote.segments import object_encoding as at_rest_module
 from remote.segments.encryption import KeyRing
 from remote.store.memory_store import MemoryStore
-from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
+from remote.store.s3_options import ObjectSettings
 from tiered.cli.main import invoke
 from tiered.config.config import STORAGE_CLASS, Config
 from tiered.config.properties import PROPERTIES

@@ -22,11 +22,11 @@ from remote.manifest.manifest_changes import add_segments
 from remote.manifest.page_out import PageRule
 from remote.manifest.sealing import keyed
 from remote.manifest.view import CompactedView
-from remote.segments.chunk_table import RAW, ZSTD
 from remote.segments.encryption import KeyRing
+from remote.segments.index_bundle import RAW, ZSTD
 from remote.store.memory_store import MemoryStore
-from remote.store.object_settings import ObjectSettings
 from remote.store.open_store import open_store
+from remote.store.s3_options import ObjectSettings
 from tiered.cli.main import invoke
 from tiered.config.config import Config, object_encoding
 from tiered.config.properties import DEFAULTS

@@ -16,8 +16,7 @@ from remote.gc.pins import pin_newest, renew
 from remote.manifest.catalog import list_partitions
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.immutable_store import ImmutableStore
-from remote.store.middleware.throttled_store import ThrottledStore
+from remote.store.middleware.store_wrapper import ImmutableStore, ThrottledStore
 from remote.store.probe import probe_store
 from tiered.cli.job_command import open_bucket, task_bucket
 from tiered.cli.main import invoke

@@ -10,7 +10,7 @@ import pytest
 
 from local.errors import InvalidRequest
 from remote.store import open_store as fsspec_store
-from remote.store.object_settings import ObjectSettings
+from remote.store.s3_options import ObjectSettings
 from tiered.cli.job_command import open_target
 from tiered.cli.main import invoke
 from tiered.config.properties import DEFAULTS

@@ -9,7 +9,7 @@ from remote.keys import manifest_key
 from remote.segment_entry import PART_BYTES
 from remote.store import ranged_source
 from remote.store.memory_store import MemoryStore
-from remote.store.middleware.throttled_store import ThrottledStore
+from remote.store.middleware.store_wrapper import ThrottledStore
 
 RATE = 1000.0
 

@@ -1,9 +1,8 @@
-"""Layouts of Kafka's unchanged files: LocalTieredStorage, Pinterest's, a broker's directory.
+"""The layout of a bucket by its object names, and the layouts of Kafka's unchanged files.
 
 Names contain the base offsets of segments. Their ends, and facts that the indexes lack, come from the bytes
 (`tiered.read.external_segments`). A plain directory and Pinterest's bucket may be a few folders below the url. They may
-hold several copies of one partition, for example of several brokers. The copies are read as one partition, and leader
-epochs decide.
+hold several copies of one partition, which are read as one: leader epochs decide.
 """
 
 from __future__ import annotations
@@ -24,25 +23,113 @@ from local.names import (
     parse_partition_directory,
     parse_segment_file,
 )
+from remote.external.aiven_layout import AivenFormat, PrivateKeys
 from remote.external.external_layout import (
+    AUTO,
     KAFKA_FILES,
     KAFKA_ROOT,
+    PINTEREST_MARKS,
+    ExternalFormat,
     ExternalName,
     ExternalParts,
     ExternalSegment,
     Layout,
+    LayoutOptions,
+    parse_aiven_file,
     parse_kafka_directory,
     parse_kafka_file,
     plain_chunk_table,
     sibling,
 )
+from remote.keys import parse_data_key, parse_manifest_key, parse_partition, parse_topic_directory
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectInfo, ObjectStore
 
+DIRECTORIES, KEYS = 50, 200  # the most directories examined, and names in each
+PUFFIN = ".puffin"
 INDEX_BYTES_MAX = 256 << 20  # of one index file; Kafka allocates 10 MiB for each
 DEPTH_MAX, DIRECTORIES_MAX = 5, 10_000
 _FILES = {"offset": OFFSET_INDEX, "time": TIME_INDEX, "txn": TXN_INDEX}
 _log = logging.getLogger(__name__)
+
+
+def external_format(store: ObjectStore, options: LayoutOptions) -> ExternalFormat | None:
+    """Return the requested or detected layout; None for this project's own.
+
+    Raises InvalidRequest if the object names match no layout, or several. Raises NotFound if the store has no object,
+    or if its root does not exist.
+    """
+    layout = Layout(options.layout) if options.layout != AUTO else find_layout(store, options.prefixes)
+    match layout:
+        case Layout.TIERED:
+            return None
+        case Layout.AIVEN:
+            return AivenFormat(options.prefixes, PrivateKeys(options.private_keys))
+        case Layout.LOCAL_TIERED_STORAGE:
+            return KafkaLocalFormat()
+        case Layout.PINTEREST:
+            return PinterestFormat()
+        case Layout.LOGS:
+            return LogDirectoryFormat()
+
+
+def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout:
+    """Detect the layout by a few listings. Raises as `external_format`."""
+    if prefixes != ("",):
+        return Layout.AIVEN
+    found = set(_topic_directories(store)) or set(_log_directories(store))
+    if len(found) == 1:
+        return found.pop()
+    keys = [info.key for info in islice(store.list(""), KEYS)]
+    if not keys:
+        missing = "cannot detect the layout of the bucket, it has no object under the url; check the url"
+        raise NotFound(missing, store=store.url)
+    if any(key.endswith(PUFFIN) for key in keys):
+        wrong = "cannot read the bucket, Aiven's Iceberg mode does not store Kafka segments"
+        raise InvalidRequest(wrong, store=store.url)
+    names = ",".join(sorted(each.value for each in found)) or "none"
+    wrong = (
+        "cannot detect the layout of the bucket, its object names match no layout; name the "
+        "layout and the url of its root"
+    )
+    raise InvalidRequest(wrong, store=store.url, found=names, there_are=",".join(each.value for each in Layout))
+
+
+def _topic_directories(store: ObjectStore) -> Iterator[Layout]:
+    """Yield the layouts of root directories with a topic id at the end of their names."""
+    names = store.list_prefixes("")
+    if KAFKA_ROOT in names:
+        yield Layout.LOCAL_TIERED_STORAGE
+    ours = (name for name in names if parse_topic_directory(name) is not None)
+    for name in islice(ours, DIRECTORIES):
+        is_kafkas = parse_kafka_directory(name) is not None
+        for info in islice(store.list(f"{name}/"), KEYS):
+            below = info.key[len(name) + 1 :]
+            if is_kafkas and parse_kafka_file(below) is not None:
+                yield Layout.LOCAL_TIERED_STORAGE
+                break
+            partition, _, rest = below.partition("/")
+            if parse_partition(partition) is None:
+                continue
+            if parse_aiven_file(rest) is not None:
+                yield Layout.AIVEN
+                break
+            if parse_manifest_key(rest) is not None or parse_data_key(rest) is not None:
+                yield Layout.TIERED
+                break
+
+
+def _log_directories(store: ObjectStore) -> Iterator[Layout]:
+    for place, _ in islice(partition_places(store), 1):
+        yield Layout.PINTEREST if any(_is_there(store, place + mark) for mark in PINTEREST_MARKS) else Layout.LOGS
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
 
 
 class KafkaLocalFormat:
@@ -98,7 +185,10 @@ class LogDirectoryFormat:
     layout = Layout.LOGS
 
     def partitions(self, store: ObjectStore) -> list[ExternalName]:
-        return _found_partitions(store)
+        found: dict[TopicPartition, list[str]] = {}
+        for place, name in partition_places(store):
+            found.setdefault(name, []).append(place)
+        return [ExternalName(name.topic, "", name.partition, tuple(places)) for name, places in sorted(found.items())]
 
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         found = []
@@ -125,7 +215,7 @@ class LogDirectoryFormat:
         return _parts(store, entry, keys)
 
 
-class PinterestFormat:
+class PinterestFormat(LogDirectoryFormat):
     """Pinterest's uploader: a log directory without transactions and epochs.
 
     A segment is complete only with both indexes. ``_metadata`` and ``offset.wm`` are hints that may lack segments, and
@@ -133,9 +223,6 @@ class PinterestFormat:
     """
 
     layout = Layout.PINTEREST
-
-    def partitions(self, store: ObjectStore) -> list[ExternalName]:
-        return _found_partitions(store)
 
     def segments(self, store: ObjectStore, name: ExternalName) -> list[ExternalSegment]:
         found = []
@@ -184,22 +271,7 @@ def _parts(store: ObjectStore, entry: SegmentEntry, keys: Mapping[str, str]) -> 
             found[section] = store.get(key)
         except NotFound:
             _log.warning("an index does not exist: object=%s", key)
-    return ExternalParts(
-        chunks=plain_chunk_table(entry.stored_bytes),
-        offset=found.get("offset"),
-        time=found.get("time"),
-        txn=found.get("txn"),
-        producers=found.get("producers"),
-        epochs=found.get("epochs"),
-    )
-
-
-def _found_partitions(store: ObjectStore) -> list[ExternalName]:
-    """Return the partitions by topic and number, each with all its locations."""
-    found: dict[TopicPartition, list[str]] = {}
-    for place, name in partition_places(store):
-        found.setdefault(name, []).append(place)
-    return [ExternalName(name.topic, "", name.partition, tuple(places)) for name, places in sorted(found.items())]
+    return ExternalParts(chunks=plain_chunk_table(entry.stored_bytes), cipher=None, **found)
 
 
 def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]:

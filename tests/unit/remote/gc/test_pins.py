@@ -13,8 +13,18 @@ from run_profile import examples
 
 from local.errors import Corrupt
 from local.format.record import Record
-from remote.gc.pin_watch import LISTING_LAG_MS, RECHECK_MS, RENEWAL_LAG_MS, PinWatch, Unlinking
-from remote.gc.pins import Pin, list_pins, pin_newest, read_pin, release
+from remote.gc.pins import (
+    LISTING_LAG_MS,
+    RECHECK_MS,
+    RENEWAL_LAG_MS,
+    Pin,
+    PinWatch,
+    Unlinking,
+    list_pins,
+    pin_newest,
+    read_pin,
+    release,
+)
 from remote.keys import PINS, pin_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.store.memory_store import MemoryStore
