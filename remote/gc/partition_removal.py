@@ -33,7 +33,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition, expire_pages, expire_segments, remove_pending_deletes
 from remote.manifest.view_changes import drop_view
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.store import ObjectStore
 
 ROWS_AT_ONCE = 2048  # entries that one commit unlinks; a manifest lists their objects one by one
@@ -76,7 +76,7 @@ class PartitionRemoval:
             return Removal.WAITING
 
     def _step(self, now_ms: int, grace_ms: int) -> Removal:
-        if self._log.state is LogState.READER:
+        if self._log.state is WriterState.READER:
             manifest = self._log.load()
             if manifest is not None and self._gives_way and _is_at_work(manifest, now_ms, grace_ms):
                 return Removal.WAITING

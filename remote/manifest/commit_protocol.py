@@ -96,8 +96,8 @@ from remote.manifest.writer_roles import (
     READER,
     RESUMED,
     WRITER,
-    LogState,
     Role,
+    WriterState,
     last_appender,
     takeover_draft,
 )
@@ -150,7 +150,7 @@ class MetadataLog:
         self._prefix = prefix
         self._rule = rule or PAGE_RULE
         self._lock = threading.RLock()
-        self._state, self._role = LogState.READER, READER
+        self._state, self._role = WriterState.READER, READER
         self.source = source
         self._epoch = 0
         self._attempts: set[str] = set()  # commit ids of our takeover attempts
@@ -166,7 +166,7 @@ class MetadataLog:
         return f"MetadataLog({self._store.url!r}, {self._prefix!r}, {self._state.value}, epoch={self._epoch})"
 
     @property
-    def state(self) -> LogState:
+    def state(self) -> WriterState:
         return self._state
 
     @property
@@ -494,7 +494,7 @@ class MetadataLog:
 
     def _adopt(self, found: Manifest) -> None:
         """Take a manifest from the store as the newest. Raises Fenced if it is another writer's."""
-        if self._state is LogState.WRITER and found.epoch != self._epoch:
+        if self._state is WriterState.WRITER and found.epoch != self._epoch:
             if found.epoch < self._epoch:
                 facts = {"sequence": found.sequence, "epoch": found.epoch, "ours": self._epoch}
                 raise Corrupt(
@@ -530,27 +530,27 @@ class MetadataLog:
     def _check_can_start(self, role: Role) -> None:
         if self.source is not None:
             raise InvalidRequest(f"{role.attempt}, this bucket is read-only", prefix=self._prefix)
-        if self._state is not LogState.READER:
+        if self._state is not WriterState.READER:
             facts = {"prefix": self._prefix, "state": self._state.value}
             raise InvalidRequest(f"{role.attempt}, the log is not open for reading", **facts)
 
     def _start(self, role: Role, manifest: Manifest) -> Manifest:
-        self._move(LogState.WRITER)
+        self._move(WriterState.WRITER)
         self._role, self._epoch = role, manifest.epoch
         return manifest
 
-    def _move(self, to: LogState) -> None:
+    def _move(self, to: WriterState) -> None:
         assert to in NEXT_STATES[self._state]
         self._state = to
 
     def check_not_fenced(self) -> None:
         """Raise Fenced if another writer was seen, by any call; `cached` is its manifest then. No request."""
-        if self._state is LogState.FENCED:
+        if self._state is WriterState.FENCED:
             assert self._manifest is not None
             facts = {"epoch": self._manifest.epoch, "ours": self._epoch, "writer": self._manifest.writer_id}
             raise Fenced("cannot write to the partition, another writer took over", prefix=self._prefix, **facts)
 
     def _check_writer(self) -> None:
         self.check_not_fenced()
-        if self._state is not LogState.WRITER:
+        if self._state is not WriterState.WRITER:
             raise InvalidRequest("cannot write to the partition, it is not open for writing", prefix=self._prefix)

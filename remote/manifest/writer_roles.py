@@ -54,7 +54,7 @@ from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from remote.manifest.manifest import Manifest
 
 
-class LogState(Enum):
+class WriterState(Enum):
     """State of a `MetadataLog`."""
 
     READER = "reader"
@@ -62,10 +62,10 @@ class LogState(Enum):
     FENCED = "fenced"
 
 
-NEXT_STATES: dict[LogState, frozenset[LogState]] = {
-    LogState.READER: frozenset({LogState.WRITER}),
-    LogState.WRITER: frozenset({LogState.FENCED}),
-    LogState.FENCED: frozenset(),
+NEXT_STATES: dict[WriterState, frozenset[WriterState]] = {
+    WriterState.READER: frozenset({WriterState.WRITER}),
+    WriterState.WRITER: frozenset({WriterState.FENCED}),
+    WriterState.FENCED: frozenset(),
 }
 
 
@@ -78,7 +78,7 @@ class Role:
     needs_manifest: bool = True
     deletes: bool = True
     outlives_topic: bool = True
-    on_newer_epoch: LogState = LogState.FENCED
+    on_newer_epoch: WriterState = WriterState.FENCED
 
     def may_start(
         self,
@@ -119,7 +119,7 @@ class Role:
             raise InvalidRequest(f"a {self.name} cannot delete objects", prefix=prefix)
 
 
-READER = Role(name="reader", needs_manifest=False, deletes=False, on_newer_epoch=LogState.READER)
+READER = Role(name="reader", needs_manifest=False, deletes=False, on_newer_epoch=WriterState.READER)
 WRITER = Role(name="writer", needs_manifest=False)
 CONDITIONAL = Role(name="conditional writer", attempt="cannot take over the partition")
 CO_WRITER = Role(name="co-writer", attempt="cannot join a partition", deletes=False, outlives_topic=False)

@@ -13,7 +13,7 @@ from remote.keys import MANIFESTS
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, decode_manifest
 from remote.manifest.manifest_changes import add_segments, expire_segments, remove_pending_deletes
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from remote.upload.segment_upload import SegmentToCopy, copy_segment
@@ -61,7 +61,7 @@ class Writer:
         self.store = self.log._store = self.log._chain._store = self.log._pages._store = store
 
     def open(self) -> None:
-        if self.log.state is LogState.READER:
+        if self.log.state is WriterState.READER:
             self.log.become_writer(self.name, 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0, properties={"a": "b"})
 
     def copy(self, base: int) -> None:

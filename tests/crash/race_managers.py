@@ -15,7 +15,7 @@ from local.errors import Conflict, LogError, NotFound, OffsetOutOfRange, Unavail
 from local.format.record import Record
 from local.log import Durability
 from local.names import TopicPartition
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.store.memory_store import MemoryStore
 from tiered.config.config import Config
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views
@@ -104,7 +104,7 @@ class Machine:
             assert (held.fatal_error is not None) is (held.tier.state in STOPPED), "a state contradicts its error"
             if held.is_writer:
                 assert held.metadata is not None
-                assert held.metadata.state is LogState.WRITER, f"{after.name} without the writer role"
+                assert held.metadata.state is WriterState.WRITER, f"{after.name} without the writer role"
                 assert held.log.notes.fenced_by is None, f"{after.name} with a note of another writer on the disk"
             self.states[held] = after
 

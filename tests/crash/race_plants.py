@@ -22,7 +22,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import Change
 from remote.manifest.manifest_page import encode_page
-from remote.manifest.writer_roles import CO_WRITER, LogState
+from remote.manifest.writer_roles import CO_WRITER, WriterState
 from tiered.jobs import bucket_deletion
 from tiered.maintenance import apply
 from tiered.migrate import fork as forking
@@ -53,7 +53,7 @@ def _epoch_is_ignored(patch: Patch) -> None:
 
     def adopt(self: MetadataLog, found: Manifest) -> None:
         self._manifest = found
-        if self._state is LogState.WRITER:
+        if self._state is WriterState.WRITER:
             self._epoch = found.epoch
 
     patch.setattr(MetadataLog, "_adopt", adopt)

@@ -23,7 +23,7 @@ from remote.manifest.manifest import AppliedJob, Manifest
 from remote.manifest.manifest_changes import Replacement, append_entries, delete_partition, find_job, replace_tiled
 from remote.manifest.tombstone_bound import tombstone_bound
 from remote.manifest.view import CompactedView
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.segment_entry import SegmentEntry
 from remote.store import ObjectStore
 from remote.store.memory_store import MemoryStore
@@ -76,7 +76,7 @@ def test_co_writer_commits_in_the_writers_epoch_and_the_writer_continues() -> No
     assert made_by(manifest) == [10]
     assert [each.job_id for each in manifest.jobs] == ["job"]
     writer.copy(40)  # based on an older cached manifest
-    assert writer.log.state is LogState.WRITER
+    assert writer.log.state is WriterState.WRITER
     assert made_by(newest(store)) == [10]
     check(store, writer)
 

@@ -24,7 +24,7 @@ import pytest
 from local.errors import Fenced, InvalidRequest, LogError, Unavailable
 from remote.keys import DATA, MANIFESTS, parse_data_key
 from remote.manifest.manifest_changes import add_segments, set_properties
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
 
@@ -192,7 +192,7 @@ def test_a_second_writer_between_any_two_calls_fences_the_first(flow, takeover):
         except Fenced:
             fenced = True
         check(inner, first, second)
-        if first.log.state is LogState.WRITER and first.log.epoch > second.log.epoch:
+        if first.log.state is WriterState.WRITER and first.log.epoch > second.log.epoch:
             # The first was not a writer yet when the second took over, so the first took over from the second.
             assert not fenced
             with pytest.raises(Fenced):
@@ -261,7 +261,7 @@ def test_racing_writers_have_one_winner_for_every_sequence(count):
                 for step in range(rng.randrange(1, 6)):
                     made.append(writer.log.commit(set_properties({"by": f"{number}.{step}"}), now_ms=step).commit_id)
             except Fenced:
-                assert writer.log.state is LogState.FENCED
+                assert writer.log.state is WriterState.FENCED
             return writer, made
 
         with ThreadPoolExecutor(count) as pool:

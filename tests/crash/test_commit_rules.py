@@ -14,7 +14,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import encode_manifest
 from remote.manifest.manifest_chain import PROBES_MAX
 from remote.manifest.manifest_changes import set_properties
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.segment_entry import SegmentEntry
 from remote.store.memory_store import MemoryStore
 from remote.upload.segment_upload import copy_segment
@@ -35,7 +35,7 @@ def test_metadata_log_states_allow_the_operations_of_their_table():
     with pytest.raises(InvalidRequest, match="it is not open for writing"):
         writer.log.check_still_writer()
     writer.open()
-    assert (writer.log.state, writer.log.epoch) == (LogState.WRITER, 1)
+    assert (writer.log.state, writer.log.epoch) == (WriterState.WRITER, 1)
     with pytest.raises(InvalidRequest, match="not open for reading"):
         writer.log.become_writer("x", 1, topic=TOPIC, topic_id=TOPIC_ID, partition=0)
 

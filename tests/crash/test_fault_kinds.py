@@ -16,7 +16,7 @@ from remote.gc import delayed_delete
 from remote.keys import manifest_key
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.segments.encryption import KeyRing, ObjectCipher
 from remote.segments.index_bundle import ChunkTable
 from remote.upload import segment_upload
@@ -85,7 +85,7 @@ def _a_taken_name_is_a_lost_race(patch: pytest.MonkeyPatch) -> None:
         try:
             self._store.put_if_absent(self._prefix + manifest_key(manifest.sequence), body)
         except AlreadyExists as error:
-            self._move(LogState.FENCED)
+            self._move(WriterState.FENCED)
             raise Fenced("invalid manifest, its name is taken") from error
         return manifest
 

@@ -21,7 +21,7 @@ from remote.keys import MANIFESTS, boundary_key, manifest_key, parse_manifest_ke
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest_chain import QUIET_MAX, decode_boundary, encode_boundary
 from remote.manifest.manifest_changes import expire_segments, remove_pending_deletes, set_properties
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.store.memory_store import MemoryStore
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -389,13 +389,13 @@ def test_three_racing_writers_that_sleep_and_collect_lose_no_acknowledged_commit
 
     def work(number):
         writer = writers.get(number)
-        if writer is None or writer.log.state is LogState.FENCED or rng.random() < 0.05:
+        if writer is None or writer.log.state is WriterState.FENCED or rng.random() < 0.05:
             writers[number] = writer = Writer(FaultStore(store, before_call=between), f"{number}.{rng.random()}")
             if rng.random() < 0.5:
                 writer.log.load()  # then the writer sleeps
                 return
         try:
-            if writer.log.state is LogState.READER:
+            if writer.log.state is WriterState.READER:
                 writer.log.become_writer(writer.name, 1, topic="orders", topic_id="A" * 22, partition=0)
             elif rng.random() < 0.2 and writer.log.cached.sequence > KEPT:
                 collect(writer)

@@ -107,10 +107,6 @@ def _may(partition: Partition, action: TierAction) -> bool:
     return False
 
 
-def _cleans_nothing(partition: Partition, directory: LogDirectory, decision: CleanLog) -> None:
-    """The default for tasks: only maintenance cleans."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """The effects of a plan on one partition; `skipped` holds decisions that no longer applied."""
@@ -133,7 +129,7 @@ class _Round:
     store: ObjectStore | None
     now_ms: int
     should_stop: Callable[[], bool]
-    clean: Clean = _cleans_nothing
+    clean: Clean = lambda partition, directory, decision: None  # only maintenance cleans, no task
     clock: Clock = no_time
     done: list[Decision] = field(default_factory=list)
     skipped: list[Decision] = field(default_factory=list)

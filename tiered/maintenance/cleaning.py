@@ -24,7 +24,6 @@ from local.errors import CleaningAborted, DiskFailed, LogError
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from local.storage.throttle import Throttle
-from tiered.config.properties import parse
 
 if TYPE_CHECKING:
     from local.cleaner.cleaner_history import CleaningFigures
@@ -53,20 +52,13 @@ class CleanerSettings:
     @classmethod
     def of(cls, config: Config) -> CleanerSettings:
         """The configured settings; the dedupe buffer is split over the threads, at most 2 GiB each (Kafka)."""
-        values = config.topic_properties("")
-
-        def number(name: str) -> int:
-            value = parse(name, values[name])
-            assert isinstance(value, int), "numbers, sizes and times parse to whole numbers"
-            return value
-
-        threads, rate = number("log.cleaner.threads"), number("log.cleaner.io.max.bytes.per.second")
+        threads, rate = config.int_of("log.cleaner.threads"), config.int_of("log.cleaner.io.max.bytes.per.second")
         return cls(
             threads=threads,
-            buffer_bytes=min(number("log.cleaner.dedupe.buffer.size") // threads, _BUFFER_MAX_BYTES),
-            load_factor=float(values["log.cleaner.io.buffer.load.factor"]),
+            buffer_bytes=min(config.int_of("log.cleaner.dedupe.buffer.size") // threads, _BUFFER_MAX_BYTES),
+            load_factor=float(config.topic_properties("")["log.cleaner.io.buffer.load.factor"]),
             bytes_per_second=None if rate == _INT64_MAX else rate,
-            retry_ms=number("log.cleaner.uncleanable.retry.ms"),
+            retry_ms=config.int_of("log.cleaner.uncleanable.retry.ms"),
         )
 
 
@@ -148,9 +140,9 @@ class Cleaning:
         by_name = {snapshot.partition: snapshot for snapshot in take_snapshots()}
         with self._lock:
             order = by_priority((log_to_clean(by_name[name]) for name in wants if name in by_name), self._waited)
-            chosen = [log.partition for log in order[: self.settings.threads * LOGS_PER_THREAD]]
-            self._waited = {name: self._waited.get(name, 0) + 1 for name in wants if name not in chosen}
-        rank = {name: at for at, name in enumerate(chosen)}
+            selected = [log.partition for log in order[: self.settings.threads * LOGS_PER_THREAD]]
+            self._waited = {name: self._waited.get(name, 0) + 1 for name in wants if name not in selected}
+        rank = {name: at for at, name in enumerate(selected)}
         decisions = {
             name: [one for one in decided if name in rank or not isinstance(one, CleanLog)]
             for name, decided in plan.decisions.items()

@@ -85,8 +85,8 @@ def delete_records(
                 _check_there(held)
                 advance_log_start(held, directories.of(held.name), each.low_watermark, now_ms=now_ms)
         except LogError as error:
-            told = ",".join(f"{name}:{was.low_watermark}" for name, was in done.items()) or None
-            raise error.restated(error.attempt, **{**error.facts, "deleted": told}) from error
+            deleted = ",".join(f"{name}:{was.low_watermark}" for name, was in done.items()) or None
+            raise error.restated(error.attempt, **{**error.facts, "deleted": deleted}) from error
         done[held.name] = each
     return done
 

@@ -230,13 +230,13 @@ class RemoteTasks:
         if applied is None:
             return False
         held.check_not_fenced()
-        chosen, planned = turns[-1]
-        if chosen.leaves_uploads:
+        turn, planned = turns[-1]
+        if turn.leaves_uploads:
             self._wants_copier.add(held.name)  # a copier reports its own problem
-        elif chosen.decisions or not any(isinstance(each, CleanLog) for each in planned):
+        elif turn.decisions or not any(isinstance(each, CleanLog) for each in planned):
             # Also if nothing was left to do: the cause has passed. A log to be cleaned copies later.
             self._forget(held.name)
-        return chosen.has_more and bool(applied.done)
+        return turn.has_more and bool(applied.done)
 
     def _must_stop(self, held: Partition) -> bool:
         is_online = self._directories.is_online(held.name)
@@ -318,17 +318,17 @@ def next_copier_turn(planned: Sequence[Decision]) -> TurnPlan:
     Indivisible copies are one commit, however many they are (`policies.tiering`).
     """
     taken: list[Decision] = []
-    segments = size_bytes = left = 0
+    segments = size_bytes = remaining = 0
     for each in planned:
         if isinstance(each, RollActive | CleanLog):
             continue
         if isinstance(each, CopySegment):
             if not each.is_indivisible and completes_commit(segments, size_bytes):
-                left += 1
+                remaining += 1
                 continue
             segments, size_bytes = segments + 1, size_bytes + each.size_bytes
         taken.append(each)
-    return TurnPlan(decisions=tuple(taken), has_more=left > 0)
+    return TurnPlan(decisions=tuple(taken), has_more=remaining > 0)
 
 
 class State(Enum):

@@ -122,8 +122,8 @@ def copy_in_groups(
             group.size_bytes += info.size_bytes
             reached = info.next_offset
             if completes_commit(len(group.entries), group.size_bytes) or clock() - group.began_s >= COMMIT_S:
-                whole, group = group, _Group()
-                _commit_group(context, whole, on_committed)
+                full, group = group, _Group()
+                _commit_group(context, full, on_committed)
     except LogError as error:
         if not isinstance(error, Conflict):
             with suppress(Unavailable):  # then they stay notes

@@ -138,8 +138,8 @@ def _try_once(
         if each.active is not None and each.active.base_offset < ends[each.partition]:
             manager.partitions.find(each.partition).log.roll(now_ms=now_ms)
     before = {name: held_upto(manager, name) for name in unfinished}
-    chosen = {each.partition: copies_at_once(each) for each in _snapshots(manager, unfinished, now_ms)}
-    plan = Plan(now_ms=now_ms, decisions={name: found for name, found in chosen.items() if found})
+    copies = {each.partition: copies_at_once(each) for each in _snapshots(manager, unfinished, now_ms)}
+    plan = Plan(now_ms=now_ms, decisions={name: found for name, found in copies.items() if found})
     manager.apply(plan, should_stop=should_stop)
     problems = manager.problems
     for name in unfinished:

@@ -104,12 +104,12 @@ class Partitioner:
         if partition_count == 1:
             return {0: list(records)}
         keyless = next(self._turn) % partition_count
-        chosen: dict[int, list[Record]] = {}
+        shares: dict[int, list[Record]] = {}
         for record in records:
             key = record[0]
             number = keyless if key is None else (murmur2(key) & 0x7FFFFFFF) % partition_count
-            chosen.setdefault(number, []).append(record)
-        return chosen
+            shares.setdefault(number, []).append(record)
+        return shares
 
     def split_columns(self, chunks: Sequence[RecordColumns], partition_count: int) -> dict[int, list[RecordColumns]]:
         """As `split`, for columns: every record gets the same partition."""
@@ -120,14 +120,14 @@ class Partitioner:
         from local import kernels
 
         keyless = next(self._turn) % partition_count
-        chosen: dict[int, list[RecordColumns]] = {}
+        shares: dict[int, list[RecordColumns]] = {}
         for chunk in chunks:
             hashes = kernels.hash_keys(chunk.key_data, chunk.key_starts, chunk.key_lengths)
             numbers = (hashes & 0x7FFFFFFF) % partition_count
             numbers[chunk.key_lengths < 0] = keyless
             for number in np.unique(numbers).tolist():
-                chosen.setdefault(number, []).append(chunk.select(np.flatnonzero(numbers == number)))
-        return chosen
+                shares.setdefault(number, []).append(chunk.select(np.flatnonzero(numbers == number)))
+        return shares
 
 
 @lru_cache(maxsize=1 << 16)

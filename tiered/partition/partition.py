@@ -26,7 +26,7 @@ from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest, PageEntry, PendingDelete, PendingPageDelete
 from remote.manifest.manifest_changes import disable_tier
 from remote.manifest.manifest_page import Rows
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.segments.object_encoding import PLAIN_ENCODING, ObjectEncoding
 from tiered.config.clock_guard import JUMP_MS, counted_ms
 from tiered.config.properties import DELETE_ON_DISABLE, parse
@@ -49,14 +49,6 @@ _log = logging.getLogger(__name__)
 
 OLDEST_PAGES_MAX = 2  # manifest pages with the oldest entries that one maintenance run reads for expiry
 ENABLE = "remote.storage.enable"
-
-
-def _has_room() -> None:
-    """The default of `check_room`: no check of the disk."""
-
-
-def _ignore_progress(base_offset: int, done_bytes: int, size_bytes: int) -> None:
-    """The default of `on_copied`: no progress."""
 
 
 class SkewedDeleteTimer:
@@ -146,8 +138,8 @@ class Partition:
     remote: RemotePartition | None = None
     pins: PinWatch | None = None
     object_encoding: ObjectEncoding = PLAIN_ENCODING
-    on_copied: Callable[[int, int, int], None] = _ignore_progress
-    check_room: Callable[[], None] = _has_room
+    on_copied: Callable[[int, int, int], None] = lambda base_offset, done_bytes, size_bytes: None
+    check_room: Callable[[], None] = lambda: None
     pauses: UploadPauses | None = None
     ahead: SkewedDeleteTimer = field(default_factory=SkewedDeleteTimer)
     uploads: Uploads = field(default_factory=Uploads)
@@ -164,7 +156,7 @@ class Partition:
         metadata, manifest = self.metadata, self.manifest()
         return seen_by(
             self.tier.state,
-            is_fenced=metadata is not None and metadata.state is LogState.FENCED,
+            is_fenced=metadata is not None and metadata.state is WriterState.FENCED,
             has_commit_in_doubt=self.has_commit_in_doubt,
             is_disabled=manifest is not None
             and (manifest.tier_disabled or (self.rules.gives_up_remote and not manifest.has_entries)),

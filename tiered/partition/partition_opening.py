@@ -54,7 +54,7 @@ from remote.manifest.manifest_changes import delete_partition, expire_segments, 
 from remote.manifest.manifest_memory_cache import ManifestMemoryCache, SealMemory
 from remote.manifest.sealing import keyed
 from remote.manifest.view_changes import announce_views
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.store import ObjectStore
 from tiered.config.config import Config, log_settings, resolve_rules
 from tiered.config.properties import APPEND_FREE_MIN
@@ -307,7 +307,7 @@ class Opener:
     def _in_the_way(self, held: Partition, error: LogError) -> LogError | None:
         if held.is_deleted:
             return None  # a deleted topic needs no error
-        is_writer = held.metadata is not None and held.metadata.state is LogState.WRITER
+        is_writer = held.metadata is not None and held.metadata.state is WriterState.WRITER
         match error:
             case AccessDenied(facts={"key_id": _}):
                 held.tier.stop(error)  # the key ring lacks a key of this topic; the bucket refuses nothing
@@ -453,7 +453,7 @@ class Opener:
             if is_other and verdict.relation is Relation.BEHIND:
                 raise Unavailable("cannot take the writer role, a newer manifest was committed", partition=held.name)
 
-        if metadata.state is LogState.READER:
+        if metadata.state is WriterState.READER:
             metadata.become_writer(
                 self.writer_id,
                 now_ms,

@@ -61,8 +61,8 @@ def partition_status(snapshot: PartitionFigures, problem: str | None = None) -> 
     is_copied = snapshot.is_tiered and not snapshot.rules.copy_disabled
     waiting = uncopied(snapshot) if is_copied else []
     only_here = [each for each in snapshot.segments if not snapshot.has_safe_copy(each)]
-    gone: tuple[PendingDelete | PendingPageDelete, ...] = (*snapshot.pending_deletes, *snapshot.pending_page_deletes)
-    due = [(deletion_due_ms(each.unlinked_ms, snapshot.rules), each.size_bytes) for each in gone]
+    pending: tuple[PendingDelete | PendingPageDelete, ...] = (*snapshot.pending_deletes, *snapshot.pending_page_deletes)
+    due = [(deletion_due_ms(each.unlinked_ms, snapshot.rules), each.size_bytes) for each in pending]
     overdue = [(since, size) for since, size in due if since <= snapshot.now_ms]
     return PartitionStatus(
         partition=snapshot.partition,

@@ -146,7 +146,7 @@ class PartitionTable:
         if self.directories.read_only:
             found = open_read_only_all(acquire, waiting, store.url if (store := self.opener.store) is not None else "")
         else:
-            found = acquire_all(acquire, waiting)
+            found = side_by_side(acquire, waiting, threads=OPENERS, name="take-up")
         for each, error in zip(waiting, found, strict=True):
             if error is not None:
                 self.note(each.name, error)
@@ -311,20 +311,10 @@ class PartitionTable:
             self.note(name, offline(root, error, partition=name))
 
 
-def acquire_all(acquire: Acquire, waiting: Sequence[Partition]) -> list[LogError | None]:
-    """The error that prevents the takeover of each partition, in order; None on success.
-
-    Raises the errors that `acquire` raises.
-    """
-    if len(waiting) < 2:
-        return [acquire(each) for each in waiting]
-    return side_by_side(acquire, waiting, threads=OPENERS, name="take-up")
-
-
 def open_read_only_all(
     acquire: Acquire, waiting: Sequence[Partition], store_url: str = "", *, clock: Callable[[], float] = time.monotonic
 ) -> list[LogError | None]:
-    """As `acquire_all`, for the partitions of a read-only open of any number of topics."""
+    """The error of each partition of a read-only open of any number of topics, in order; None on success."""
     start_s = clock()
     unavailable: list[Unavailable] = []
 
@@ -337,7 +327,7 @@ def open_read_only_all(
             unavailable.append(error)
         return error
 
-    if len(waiting) < 2 or store_url.startswith("memory:"):
+    if store_url.startswith("memory:"):
         return [look_up(each) for each in waiting]
     threads = DISK_LOOKERS if store_url.startswith("file:") else LOOKERS
     return side_by_side(look_up, waiting, threads=threads, name="look-up")
@@ -391,7 +381,7 @@ def load_logs(
     open_log: Callable[[TopicPartition], Partition],
     *,
     threads_per_directory: int,
-    progress: OnProgress = lambda told: None,
+    progress: OnProgress = lambda progress: None,
 ) -> Loaded:
     """Open all logs of `jobs` (by directory): each a partition or its error, in the order of `jobs`.
 
@@ -405,8 +395,8 @@ def load_logs(
         root: LoadProgress(directory=root, done=0, total=len(names), recovered_segments=0)
         for root, names in jobs.items()
     }
-    for told in state.values():
-        progress(told)
+    for each in state.values():
+        progress(each)
     found: Loaded = {}
     for root, name, result in _results(jobs, open_log, threads_per_directory):
         found[name] = result

@@ -165,10 +165,10 @@ class SegmentInspector:
         self._check_places(table)
         for columns in kernels.decode_in_steps(data, verify=False, table=table):
             self._records += len(columns)
-            told = columns.timestamps[columns.timestamps >= 0]  # -1 is Kafka's "no timestamp"
-            if len(told):
-                low, high = self._times or (int(told[0]), int(told[0]))
-                self._times = min(low, int(told.min())), max(high, int(told.max()))
+            times = columns.timestamps[columns.timestamps >= 0]  # -1 is Kafka's "no timestamp"
+            if len(times):
+                low, high = self._times or (int(times[0]), int(times[0]))
+                self._times = min(low, int(times.min())), max(high, int(times.max()))
         if self._indexes is not None:
             self._tables.append((self._seen_bytes, table))
         if self._txn_index is not None:

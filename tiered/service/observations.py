@@ -156,14 +156,14 @@ def open_observed(
     storage: Storage | None = None,
     store: ObjectStore | None = None,
     around: Around | None = None,
-    progress: OnProgress = lambda told: None,
+    progress: OnProgress = lambda progress: None,
     takes_over: bool = False,
 ) -> LogManager:
     """Open a manager as `LogManager.open`, with disk and store observed.
 
     `around` wraps each call to the store too. Raises as `LogManager.open`.
     """
-    asked = store if store is not None else configured_store(config)
+    inner = store if store is not None else configured_store(config)
 
     def both(op: str, key: str) -> AbstractContextManager[object]:
         stack = ExitStack()
@@ -175,7 +175,7 @@ def open_observed(
         config,
         now_ms=now_ms,
         storage=ObservedStorage(storage or DiskStorage(), observations),
-        store=ObservedStore(asked, both) if asked is not None else None,
+        store=ObservedStore(inner, both) if inner is not None else None,
         progress=progress,
         takes_over=takes_over,
     )

@@ -207,9 +207,9 @@ class Worker:
         """
         problems = problems_of(self.manager.problems)
         known = {each.where for each in problems}
-        for name, left in self.manager.cleaning.uncleanable_of(self.manager.partitions.all()).items():
+        for name, uncleanable in self.manager.cleaning.uncleanable_of(self.manager.partitions.all()).items():
             if str(name) not in known:
-                problems.append(uncleanable_problem(name, left.reason))
+                problems.append(uncleanable_problem(name, uncleanable.reason))
         groups = group_problems(sorted(problems, key=lambda each: each.where))
         return [f"node: {each}" for each in self._of_node()] + [each.line for each in groups]
 

@@ -23,6 +23,8 @@ def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, n
 
     Running calls are waited for after an error. After an interrupt of the caller nothing is started or waited for.
     """
+    if len(things) < 2:
+        return [work(each) for each in things]
     waiting = deque(enumerate(things))
     done: dict[int, R] = {}
     errors: list[BaseException] = []

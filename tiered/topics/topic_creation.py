@@ -69,10 +69,7 @@ class TopicCreation:
             raise InvalidRequest("cannot create topics, a name is repeated", topic=repeated)
         topics = [self._checked(each.name, each.partitions, each.properties) for each in requested]
         tiered = [each for each in topics if each.was_tiered]
-        if len(tiered) == 1:
-            self._opener.check_reachable(tiered[0])
-        else:
-            side_by_side(self._opener.check_reachable, tiered, threads=OPENERS, name="new-topic")
+        side_by_side(self._opener.check_reachable, tiered, threads=OPENERS, name="new-topic")
         with self._table.lock:
             self._opener.check_room()
             self._registry.add(*topics)

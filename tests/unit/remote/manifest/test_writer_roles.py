@@ -10,7 +10,16 @@ from local.errors import Conflict, Fenced, InvalidRequest, NotFound
 from remote.manifest.commit_protocol import MetadataLog
 from remote.manifest.manifest import Manifest
 from remote.manifest.manifest_changes import delete_partition
-from remote.manifest.writer_roles import CO_WRITER, CONDITIONAL, READER, RESUMED, WRITER, LogState, Role, takeover_draft
+from remote.manifest.writer_roles import (
+    CO_WRITER,
+    CONDITIONAL,
+    READER,
+    RESUMED,
+    WRITER,
+    Role,
+    WriterState,
+    takeover_draft,
+)
 from remote.store.memory_store import MemoryStore
 
 TOPIC_ID = "A" * 22
@@ -61,9 +70,9 @@ def test_reader_and_co_writer_delete_nothing(role: Role) -> None:
 
 def test_a_newer_epoch_fences_every_role_but_the_reader() -> None:
     assert {role.name: role.on_newer_epoch for role in ROLES if role is not READER} == {
-        role.name: LogState.FENCED for role in (WRITER, CONDITIONAL, CO_WRITER, RESUMED)
+        role.name: WriterState.FENCED for role in (WRITER, CONDITIONAL, CO_WRITER, RESUMED)
     }
-    assert READER.on_newer_epoch is LogState.READER
+    assert READER.on_newer_epoch is WriterState.READER
 
 
 def test_only_a_co_writer_ends_with_its_topic() -> None:
@@ -91,7 +100,7 @@ def test_a_log_takes_one_role_only() -> None:
     ):
         with pytest.raises(InvalidRequest, match="not open for reading"):
             take()
-    assert log.state is LogState.WRITER
+    assert log.state is WriterState.WRITER
 
 
 def test_a_resumed_writer_commits_in_its_epoch_and_may_delete() -> None:

@@ -20,7 +20,7 @@ from local.names import TopicPartition
 from local.segment.segment import Segment
 from policies.rules import PartitionRules
 from remote.manifest.commit_protocol import MetadataLog
-from remote.manifest.writer_roles import LogState
+from remote.manifest.writer_roles import WriterState
 from remote.segment_entry import SegmentEntry
 from tiered.node.topic_registry import Topic
 from tiered.partition.partition import Partition
@@ -178,7 +178,7 @@ def _partition(machine: TierMachine, *, size_bytes: int = 1, next_offset: int = 
     metadata = SimpleNamespace(
         cached=manifest,
         has_commit_in_doubt=facts.get("has_commit_in_doubt", False),
-        state=facts.get("log_state", LogState.WRITER),
+        state=facts.get("log_state", WriterState.WRITER),
         check_not_fenced=lambda: None,
     )
     log = SimpleNamespace(next_offset=next_offset, size_bytes=size_bytes, is_read_only=False)
@@ -199,7 +199,7 @@ def _partitions() -> Iterator[tuple[TierState, Partition]]:
         yield state, _partition(_machine_in(state))
     yield TierState.IN_DOUBT, _partition(_machine_in(TierState.WRITER), has_commit_in_doubt=True)
     yield TierState.DISABLED, _partition(_machine_in(TierState.WRITER), tier_disabled=True)
-    yield TierState.FENCED, _partition(_machine_in(TierState.WRITER), log_state=LogState.FENCED)
+    yield TierState.FENCED, _partition(_machine_in(TierState.WRITER), log_state=WriterState.FENCED)
 
 
 def test_partition_allows_what_the_table_allows_in_every_state() -> None:
