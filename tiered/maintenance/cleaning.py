@@ -1,12 +1,10 @@
 """Run the cleaner: order of logs, exclusion, throttling and history.
 
-One `Cleaning` per manager. A log that cannot be cleaned (damage, a segment that the cleaner refuses) is *uncleanable*.
-Its reason is recorded, and the log is tried again after `log.cleaner.uncleanable.retry.ms` (Kafka waits for the
-restart). Reason and wait survive a restart in the history (`local.cleaner.cleaner_history`). Failed disks and cancelled
-passes do not make a log uncleanable.
+A log that cannot be cleaned (damage, a segment that the cleaner refuses) is *uncleanable*, and is tried again after
+`log.cleaner.uncleanable.retry.ms` (Kafka waits for the restart). Reason and wait survive a restart in the history
+(`local.cleaner.cleaner_history`). Failed disks and cancelled passes do not make a log uncleanable.
 
-One maintenance run cleans at most `LOGS_PER_THREAD` logs per thread, in the order of `policies.compaction.by_priority`.
-So flushing, copying and retention of the other logs wait for a bounded time. The next maintenance continues. At most
+One maintenance run cleans at most `LOGS_PER_THREAD` logs per thread, so other work waits for a bounded time. At most
 `log.cleaner.threads` passes run in parallel, never two of one log.
 """
 
@@ -260,7 +258,6 @@ class Cleaning:
             _log.warning("cannot write the cleaner history: directory=%s error=%s", directory.root, error)
 
     def _thread(self) -> int:
-        """A small number for the calling thread."""
         with self._lock:
             return self._threads.setdefault(threading.get_ident(), len(self._threads) % self.settings.threads)
 

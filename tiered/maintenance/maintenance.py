@@ -31,7 +31,7 @@ from policies.plan import plan as plan_snapshots
 from policies.plan import plan_partition
 from policies.rules import PartitionRules
 from policies.snapshot import PartitionSnapshot
-from tiered.maintenance.apply import Applied, apply_on_disk, apply_partition
+from tiered.maintenance.apply import Applied, Clean, Decide, apply_on_disk, apply_partition
 from tiered.maintenance.cleaning import Cleaning, reset_misplaced
 from tiered.maintenance.delete_records import DeletedRecords, delete_records
 from tiered.maintenance.remote_tasks import Due, RemoteTasks, due_tasks, on_disk
@@ -106,7 +106,6 @@ class Maintenance:
                 return done
 
     def _wait_for_task(self, name: TopicPartition, should_stop: ShouldStop) -> bool:
-        """Wait until no task has a partition; False if the caller is to stop first."""
         held = self._find(name)
         while held is not None and not held.tier_lock.acquire(timeout=POLL_S):
             if should_stop():
@@ -206,18 +205,7 @@ class Maintenance:
             wanted = [each for each in drops if isinstance(each, DropLocal)]
             return [each for each in wanted if there.get(each.base_offset) == each.next_offset]
 
-        try:
-            return apply_on_disk(
-                self._table.find(name),
-                decide,
-                directory=self._directories.of(name),
-                now_ms=now_ms,
-                clean=lambda partition, directory, decision: None,
-                should_stop=lambda: False,
-            )
-        except LogError as error:
-            self._table.note(name, error)
-            return None
+        return self._on_disk(name, decide, now_ms)
 
     def _check_disks(self, now_ms: int) -> None:
         for held in self._table.all():
@@ -306,21 +294,35 @@ class Maintenance:
         must_let_go = self._letting_go(name, should_stop)
         if must_let_go():
             return None
+        applied = self._on_disk(
+            name,
+            partial(_still_due, may_clean=any(isinstance(each, CleanLog) for each in decisions)),
+            now_ms,
+            clean=partial(self.cleaning.clean, now_ms=now_ms, should_stop=must_let_go),
+            should_stop=should_stop,
+        )
+        if applied is not None and not self.tasks.has_failed(name):
+            self._table.forget(name)
+        return applied
+
+    def _on_disk(
+        self,
+        name: TopicPartition,
+        decide: Decide,
+        now_ms: int,
+        *,
+        clean: Clean = lambda partition, directory, decision: None,
+        should_stop: ShouldStop = lambda: False,
+    ) -> Applied | None:
+        """As `apply_on_disk`; an error is noted."""
         try:
-            applied = apply_on_disk(
-                self._table.find(name),
-                partial(_still_due, may_clean=any(isinstance(each, CleanLog) for each in decisions)),
-                directory=self._directories.of(name),
-                now_ms=now_ms,
-                clean=partial(self.cleaning.clean, now_ms=now_ms, should_stop=must_let_go),
-                should_stop=should_stop,
+            partition, directory = self._table.find(name), self._directories.of(name)
+            return apply_on_disk(
+                partition, decide, directory=directory, now_ms=now_ms, clean=clean, should_stop=should_stop
             )
-            if applied is not None and not self.tasks.has_failed(name):
-                self._table.forget(name)
         except LogError as error:
             self._table.note(name, error)
             return None
-        return applied
 
     def _letting_go(self, name: TopicPartition, should_stop: ShouldStop) -> ShouldStop:
         return lambda: should_stop() or not self._directories.is_online(name)

@@ -1,14 +1,9 @@
 """Problems that do not resolve by themselves: groups by cause, next steps, and the report of a running manager.
 
 A `local.verify.findings.Finding` is one result of a check. A problem lasts: the manager meets it again in every
-maintenance run, and knows since when. So it has a time and a count, and an error class instead of a code.
-
-A failed store is one problem, however many partitions it stops. Two problems have one cause if they are of one kind and
-their texts differ only in facts that name the place: ``key=value`` pairs, and the name of the place. The pairs
-``cause=``, ``class=``, ``code=`` and ``status=`` name the failure, so they are compared.
-
-A next step is the endpoint, credential, path or runbook that an error names. It is never a command that could have
-printed the error (`status`, `doctor`).
+maintenance run, so it has a time and a count. Two problems have one cause if they are of one kind and their texts
+differ only in facts that name the place: ``key=value`` pairs (except ``cause=``, ``class=``, ``code=``, ``status=``),
+and the name of the place. A next step is never a command that could have printed the error (`status`, `doctor`).
 """
 
 from __future__ import annotations
@@ -224,7 +219,6 @@ def lacks_key(error: LogError) -> bool:
 
 
 def _key(facts: Mapping[str, object]) -> object:
-    """The id of the key that an error names."""
     return facts.get("key_id") or facts.get("remote.encryption.key.id")
 
 

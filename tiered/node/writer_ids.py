@@ -1,9 +1,8 @@
 """The names of writers in manifests.
 
-A manager's name has the machine, the node, and a part for each start. A job's name has its kind and its id. A node's
-part is the same at every start with the same directories, wherever they are mounted. So a reader of a manifest can see
-whether the manager of these directories was the last writer. The name decides nothing: only the epoch decides which
-process may commit.
+A manager's name has the machine, the node, and a part for each start; a job's has its kind and its id. A node's part is
+the same at every start with the same directories. So a reader of a manifest can see whether the manager of these
+directories was the last writer. The name decides nothing: only the epoch decides which process may commit.
 """
 
 from __future__ import annotations

@@ -427,7 +427,6 @@ class Opener:
         held.metadata.commit(delete_partition(now_ms=now_ms), now_ms)
 
     def _refuse_deleted(self, held: Partition, manifest: Manifest) -> None:
-        """Refuse to take a deleted topic over, except in a read-only open. Raises Conflict."""
         if not self._directories.read_only:
             facts = {"partition": held.name, "deleted_ms": manifest.deleted_ms}
             raise Conflict("cannot take the writer role, the topic was deleted", **facts)

@@ -1,14 +1,9 @@
 """The partitions of one manager: those that are open, those that could not be opened, and their problems.
 
-`lock` guards the topics and their partitions (`local.lock_ranks`). No thread waits for the store under it.
-
-Each takeover waits for the store several times. In a read-only open, partitions are independent: all partitions of all
-topics wait in parallel. A read-only open limits its wait. Once one request found the store unavailable and WAIT_MAX_S
-have passed since the start, the store is not asked about the remaining partitions: each of them gets Unavailable. A
-request already sent takes at most the time of one call (`remote.store.middleware.deadline_store`).
-
-A start on a full disk, for example right after a process was killed there, leaves a log closed, like a damaged one. But
-the log is sound and needs no repair: `open_late` tries it again before each maintenance run.
+Each takeover waits for the store several times. A read-only open asks for all partitions of all topics in parallel and
+limits its wait: once a request found the store unavailable and WAIT_MAX_S have passed since the start, each remaining
+partition gets Unavailable. A start on a full disk leaves a log closed, like a damaged one. But the log is sound and
+needs no repair: `open_late` tries it again before each maintenance run.
 """
 
 from __future__ import annotations
@@ -61,7 +56,7 @@ class PartitionTable:
     | attribute | meaning |
     |---|---|
     | `directories`, `opener`, `registry` | the log directories; opens partitions; the list of topics |
-    | `lock`, `maintenance_lock` | guards the topics; lets a single maintenance run work |
+    | `lock`, `maintenance_lock` | guards the topics, never during a store request; lets a single maintenance run work |
     | `problems` | the errors of partitions; replaced whole at every change, so an iteration sees one state |
     """
 

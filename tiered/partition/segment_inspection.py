@@ -2,12 +2,8 @@
 
 The facts of a segment entry (record count, timestamps, offsets) come from the bytes during the upload, never from
 memory or an index. A segment is refused before any commit if its bytes do not decode, or contradict its place in the
-log or its indexes. KAFKA-15401 tiered such segments. Its objects already in the store are deleted.
-
-An index that contradicts the bytes is never copied:
-
-- Offset and time index are rebuilt from the very bytes that were sent.
-- The transaction index is rebuilt from the log. If that fails, the segment is refused.
+log or its indexes (KAFKA-15401 tiered such segments). An index that contradicts the bytes is never copied: it is
+rebuilt from the bytes that were sent, the transaction index from the log; if that fails, the segment is refused.
 """
 
 from __future__ import annotations

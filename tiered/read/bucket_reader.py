@@ -208,7 +208,6 @@ class RemoteLog(Readable):
             return list(self._ids[topic])
 
     def _format(self) -> ExternalFormat | None:
-        """The external layout of the bucket; None for this project's layout."""
         if self._foreign is None and not self._layout.is_ours:
             from remote.external.external_formats import external_format
 
@@ -218,7 +217,6 @@ class RemoteLog(Readable):
         return self._foreign
 
     def _meant(self, topic: str) -> str:
-        """The id of the one topic that the name means."""
         ids = self.topic_ids(topic) if topic in self._chosen else self._living_ids(topic)
         selected = self._chosen.get(topic, ids[0])
         if topic not in self._chosen and len(ids) > 1:

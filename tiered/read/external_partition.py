@@ -105,7 +105,8 @@ class ExternalPartition(RemotePartition):
         return IndexBundle(
             offset=offsets,
             time=times,
-            txn=_below(parts.txn or b"", segment),
+            # Decided below the entry's end: the batches beyond it decide nothing.
+            txn=txn_index.truncate(parts.txn, segment.next_offset) if parts.txn else b"",
             producers=parts.producers or b"",
             epochs=parts.epochs or b"",
             chunks=parts.chunks,
@@ -117,7 +118,8 @@ class ExternalPartition(RemotePartition):
             body = ExternalObject(self._store, segment.data_key, parts)
             made = built_indexes(body.read, segment.base_offset)
             return made[0][: _entries_below(made[0], segment)], made[1]
-        return parts.offset[: _entries_below(parts.offset, segment)], parts.time[: _sound_times(parts.time)]
+        times = parts.time[: time_index.sound_entries(parts.time) * time_index.ENTRY_BYTES]
+        return parts.offset[: _entries_below(parts.offset, segment)], times
 
     def _opener(self, segment: SegmentEntry, table: ChunkTable) -> Opener:
         if segment.data_key not in self._ciphers:  # another instance of this partition filled the cache
@@ -317,12 +319,3 @@ def _with_transactions_of_all_or_none(entries: list[SegmentEntry]) -> list[Segme
 def _entries_below(offsets: bytes, segment: SegmentEntry) -> int:
     """Length of the valid leading bytes of an offset index that point into the bytes that are read."""
     return offset_index.sound_entries(offsets, segment.size_bytes) * offset_index.ENTRY_BYTES
-
-
-def _sound_times(times: bytes) -> int:
-    return time_index.sound_entries(times) * time_index.ENTRY_BYTES
-
-
-def _below(aborted: bytes, segment: SegmentEntry) -> bytes:
-    """The aborted transactions decided below the entry's end; the cut-off batches decide nothing."""
-    return txn_index.truncate(aborted, segment.next_offset) if aborted else b""

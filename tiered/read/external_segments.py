@@ -1,18 +1,13 @@
 """Facts of an external segment from its bytes: its end, times, missing indexes, and its leader epochs where in doubt.
 
 The end of a segment with an offset index costs two small reads: the last index entry, and the log from there on.
-Without an index the whole log is read once, in pieces, which also yields both indexes. Batch headers suffice for that.
-CRCs are checked when records are read.
+Without an index the whole log is read once, which also yields both indexes. CRCs are checked when records are read.
 
-Leader epochs decide which of several copies is read. They come from other software's manifests and epoch checkpoints.
-The batches are authoritative. They are read in three cases: the epochs would hide offsets that a segment holds,
-different segments hold the same offsets, or a checkpoint contradicts its segment. The reads are:
-
-1. the header of each segment's first batch, one small read;
-2. the headers of all batches of a segment whose first one differs, which has several epochs, which overlaps another, or
-   which has offsets that would be hidden.
-
-A contradiction is a finding. An unreadable segment is left out. For a broken checkpoint the next older one is used.
+Leader epochs decide which of several copies is read. They come from other software's manifests and epoch checkpoints;
+the batches are authoritative. They are read if the epochs would hide offsets that a segment holds, if different
+segments hold the same offsets, or if a checkpoint contradicts its segment: first the header of each segment's first
+batch, then the headers of all batches of a segment whose first one differs, which has several epochs, which overlaps
+another, or which has offsets that would be hidden. A contradiction is a finding. An unreadable segment is left out.
 """
 
 from __future__ import annotations
@@ -227,7 +222,6 @@ def _epochs_of_checkpoint(store: ObjectStore, segment: ExternalSegment, end: int
 
 
 def _first_epoch(segment: ExternalSegment, read: Read) -> tuple[tuple[int, int], ...]:
-    """The epoch of the first batch; empty if it has none."""
     header = read_header(read(0, HEADER_BYTES))
     return ((header.leader_epoch, segment.base_offset),) if header is not None and header.leader_epoch >= 0 else ()
 

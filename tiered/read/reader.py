@@ -340,7 +340,6 @@ def _read_local(source: PartitionSource, log: Log, offset: int, isolation: Isola
 
 
 def _batches_below(data: memoryview, end: int) -> memoryview:
-    """The leading batches that begin below `end`."""
     at = 0
     while (header := read_header(data, at)) and header.base_offset < end:
         at += header.size_bytes

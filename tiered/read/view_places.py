@@ -503,7 +503,6 @@ class ViewFiles:
         return FileStore(join(directory, VIEW_PARTS), storage=storage)
 
     def _made(self) -> FileStore:
-        """As `_at`, with the directory of the parts created."""
         storage, directory = self._where()
         storage.make_directory(join(directory, VIEW_PARTS))
         return self._at()

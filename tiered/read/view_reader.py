@@ -1,16 +1,12 @@
 """Read with a compacted view: the view below its horizon, then the full log, as one stream.
 
-The view is in the bucket, or on the disk for a topic without a remote tier (`tiered.read.view_places`). Offsets ascend
-over both and are those of the log. A read below the horizon does not need the log, which may have expired there.
-Readers that ask for no view use `tiered.read.reader`. A request for a missing view is an error, never answered from the
-log.
+Offsets ascend over both and are those of the log. A read below the horizon does not need the log, which may have
+expired there. A request for a missing view is an error, never answered from the log.
 
 A stream stays with the view of its start while that view's objects exist (the grace period). If an object is deleted
 before the first batch was returned, the stream starts over with the view of the newest manifest. Later it is an error:
-the stream would miss the records that the newer view merged, above all deletions.
-
-For the same reason, a stream that restarts below the horizon of a newer view misses the deletions since its last read.
-Start such a read at the beginning, as after a long absence from any compacted log.
+the stream would miss the records that the newer view merged, above all deletions. For the same reason, a stream that
+restarts below the horizon of a newer view misses the deletions since its last read. Start such a read at the beginning.
 """
 
 from __future__ import annotations
@@ -85,8 +81,6 @@ class CompactedReader(TieredReader):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A view and the reader of its parts."""
-
     view: CompactedView
     parts: RemotePartition
 

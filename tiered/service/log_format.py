@@ -49,5 +49,4 @@ def split_facts(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
 
 
 def _plain(value: object) -> object:
-    """Return numbers, booleans and strings unchanged, other values as text."""
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)

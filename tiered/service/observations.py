@@ -1,11 +1,8 @@
 """Counters, histograms and trace spans of disk, store and maintenance since the start of the process.
 
-A manager's storage (`local.storage.storage`), its store (`remote.store.middleware.store_wrapper`) and its
-worker report to an `Observations`; `tiered.observe.metrics` reads it. `open_observed` connects all of them.
-
-The spans are those of OpenTelemetry; there are none if its package is not installed. Only its API is used. The
-surrounding program configures the export (``opentelemetry-instrument tiered run``, or an SDK in an embedding program).
-No other module imports `opentelemetry`.
+A manager's storage, its store and its worker report to an `Observations`; `tiered.observe.metrics` reads it. The spans
+are those of OpenTelemetry's API, the only use of that package; without it there are none. The surrounding program
+configures the export (``opentelemetry-instrument tiered run``, or an SDK in an embedding program).
 """
 
 from __future__ import annotations
@@ -207,8 +204,6 @@ class _NoTracer:
 
 
 class _OpenTelemetry:
-    """Spans of a tracer of the `opentelemetry` package."""
-
     def __init__(self, tracer: Any) -> None:  # noqa: ANN401 - the package may not be there to name its types
         self._tracer = tracer
 

@@ -1,10 +1,8 @@
 """Maintenance runs of a manager, one after another, with their report and notes on the tiers.
 
-`tiered.node.problems` has the report, `tiered.status.tier_history` the notes. The loop continues after a run that
-failed as a whole because of the disk or the store. Examples: no room for a checkpoint, no permission to write it, no
-answer. The error is noted and the next run tries again. Other errors of a run (another configuration, another process
-that holds the directory) are raised to the caller. The caller passes the time; a keeper decides whether to trust it
-(`tiered.config.clock_guard`).
+The loop continues after a run that failed as a whole because of the disk or the store: no room for a checkpoint, no
+permission to write it, no answer. The error is noted and the next run tries again. Other errors of a run (another
+configuration, another process that holds the directory) are raised to the caller, which passes the time.
 """
 
 from __future__ import annotations

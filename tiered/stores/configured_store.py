@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 from local.errors import LogError, Unavailable
@@ -107,7 +108,28 @@ def release(directory: LogDirectories, store: ObjectStore | None) -> None:
             store.close()
 
 
-class ShortDeadlineStore:
+class _ForwardingStore:
+    """Forwards every other method of the store protocol through `_forward`."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def as_store(self) -> ObjectStore:
+        return cast(ObjectStore, self)
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        return partial(self._forward, verb)
+
+    def _forward(self, verb: str, *args: object, **more: object) -> object:
+        return getattr(self._inner, verb)(*args, **more)
+
+
+class ShortDeadlineStore(_ForwardingStore):
     """A store with short deadlines while a command opens, so that an unavailable store delays no command.
 
     | phase | a call | after an unanswered call |
@@ -121,7 +143,7 @@ class ShortDeadlineStore:
 
     def __init__(self, inner: ObjectStore, budget: RetryBudget, limit_s: float = HASTE_S) -> None:
         """`budget` is that of the retries below `inner`."""
-        self._inner = inner
+        super().__init__(inner)
         self._budget = budget
         self._brief = WatchedStore(inner, deadlines=Deadlines(call_s=limit_s))
         self._is_hasty = False
@@ -134,18 +156,9 @@ class ShortDeadlineStore:
         store = configured_store(config, policy=policy)
         return cls(store, policy.budget) if store is not None else None
 
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def as_store(self) -> ObjectStore:
-        """This store as the protocol: it forwards every method to the inner store."""
-        return cast(ObjectStore, self)
-
     @contextmanager
     def haste(self) -> Iterator[None]:
-        """Within this context calls have short deadlines; see the module text."""
+        """Within this context calls have short deadlines."""
         self._is_hasty, self._silent = True, None
         try:
             with self._budget.closed():
@@ -156,19 +169,13 @@ class ShortDeadlineStore:
     def close(self) -> None:
         self._inner.close()
 
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        def call(*args: object, **more: object) -> object:
-            if not self._is_hasty:
-                return getattr(self._inner, verb)(*args, **more)
-            if self._silent is not None:
-                raise self._silent.restated("the store did not reply to an earlier call", **self._silent.facts)
-            return self._noted(lambda: getattr(self._brief, verb)(*args, **more))
-
-        return call
-
-    def _noted(self, ask: Callable[[], object]) -> object:
+    def _forward(self, verb: str, *args: object, **more: object) -> object:
+        if not self._is_hasty:
+            return super()._forward(verb, *args, **more)
+        if self._silent is not None:
+            raise self._silent.restated("the store did not reply to an earlier call", **self._silent.facts)
         try:
-            found = ask()
+            found = getattr(self._brief, verb)(*args, **more)
         except Unavailable as error:
             self._silent = error
             raise
@@ -183,7 +190,7 @@ class ShortDeadlineStore:
             raise
 
 
-class BriefStore:
+class BriefStore(_ForwardingStore):
     """A store that bounds the sum of unanswered waits, over all partitions and all calls. Thread safe.
 
     It is for commands that show figures and change nothing.
@@ -197,7 +204,8 @@ class BriefStore:
     def __init__(
         self, inner: ObjectStore, limit_s: float = CALL_DEADLINE_S, elapsed_s: Callable[[], float] = time.monotonic
     ) -> None:
-        self._inner, self._limit_s, self._elapsed_s = inner, limit_s, elapsed_s
+        super().__init__(inner)
+        self._limit_s, self._elapsed_s = limit_s, elapsed_s
         self._watchdog = Watchdog()
         self._lock = threading.Lock()
         self._vain_s, self._has_answered = 0.0, False
@@ -211,15 +219,6 @@ class BriefStore:
         return cls(store) if store is not None else None
 
     @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def as_store(self) -> ObjectStore:
-        """This store as the protocol: it forwards every method to the inner store."""
-        return cast(ObjectStore, self)
-
-    @property
     def is_away(self) -> bool:
         """Whether the store has answered no call so far and failed one."""
         return self._silent is not None and not self._has_answered
@@ -231,11 +230,8 @@ class BriefStore:
         with suppress(Unavailable):
             self._watchdog.run(self._inner.close, CLOSE_S, "closing a store that did not reply")
 
-    def __getattr__(self, verb: str) -> Callable[..., Any]:
-        def call(*args: object, **more: object) -> object:
-            return self._timed(lambda left_s: getattr(self._within(left_s), verb)(*args, **more))
-
-        return call
+    def _forward(self, verb: str, *args: object, **more: object) -> object:
+        return self._timed(lambda left_s: getattr(self._within(left_s), verb)(*args, **more))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[object]:
         """A listing sends its requests while it is read."""
@@ -261,12 +257,12 @@ class BriefStore:
             silent = self._silent
         if silent is not None and left_s <= 0:
             raise silent.restated(silent.attempt, **silent.facts)
-        begun_s = self._elapsed_s()
+        started_s = self._elapsed_s()
         try:
             found = ask(left_s)
         except Unavailable as error:
             with self._lock:
-                self._vain_s += self._elapsed_s() - begun_s
+                self._vain_s += self._elapsed_s() - started_s
                 self._silent = self._silent or error
             raise
         except LogError:

@@ -1,20 +1,14 @@
 """A meter of a manager's store with persistent counts: requests per month and topic.
 
 ``remote-requests.json`` is in the first log directory. It holds the store's url, the start and end of the counting, and
-for each calendar month (UTC) the counts by topic directory. It is replaced whole
-(`local.storage.storage.replace_file`), at most once in KEEP_INTERVAL_MS and at the end, and only if something was
-counted. A crash loses the counts since the last write, never written ones. A file that is unreadable, or of another
-store, is started over: the counts serve a bill estimate, and nothing else depends on them.
-
-The bill of a month is estimated from recent requests: the last RATE_DAYS, extended to the start of a calendar month. So
-neither last year's backfill nor a long standstill distorts it.
+for each calendar month (UTC) the counts by topic directory. It is replaced whole, at most once in KEEP_INTERVAL_MS and
+at the end, and only if something was counted. A crash loses the counts since the last write. A file that is unreadable,
+or of another store, is started over: the counts serve a bill estimate, and nothing else depends on them.
 
 Times are the manager's times. A clock that was never set (before EARLIEST_MS: an empty battery at the first start) does
 not count. Nothing is written until the time is valid; the start of the meter is then computed back from the counted
-time. Counts dated in the future, by a clock that had been ahead, are counted in the present month.
-
-A read-only open writes nothing, so its requests are not recorded. Retries after a failed request are not counted
-(`remote.store.middleware.metered_store`).
+time. Counts dated in the future, by a clock that had been ahead, are counted in the present month. Retries after a
+failed request are not counted (`remote.store.middleware.metered_store`).
 """
 
 from __future__ import annotations
@@ -60,7 +54,10 @@ class RequestHistory:
     begun: Mapping[str, int] = field(default_factory=dict)
 
     def rate_since_ms(self, now_ms: int) -> int:
-        """The start of the counts that represent a present month."""
+        """The start of the counts that represent a present month: the last RATE_DAYS, extended to a month's start.
+
+        So neither last year's backfill nor a long standstill distorts the estimate of a month's bill.
+        """
         start_ms = _start_of(month_of(now_ms))
         if now_ms - start_ms < RATE_DAYS * DAY_MS:
             start_ms = _start_of(month_of(start_ms - 1))

@@ -1,13 +1,12 @@
-"""Check, before the first write and every week, that a store really creates only if absent.
+"""Check, before the first write and every week, that a store really creates only if absent; ask it for its time.
 
 Without that primitive two writers can both commit, each reading back only its own manifest. The disk of one then drops
 segments that no manifest names. So a store that overwrites is refused, unless the operator declares that no other
 process ever writes there. The check includes racing creates of one name: a store may refuse a second create and still
 check first and write later.
 
-The log directory records the answer, so that a short command does not check again. The answer holds for this URL, for
-this client, endpoint and options, and for MAX_AGE_MS: another server may use the address later. Client, endpoint and
-options are recorded as a hash over options without secrets.
+The log directory records the answer, so that a short command does not check again. It holds for this URL, client,
+endpoint and options (recorded as a hash without secrets), and for MAX_AGE_MS: another server may use the address later.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""`TopicAdmin`: the topics of one manager. Create, alter and delete them, plan changes, apply a changed configuration.
+"""The topics of one manager: create, alter and delete them, plan changes, apply a changed configuration.
 
 Settings of topics take effect at once. Settings of the manager (directories, the store, threads, caches) change at the
 next start, except AT_ONCE; the result of `reload` names them.
-
-Objects of deleted topics are billed until the grace period is over. `deleted_partitions` reads their manifests again at
-each call, with a LIST and a GET for each partition. Without deleted topics no request is sent.
 """
 
 from __future__ import annotations
@@ -166,7 +163,10 @@ class TopicAdmin:
         return [each.topic for each in self._registry.deleted() if each.topic.was_tiered]
 
     def deleted_partitions(self) -> Sequence[DeletedPartition]:
-        """The partitions of deleted topics, by deletion time; reads the manifest of each from the store."""
+        """The partitions of deleted topics, by deletion time; reads the manifest of each from the store at each call.
+
+        Objects of deleted topics are billed until the grace period is over.
+        """
         store = self._opener.store
         if store is None:
             return []

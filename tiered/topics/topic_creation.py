@@ -88,7 +88,6 @@ class TopicCreation:
         return replace(topic, was_tiered=True) if self._opener.begins_tiering(topic) else topic
 
     def _make_logs(self, topics: Sequence[Topic], now_ms: int) -> Loaded:
-        """The partitions of new topics, each with its log or its error."""
         of = {name: topic for topic in topics for name in topic.partitions()}
         refused = self._opener.place(list(of))
 

@@ -220,7 +220,6 @@ def _outranked(effective: Iterable[Setting], own: Mapping[str, str]) -> Iterator
 
 
 def _name_of(prefix: str) -> str:
-    """``orders/3`` for a partition's prefix."""
     directory, _, number = prefix.rstrip("/").rpartition("/")
     parsed = parse_topic_directory(directory)
     return f"{parsed[0] if parsed else directory}/{number}"

@@ -130,8 +130,6 @@ def _note_failure(place: ViewPlace, held: Partition, work: ViewWork, error: LogE
 
 
 class _Run:
-    """One run over one state of the partition: steps 2 and 3."""
-
     def __init__(self, held: Partition, place: ViewPlace, basis: Basis, work: ViewWork) -> None:
         self.old = basis.old
         self._held, self._place, self._basis, self._work = held, place, basis, work
@@ -426,7 +424,6 @@ class ViewParts:
 
 
 def _without_transactions(data: bytes) -> bytes:
-    """The same batches without the transaction flag."""
     table = kernels.scan_batches(data, verify=False)
     view, parts = memoryview(data), []
     for row, (position, size) in enumerate(zip(table.positions.tolist(), table.sizes.tolist(), strict=True)):
@@ -441,7 +438,6 @@ def _without_transactions(data: bytes) -> bytes:
 
 
 def _epochs(table: BatchTable) -> tuple[tuple[int, int], ...]:
-    """Pairs (leader epoch, offset of its first batch)."""
     changes = np.flatnonzero(np.diff(table.leader_epochs)) + 1
     firsts = [0, *changes.tolist()]
     return tuple((int(table.leader_epochs[row]), int(table.base_offsets[row])) for row in firsts)

@@ -225,7 +225,6 @@ class _Passing:
 
 
 def _is_in(columns: Columns, modulus: int, residue: int) -> Flags:
-    """Whether each key is in that range of all keys."""
     hashes = kernels.hash_keys(columns.data, columns.key_starts, columns.key_lengths).astype(np.uint64)
     spread = ((hashes * np.uint64(_HASH_SPREAD)) & np.uint64(0xFFFFFFFF)) >> np.uint64(8)
     found: Flags = spread % np.uint64(modulus) == residue
