@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -103,10 +103,7 @@ def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, r
     process changes pauses.
     """
     registry, mark = TopicRegistry(places), _mark(now_ms, reason)
-    topics = _selected(registry, names)
-    with _changing(places) as (file, write):
-        write(_with_pauses(file, topics, mark))
-    return paused_topics(places)
+    return _replace(places, _selected(registry, names), partial(_with_pauses, mark=mark))
 
 
 def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
@@ -117,10 +114,7 @@ def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pau
     another process changes pauses.
     """
     registry = TopicRegistry(places)
-    topics = _selected(registry, names)
-    with _changing(places) as (file, write):
-        write(_without_pauses(file, topics, registry))
-    return paused_topics(places)
+    return _replace(places, _selected(registry, names), partial(_without_pauses, registry=registry))
 
 
 def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
@@ -197,24 +191,25 @@ def _pause_of(file: _File | None, topic: Topic) -> Pause | None:
     return Pause(since_ms=found.since_ms, reason=found.reason, is_of_all=file.all is not None)
 
 
-@contextmanager
-def _changing(places: Places) -> Iterator[tuple[_File | None, Callable[[_File], None]]]:
-    """The current pauses (None: unreadable) and a function that writes other ones, under the lock."""
+def _replace(
+    places: Places, topics: Sequence[Topic] | None, change: Callable[[_File | None, Sequence[Topic] | None], _File]
+) -> dict[str, Pause]:
+    """Replace the pauses under the lock, in every directory that accepts them; all pauses then, by topic.
+
+    `change` gets the current pauses (None: unreadable). Raises the last error if no directory accepted them.
+    """
     lock = _lock(places)
     try:
         copies = _read(places)
         # By two if a copy is unavailable: it may be ahead by one unreported change.
         version = (copies.newest.version if copies.newest is not None else 0) + (2 if copies.unavailable else 1)
-        yield _current(copies), lambda file: _write(places, msgspec.structs.replace(file, version=version))
+        file = msgspec.structs.replace(change(_current(copies), topics), version=version)
+        errors = _copied_file(places).write(msgspec.json.encode(file), version)
+        if len(errors) == len(places):
+            raise errors[-1]
     finally:
         lock.close()
-
-
-def _write(places: Places, file: _File) -> None:
-    """Write to every directory that accepts it. Raises the last error if none did."""
-    errors = _copied_file(places).write(msgspec.json.encode(file), file.version)
-    if len(errors) == len(places):
-        raise errors[-1]
+    return paused_topics(places)
 
 
 def _copied_file(places: Places) -> CopiedFile[_File]:

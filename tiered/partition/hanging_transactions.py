@@ -7,50 +7,20 @@ compacted or copied. An operator has to commit or abort it. Source: kafka ``kafk
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from local.errors import NotFound
 from local.log.log_appender import Durability
-from local.names import TopicPartition
+from local.log.producer_snapshot import ProducerEntry
 from tiered.partition.partition import Partition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTransaction:
-    """A transaction without its marker. A field of -1 means none, as in Kafka.
-
-    `first_offset` is the offset of its first record.
-    """
-
-    partition: TopicPartition
-    producer_id: int
-    producer_epoch: int
-    coordinator_epoch: int
-    first_offset: int
-    last_offset: int
-    last_timestamp_ms: int
+def open_transactions(held: Partition) -> list[ProducerEntry]:
+    """The producers with an open transaction by its first offset; the first holds back the stable offset."""
+    found = [each for each in held.log.producers() if each.transaction_first_offset >= 0]
+    return sorted(found, key=lambda each: each.transaction_first_offset)
 
 
-def open_transactions(held: Partition) -> list[OpenTransaction]:
-    """The open transactions of one partition by first offset; the first holds back the stable offset."""
-    found = [
-        OpenTransaction(
-            partition=held.name,
-            producer_id=each.producer_id,
-            producer_epoch=each.producer_epoch,
-            coordinator_epoch=each.coordinator_epoch,
-            first_offset=each.transaction_first_offset,
-            last_offset=each.last_offset,
-            last_timestamp_ms=each.timestamp_ms,
-        )
-        for each in held.log.producers()
-        if each.transaction_first_offset >= 0
-    ]
-    return sorted(found, key=lambda each: each.first_offset)
-
-
-def find_open(held: Partition, producer_id: int) -> OpenTransaction:
-    """This producer's open transaction. Raises NotFound, naming the producers that have one."""
+def find_open(held: Partition, producer_id: int) -> ProducerEntry:
+    """This producer, with its open transaction. Raises NotFound, naming the producers that have one."""
     known = open_transactions(held)
     found = next((each for each in known if each.producer_id == producer_id), None)
     if found is None:
@@ -63,11 +33,11 @@ def find_open(held: Partition, producer_id: int) -> OpenTransaction:
     return found
 
 
-def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> OpenTransaction:
+def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: int) -> ProducerEntry:
     """Append the marker that ends this producer's open transaction, durable on return.
 
-    Returns the transaction as it was before. Raises NotFound if the producer has none open or it ended concurrently;
-    the error names the producers that have one. Raises the errors of `Partition.check_appendable`.
+    Returns the producer as it was before. Raises NotFound if it has no open transaction, or the transaction ended
+    concurrently; the error names the producers that have one. Raises the errors of `Partition.check_appendable`.
     """
     held.check_appendable()
     found = find_open(held, producer_id)
@@ -76,7 +46,7 @@ def end_transaction(held: Partition, producer_id: int, *, commit: bool, now_ms: 
         found.producer_epoch,
         commit=commit,
         coordinator_epoch=max(found.coordinator_epoch, 0),
-        first_offset=found.first_offset,
+        first_offset=found.transaction_first_offset,
         now_ms=now_ms,
         durability=Durability.FLUSHED,
     )

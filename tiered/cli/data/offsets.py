@@ -410,10 +410,11 @@ def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: s
         unread = {name: error for name, error in problems.items() if name not in opened}
         rows = [
             OpenTransaction.of(
-                each.partition,
+                partition.name,
                 each,
-                waiting=partition.log.next_offset - each.first_offset,
-                timestamp=each.last_timestamp_ms,
+                first_offset=each.transaction_first_offset,
+                waiting=partition.log.next_offset - each.transaction_first_offset,
+                timestamp=each.timestamp_ms,
             )
             for partition in partitions
             for each in open_transactions(partition)
@@ -444,7 +445,7 @@ def end(
     if dry_run:
         with session.manager(read_only=True, is_brief=True) as manager:
             found = find_open(manager.partitions.find(name), producer_id)
-        where = f"partition={name} producer_id={producer_id} first_offset={found.first_offset}"
+        where = f"partition={name} producer_id={producer_id} first_offset={found.transaction_first_offset}"
         session.say(f"would {outcome}: {where}; nothing changed")
         return
     question = f"{outcome} the open transaction of producer {producer_id} in {name} permanently?"
@@ -452,4 +453,4 @@ def end(
     with session.manager() as manager:
         ended = end_transaction(manager.partitions.find(name), producer_id, commit=commits, now_ms=now_ms())
     done = "committed" if commits else "aborted"
-    session.say(f"{done}: partition={name} producer_id={producer_id} first_offset={ended.first_offset}")
+    session.say(f"{done}: partition={name} producer_id={producer_id} first_offset={ended.transaction_first_offset}")

@@ -35,13 +35,14 @@ def test_ending_a_hanging_transaction_releases_the_records_after_it(commit: bool
             begin(held.log, number, 30)
         held.log.append([Record(b"k", b"after", NOW)] * 60, now_ms=NOW)
         settle(manager)
-        assert [(each.producer_id, each.first_offset) for each in open_transactions(held)] == [(8, 0), (7, 30)]
+        found = open_transactions(held)
+        assert [(each.producer_id, each.transaction_first_offset) for each in found] == [(8, 0), (7, 30)]
         manifest = held.manifest()
         assert manifest is not None
         assert manifest.next_offset == 0
         assert list(manager.reader(Isolation.READ_COMMITTED).records(NAME, 0)) == []
         ended = end_transaction(held, 8, commit=commit, now_ms=NOW)
-        assert (ended.first_offset, ended.producer_epoch) == (0, 3)
+        assert (ended.transaction_first_offset, ended.producer_epoch) == (0, 3)
         assert held.log.last_stable_offset == 30
         end_transaction(held, 7, commit=False, now_ms=NOW)
         assert open_transactions(held) == []
