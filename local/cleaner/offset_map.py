@@ -319,7 +319,10 @@ def build_offset_map_of_part(
 
 
 def _capacity(keys: Keys, buffer: Buffer) -> int:
-    """The slots of a full buffer. Without compression few keys are copied: nearly all of it is slots."""
+    """The number of slots if the buffer is full.
+
+    Keys of uncompressed batches are not copied, so nearly all of the buffer is slots.
+    """
     if keys is Keys.IN_PLACE:
         slots_max = buffer.size_bytes // SLOT_BYTES
         return slots_max - slots_max // _SPARE

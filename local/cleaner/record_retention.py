@@ -233,7 +233,10 @@ class RecordFilter:
         return self._newest.bits(segment.base_offset, number)
 
     def _records(self, segment: Segment, number: int, data: memoryview, table: BatchTable) -> tuple[Bits, Bits]:
-        """(stays, is a tombstone) for each record, control records included; control records stay here."""
+        """(stays, is a tombstone) for each record.
+
+        Control records are included as staying; `_follow_transactions` decides on them.
+        """
         bits = self._newest.bits(segment.base_offset, number)
         is_split = bits is not None and segment.base_offset < self._facts.dirty_from
         if bits is not None and is_split:

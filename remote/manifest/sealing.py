@@ -74,7 +74,7 @@ class Sealer:
         return _line(key_id, key, sealed) + sealed
 
     def open(self, data: Body) -> Opened:
-        """The inverse. Raises Corrupt for damage or another name, AccessDenied without the key."""
+        """Return a sealed object's content. Raises Corrupt for damage or another name, AccessDenied without the key."""
         view = memoryview(data)
         if bytes(view[: len(MAGIC)]) != MAGIC:
             return Opened(None, None, data)

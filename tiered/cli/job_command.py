@@ -126,7 +126,7 @@ class JobCommand(BucketCommand):
     def spark(self, description: str) -> Iterator[Any]:
         """A Spark session for this command, stopped at the end.
 
-        Raises InvalidRequest for invalid settings, or without Spark.
+        Raises InvalidRequest for invalid settings, or if Spark is not installed.
         """
         from tiered.spark.session import launched_session
 
@@ -276,7 +276,7 @@ class Bucket:
         return found
 
     def missing(self, targets: Sequence[str], names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
-        """Return the partitions without any object among `names`, of topics that the targets name as a whole."""
+        """Return the partitions that `names` lacks below its highest one, of topics that the targets name as a whole."""
         from remote.manifest.catalog import missing_between
 
         topics = {topic for topic, number in map(parse_partition, targets) if number is None}

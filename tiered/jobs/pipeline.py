@@ -399,7 +399,7 @@ def _node_config(fleet: Fleet, directory: str) -> Config:
 
 
 def _skip_reason(fleet: Fleet, config: Config, manager: LogManager) -> str:
-    """Return why a node is left alone; empty if it may be opened."""
+    """Return why a node is skipped; empty if it may be opened."""
     from local.storage import DiskStorage
     from tiered.node.writer_ids import is_of_node, node_mark
 

@@ -212,7 +212,7 @@ def check_same_records(
 ) -> None:
     """Check that both tiers hold the same batch at the last common offset.
 
-    Raises Diverged if they differ, and Unavailable. Called for two kinds of logs; any other log is not worth the read:
+    Raises Diverged if they differ, and Unavailable. Called for two kinds of logs only:
 
     - a log that held records and was behind `manifest` when it was opened
     - a log that took records while the bucket was unavailable (`is_unconfirmed`)
