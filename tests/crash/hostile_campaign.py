@@ -32,7 +32,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(TOP / "tests" / "unit"), str(TOP / "localstack"), str(TOP)]
+sys.path[:0] = [str(HERE), str(TOP / "tests" / "unit" / "support"), str(TOP / "localstack"), str(TOP)]
 
 from command_server import Commands  # noqa: E402
 from hostile_stores import GC, owned, unread  # noqa: E402

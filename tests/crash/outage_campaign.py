@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent / "unit" / "support"), str(HERE.parents[1])]
 
 from bucket_truth import sound_roots  # noqa: E402
 from outage_gate import Gate, Way  # noqa: E402

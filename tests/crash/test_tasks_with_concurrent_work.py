@@ -17,7 +17,7 @@ import pytest
 
 if __name__ == "__main__":
     HERE = Path(__file__).resolve().parent
-    sys.path[:0] = [str(HERE), str(HERE.parent / "unit"), str(HERE.parents[1])]
+    sys.path[:0] = [str(HERE), str(HERE.parent / "unit" / "support"), str(HERE.parents[1])]
 
 from bucket_truth import assert_sound
 from manager_world import HOUR, NOW, TIERED, World
