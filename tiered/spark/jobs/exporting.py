@@ -116,6 +116,10 @@ class _Wave:
     files: tuple[ExportedFile, ...]
 
 
+# Created at import: creation in two threads at once ends the process (msgspec 0.22).
+_PLAN, _WAVE = msgspec.json.Decoder(_Plan), msgspec.json.Decoder(_Wave)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
     split: Split
@@ -243,13 +247,13 @@ class _Job:
         self.waves: list[tuple[ExportedFile, ...]] = []
         self._store, self._source = store, source
         self._reached: dict[tuple[str, int], int] = {}
-        plan = self._read("plan.json", _Plan)
+        plan = self._read("plan.json", _PLAN)
         self.is_known = plan is not None
         self.ranges = plan.ranges if plan is not None else ()
         if plan is not None and plan.source != source:
             facts = {"job": job_id, "source": plan.source, "asked": source}
             raise InvalidRequest("cannot resume the export, the job belongs to another bucket", **facts)
-        while (wave := self._read(f"wave-{len(self.waves):06d}.json", _Wave)) is not None:
+        while (wave := self._read(f"wave-{len(self.waves):06d}.json", _WAVE)) is not None:
             self._add(wave)
 
     def _add(self, wave: _Wave) -> None:
@@ -269,7 +273,7 @@ class _Job:
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
         except AlreadyExists as error:  # or this job's own plan, from an attempt in doubt
-            if self._read("plan.json", _Plan) != plan:
+            if self._read("plan.json", _PLAN) != plan:
                 raise InvalidRequest(
                     "cannot export with Spark, another driver runs this job", job=self.job_id
                 ) from error
@@ -322,9 +326,9 @@ class _Job:
     def _key(self, name: str) -> str:
         return f"_tiered/{self.job_id}/{name}"
 
-    def _read(self, name: str, kind: type[R]) -> R | None:
+    def _read(self, name: str, decoder: msgspec.json.Decoder[R]) -> R | None:
         try:
-            return msgspec.json.decode(self._store.get(self._key(name)), type=kind)
+            return decoder.decode(self._store.get(self._key(name)))
         except NotFound:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
