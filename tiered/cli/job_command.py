@@ -276,7 +276,7 @@ class Bucket:
         return found
 
     def missing(self, targets: Sequence[str], names: Sequence[RemotePartitionName]) -> list[RemotePartitionName]:
-        """Return the partitions that `names` lacks below its highest one, of topics that the targets name as a whole."""
+        """Return the partitions that `names` lacks below its highest one, of topics that are targets as a whole."""
         from remote.manifest.catalog import missing_between
 
         topics = {topic for topic, number in map(parse_partition, targets) if number is None}
