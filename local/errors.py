@@ -119,8 +119,8 @@ class DiskFailed(LogError):
 
 def describe(attempt: str, facts: dict[str, object]) -> str:
     """One line: the attempt, then ``key=value`` facts without the facts that are None."""
-    described = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
-    return f"{attempt}: {described}" if described else attempt
+    listed = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
+    return f"{attempt}: {listed}" if listed else attempt
 
 
 E = TypeVar("E", bound=BaseException)
@@ -134,14 +134,14 @@ def forget_locals(error: E) -> E:
     """
     from traceback import clear_frames
 
-    pending: list[BaseException | None] = [error]
+    remaining: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while pending:
-        each = pending.pop()
+    while remaining:
+        each = remaining.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
             clear_frames(each.__traceback__)
-            pending += each.__cause__, each.__context__
+            remaining += each.__cause__, each.__context__
     return error
 
 

@@ -57,8 +57,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.decisions import AdvanceCleanedOffset, CleanLog, ReplaceRemote
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.formatting import format_ms

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf
 
-from local.segment.segment_info import SegmentInfo
+from local.facts import SegmentInfo
 from policies.formatting import format_ms
 from policies.rules import ALL_DAY, PartitionRules
 from policies.snapshot import PartitionFigures, PartitionSnapshot

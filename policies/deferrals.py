@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from local.segment.segment_info import SegmentInfo
+from local.facts import SegmentInfo
 
 
 class Action(StrEnum):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
-from local.segment.segment_info import SegmentInfo
+from local.facts import SegmentInfo
 from policies.decisions import (
     AdvanceCleanedOffset,
     AdvanceLogStart,

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.decisions import DropLocal, ExpireRemote
 from policies.deferrals import Action, Code, Deferral, put_off
 from policies.formatting import format_ms

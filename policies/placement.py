@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import count, zip_longest
 
 from local.errors import DiskFailed, InvalidRequest
-from local.logdirs.log_dir_info import LogDirFacts
+from local.facts import LogDirFacts
 
 __all__ = ["Broker", "LogDirFacts", "alternate_racks", "assign_replicas", "choose_log_dir"]
 

@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.compacted_view import held_back, view_builds
 from policies.compaction import cleaning_deferrals, cleanings, replacements
 from policies.copy_lag import are_uploads_held

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.rules import PartitionRules, Pause
 from remote.segment_entry import SegmentEntry, SegmentState
 

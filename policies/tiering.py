@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from local.segment.segment_info import SegmentInfo
+from local.facts import SegmentInfo
 from policies.copy_lag import (
     NEVER,
     due_reason,

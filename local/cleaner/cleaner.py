@@ -7,17 +7,14 @@ Kafka's may be.
 **Pass two** decides on every batch from `clean_from` to the end of pass one (`local.cleaner.record_retention` has the
 table of what stays). It then rewrites segments and merges small neighbours.
 
-- Offsets, record order and the offset ranges in batch headers never change.
+- Offsets, record order and the offset ranges in batch headers never change. Nothing at or above the last stable offset
+  is read.
 - A batch that loses nothing is copied byte for byte. A segment that loses nothing and is not merged stays unchanged.
-- Segments that are also in the remote tier are cleaned too. They are never merged with local-only segments, because the
-  remote tier identifies segments by their ranges. `apart_at` is the boundary between both kinds.
+- Segments that are also in the remote tier are never merged with local-only segments (`apart_at` is the boundary): the
+  remote tier identifies segments by their ranges.
 - Tombstones and transaction markers at or above `tombstones_below` are never removed: the remote tier may hold an older
   record of their key, or data of their transaction (invariant I5).
-- Nothing at or above the last stable offset is read.
 - Remaining records of formats 0 and 1 are written in format 2.
-- Kafka groups segments by their sizes before cleaning. This cleaner groups by the sizes after it: the store gets fewer
-  and larger objects.
-- If all batches of a segment would be removed, its last batch stays, empty: no file is empty.
 
 Memory: the dedupe buffer, two bits per dirty record, and for the decisions a bit per record and a byte per batch. Also
 a part of the remaining records (`kernels.REBUILT_PART_BYTES`, or one batch), or one step of decompressed records
@@ -25,7 +22,7 @@ a part of the remaining records (`kernels.REBUILT_PART_BYTES`, or one batch), or
 to the page cache.
 
 **The log is in use.** Truncating or replacing records during a pass would let the pass restore them. A pass therefore
-runs between `CleaningGate.try_start` and `end` (`local.log.cleaning_state`), and `Log.truncate_to` and `Log.restart_at`
+runs between `CleaningGate.try_start` and `end` (`local.log.log_state`), and `Log.truncate_to` and `Log.restart_at`
 first pause the gate. An aborted pass restores the checkpoint in memory before the waiting call continues.
 """
 
@@ -43,40 +40,24 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.cleaner_history import CleaningFigures
-from local.cleaner.cleaner_io import CleanerThrottle
-from local.cleaner.offset_map import SEGMENTS_MAX, Buffer, build_offset_map, build_offset_map_of_part
+from local.cleaner.offset_map import SEGMENTS_MAX, Buffer, CleanerThrottle, build_offset_map, build_offset_map_of_part
 from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
 from local.errors import CleaningAborted, Conflict, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
+from local.facts import SegmentInfo
 from local.index import offset_index, time_index
 from local.index.index_files import IndexRows
 from local.log import Log
-from local.log.cleaning_state import CleaningGate
-from local.names import CLEANED, LOG, TopicPartition, segment_file
+from local.log.log_state import CleaningGate
+from local.names import CLEANED, LOG, TopicPartition
 from local.segment import swap
 from local.segment.segment import RELATIVE_OFFSET_MAX
-from local.segment.segment_info import SegmentInfo
 from local.settings import DAY_MS, LogSettings
-from local.storage import Storage, join
+from local.storage import SegmentFiles, Storage
 
 _log = logging.getLogger(__name__)
 DEFAULT_BUFFER = Buffer()
 Progress = Callable[[int, int], None]
 POSITION_MAX = 2**31 - 1  # positions in an offset index are int32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """The result of the mapping and the decisions; `indexed` is the clock time in seconds after pass one."""
-
-    segments: list[SegmentVerdict]
-    upto_offset: int
-    reach_offset: int  # where the search for newer records ended; above `upto_offset` if room was short
-    distinct_keys: int
-    invalid_records: int
-    indexed: float
-    indexed_bytes: int
-    buffer_utilization: float
-    is_cut: bool
 
 
 @dataclass(slots=True)
@@ -90,10 +71,7 @@ class _Work:
     delay_ms: int
     horizon_ms: int
     out: NDArray[np.uint8]
-    records_before: int = 0
-    records_after: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
+    figures: CleaningFigures
 
 
 def clean(
@@ -119,7 +97,7 @@ def clean(
     Nothing at or above `upto_offset` is read: it is the base offset of a segment, None for the active segment. The pass
     also ends where `buffer` has no room. `CleaningFigures.cleaner_offset` is its end, which may be inside a segment.
     Tombstones are removed only below `tombstones_below`: None means no bound, for a log without remote tier; 0 removes
-    none. Between slices `should_stop` and `throttle` are called (`local.cleaner.cleaner_io`).
+    none. Between slices `should_stop` and `throttle` are called (`local.cleaner.offset_map`).
 
     Raises CleaningAborted if `should_stop` is true, if the log is or becomes paused, or if retention deletes its
     segments during the pass: groups already swapped in stay, `log.cleaner_offset` does not rise. Raises InvalidRequest
@@ -156,16 +134,16 @@ def clean(
             dirty_from=first_dirty,
         )
         began = clock()
-        found = _decide(log, storage, sealed, dirty, facts, buffer, limiter)
-        if found.reach_offset > log.cleaner_reach:
-            log.cleaner_reach = found.reach_offset
+        judged, reach_offset, figures = _decide(log, storage, sealed, dirty, facts, buffer, limiter, began)
+        if reach_offset > log.cleaner_reach:
+            log.cleaner_reach = reach_offset
             announce()
-        _log.info("%s", beginning(log.partition, found.segments, facts))
+        _log.info("%s", beginning(log.partition, judged, facts))
         out = np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
-        work = _Work(log, storage, limiter, now_ms, delete_delay_ms, facts.horizon_ms, out)
-        _rewrite(work, found.segments, progress, apart_at)
-        log.cleaner_offset = found.upto_offset
-        return _result(first_dirty, found, work, began)
+        work = _Work(log, storage, limiter, now_ms, delete_delay_ms, facts.horizon_ms, out, figures)
+        _rewrite(work, judged, progress, apart_at)
+        log.cleaner_offset = figures.cleaner_offset
+        return _result(work, began)
 
 
 @contextmanager
@@ -210,10 +188,13 @@ def _decide(
     facts: CleanContext,
     buffer: Buffer,
     limiter: CleanerThrottle,
-) -> _Found:
+    began: float,
+) -> tuple[list[SegmentVerdict], int, CleaningFigures]:
     """Run pass one and the decisions of pass two.
 
-    The memory map of a segment stays until the segment is rewritten; the keys are freed on return.
+    The memory map of a segment stays until the segment is rewritten; the keys are freed on return. Returns the
+    decisions, the end of the search for newer records (above the end of the pass if room was short), and the figures so
+    far.
     """
     aborted = log.aborted_transactions(facts.first_offset, facts.upto_offset)
     segments = [log.segment(info.base_offset) for info in dirty]
@@ -228,24 +209,24 @@ def _decide(
     elif fitting < len(dirty):
         reach_offset, upto_offset = dirty[fitting].next_offset, dirty[fitting].base_offset
         facts = replace(facts, upto_offset=upto_offset)
-    indexed, indexed_bytes = limiter.clock(), limiter.bytes_read
+    index_seconds, indexed_bytes = limiter.clock() - began, limiter.bytes_read
     record_filter = RecordFilter(facts, newest, aborted)
     judged = [
         record_filter.segment(storage, log.segment(info.base_offset), info.next_offset, limiter)
         for info in sealed
         if info.next_offset <= facts.upto_offset and not info.is_empty
     ]
-    return _Found(
-        segments=judged,
-        upto_offset=upto_offset,
-        reach_offset=reach_offset,
+    figures = CleaningFigures(
+        first_dirty_offset=facts.dirty_from,
+        cleaner_offset=upto_offset,
         distinct_keys=len(newest.keys),
         invalid_records=newest.invalid_records + record_filter.invalid_records,
-        indexed=indexed,
         indexed_bytes=indexed_bytes,
+        index_seconds=index_seconds,
         buffer_utilization=newest.utilization,
         is_cut=is_cut,
     )
+    return judged, reach_offset, figures
 
 
 def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, apart_at: int) -> None:
@@ -261,25 +242,11 @@ def _rewrite(work: _Work, judged: Sequence[SegmentVerdict], progress: Progress, 
     progress(len(groups), len(groups))
 
 
-def _result(first_dirty: int, found: _Found, work: _Work, began: float) -> CleaningFigures:
-    limiter = work.limiter
-    return CleaningFigures(
-        first_dirty_offset=first_dirty,
-        cleaner_offset=found.upto_offset,
-        records_before=work.records_before,
-        records_after=work.records_after,
-        bytes_before=work.bytes_before,
-        bytes_after=work.bytes_after,
-        distinct_keys=found.distinct_keys,
-        invalid_records=found.invalid_records,
-        indexed_bytes=found.indexed_bytes,
-        bytes_read=limiter.bytes_read,
-        bytes_written=limiter.bytes_written,
-        index_seconds=found.indexed - began,
-        clean_seconds=limiter.clock() - found.indexed,
-        buffer_utilization=found.buffer_utilization,
-        is_cut=found.is_cut,
-    )
+def _result(work: _Work, began: float) -> CleaningFigures:
+    limiter, figures = work.limiter, work.figures
+    clean_seconds = limiter.clock() - began - figures.index_seconds
+    read, written = limiter.bytes_read, limiter.bytes_written
+    return replace(figures, bytes_read=read, bytes_written=written, clean_seconds=clean_seconds)
 
 
 def beginning(partition: TopicPartition, judged: Sequence[SegmentVerdict], facts: CleanContext) -> str:
@@ -300,7 +267,6 @@ def beginning(partition: TopicPartition, judged: Sequence[SegmentVerdict], facts
 
 
 def _moment(ms: int) -> str:
-    """A time in UTC, to the second."""
     try:
         return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, ValueError, OSError):
@@ -337,18 +303,21 @@ def _clean_group(work: _Work, group: Sequence[SegmentVerdict]) -> None:
         for half in (group[:middle], group[middle:]):
             _clean_group(work, half)
         return
-    before = sum(each.segment.size_bytes for each in group)
-    records_before = sum(each.record_count for each in group)
-    work.bytes_before += before
-    work.records_before += records_before
-    if size is None:
-        # The old file stays, and so do all references to it: nothing would be removed or saved.
-        work.bytes_after += before
-        work.records_after += records_before
-        return
-    work.bytes_after += size
-    work.records_after += sum(each.kept_count for each in group)
-    work.log.swap_in([each.segment for each in group], base_offset, now_ms=work.now_ms, delay_ms=work.delay_ms)
+    before, records_before = sum(each.segment.size_bytes for each in group), sum(each.record_count for each in group)
+    # Without a new segment the old file stays, and so do all references to it: nothing would be removed or saved.
+    after, records_after = before, records_before
+    if size is not None:
+        after, records_after = size, sum(each.kept_count for each in group)
+    figures = work.figures
+    work.figures = replace(
+        figures,
+        bytes_before=figures.bytes_before + before,
+        bytes_after=figures.bytes_after + after,
+        records_before=figures.records_before + records_before,
+        records_after=figures.records_after + records_after,
+    )
+    if size is not None:
+        work.log.swap_in([each.segment for each in group], base_offset, now_ms=work.now_ms, delay_ms=work.delay_ms)
 
 
 def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
@@ -360,35 +329,33 @@ def _write_cleaned(work: _Work, group: Sequence[SegmentVerdict]) -> int | None:
 
     Raises InvalidRequest if the positions of a single segment would not fit its index.
     """
-    base_offset = group[0].segment.base_offset
+    files = SegmentFiles(work.storage, work.log.directory, group[0].segment.base_offset)
     try:
-        return _write_group(work, group, base_offset)
+        return _write_group(work, group, files)
     except (CleaningAborted, Corrupt, NotFound):
-        work.storage.unlink(join(work.log.directory, segment_file(base_offset, LOG) + CLEANED))
+        work.storage.unlink(files.path(LOG) + CLEANED)
         raise
     except DiskFailed as error:
         if error.lacks_room:
             with suppress(LogError):  # frees the room that half a file takes on a full disk
-                swap.discard(work.storage, work.log.directory, base_offset)
+                swap.discard(files)
         raise
 
 
-def _write_group(work: _Work, group: Sequence[SegmentVerdict], base_offset: int) -> int | None:
-    log, storage = work.log, work.storage
-    settings, rows = log.settings, IndexRows()
+def _write_group(work: _Work, group: Sequence[SegmentVerdict], files: SegmentFiles) -> int | None:
+    settings, rows = work.log.settings, IndexRows()
     parts = work.limiter.written(survivors(group, work.storage, work.limiter, rows, work.horizon_ms, work.out))
-    path = swap.write_cleaned(storage, log.directory, base_offset, parts, modified_ms=group[-1].segment.modified_ms)
-    size = storage.size(path)
+    size = swap.write_cleaned(files, parts, modified_ms=group[-1].segment.modified_ms)
     is_alone = len(group) == 1
     if size <= (POSITION_MAX if is_alone else min(settings.segment_bytes, POSITION_MAX)):
-        indexes = rows.indexes(base_offset, settings.index_interval_bytes)
+        indexes = rows.indexes(files.base_offset, settings.index_interval_bytes)
         if is_alone or max(len(indexes.offset), len(indexes.time)) <= settings.segment_index_bytes:
             aborted = sorted((each for one in group for each in one.aborted), key=lambda each: each.last_offset)
-            swap.write_cleaned_indexes(storage, log.directory, base_offset, indexes, aborted)
+            swap.write_cleaned_indexes(files, indexes, aborted)
             return size
-    storage.unlink(path)
+    work.storage.unlink(files.path(LOG) + CLEANED)
     if is_alone:
-        facts = {"path": group[0].segment.path(LOG), "size_bytes": size, "limit": POSITION_MAX}
+        facts = {"path": files.path(LOG), "size_bytes": size, "limit": POSITION_MAX}
         raise InvalidRequest(
             "cannot clean a segment, the remaining records are larger than the maximum segment size", **facts
         )
@@ -460,7 +427,6 @@ def _fits(group: Sequence[SegmentVerdict], settings: LogSettings, storage: Stora
 
 
 def _is_legal(group: Sequence[SegmentVerdict], size: int, settings: LogSettings) -> bool:
-    """Whether `size` bytes and both their indexes are legal for one segment."""
     # An index entry follows more than `index_interval_bytes` of log; the time index has one final entry.
     entries = min(size // (settings.index_interval_bytes + 1), sum(each.batches_after for each in group))
     index_bytes = max(entries * offset_index.ENTRY_BYTES, (entries + 1) * time_index.ENTRY_BYTES)

@@ -1,10 +1,7 @@
-"""Recent cleaner passes of one log directory, in ``cleaner-history.jsonl``.
+"""Recent cleaner passes of one log directory, in ``cleaner-history.jsonl``: one JSON object per line, oldest first.
 
-One JSON object per line, oldest first. For operators and for advice; no decision depends on it. The newest `RUNS_MAX`
-passes stay. The file is replaced as a whole after each pass; unreadable lines are skipped. A crash between a cleaning
-and its line loses the line.
-
-`summary` uses the words of Kafka's log cleaner.
+For operators and for advice; no decision depends on it. The newest `RUNS_MAX` passes stay. The file is replaced as a
+whole after each pass; unreadable lines are skipped. A crash between a cleaning and its line loses the line.
 """
 
 from __future__ import annotations

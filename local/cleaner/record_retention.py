@@ -60,8 +60,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaner_io import Bits, CleanerThrottle, clear, packed
-from local.cleaner.offset_map import Flags, check_whole
+from local.cleaner.offset_map import Bits, CleanerThrottle, Flags, check_whole, clear, packed
 from local.format.batch_header import (
     CODEC_BITS,
     CONTROL,
@@ -74,7 +73,7 @@ from local.format.batch_header import (
 from local.format.columns import BatchTable, Columns
 from local.index.txn_index import AbortedTransaction
 from local.kernels.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
-from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerEntry
 from local.records.batch import Marker, read_marker
 from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
@@ -174,15 +173,12 @@ class Newest(Protocol):
 
     def mapped(self, base_offset: int) -> memoryview | None:
         """The bytes of the segment with that base offset, if they are mapped."""
-        ...
 
     def bits(self, base_offset: int, slice_number: int) -> tuple[Bits, Bits] | None:
         """(stays, is a tombstone) for each record of a slice, control records too; None: use `superseded`."""
-        ...
 
     def superseded(self, columns: Columns) -> Flags:
         """Whether a newer record of each record's key was seen."""
-        ...
 
 
 class RecordFilter:

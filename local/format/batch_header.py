@@ -123,6 +123,23 @@ class BatchHeader(NamedTuple):
         return HEADER.pack(*self)
 
 
+def plain_header(
+    base_offset: int,
+    attributes: int,
+    times_ms: tuple[int, int],
+    record_count: int,
+    *,
+    leader_epoch: int = 0,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+) -> BatchHeader:
+    """The header for `seal` of a batch with dense offsets.
+
+    `times_ms` are the base and the largest timestamp, `producer` is its id, epoch and base sequence.
+    """
+    fields = (LENGTH_MIN, leader_epoch, MAGIC, 0, attributes, record_count - 1)
+    return BatchHeader(base_offset, *fields, *times_ms, *producer, record_count)
+
+
 def read_header(data: Buffer, at: int = 0) -> BatchHeader | None:
     """The header at byte `at`; None if the bytes end before the header does.
 

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from local.errors import Corrupt, InvalidRequest
-from local.format.batch_header import LENGTH_OVERHEAD, LOG_APPEND_TIME, MAGIC, BatchHeader
+from local.format import legacy
+from local.format.batch_header import (
+    CODEC_BITS,
+    INT_MAX,
+    LENGTH_OVERHEAD,
+    LOG_APPEND_TIME,
+    LONG_MAX,
+    MAGIC,
+    MAGIC_END,
+    BatchHeader,
+)
 from local.format.batch_header import TORN as TORN
+from local.format.compression import Codec
 from local.format.record import Header, StoredRecord, TimestampType, read_varint
 
 TABLE_DTYPES = {
@@ -49,6 +61,7 @@ COLUMN_DTYPES = {
 }
 COLUMNS_ROW_BYTES = sum(np.dtype(dtype).itemsize for dtype in COLUMN_DTYPES.values())
 _RECORDS_AT_ONCE = 4096
+MESSAGE_FOUND = frozenset(f"magic {magic}" for magic in legacy.MAGICS)  # the kernels' `problem` at such a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,6 +108,10 @@ class BatchTable:
     def select(self, rows: slice | NDArray[np.bool_]) -> BatchTable:
         """Some of the batches; `valid_bytes` and `problem` remain the values of the whole scan."""
         return replace(self, **{name: getattr(self, name)[rows] for name in TABLE_DTYPES})
+
+    def moved(self, position: int) -> BatchTable:
+        """The same batches in a file that holds the scanned data from `position` on."""
+        return replace(self, positions=self.positions + position, valid_bytes=self.valid_bytes + position)
 
     @property
     def has_legacy(self) -> bool:
@@ -198,8 +215,13 @@ class Columns:
 
 
 def joined_tables(parts: Sequence[BatchTable]) -> BatchTable:
-    """Join the tables of adjacent scans, at least one; `valid_bytes` and `problem` are those of the last."""
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TABLE_DTYPES}
+    """Join the tables of adjacent scans; `valid_bytes` and `problem` are those of the last."""
+    arrays: dict[str, NDArray[Any]] = {
+        name: np.concatenate([np.empty(0, dtype), *(getattr(part, name) for part in parts)])
+        for name, dtype in TABLE_DTYPES.items()
+    }
+    if not parts:
+        return BatchTable(**arrays, valid_bytes=0, problem=None)
     return BatchTable(**arrays, valid_bytes=parts[-1].valid_bytes, problem=parts[-1].problem)
 
 
@@ -225,3 +247,70 @@ def empty_columns(rows: int) -> dict[str, NDArray[np.generic]]:
 
 
 assert [field.name for field in fields(BatchTable)][:-2] == list(TABLE_DTYPES)
+
+
+# -- messages of formats 0 and 1: plain Python is fast enough, such logs are read once to convert them
+
+
+def scan_messages(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: int) -> tuple[BatchTable, bool]:
+    """(table of the messages from byte `at` on, whether a batch of another format follows).
+
+    Offsets ascend from `last_offset`. A wrapper that does not decompress within `limit` bytes gets a row of one record;
+    a later decode raises for it. As for batches, a scan checks only the checksum and the outermost fields.
+    """
+    rows: list[tuple[int, ...]] = []
+    problem: str | None = None
+    is_other = False
+    while at < len(view) and problem is None and not is_other:
+        if len(view) - at < MAGIC_END:
+            problem = TORN
+        elif view[at + legacy.MAGIC_AT] not in legacy.MAGICS:
+            is_other = True
+        else:
+            row = _message_row(view, at, last_offset, verify=verify, limit=limit)
+            if isinstance(row, str):
+                problem = row
+            else:
+                rows.append(row)
+                at, last_offset = at + row[1], row[3]
+    columns = list(zip(*rows, strict=True)) or [()] * len(TABLE_DTYPES)
+    arrays = {name: np.array(column, TABLE_DTYPES[name]) for name, column in zip(TABLE_DTYPES, columns, strict=True)}
+    return BatchTable(**arrays, valid_bytes=at, problem=problem), is_other
+
+
+def without_messages(view: memoryview, table: BatchTable) -> BatchTable:
+    """The table without its rows of formats 0 and 1. Raises Corrupt if the checksum of such a row is wrong."""
+    is_legacy = table.magics != MAGIC
+    for row in np.flatnonzero(is_legacy).tolist():
+        at, size, crc = int(table.positions[row]), int(table.sizes[row]), int(table.crcs[row])
+        found = legacy.crc_of(view[at : at + size])
+        if found != crc:
+            facts = {"expected": f"{crc:08x}", "found": f"{found:08x}"}
+            raise Corrupt(
+                "cannot decode a batch, crc differs", at=at, base_offset=int(table.base_offsets[row]), **facts
+            )
+    return table.select(~is_legacy)
+
+
+def _message_row(view: memoryview, at: int, last_offset: int, *, verify: bool, limit: int) -> tuple[int, ...] | str:
+    """The row of the message at `at`, or the text of its fault."""
+    if problem := legacy.size_problem(view, at):
+        return problem
+    fields = legacy.header_fields(view, at)
+    if fields is None or fields[1] + LENGTH_OVERHEAD > len(view) - at:
+        return TORN
+    offset, length, epoch, magic, crc, attributes, _delta, *rest, _count = fields
+    entry = view[at : at + LENGTH_OVERHEAD + length]
+    if verify and legacy.crc_of(entry) != crc:
+        return "crc differs"
+    if not 0 <= offset <= LONG_MAX - 1 - INT_MAX:
+        return "offset outside 0..2^63"
+    if attributes & CODEC_BITS > Codec.LZ4:
+        return "no such codec"
+    try:
+        first, count = legacy.inner_range(entry, limit) if attributes & CODEC_BITS else (offset, 1)
+    except Corrupt:
+        first, count = offset, 1
+    if first <= last_offset or not 0 <= offset - first <= INT_MAX or count > offset - first + 1:
+        return "offset goes back"
+    return (at, len(entry), first, offset, epoch, attributes, *rest, count, crc, magic)

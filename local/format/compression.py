@@ -77,20 +77,20 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     Raises InvalidRequest for a wrong level, or for more than INFLATED_BYTES_MAX bytes: no reader would decompress them.
     """
     view = memoryview(data).cast("B")
-    effective = check_level(codec, level)
+    level = check_level(codec, level)
     if codec is not Codec.NONE and len(view) > INFLATED_BYTES_MAX:
         raise InvalidRequest("cannot compress a batch", bytes=len(view), inflated_bytes_max=INFLATED_BYTES_MAX)
     match codec:
         case Codec.NONE:
             return bytes(view)
         case Codec.GZIP:
-            return bytes(cramjam.gzip.compress(view, effective))
+            return bytes(cramjam.gzip.compress(view, level))
         case Codec.SNAPPY:
             return _compress_xerial(view)
         case Codec.LZ4:
-            return _compress_lz4(view, effective)
+            return _compress_lz4(view, level)
         case Codec.ZSTD:
-            return bytes(cramjam.zstd.compress(view, effective))
+            return bytes(cramjam.zstd.compress(view, level))
 
 
 def decompress(codec: Codec, data: Buffer, limit: int) -> memoryview:
@@ -359,21 +359,31 @@ def _zstd_bound(data: memoryview) -> int:
     return total
 
 
-def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
-    """(maximum decompressed size, end) of the frame at `at`. Source: RFC 8878, section 3.1.1."""
-    flags = data[at + 4]
+def zstd_frame_header(data: Buffer, at: int = 0) -> tuple[int, int | None, int]:
+    """(bytes before the first block, declared content size, bytes of the checksum) of the frame at `at`.
+
+    The size is None if the frame declares none. Source: RFC 8878, section 3.1.1.
+    """
+    view = memoryview(data)
+    flags = view[at + 4]
     is_single = flags >> 5 & 1
-    at += 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3]
-    size_bytes = (is_single, 2, 4, 8)[flags >> 6]
-    declared = int.from_bytes(data[at : at + size_bytes], "little") + (256 if size_bytes == 2 else 0)
-    at += size_bytes
+    start = 5 + (1 - is_single) + (0, 1, 2, 4)[flags & 3]
+    width = (is_single, 2, 4, 8)[flags >> 6]
+    declared = int.from_bytes(view[at + start : at + start + width], "little") + (256 if width == 2 else 0)
+    return start + width, declared if width else None, 4 if flags & 4 else 0
+
+
+def _zstd_frame(data: memoryview, at: int) -> tuple[int, int]:
+    """(maximum decompressed size, end) of the frame at `at`."""
+    header_bytes, declared, checksum_bytes = zstd_frame_header(data, at)
+    at += header_bytes
     total, is_last = 0, 0
     while not is_last:
         word = data[at] | data[at + 1] << 8 | data[at + 2] << 16
         is_last, kind, length = word & 1, word >> 1 & 3, word >> 3
         total += _ZSTD_BLOCK if kind == 2 else min(length, _ZSTD_BLOCK)
         at += 3 + (1 if kind == 1 else length)
-    return min(total, declared) if size_bytes else total, at + (4 if flags & 4 else 0)
+    return total if declared is None else min(total, declared), at + checksum_bytes
 
 
 # -- all

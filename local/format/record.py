@@ -1,4 +1,4 @@
-"""Records as named tuples: cheap enough for a million of them."""
+"""Records as named tuples: cheap enough for a million of them; and their varints."""
 
 from __future__ import annotations
 

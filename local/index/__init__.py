@@ -1,10 +1,9 @@
 """The three index files of a segment.
 
-- `sparse_index` and `txn_index` define the formats. Start with `sparse_index`.
-- `index_files` builds, checks and replaces the files of both sparse indexes.
+- `index_files` defines, builds, checks and replaces both sparse indexes, `txn_index` the transaction index.
 - `sealed_indexes` serves lookups in closed segments, through a cache of maps.
 """
 
-from local.index.sparse_index import offset_index, time_index
+from local.index.index_files import offset_index, time_index
 
 __all__ = ["offset_index", "time_index"]

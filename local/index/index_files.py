@@ -1,25 +1,37 @@
-"""Build, check and replace the ``.index`` and ``.timeindex`` files of a segment.
+"""The two sparse index files of a segment, ``.index`` and ``.timeindex``: format, build, check, replace.
 
-The entries are Kafka's. A batch gets an offset entry when more than an interval of bytes precedes it since the last
-entry. A time entry is written at the same batches, only if the largest timestamp has grown, and once more at the last
-batch.
+Big-endian, no header, no checksum:
+
+| file | off | size | field |
+|---|---|---|---|
+| ``.index``, 8 bytes an entry | 0 | 4 | int32 relative offset = offset - segment base |
+| | 4 | 4 | int32 position of a batch in the ``.log`` |
+| ``.timeindex``, 12 bytes an entry | 0 | 8 | int64 timestamp, ms |
+| | 8 | 4 | int32 relative offset = offset - segment base |
+
+- An entry of the offset index names the **last** offset of the batch that starts at the position. Both columns strictly
+  increase. A lookup takes the greatest entry at or below the target; the caller scans forward from its position.
+- An entry ``(t, o)`` of the time index states that no record before the batch that ends at `o` is newer than `t`. A
+  search for a timestamp therefore starts at the greatest entry **below** it and scans forward. Offsets never fall.
+- A batch gets an offset entry when more than an interval of bytes precedes it since the last entry. A time entry is
+  written at the same batches, only if the largest timestamp has grown, and once more at the last batch.
 
 The check is Kafka's sanity check and more: only whole entries, each column in order, no position past the log, and an
 empty time index only if the log has no timestamps. The check cannot detect an index that lost its last entries. Files
-are therefore replaced whole or not at all (`write_aside`, `put_in_place`).
+are therefore replaced whole or not at all (`write_aside`, `put_in_place`). Source: kafka `OffsetIndex`, `TimeIndex`.
 """
 
 from __future__ import annotations
 
+import bisect
+import struct
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from local.errors import Corrupt, NotFound
 from local.format.batch_header import HEADER_BYTES, read_header
-from local.index import offset_index, time_index
-from local.names import LOG, OFFSET_INDEX, TEMPORARY, TIME_INDEX, segment_file
-from local.storage import Body, Storage, join, write_file
+from local.names import LOG, OFFSET_INDEX, TEMPORARY, TIME_INDEX
+from local.storage import Body, SegmentFiles, write_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,10 +39,127 @@ if TYPE_CHECKING:
 
     from local.format.columns import BatchTable
 
-INDEX_SUFFIXES = (OFFSET_INDEX, TIME_INDEX)
-ENTRY_BYTES = {OFFSET_INDEX: offset_index.ENTRY_BYTES, TIME_INDEX: time_index.ENTRY_BYTES}
 _SLICE_BYTES = 16 << 20
 _RELATIVE_MAX = 2**31 - 1  # int32 in both files
+FEW = 64  # up to this many entries are checked without numpy, which takes long to load
+_UNBOUNDED = 1 << 63
+Buffer = bytes | bytearray | memoryview
+Entry = tuple[int, int]
+
+
+class SparseIndex:
+    """The format of one of the two files. An entry is a pair of numbers; one of them is an offset.
+
+    In the file that offset is relative to the segment's base. Raw entries have it relative, all others absolute.
+    """
+
+    INTERVAL_BYTES = 4096  # Kafka's default of `index.interval.bytes`
+
+    def __init__(self, name: str, layout: str, *, is_offset_first: bool, below_all: Entry, disorder: str) -> None:
+        """`below_all` is the raw entry that a lookup returns below the first one; `disorder` is the text of a fault."""
+        self.ENTRY = struct.Struct(layout)
+        self.ENTRY_BYTES = self.ENTRY.size
+        self._name, self._disorder = name, disorder
+        self._is_offset_first = is_offset_first
+        self._below_all = below_all
+        self._columns = [(field, {"i": ">i4", "q": ">i8"}[code]) for field, code in zip("ab", layout[1:], strict=True)]
+
+    def pack(self, base_offset: int, first: int, second: int) -> bytes:
+        return self.ENTRY.pack(*self._shifted((first, second), -base_offset))
+
+    def encode(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> bytearray:
+        """Return the bytes of a whole file from raw columns. The caller ensures that they fit their fields."""
+        import numpy as np
+
+        made = np.empty(len(first), self._columns)
+        made["a"], made["b"] = first, second
+        return bytearray(made.tobytes())
+
+    def columns(self, data: Buffer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return both raw columns, in file order."""
+        import numpy as np
+
+        found: Any = np.frombuffer(data, self._columns, len(data) // self.ENTRY_BYTES)
+        return found["a"].astype(np.int64), found["b"].astype(np.int64)
+
+    def entries(self, data: Buffer, base_offset: int) -> list[Entry]:
+        """Return all whole entries in file order."""
+        whole = memoryview(data)[: len(data) - len(data) % self.ENTRY_BYTES]
+        if self._is_offset_first:
+            return [(base_offset + relative, position) for relative, position in self.ENTRY.iter_unpack(whole)]
+        return [(timestamp, base_offset + relative) for timestamp, relative in self.ENTRY.iter_unpack(whole)]
+
+    def lookup(self, data: Buffer, base_offset: int, target: int) -> Entry:
+        """Return the entry with the greatest first number <= `target`.
+
+        Without such an entry the result is ``(base_offset, 0)`` or, of a time index, ``(-1, base_offset)``.
+        """
+        count = len(data) // self.ENTRY_BYTES
+        return self.find(count, lambda slot: self.ENTRY.unpack_from(data, slot * self.ENTRY_BYTES), base_offset, target)
+
+    def find(self, count: int, entry: Callable[[int], Any], base_offset: int, target: int) -> Entry:
+        """Do `lookup` with a binary search among `count` entries; `entry` returns the raw entry in a slot."""
+        wanted = target - base_offset if self._is_offset_first else target
+        after = bisect.bisect_right(range(count), wanted, key=lambda slot: entry(slot)[0])
+        return self._shifted(entry(after - 1) if after else self._below_all, base_offset)
+
+    def find_start(self, count: int, entry: Callable[[int], Any], base_offset: int, timestamp_ms: int) -> int:
+        """Return, from a time index, where to start a search for the first record at or after `timestamp_ms`.
+
+        The start is safe even if one entry is wrong:
+
+        1. A sound entry before the target is a safe start: no older batch reaches the target.
+        2. Of the last two entries before the target at most one is wrong, so the lower of both offsets is safe.
+        3. With fewer than two such entries, or with two that contradict each other, the base offset is the start.
+        """
+        after = bisect.bisect_left(range(count), timestamp_ms, key=lambda slot: entry(slot)[0])
+        if after < 2:
+            return base_offset
+        (earlier, lower), (_, upper) = entry(after - 2), entry(after - 1)
+        return base_offset + max(min(lower, upper), 0) if earlier < timestamp_ms else base_offset
+
+    def check(self, data: Buffer, log_bytes: int = _UNBOUNDED, *, path: str) -> None:
+        """Raise Corrupt unless the file has only whole, sound entries; see `sound_entries`."""
+        if len(data) % self.ENTRY_BYTES:
+            attempt = f"cannot read {self._name}, its size is not a multiple of {self.ENTRY_BYTES} bytes"
+            raise Corrupt(attempt, path=path, size_bytes=len(data))
+        sound = self.sound_entries(data, log_bytes)
+        if sound * self.ENTRY_BYTES < len(data):
+            raise Corrupt(f"cannot read {self._name}, {self._disorder}", path=path, entry=sound)
+
+    def sound_entries(self, data: Buffer, log_bytes: int = _UNBOUNDED) -> int:
+        """Count the leading entries that are in order, with positions below `log_bytes` (offset index only)."""
+        slack = 0 if self._is_offset_first else 1  # offsets of a time index may repeat
+        if len(data) <= FEW * self.ENTRY_BYTES:
+            first, second = (-1, -1) if self._is_offset_first else (-_UNBOUNDED - 1, 0)
+            for slot, (a, b) in enumerate(self.entries(data, 0)):
+                if a <= first or b <= second - slack or b >= log_bytes:
+                    return slot
+                first, second = a, b
+            return len(data) // self.ENTRY_BYTES
+        firsts, seconds = self.columns(data)
+        wrong = (seconds < 0) | (seconds >= min(log_bytes, _UNBOUNDED - 1))
+        wrong[0] |= self._is_offset_first and bool(firsts[0] < 0)
+        wrong[1:] |= (firsts[1:] <= firsts[:-1]) | (seconds[1:] <= seconds[:-1] - slack)
+        return int(wrong.argmax()) if wrong.any() else len(firsts)
+
+    def _shifted(self, entry: Entry, by: int) -> Entry:
+        first, second = entry
+        return (first + by, second) if self._is_offset_first else (first, second + by)
+
+
+offset_index = SparseIndex(
+    "an offset index",
+    ">ii",
+    is_offset_first=True,
+    below_all=(0, 0),
+    disorder="an entry is out of order or points past the end of the log",
+)
+time_index = SparseIndex(
+    "a time index", ">qi", is_offset_first=False, below_all=(-1, 0), disorder="an entry is out of order"
+)
+INDEX_SUFFIXES = (OFFSET_INDEX, TIME_INDEX)
+ENTRY_BYTES = {OFFSET_INDEX: offset_index.ENTRY_BYTES, TIME_INDEX: time_index.ENTRY_BYTES}
 
 
 class Judged(NamedTuple):
@@ -70,23 +199,22 @@ def check_indexes(
     elif good_times * time_index.ENTRY_BYTES < len(times):
         problem = "the time index is torn or out of order"
     elif len(times) <= time_index.ENTRY_BYTES and log_bytes:
-        indexed_ms = time_index.entries(times, 0)[0][0] if times else -1
-        if first_timestamp_ms() > indexed_ms:
+        indexed = time_index.entries(times, 0)[0][0] if times else -1
+        if first_timestamp_ms() > indexed:
             problem = "the time index lacks the first batch's timestamp"
     return Judged(good_offsets, good_times, problem)
 
 
-def check(storage: Storage, directory: str, base_offset: int, log_bytes: int) -> str | None:
+def check(files: SegmentFiles, log_bytes: int) -> str | None:
     """Return why a segment's indexes are unusable, or None if they are usable. Reads both files whole."""
-    offsets, times = (_read(storage, join(directory, segment_file(base_offset, each))) for each in INDEX_SUFFIXES)
-    log_path = join(directory, segment_file(base_offset, LOG))
-    return check_indexes(offsets, times, log_bytes, lambda: first_timestamp(storage, log_path)).problem
+    offsets, times = (_read(files, each) for each in INDEX_SUFFIXES)
+    return check_indexes(offsets, times, log_bytes, lambda: first_timestamp(files)).problem
 
 
-def first_timestamp(storage: Storage, log_path: str) -> int:
+def first_timestamp(files: SegmentFiles) -> int:
     """Return the first batch's largest timestamp, or -1 without one (such a segment has no time entries)."""
     try:
-        header = read_header(storage.read(log_path, 0, HEADER_BYTES))
+        header = read_header(files.storage.read(files.path(LOG), 0, HEADER_BYTES))
     except Corrupt:
         return -1  # the read of this batch reports the damage
     return header.max_timestamp_ms if header is not None else -1
@@ -133,39 +261,35 @@ def headers_of(
     from local import kernels
     from local.format.columns import joined_tables
 
-    parts, end = [], 0
-    for position, _, table in slices_of(read):
-        parts.append(replace(table, positions=table.positions + position))
-        end = position + table.valid_bytes
+    found = joined_tables([table.moved(position) for position, _, table in slices_of(read)])
+    end = found.valid_bytes
     if end < size_bytes and not may_be_torn:
         problem = kernels.scan_batches(read(end, HEADER_BYTES), verify=False).problem
         raise Corrupt(f"cannot rebuild indexes, {problem}", path=path, at=end)
-    return joined_tables(parts or [kernels.scan_batches(b"")])
+    return found
 
 
-def write_aside(storage: Storage, directory: str, base_offset: int, indexes: Indexes) -> None:
+def write_aside(files: SegmentFiles, indexes: Indexes) -> None:
     """Write and sync both files under temporary names. The next start removes them after a crash."""
     for suffix, body in zip(INDEX_SUFFIXES, (indexes.offset, indexes.time), strict=True):
-        write_file(storage, join(directory, segment_file(base_offset, suffix)) + TEMPORARY, body)
+        write_file(files.storage, files.path(suffix) + TEMPORARY, body)
 
 
-def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
+def put_in_place(files: SegmentFiles) -> None:
     """Rename the files of `write_aside` over the old ones, durably. A crash leaves each file old or new."""
     for suffix in INDEX_SUFFIXES:
-        path = join(directory, segment_file(base_offset, suffix))
-        storage.rename(path + TEMPORARY, path)
-    storage.sync_directory(directory)
+        files.storage.rename(files.path(suffix) + TEMPORARY, files.path(suffix))
+    files.sync_names()
 
 
-def discard_aside(storage: Storage, directory: str, base_offset: int) -> None:
-    """Remove the files of `write_aside` without using them."""
+def discard_aside(files: SegmentFiles) -> None:
     for suffix in INDEX_SUFFIXES:
-        storage.unlink(join(directory, segment_file(base_offset, suffix)) + TEMPORARY)
+        files.storage.unlink(files.path(suffix) + TEMPORARY)
 
 
-def _read(storage: Storage, path: str) -> bytes | None:
+def _read(files: SegmentFiles, suffix: str) -> bytes | None:
     try:
-        return storage.read(path)
+        return files.storage.read(files.path(suffix))
     except NotFound:
         return None
 

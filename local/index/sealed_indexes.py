@@ -9,32 +9,21 @@ first lookup checks both files once (`local.index.index_files.check_indexes`). A
 A crash at any point leaves each file old (and found unsound again) or new. The next start removes files with temporary
 names.
 
-**Unsound indexes that are not rebuilt.**
-
-| case | behaviour |
+| an unsound index is not rebuilt | behaviour |
 |---|---|
 | read-only open | no writes, no maps (files may shrink); sound entries serve, the rest is scanned |
 | the rebuild failed | the whole log is scanned; the read that reaches the damage reports it |
 
-**Largest timestamp.** Retention and time lookups need it of every segment. It is the last time entry, if this entry
-and its neighbours are in order and the batch that the entry names has this timestamp. Otherwise the headers of the
-whole log decide.
+**Largest timestamp.** It is the last time entry, if this entry and its neighbours are in order and the batch that the
+entry names has this timestamp. Otherwise the headers of the whole log decide.
 
-**Wrong entries.** An index in order can still be wrong: one changed byte can name another batch. A reader compares
-each entry with the batch at its position and with its own target (`local.segment.segment_reading`,
-`local.log.log_view`). A contradiction leads to `rebuild`: both files are built again from the headers of the
-log, in memory if the disk must not be written. A wrong index never makes a lookup fail.
+**Wrong entries.** An index in order can still be wrong: one changed byte can name another batch. A reader compares each
+entry with the batch at its position and with its own target (`local.segment.segment_reading`, `local.log.log_reader`).
+A contradiction leads to `rebuild`, in memory if the disk must not be written. A wrong index never makes a lookup fail.
 
-**Maps.** `INDEX_MAPS` caches the mapped index files of all closed segments of this process, least recently used out.
-Segments are many and lookups are few. An index file is mapped at its first lookup and stays mapped while it is among
-the `MAPS_MAX` most recently used ones. A lookup touches only the pages of a binary search.
-
-The local tier holds these descriptors, independent of the number of segments:
-
-- for each open log, the files of its active segment;
-- for each read under way, one (a ``.log`` is opened for the read and closed after it);
-- for each directory, one for its lock;
-- before Python 3.13, one for each map here; from 3.13 on a map holds none.
+**Descriptors.** `INDEX_MAPS` caches the mapped index files of all closed segments of this process, least recently used
+out. Before Python 3.13 each map holds a descriptor. The local tier holds no other descriptor for closed segments: a
+``.log`` is opened for each read and closed after it.
 """
 
 from __future__ import annotations
@@ -44,19 +33,27 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.format.batch_header import read_header
 from local.index import index_files, offset_index, time_index
-from local.index.index_files import ENTRY_BYTES, INDEX_SUFFIXES, Judged
-from local.index.sparse_index import FEW
-from local.names import LOG, OFFSET_INDEX, TIME_INDEX, segment_file
-from local.storage import Storage, StorageFile, join
-
-if TYPE_CHECKING:
-    from local.format.columns import BatchTable
-    from local.index.index_files import Indexes
+from local.index.index_files import (
+    ENTRY_BYTES,
+    FEW,
+    INDEX_SUFFIXES,
+    Indexes,
+    Judged,
+    build_indexes,
+    check_indexes,
+    discard_aside,
+    first_timestamp,
+    headers_of,
+    put_in_place,
+    scan_times,
+)
+from local.names import LOG, OFFSET_INDEX, TIME_INDEX
+from local.storage import SegmentFiles, StorageFile
 
 _log = logging.getLogger(__name__)
 _TRUSTED = Judged(1 << 40, 1 << 40, None)
@@ -104,12 +101,12 @@ class Access(NamedTuple):
     """How the indexes of a segment may be used.
 
     - `is_trusted`: this process has just written or checked them. Otherwise they are checked first.
-    - `interval_bytes`: a rebuild writes an entry every so many bytes. None: no rebuild.
+    - `interval_bytes`: a rebuild writes an entry every so many bytes.
     - `is_shared`: another process may write the segment.
     """
 
     is_trusted: bool = True
-    interval_bytes: int | None = offset_index.INTERVAL_BYTES
+    interval_bytes: int = offset_index.INTERVAL_BYTES
     is_shared: bool = False
 
 
@@ -121,7 +118,7 @@ class TimeStart(NamedTuple):
 
 
 TRUSTED = Access()
-LOOKING = Access(is_trusted=False, interval_bytes=None, is_shared=True)
+LOOKING = Access(is_trusted=False, is_shared=True)
 
 
 class SealedIndexes:
@@ -131,31 +128,12 @@ class SealedIndexes:
     `held` is a context in which the files keep their names. Every use of a file name happens inside it.
     """
 
-    __slots__ = (
-        "_access",
-        "_base_offset",
-        "_directory",
-        "_held",
-        "_is_closed",
-        "_judged",
-        "_judging",
-        "_log_bytes",
-        "_made",
-        "_storage",
-    )
+    __slots__ = ("_access", "_files", "_held", "_is_closed", "_judged", "_judging", "_log_bytes", "_made")
 
     def __init__(
-        self,
-        storage: Storage,
-        directory: str,
-        base_offset: int,
-        log_bytes: int,
-        access: Access,
-        held: Callable[[], AbstractContextManager[None]],
+        self, files: SegmentFiles, log_bytes: int, access: Access, held: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        self._storage = storage
-        self._directory = directory
-        self._base_offset = base_offset
+        self._files = files
         self._log_bytes = log_bytes
         self._access = access
         self._held = held
@@ -164,34 +142,20 @@ class SealedIndexes:
         self._is_closed = False
         self._made: dict[str, bytes] = {}  # by suffix: rebuilt in memory, where the disk must not be written
 
-    def entry_before(self, offset: int) -> tuple[int, int]:
-        """Return where to start scanning for `offset`: (last offset of a batch, position).
-
-        The position is a batch start at or before the batch of `offset`. The batch that ends with the last offset
-        starts at or after the position. At position 0 the last offset carries no information.
-        """
-        with self._entries(OFFSET_INDEX) as (count, entry):
-            return offset_index.find(count, entry, self._base_offset, offset)
-
-    def time_start(self, timestamp_ms: int) -> TimeStart:
-        """Return where to start scanning for the first record at or after `timestamp_ms`."""
-        with self._entries(TIME_INDEX) as (count, entry):
-            return time_start(count, entry, self._base_offset, timestamp_ms)
-
     def largest_timestamp(self) -> tuple[int | None, int]:
         """Return (largest timestamp or None, last offset of the first batch with it)."""
         found = self._last_time_entry() if self._judged is None else None
         if found is None:
             if self._checked().problem is not None:
-                return index_files.scan_times(self._read_log, self._base_offset)
+                return scan_times(self._read_log, self._files.base_offset)
             data = self.read(TIME_INDEX)[-time_index.ENTRY_BYTES :]
             if not data:
-                return None, self._base_offset
-            found = time_index.entries(data, self._base_offset)[0]
+                return None, self._files.base_offset
+            found = time_index.entries(data, self._files.base_offset)[0]
         timestamp_ms, offset = found
         if self._is_of_its_batch(timestamp_ms, offset):
             return found
-        scanned = index_files.scan_times(self._read_log, self._base_offset)
+        scanned = scan_times(self._read_log, self._files.base_offset)
         if scanned[0] == timestamp_ms:
             return found  # Kafka up to 4.0 writes the last offset of the whole append here
         with suppress(Corrupt):
@@ -205,25 +169,21 @@ class SealedIndexes:
         is called under the lock and returns whether the rebuild is still needed. Raises Corrupt, with nothing changed,
         if the headers are unsound before the end of the log.
         """
-        from local.index.index_files import build_indexes
-
         with self._judging:
             if not is_still():
                 return
-            made = build_indexes(
-                self._headers(), self._base_offset, self._access.interval_bytes or offset_index.INTERVAL_BYTES
-            )
-            _log.warning("the indexes of a segment are wrong: path=%s cause=%s", self._path(LOG), problem)
+            made = self._built()
+            _log.warning("the indexes of a segment are wrong: path=%s cause=%s", self._files.path(LOG), problem)
+            in_memory = {OFFSET_INDEX: bytes(made.offset), TIME_INDEX: bytes(made.time)}
             if not self._access.is_shared and not self._is_closed:
                 try:
                     self._write(made, problem)
+                    in_memory = {}
                 except DiskFailed as error:
-                    _log.warning("cannot rebuild the indexes of a segment: path=%s cause=%s", self._path(LOG), error)
-                else:
-                    self._made, self._judged = {}, _TRUSTED
-                    return
-            self._made = {OFFSET_INDEX: bytes(made.offset), TIME_INDEX: bytes(made.time)}
-            self._judged = _TRUSTED
+                    _log.warning(
+                        "cannot rebuild the indexes of a segment: path=%s cause=%s", self._files.path(LOG), error
+                    )
+            self._made, self._judged = in_memory, _TRUSTED
 
     def last_offset_entries(self) -> list[tuple[int, int]]:
         """Return the last few whole entries (last offset, position) of the offset index, unchecked."""
@@ -234,7 +194,7 @@ class SealedIndexes:
             count = file.size() // width
             few = min(count, FEW)
             data = file.read((count - few) * width, few * width)
-        return offset_index.entries(data, self._base_offset)
+        return offset_index.entries(data, self._files.base_offset)
 
     def read(self, suffix: str) -> bytearray:
         """Return the sound bytes of one file; none of a missing file in a read-only open.
@@ -246,12 +206,13 @@ class SealedIndexes:
             return bytearray(self._made[suffix])
         if judged.problem is not None and not self._access.is_shared:
             raise Corrupt(
-                f"cannot read an index, {judged.problem}, and this process may not rebuild it", path=self._path(suffix)
+                f"cannot read an index, {judged.problem}, and this process may not rebuild it",
+                path=self._files.path(suffix),
             )
         with self._held():
-            if judged.problem is not None and not self._storage.exists(self._path(suffix)):
+            if judged.problem is not None and not self._files.storage.exists(self._files.path(suffix)):
                 return bytearray()
-            data = bytearray(self._storage.read(self._path(suffix)))
+            data = bytearray(self._files.storage.read(self._files.path(suffix)))
         whole = min(_count(judged, suffix), len(data) // ENTRY_BYTES[suffix])
         return data[: whole * ENTRY_BYTES[suffix]]
 
@@ -263,8 +224,8 @@ class SealedIndexes:
     # -- lookups -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], tuple[int, int]]]]:
-        """Yield (number of sound entries, function from slot to entry), for a binary search."""
+    def entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], tuple[int, int]]]]:
+        """Yield (number of sound entries, function from slot to raw entry), for a binary search."""
         judged = self._checked()
         unpack, width = (offset_index if suffix == OFFSET_INDEX else time_index).ENTRY, ENTRY_BYTES[suffix]
         if suffix in self._made:
@@ -274,11 +235,11 @@ class SealedIndexes:
             yield 0, lambda slot: (0, 0)
         elif not self._access.is_shared:
             with self._held():
-                data = INDEX_MAPS.get(self, suffix, lambda: self._storage.map(self._path(suffix)))
+                data = INDEX_MAPS.get(self, suffix, lambda: self._files.storage.map(self._files.path(suffix)))
             yield min(_count(judged, suffix), len(data) // width), lambda slot: unpack.unpack_from(data, slot * width)
         else:
             with self._held():
-                file = self._storage.open_reader(self._path(suffix))
+                file = self._files.storage.open_reader(self._files.path(suffix))
             try:
                 count = min(_count(judged, suffix), file.size() // width)
                 yield count, lambda slot: unpack.unpack(file.read(slot * width, width).ljust(width, b"\0"))
@@ -296,7 +257,7 @@ class SealedIndexes:
             probe = file.read(0, width) + file.read(max(size - 2 * width, width), 2 * width)
         if time_index.sound_entries(probe) * width < len(probe):
             return None
-        return time_index.entries(probe, self._base_offset)[-1]
+        return time_index.entries(probe, self._files.base_offset)[-1]
 
     def _is_of_its_batch(self, timestamp_ms: int, offset: int) -> bool:
         """Return whether a batch ends with `offset` and has this largest timestamp; at most `_PROBES_MAX` reads."""
@@ -320,14 +281,14 @@ class SealedIndexes:
         width = offset_index.ENTRY_BYTES
         with self._opened(OFFSET_INDEX) as file:
             data = b"" if file is None else file.read(0, file.size() // width * width)
-        return offset_index.lookup(data, self._base_offset, offset)[1]
+        return offset_index.lookup(data, self._files.base_offset, offset)[1]
 
     @contextmanager
     def _opened(self, suffix: str) -> Iterator[StorageFile | None]:
         """Open one index file to read; None if it is missing. Raises NotFound once the segment is retired."""
         file = None
         with self._held(), suppress(NotFound):
-            file = self._storage.open_reader(self._path(suffix))
+            file = self._files.storage.open_reader(self._files.path(suffix))
         try:
             yield file
         finally:
@@ -347,53 +308,45 @@ class SealedIndexes:
     def _check_files(self) -> Judged:
         with self._held():
             offsets, times = (self._content(suffix) for suffix in INDEX_SUFFIXES)
-        log_path = self._path(LOG)
-        judged = index_files.check_indexes(
-            offsets, times, self._log_bytes, lambda: index_files.first_timestamp(self._storage, log_path)
-        )
+        judged = check_indexes(offsets, times, self._log_bytes, lambda: first_timestamp(self._files))
         if judged.problem is None or self._access.is_shared:
             return judged
-        unusable = Judged(0, 0, judged.problem)
-        if self._is_closed or self._access.interval_bytes is None:
-            return unusable
-        try:
-            self._rebuild(judged.problem, self._access.interval_bytes)
-        except (Corrupt, DiskFailed) as error:
-            _log.warning("cannot rebuild the indexes of a segment: path=%s cause=%s", log_path, error)
-            return unusable
-        return _TRUSTED
+        if not self._is_closed:
+            try:
+                self._write(self._built(), judged.problem)
+                return _TRUSTED
+            except (Corrupt, DiskFailed) as error:
+                _log.warning("cannot rebuild the indexes of a segment: path=%s cause=%s", self._files.path(LOG), error)
+        return Judged(0, 0, judged.problem)
 
-    def _rebuild(self, problem: str, interval_bytes: int) -> None:
-        """Build both files again from the batch headers. Checksums are left to the reads of the batches."""
-        from local.index.index_files import build_indexes
+    def _built(self) -> Indexes:
+        """Build both indexes from the headers of all batches. Raises NotFound, Corrupt.
 
-        self._write(build_indexes(self._headers(), self._base_offset, interval_bytes), problem)
+        The log is read in slices: a truncation need not wait. Checksums are left to the reads of the batches.
+        """
+        path, is_shared = self._files.path(LOG), self._access.is_shared
+        table = headers_of(self._read_log, self._log_bytes, path=path, may_be_torn=is_shared)
+        return build_indexes(table, self._files.base_offset, self._access.interval_bytes)
 
     def _write(self, made: Indexes, problem: str) -> None:
-        place = (self._storage, self._directory, self._base_offset)
         try:
-            index_files.write_aside(*place, made)
+            index_files.write_aside(self._files, made)
             with self._held():
                 if self._is_closed:
-                    raise DiskFailed("cannot rebuild indexes, the log was closed", path=self._path(LOG))
+                    raise DiskFailed("cannot rebuild indexes, the log was closed", path=self._files.path(LOG))
                 INDEX_MAPS.forget(self, INDEX_SUFFIXES)
-                index_files.put_in_place(*place)
+                put_in_place(self._files)
         except LogError:
-            index_files.discard_aside(*place)
+            discard_aside(self._files)
             raise
-        _log.warning("rebuilt the indexes of a segment: path=%s cause=%s", self._path(LOG), problem)
-
-    def _headers(self) -> BatchTable:
-        """Return the headers of all batches, read in slices: a truncation need not wait. Raises NotFound, Corrupt."""
-        is_shared = self._access.is_shared
-        return index_files.headers_of(self._read_log, self._log_bytes, path=self._path(LOG), may_be_torn=is_shared)
+        _log.warning("rebuilt the indexes of a segment: path=%s cause=%s", self._files.path(LOG), problem)
 
     def _content(self, suffix: str) -> memoryview | bytes | None:
         """Return the whole file, mapped where that is safe; None if it is missing."""
         try:
             if self._access.is_shared:
-                return self._storage.read(self._path(suffix))
-            return INDEX_MAPS.get(self, suffix, lambda: self._storage.map(self._path(suffix)))
+                return self._files.storage.read(self._files.path(suffix))
+            return INDEX_MAPS.get(self, suffix, lambda: self._files.storage.map(self._files.path(suffix)))
         except NotFound:
             return None
 
@@ -402,17 +355,7 @@ class SealedIndexes:
         if wanted <= 0 or position < 0:
             return b""  # in a read-only open an empty log may have no file
         with self._held():
-            return self._storage.read(self._path(LOG), position, wanted)
-
-    def _path(self, suffix: str) -> str:
-        return join(self._directory, segment_file(self._base_offset, suffix))
-
-
-def time_start(count: int, entry: Callable[[int], tuple[int, int]], base_offset: int, timestamp_ms: int) -> TimeStart:
-    """Return the `TimeStart` among `count` entries; `entry` returns the raw entry in a slot."""
-    # Strictly below: an entry *at* the timestamp names the batch's last offset, which is past the wanted record.
-    claimed = time_index.find(count, entry, base_offset, timestamp_ms - 1)[1]
-    return TimeStart(time_index.find_start(count, entry, base_offset, timestamp_ms), claimed)
+            return self._files.storage.read(self._files.path(LOG), position, wanted)
 
 
 def _count(judged: Judged, suffix: str) -> int:

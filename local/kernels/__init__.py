@@ -13,7 +13,6 @@ from local.kernels.dispatch import decode_columns as decode_columns
 from local.kernels.dispatch import decode_in_steps as decode_in_steps
 from local.kernels.dispatch import encode_columns as encode_columns
 from local.kernels.dispatch import encode_plain_batch as encode_plain_batch
-from local.kernels.dispatch import encode_records as encode_records
 from local.kernels.dispatch import filter_batches as filter_batches
 from local.kernels.dispatch import gather as gather
 from local.kernels.dispatch import hash_keys as hash_keys

@@ -42,9 +42,17 @@ from local.format.batch_header import (
     read_header,
     seal,
 )
-from local.format.columns import COLUMNS_ROW_BYTES, BatchTable, Columns, joined_tables
+from local.format.columns import (
+    COLUMNS_ROW_BYTES,
+    MESSAGE_FOUND,
+    BatchTable,
+    Columns,
+    joined_tables,
+    scan_messages,
+    without_messages,
+)
 from local.format.compression import INFLATED_BYTES_MAX, Codec, compress, decompress, decompress_into, size_guesses
-from local.kernels import legacy_scan, pure_kernels
+from local.kernels import pure_kernels
 from local.kernels.pure_kernels import DROP, EMPTY, REBASE, REBUILD, VERBATIM
 
 if TYPE_CHECKING:
@@ -179,15 +187,6 @@ def gather(
     return _chosen.gather(_bytes_of(data), starts, lengths)
 
 
-def encode_records(records: Sequence[tuple[object, ...]]) -> tuple[bytes, int, int]:
-    """Encode records: (record section with offset deltas 0, 1, ..; base timestamp; largest timestamp).
-
-    The base timestamp is the timestamp of the first record. Records are (key, value, timestamp_ms[, headers]).
-    Raises InvalidRequest if `records` is empty or has an invalid element.
-    """
-    return _chosen.encode_records(records)
-
-
 def encode_plain_batch(
     records: Sequence[tuple[object, ...]],
     base_offset: int,
@@ -269,7 +268,7 @@ def filter_batches(
         raise InvalidRequest("cannot filter batches, each record needs a flag", flags=flags.shape, records=counted)
     bits = np.packbits(flags, bitorder="little")
     if actions is None:
-        actions = _actions(table, _kept_counts(table, bits), keep_last_batch=keep_last_batch)
+        actions = _actions(table, count_bits(bits, table.record_counts), keep_last_batch=keep_last_batch)
     out = np.empty(min(REBUILT_PART_BYTES, 2 * len(view)), np.uint8)
     return b"".join(map(bytes, _rebuilt(view, table, bits, actions, horizon_ms, out)))
 
@@ -345,7 +344,7 @@ def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
         at = table.valid_bytes
         # An invalid header is most often a damaged header: report a wrong checksum first, if `verify` is set.
         checked = _chosen.scan_batches(view, verify=verify, position=at).problem
-        problem = table.problem if checked is None or checked in legacy_scan.FOUND else checked
+        problem = table.problem if checked is None or checked in MESSAGE_FOUND else checked
         base_offset = int.from_bytes(view[at : at + 8], "big", signed=True)
         raise Corrupt(f"cannot decode a batch, {problem}", at=at, base_offset=base_offset)
     return table
@@ -353,13 +352,13 @@ def _scanned(view: memoryview, *, verify: bool) -> BatchTable:
 
 def _with_legacy(view: memoryview, table: BatchTable, verify: bool, verify_legacy: bool) -> BatchTable:
     """Continue a kernel's `table` after the messages of formats 0 and 1 at which the kernel stopped."""
-    if table.problem not in legacy_scan.FOUND:
+    if table.problem not in MESSAGE_FOUND:
         return table
     runs = [table]
-    while (last := runs[-1]).problem in legacy_scan.FOUND:
+    while (last := runs[-1]).problem in MESSAGE_FOUND:
         last_offset = max((int(run.last_offsets[-1]) for run in runs if len(run)), default=-1)
         limit = INFLATED_BYTES_MAX
-        found, is_other = legacy_scan.scan(view, last.valid_bytes, last_offset, verify=verify_legacy, limit=limit)
+        found, is_other = scan_messages(view, last.valid_bytes, last_offset, verify=verify_legacy, limit=limit)
         runs.append(found)
         if not is_other:
             break
@@ -396,7 +395,7 @@ def _plain_columns(view: memoryview, table: BatchTable, *, verify: bool, include
 def _verify(view: memoryview, table: BatchTable) -> None:
     """Check the CRCs of all batches in one call, before a decompressor reads any byte. Raises Corrupt."""
     if table.has_legacy:
-        table = legacy_scan.verified(view, table)
+        table = without_messages(view, table)
     drop = np.full(len(table), DROP, np.uint8)
     none, starts = np.empty(0, np.uint8), np.zeros(len(table), np.int64)
     unread = replace(table, record_counts=np.zeros(len(table), np.int32))
@@ -491,10 +490,6 @@ def _firsts(counts: NDArray[np.int32]) -> NDArray[np.int64]:
     return firsts
 
 
-def _kept_counts(table: BatchTable, bits: NDArray[np.uint8]) -> NDArray[np.int64]:
-    return _chosen.count_bits(bits, _firsts(table.record_counts), table.record_counts)
-
-
 def _rebuilt(
     view: memoryview,
     table: BatchTable,
@@ -504,7 +499,7 @@ def _rebuilt(
     out: NDArray[np.uint8],
 ) -> Iterator[memoryview]:
     is_rebuilt = (actions == REBUILD) | (actions == REBASE)
-    if actions.shape != (len(table),) or (is_rebuilt & (_kept_counts(table, bits) == 0)).any():
+    if actions.shape != (len(table),) or (is_rebuilt & (count_bits(bits, table.record_counts) == 0)).any():
         raise InvalidRequest("cannot filter batches, an action is unknown", batches=len(table))
     firsts = _firsts(table.record_counts)
     is_packed = is_rebuilt & ((table.attributes & CODEC_BITS) != Codec.NONE)
@@ -529,15 +524,13 @@ def _rebuilt(
 
 
 def _room_for(table: BatchTable, row: int) -> int:
-    """The maximum size of a rebuilt batch."""
     return int(table.sizes[row]) + int(table.record_counts[row]) * pure_kernels.REBUILT_GROWTH_MAX
 
 
-def _actions(table: BatchTable, remaining: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
-    """The action for each batch."""
+def _actions(table: BatchTable, kept: NDArray[np.int64], *, keep_last_batch: bool) -> NDArray[np.uint8]:
     actions = np.full(len(table), REBUILD, np.uint8)
-    actions[remaining == table.record_counts] = VERBATIM
-    actions[remaining == 0] = DROP
+    actions[kept == table.record_counts] = VERBATIM
+    actions[kept == 0] = DROP
     actions[(table.attributes & CONTROL) != 0] = VERBATIM
     if keep_last_batch and len(table) and actions[-1] == DROP:
         actions[-1] = EMPTY if table.record_counts[-1] else VERBATIM

@@ -9,15 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local.errors import Corrupt, InvalidRequest
-from local.format.batch_header import (
-    BATCH_BYTES_MAX,
-    HEADER_BYTES,
-    LENGTH_MIN,
-    LOG_APPEND_TIME,
-    MAGIC,
-    BatchHeader,
-    seal,
-)
+from local.format.batch_header import BATCH_BYTES_MAX, HEADER_BYTES, LOG_APPEND_TIME, plain_header, seal
 from local.format.record import append_varint, read_varint
 
 OUTSIDE_DATA, WRONG_TIME, WRONG_HEADERS, LARGE_BATCH, CHANGED = 1, 2, 3, 4, 5
@@ -37,7 +29,6 @@ Source = tuple[memoryview, Longs, Ints, memoryview, Longs, Ints, Longs, memoryvi
 
 
 def cut_columns(columns: Source, batch_bytes: int) -> tuple[Longs, Longs]:
-    """The kernel of `dispatch.cut_columns`. Checks all columns; raises InvalidRequest."""
     rows = _row_count(columns)
     ends: list[int] = []
     sizes: list[int] = []
@@ -83,7 +74,9 @@ def encode_columns(
             section += _record(columns, row, first)
             if len(made) + HEADER_BYTES + len(section) > size_bytes:
                 raise wrong_column(CHANGED, row, columns[6])
-        made += seal(_header(columns[6][first:stop], first, attributes, append_time_ms), section)
+        times = columns[6][first:stop]
+        largest_ms = append_time_ms if attributes & LOG_APPEND_TIME else int(times.max())
+        made += seal(plain_header(first, attributes, (int(times[0]), largest_ms), len(times)), section)
         first = stop
     if len(made) != size_bytes:
         raise wrong_column(CHANGED, first, columns[6])
@@ -91,7 +84,6 @@ def encode_columns(
 
 
 def wrong_column(reason: int, row: int, timestamps: Longs) -> InvalidRequest:
-    """The error for a row that cannot be a record."""
     if reason == WRONG_TIME:
         timestamp_ms = int(timestamps[row])
         return InvalidRequest("encoding a record, timestamp outside -1..2^63-1", row=row, timestamp_ms=timestamp_ms)
@@ -137,24 +129,6 @@ def _record(columns: Source, row: int, first: int) -> bytearray:
     return record + body
 
 
-def _header(timestamps: Longs, base_offset: int, attributes: int, append_time_ms: int) -> BatchHeader:
-    return BatchHeader(
-        base_offset=base_offset,
-        batch_length=LENGTH_MIN,
-        leader_epoch=0,
-        magic=MAGIC,
-        crc=0,
-        attributes=attributes,
-        last_offset_delta=len(timestamps) - 1,
-        base_timestamp_ms=int(timestamps[0]),
-        max_timestamp_ms=append_time_ms if attributes & LOG_APPEND_TIME else int(timestamps.max()),
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        record_count=len(timestamps),
-    )
-
-
 def _is_inside(data: memoryview, start: int, length: int) -> bool:
     return length <= 0 or 0 <= start <= len(data) - length
 
@@ -183,7 +157,6 @@ def _headers_at(data: memoryview, start: int, count: int) -> bytes | None:
 
 
 def hash_keys(data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """The kernel of `dispatch.hash_keys`."""
     if len(starts) != len(lengths):
         raise InvalidRequest("hashing keys, starts and lengths differ", starts=len(starts), lengths=len(lengths))
     hashes = []

@@ -1,11 +1,9 @@
 """The hot loops in plain Python: reference of the compiled kernels, fallback without a compiler.
 
-The functions, arguments and results equal those of `local.kernels._kernels`; this module is about a hundred times
-slower. `local.kernels.dispatch` documents the functions that it passes on. Both implementations process uncompressed
-batches only: `dispatch` decompresses and compresses around them. The functions that append columns are in
-`local.kernels.pure_column_kernels`.
-
-All functions raise only Corrupt (the bytes contradict the format) and InvalidRequest (a wrong call).
+The functions, arguments and results equal those of `local.kernels._kernels`, and `local.kernels.dispatch` documents
+them. Both process uncompressed batches only. The functions that append columns are in
+`local.kernels.pure_column_kernels`. All functions raise only Corrupt (the bytes contradict the format) and
+InvalidRequest (a wrong call).
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from local.format.batch_header import (
     DELETE_HORIZON,
     HEADER,
     HEADER_BYTES,
-    LENGTH_MIN,
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME,
     MAGIC,
@@ -33,6 +30,7 @@ from local.format.batch_header import (
     TRANSACTIONAL,
     BatchHeader,
     batch_problem,
+    plain_header,
     seal,
     size_problem,
 )
@@ -178,7 +176,6 @@ def walk_records(data: memoryview, header: BatchHeader, at: int, end: int, posit
 
 
 def wrong_batch(found: str, header: BatchHeader, position: int) -> Corrupt:
-    """The error for invalid content of a batch."""
     return Corrupt(f"cannot decode a batch, {found}", at=position, base_offset=header.base_offset)
 
 
@@ -229,7 +226,6 @@ def wrapped(number: int) -> int:
 def gather(
     data: memoryview, starts: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The kernel of `dispatch.gather`."""
     if len(starts) != len(lengths):
         raise InvalidRequest("gathering bytes, starts and lengths differ", starts=len(starts), lengths=len(lengths))
     offsets, parts = [0], []
@@ -284,21 +280,9 @@ def encode_batch(
 ) -> bytes:
     """Encode a whole uncompressed batch. Under log append time `append_time_ms` is its largest timestamp."""
     section, base_ms, largest_ms = encode_records(records)
-    header = BatchHeader(
-        base_offset=base_offset,
-        batch_length=LENGTH_MIN,
-        leader_epoch=leader_epoch,
-        magic=MAGIC,
-        crc=0,
-        attributes=attributes,
-        last_offset_delta=len(records) - 1,
-        base_timestamp_ms=base_ms,
-        max_timestamp_ms=append_time_ms if attributes & LOG_APPEND_TIME else largest_ms,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        record_count=len(records),
-    )
+    times_ms = base_ms, append_time_ms if attributes & LOG_APPEND_TIME else largest_ms
+    producer = producer_id, producer_epoch, base_sequence
+    header = plain_header(base_offset, attributes, times_ms, len(records), leader_epoch=leader_epoch, producer=producer)
     return seal(header, section)
 
 

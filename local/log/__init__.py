@@ -3,7 +3,7 @@
 - `log` is the public class: open, append, read, truncate, delete. Start there; it names its components.
 - `loading` and `recovery` open a directory after a crash. `read_only_open` opens one that another process writes.
 - `producer_state` keeps idempotent producers and transactions.
-- `cleaning_state` keeps the cleaner and other changes of a log apart.
+- `log_state` is what the components share: the lock, the group commit, the cleaning state.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def read_offsets(storage: Storage, path: str) -> dict[TopicPartition, int]:
 
 
 def write_offsets(storage: Storage, path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    _write(storage, path, (f"{name.topic} {name.partition} {offset}" for name, offset in sorted(offsets.items())))
+    lines = (f"{name.topic} {name.partition} {offset}" for name, offset in sorted(offsets.items()))
+    replace_file(storage, path, _encode(lines))
 
 
 def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]]:
@@ -154,7 +155,3 @@ def _read(storage: Storage, path: str, width: int) -> list[tuple[int, list[str]]
 def _encode(lines: Iterable[str]) -> bytes:
     rows = list(lines)
     return "\n".join(["0", str(len(rows)), *rows, ""]).encode()
-
-
-def _write(storage: Storage, path: str, lines: Iterable[str]) -> None:
-    replace_file(storage, path, _encode(lines))

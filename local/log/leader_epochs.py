@@ -36,8 +36,8 @@ class LeaderEpochs:
         """Return the epochs with `epoch` starting at `start_offset`, without the entries that contradict it."""
         if self.entries and self.entries[-1][0] == epoch and start_offset >= self.entries[-1][1]:
             return self
-        remaining = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
-        return LeaderEpochs((*remaining, (epoch, start_offset)))
+        before = tuple((e, s) for e, s in self.entries if e < epoch and s < start_offset)
+        return LeaderEpochs((*before, (epoch, start_offset)))
 
     def with_batches(self, table: BatchTable, below: int | None = None) -> LeaderEpochs:
         """Return the epochs after the batches that begin below `below`. A batch without an epoch (-1) adds nothing."""
@@ -67,8 +67,8 @@ class LeaderEpochs:
     def truncate_from_start(self, offset: int) -> LeaderEpochs:
         """Return the epochs of a log that starts at `offset`: the epoch that holds it starts there."""
         below = [e for e, s in self.entries if s <= offset]
-        remaining = tuple((e, s) for e, s in self.entries if s > offset)
-        return LeaderEpochs(((below[-1], offset), *remaining) if below else remaining)
+        above = tuple((e, s) for e, s in self.entries if s > offset)
+        return LeaderEpochs(((below[-1], offset), *above) if below else above)
 
     def between(self, base_offset: int, next_offset: int) -> tuple[tuple[int, int], ...]:
         """Return the pairs of ``[base_offset, next_offset)``, the first of them starting at `base_offset`."""

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from local import kernels, names
 from local.errors import Corrupt
 from local.format.batch_header import HEADER_BYTES, read_header
-from local.index import index_files, offset_index, time_index
+from local.index import index_files
 from local.index.index_files import OutsideSegment
 from local.index.sealed_indexes import LOOKING, Access
 from local.log import recovery
@@ -41,19 +41,29 @@ from local.log.read_only_open import LoadedLog, found_segment
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.segment.segment_reading import end_of
 from local.settings import LogSettings
-from local.storage import FileFacts, Storage, join
+from local.storage import FileFacts, SegmentFiles, Storage
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The inputs of loading: the listing `files`, and the `bases` of the segments, ascending."""
+    """The inputs of a start: the directory as `listed` once, and the `bases` of the segments, ascending."""
 
     storage: Storage
     directory: str
     settings: LogSettings
-    files: Mapping[str, FileFacts]
+    listed: Mapping[str, FileFacts]
     snapshots: ProducerFiles
     bases: list[int]
+
+    def files(self, base: int) -> SegmentFiles:
+        return SegmentFiles(self.storage, self.directory, base)
+
+    def segment(self, base: int) -> Segment:
+        """The segment whose files this start has written or checked."""
+        return Segment.load(self.files(base), interval_bytes=self.settings.index_interval_bytes)
+
+    def facts(self, base: int, suffix: str) -> FileFacts | None:
+        return self.listed.get(names.segment_file(base, suffix))
 
 
 @dataclass(slots=True)
@@ -83,20 +93,20 @@ def load(
     found, had_snapshots = None, None
     while found is None:
         recovery.finish_swaps(storage, directory)
-        files = storage.list_files(directory)
-        bases = recovery.segment_bases(storage, directory, files)
-        knows = snapshots.know(files)
+        listed = storage.list_files(directory)
+        bases = recovery.segment_bases(storage, directory, listed)
+        knows = snapshots.know(listed)
         had_snapshots = knows if had_snapshots is None else had_snapshots
-        place = _Place(storage, directory, settings, files, snapshots, bases)
+        place = _Place(storage, directory, settings, listed, snapshots, bases)
         found = _found_or_recovered(place, epochs, recovery_point)
     recovered_count = len(found.known_ends)
     remaining = _without_failed_roll(place, found)
-    kept_bases = [segment.base_offset for segment in remaining]
+    bases = [segment.base_offset for segment in remaining]
     if remaining:
-        snapshots.keep(kept_bases, found.next_offset)
+        snapshots.keep(bases, found.next_offset)
     producers = found.producers
     if producers is None:
-        producers = _trusted_producers(snapshots, kept_bases, found.next_offset, had_snapshots=bool(had_snapshots))
+        producers = _trusted_producers(snapshots, bases, found.next_offset, had_snapshots=bool(had_snapshots))
     return LoadedLog(
         segments=remaining,
         next_offset=found.next_offset,
@@ -141,8 +151,7 @@ def _found_or_recovered(place: _Place, epochs: LeaderEpochs, recovery_point: int
                 return None
             is_cut = _recover(place, found, at, recovery_point, may_begin_below=True)
         if is_cut and end is not None:
-            later = [Segment(place.storage, place.directory, behind) for behind in place.bases[at + 1 :]]
-            discard(place.storage, place.directory, later)
+            discard([Segment(place.files(later)) for later in place.bases[at + 1 :]])
             break
     return found
 
@@ -169,9 +178,8 @@ def _add_trusted(place: _Place, found: _Found, at: int, end: int | None) -> bool
 
 def _begins_below(place: _Place, base: int) -> bool:
     """Return whether the first batch of a segment begins below its name. Reading the batch reports damage."""
-    path = join(place.directory, names.segment_file(base, names.LOG))
     with suppress(Corrupt):
-        header = read_header(place.storage.read(path, 0, HEADER_BYTES))
+        header = read_header(place.storage.read(place.files(base).path(names.LOG), 0, HEADER_BYTES))
         return header is not None and header.base_offset < base
     return False
 
@@ -184,9 +192,7 @@ def _put_right(place: _Place, found: _Found, at: int, *, verify: bool = False) -
         end_before = found.known_ends.get(before.base_offset)
         end_before = end_of(before) if end_before is None else end_before
     next_base = bases[at + 1] if at + 1 < len(bases) else None
-    return recovery.put_right(
-        place.storage, place.directory, bases[at], end_before=end_before, next_base=next_base, verify=verify
-    )
+    return recovery.put_right(place.files(bases[at]), end_before=end_before, next_base=next_base, verify=verify)
 
 
 def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_begin_below: bool = False) -> bool:
@@ -195,19 +201,18 @@ def _recover(place: _Place, found: _Found, at: int, recovery_point: int, *, may_
     if found.producers is None:
         found.producers = _before_recovery(place.snapshots, place.bases[: at + 1])
     recovered = recovery.recover_segment(
-        place.storage,
-        place.directory,
-        base,
+        place.files(base),
         found.producers,
         interval_bytes=place.settings.index_interval_bytes,
         trusted_to=recovery_point,
         may_begin_below=may_begin_below,
     )
-    found.epochs = _with(found.epochs, recovered)
-    interval_bytes = place.settings.index_interval_bytes
-    found.segments.append(Segment.load(place.storage, place.directory, base, interval_bytes=interval_bytes))
+    for epoch, start in recovered.epochs:
+        if found.epochs.latest is None or epoch > found.epochs.latest:
+            found.epochs = found.epochs.assign(epoch, start)
+    found.segments.append(place.segment(base))
     found.next_offset = found.known_ends[base] = recovered.next_offset
-    return recovered.cut is not None
+    return recovered.is_cut
 
 
 def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
@@ -216,7 +221,17 @@ def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
         # The last segment may be left from a failed roll; then appends to its predecessor continued.
         before = found.segments[-2]
         found.known_ends[before.base_offset] = end_of(before)
-    remaining = _without_overlap(place.storage, place.directory, found.segments, found.known_ends)
+    remaining: list[Segment] = []
+    for segment in found.segments:
+        end = found.known_ends.get(remaining[-1].base_offset, 0) if remaining else 0
+        if end <= segment.base_offset:
+            remaining.append(segment)
+        elif segment.size_bytes == 0:
+            discard([segment])
+        else:
+            facts = {"next_offset": end, "next_base_offset": segment.base_offset}
+            attempt = "cannot load the log, a segment overlaps the next segment"
+            raise Corrupt(attempt, path=remaining[-1].path(names.LOG), **facts)
     if len(remaining) < len(found.segments):
         found.next_offset = found.known_ends[remaining[-1].base_offset]
     return remaining
@@ -224,16 +239,15 @@ def _without_failed_roll(place: _Place, found: _Found) -> list[Segment]:
 
 def _trusted(place: _Place, at: int) -> Segment:
     """Return the trusted segment `at`, with its indexes treated as in the module's second table."""
-    storage, directory, bases = place.storage, place.directory, place.bases
-    base = bases[at]
-    has_aborted = names.segment_file(base, names.TXN_INDEX) in place.files
-    if has_aborted and recovery.check_txn_index(storage, directory, base):
-        recovery.rebuild_txn_index(storage, directory, base, place.snapshots.state_at(base, bases[:at]))
-    if at + 1 < len(bases) and not _are_indexes_off(place.files, base):
-        unchecked = Access(is_trusted=False, interval_bytes=place.settings.index_interval_bytes)
-        return found_segment(storage, directory, base, place.files, unchecked)
-    _check_now(storage, directory, base, place.files, place.settings)
-    return Segment.load(storage, directory, base, interval_bytes=place.settings.index_interval_bytes)
+    base, interval_bytes = place.bases[at], place.settings.index_interval_bytes
+    files = place.files(base)
+    if place.facts(base, names.TXN_INDEX) is not None and recovery.check_txn_index(files):
+        recovery.rebuild_txn_index(files, place.snapshots.state_at(base, place.bases[:at]))
+    if at + 1 < len(place.bases) and not _are_indexes_off(place, base):
+        return found_segment(files, place.listed, Access(is_trusted=False, interval_bytes=interval_bytes))
+    if index_files.check(files, place.listed[names.segment_file(base, names.LOG)].size_bytes):
+        recovery.rebuild_indexes(files, interval_bytes=interval_bytes)
+    return place.segment(base)
 
 
 def _outgrew(place: _Place, base: int) -> bool:
@@ -241,10 +255,10 @@ def _outgrew(place: _Place, base: int) -> bool:
 
     Its base is then not the end of the predecessor, and the recovery point may be anywhere inside the predecessor.
     """
-    bases, files = place.bases, place.files
-    if bases[-2:-1] != [base] or files[names.segment_file(bases[-1], names.LOG)].size_bytes:
+    bases, listed = place.bases, place.listed
+    if bases[-2:-1] != [base] or listed[names.segment_file(bases[-1], names.LOG)].size_bytes:
         return False
-    segment = found_segment(place.storage, place.directory, base, files, LOOKING)
+    segment = found_segment(place.files(base), listed, LOOKING)
     position = segment.position_of(base + RELATIVE_OFFSET_MAX)
     table = kernels.scan_batches(segment.read(position, segment.size_bytes), verify=False)
     return table.problem is not None or (len(table) > 0 and int(table.last_offsets[-1]) >= bases[-1])
@@ -254,8 +268,8 @@ def _before_recovery(snapshots: ProducerFiles, bases: list[int]) -> ProducerStat
     """Return the producers before the last of `bases`, and write a missing snapshot of them for a later start."""
     *before, base = bases
     producers = snapshots.state_at(base, before)
-    if before:
-        snapshots.write_missing(base, producers)
+    if before and base not in snapshots.offsets():
+        snapshots.write(base, producers)
     return producers
 
 
@@ -280,61 +294,24 @@ def load_moved(storage: Storage, directory: str, old: Sequence[Segment], *, inte
     """Load the closed segments `old` in another directory, with their age. Activate the last one."""
     segments = []
     for before in old:
-        segments.append(Segment.load(storage, directory, before.base_offset, interval_bytes=interval_bytes))
+        files = SegmentFiles(storage, directory, before.base_offset)
+        segments.append(Segment.load(files, interval_bytes=interval_bytes))
         segments[-1].created_ms = before.created_ms
     segments[-1].activate()
     return segments
 
 
-def discard(storage: Storage, directory: str, segments: Sequence[Segment]) -> None:
+def discard(segments: Sequence[Segment]) -> None:
     """Remove segments at once, newest first, so that a crash leaves a log without a hole."""
     for segment in reversed(segments):
         suffixes = segment.existing_suffixes()
         segment.retire()
         for suffix in suffixes:
-            storage.unlink(segment.path(suffix))
-        storage.sync_directory(directory)
+            segment.files.storage.unlink(segment.path(suffix))
+        segment.files.sync_names()
 
 
-def _are_indexes_off(files: Mapping[str, FileFacts], base: int) -> bool:
+def _are_indexes_off(place: _Place, base: int) -> bool:
     """Return whether the listing shows that an index is missing or ends inside an entry."""
-    offsets = files.get(names.segment_file(base, names.OFFSET_INDEX))
-    times = files.get(names.segment_file(base, names.TIME_INDEX))
-    if offsets is None or times is None:
-        return True
-    return bool(offsets.size_bytes % offset_index.ENTRY_BYTES or times.size_bytes % time_index.ENTRY_BYTES)
-
-
-def _check_now(
-    storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], settings: LogSettings
-) -> None:
-    size = files[names.segment_file(base, names.LOG)].size_bytes
-    if index_files.check(storage, directory, base, size):
-        recovery.rebuild_indexes(storage, directory, base, interval_bytes=settings.index_interval_bytes)
-
-
-def _without_overlap(
-    storage: Storage, directory: str, segments: list[Segment], known_ends: Mapping[int, int]
-) -> list[Segment]:
-    remaining: list[Segment] = []
-    for segment in segments:
-        end = known_ends.get(remaining[-1].base_offset, 0) if remaining else 0
-        if end <= segment.base_offset:
-            remaining.append(segment)
-        elif segment.size_bytes == 0:
-            discard(storage, directory, [segment])
-        else:
-            raise Corrupt(
-                "cannot load the log, a segment overlaps the next segment",
-                path=remaining[-1].path(names.LOG),
-                next_offset=end,
-                next_base_offset=segment.base_offset,
-            )
-    return remaining
-
-
-def _with(epochs: LeaderEpochs, found: recovery.RecoveredSegment) -> LeaderEpochs:
-    for epoch, start in found.epochs:
-        if epochs.latest is None or epoch > epochs.latest:
-            epochs = epochs.assign(epoch, start)
-    return epochs
+    found = [(place.facts(base, suffix), width) for suffix, width in index_files.ENTRY_BYTES.items()]
+    return any(facts is None or facts.size_bytes % width for facts, width in found)

@@ -10,21 +10,13 @@
 | `LogNotes` (here) | notes in the directory about the remote tier |
 | `LogState` (`local.log.log_state`) | the state that the others share, under one lock |
 
-**Concurrency.** One lock serialises writers. Readers take an immutable `LogView` (the segment list and the offsets)
-and never wait. If a segment is dropped or replaced during a read, the reader repeats it with the next view and never
-sees a hole. Offsets: ``log_start_offset <= local_log_start_offset <= next_offset``; the last is Kafka's log end
-offset.
+**Concurrency.** One lock serialises writers. Readers take an immutable `LogView` and never wait. Offsets:
+``log_start_offset <= local_log_start_offset <= next_offset``; the last is Kafka's log end offset.
 
-**Durability.**
-
-| records | are |
-|---|---|
-| appended with `Durability.MEMORY` (Kafka's default) | in the page cache, lost at a power cut |
-| appended with `Durability.FLUSHED` | on the disk |
-| in a closed segment, or below `recovery_point` | on the disk |
-
-Threads wait for the disk without the lock and share their fsyncs. A record is readable once it is written. A reader may
-therefore see a record before its append returns, and a power cut may remove this record.
+**Durability.** Records appended with `Durability.MEMORY` (Kafka's default) are in the page cache, lost at a power cut.
+Records appended with `Durability.FLUSHED`, in a closed segment, or below `recovery_point` are on the disk. Threads wait
+for the disk without the lock and share their fsyncs. A reader may see a record before its append returns, and a power
+cut may remove this record.
 """
 
 from __future__ import annotations
@@ -56,11 +48,6 @@ class LogNotes:
         self._state = state
 
     @property
-    def has_unconfirmed_appends(self) -> bool:
-        """Whether some records were appended without the remote tier and were not compared with it since."""
-        return self._state.storage.exists(self._state.path(names.UNCONFIRMED_APPENDS))
-
-    @property
     def unconfirmed_from(self) -> int | None:
         """The log end before the first unconfirmed record, None without one; 0 if the file lacks the offset."""
         body = self._read(names.UNCONFIRMED_APPENDS)
@@ -69,11 +56,11 @@ class LogNotes:
         return int(body) if body.isascii() and body.isdigit() and len(body) < 20 else 0
 
     def mark_unconfirmed(self, from_offset: int | None = None, *, unless: Callable[[], bool] = lambda: False) -> None:
-        """Note that records are appended without contact to the remote tier.
+        """Note that records are appended without contact to the remote tier, from `from_offset` (None: the log end) on.
 
         Another log may hold other records at these offsets in the same leader epoch. The next open therefore compares
-        the records themselves. The first note stays until the records are confirmed. `from_offset` None: the log end.
-        `unless` is called under the log's lock; nothing is written if it returns true.
+        the records themselves. The first note stays until the records are confirmed. `unless` is called under the log's
+        lock; nothing is written if it returns true.
         """
         state = self._state
         with state.lock:
@@ -200,9 +187,9 @@ class Log:
             start = max(start, segments[0].base_offset)
         if not segments or next_offset < start:
             state.producers = loading.producers_of_empty_log(state.snapshots, loaded, start)
-            loading.discard(storage, directory, segments)
+            loading.discard(segments)
             next_offset = start
-            segments = [Segment.create(storage, directory, next_offset, created_ms=now_ms)]
+            segments = [Segment.create(state.files(next_offset), created_ms=now_ms)]
             state.snapshots.keep([next_offset], next_offset)
         else:
             segments[-1].activate(is_durable=was_clean)

@@ -38,11 +38,12 @@ from enum import Enum
 from typing import NamedTuple
 
 from local.errors import DiskFailed, LogError
+from local.format.batch_header import BatchHeader, read_header
 from local.format.record import Record
+from local.log.log_reader import LogView
 from local.log.log_state import LogState
-from local.log.log_view import LogView
 from local.log.producer_state import EXPIRATION_INTERVAL_MS, Producer, RememberedBatch
-from local.records.batch import BatchHeader, assign_offset, encode_marker, read_header, read_marker
+from local.records.batch import assign_offset, encode_marker, read_marker
 from local.segment.segment import RELATIVE_OFFSET_MAX, Mark, Segment
 from local.settings import LogSettings
 
@@ -160,15 +161,11 @@ class LogAppender:
         return result
 
     def append_batch(self, batch: bytes, *, now_ms: int, durability: Durability = Durability.MEMORY) -> AppendResult:
-        """Append one ready-made v2 batch after a whole check.
+        """Append one ready-made v2 batch after a whole check. It gets its offsets and, under LogAppendTime, its times.
 
-        It gets its offsets and, under LogAppendTime, its times. A repeated batch of a producer returns its first
-        offsets. Raises:
-
-        - Corrupt for bytes that a recovery or a reader would refuse;
-        - InvalidRequest for a batch that does not belong here (`local.log.encoding`), such as a control batch, which
-          `append_marker` writes;
-        - OutOfOrderSequence and ProducerFenced as in `local.log.producer_state`.
+        A repeated batch of a producer returns its first offsets. Raises Corrupt for bytes that a recovery or a reader
+        would refuse, InvalidRequest for a batch that does not belong here (`local.log.encoding`), and
+        OutOfOrderSequence and ProducerFenced as in `local.log.producer_state`.
         """
         from local.log.encoding import validate_batch
 
@@ -188,9 +185,9 @@ class LogAppender:
     ) -> AppendResult:
         """End the producer's transaction with a marker, for the transaction coordinator.
 
-        No other method appends a control batch. With `first_offset` only the transaction that began there is ended.
-        If it has ended already, NotFound is raised and the next transaction stays open. Without `first_offset` an open
-        transaction is not required, because Kafka's coordinator may repeat the call.
+        No other method appends a control batch. With `first_offset` only the transaction that began there is ended,
+        else NotFound is raised. Without it an open transaction is not required, because Kafka's coordinator may repeat
+        the call.
 
         Order of effects: the marker, then, for an abort, the entry of the transaction index. A crash in between leaves
         the marker, and recovery builds the entry from it. Raises ProducerFenced for an old producer or coordinator
@@ -388,15 +385,14 @@ class LogAppender:
             if broken.has_failed_sync:
                 raise DiskFailed("cannot recover a segment, an earlier fsync of it failed", partition=state.partition)
             producers = state.snapshots.state_at(broken.base_offset, [segment.base_offset for segment in sealed])
-            place = (state.storage, state.directory, broken.base_offset)
             found = recovery.recover_segment(
-                *place, producers, interval_bytes=interval_bytes, trusted_to=state.recovery_point
+                broken.files, producers, interval_bytes=interval_bytes, trusted_to=state.recovery_point
             )
             if found.next_offset < state.view.next_offset:
                 facts = {"next_offset": found.next_offset, "written": state.view.next_offset}
                 attempt = "cannot recover a segment, written batches are missing"
                 raise DiskFailed(attempt, partition=state.partition, **facts)
-            active = Segment.load(*place, interval_bytes=interval_bytes)
+            active = Segment.load(broken.files, interval_bytes=interval_bytes)
             active.activate()
             state.producers = producers
             state.publish([*sealed, active], next_offset=found.next_offset)
@@ -406,7 +402,7 @@ class LogAppender:
         """Create an active segment. If this fails, the closed one is activated again and the log continues."""
         state = self._state
         try:
-            return Segment.create(state.storage, state.directory, view.next_offset, created_ms=now_ms)
+            return Segment.create(state.files(view.next_offset), created_ms=now_ms)
         except LogError:
             with state.failing():
                 view.segments[-1].activate()

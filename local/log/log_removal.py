@@ -1,7 +1,7 @@
 """Remove or replace records of a log: drop, truncate, restart, swap in cleaned segments.
 
 All changes happen under the log's one lock. Each method states its order of effects and the result of a crash. A method
-that lowers the log end first pauses the cleaner (`local.log.cleaning_state`), before it takes the lock.
+that lowers the log end first pauses the cleaner (`local.log.log_state`), before it takes the lock.
 
 **Truncation** removes whole batches: the batch that holds the offset is removed. The log still ends at the offset, as
 Kafka's does. If the last remaining batch ends below the offset, an empty segment with the offset as its name is
@@ -40,7 +40,6 @@ from local.log.log_state import LogState
 from local.log.producer_state import ProducerState
 from local.segment import swap
 from local.segment.segment import Segment
-from local.storage import Storage
 
 if TYPE_CHECKING:
     from local.format.columns import BatchTable
@@ -130,13 +129,10 @@ class LogRemoval:
         self._deleted = []
 
     def truncate_to(self, offset: int, *, now_ms: int) -> int:
-        """Truncate the log to `offset`: remove the records at or above it.
-
-        Their effects on producers and leader epochs are removed with them.
+        """Truncate the log to `offset`: remove the records at or above it, and their effects on producers and epochs.
 
         - The log then ends at `offset`, as Kafka's does, even if the last remaining batch ends below. Offsets below
-          `offset` are never assigned again.
-        - The batch that holds `offset` is removed whole.
+          `offset` are never assigned again. The batch that holds `offset` is removed whole.
         - If `offset` is below the first local record, no local record is left, and the log start is lowered with the
           end.
         - The caller must know what the remote tier holds.
@@ -150,7 +146,7 @@ class LogRemoval:
             if offset >= state.view.next_offset:
                 return state.view.next_offset
             state.before_cut(offset, now_ms)
-            cut = find_cut(state.storage, state.view.segments, offset)
+            cut = find_cut(state.view.segments, offset)
             start = state.view.log_start_offset
             if cut is None or cut.next_offset < start:
                 self.restart_at(offset, state.epochs.truncate_from_end(offset), now_ms=now_ms)
@@ -212,12 +208,12 @@ class LogRemoval:
             state.before_cut(offset, now_ms)
             self._certify_no_further_than(offset)
             with state.failing():
-                loading.discard(state.storage, state.directory, state.view.segments)
-                state.snapshots.remove_all()
+                loading.discard(state.view.segments)
+                state.snapshots.remove_above(-1)
                 state.producers = producers if producers is not None else ProducerState()
                 if len(state.producers):
                     state.snapshots.write(offset, state.producers, is_durable=True)
-                fresh = Segment.create(state.storage, state.directory, offset, created_ms=now_ms)
+                fresh = Segment.create(state.files(offset), created_ms=now_ms)
                 state.publish([fresh], next_offset=offset, log_start_offset=min(start, offset))
                 state.save_epochs(epochs)
             state.all_durable()
@@ -234,24 +230,24 @@ class LogRemoval:
         | the disk fails otherwise | DiskFailed; unusable until reopened, which finishes or undoes the swap |
         """
         state = self._state
-        place = (state.storage, state.directory, base_offset)
+        files = state.files(base_offset)
         with state.lock:
             state.check_may_change()
             if not set(old) <= set(state.view.segments[:-1]):
-                swap.discard(*place)
+                swap.discard(files)
                 facts = {"partition": state.partition, "base_offset": base_offset}
                 raise Conflict(
                     "cannot swap in a cleaned segment, the segments that it replaces no longer exist", **facts
                 )
             with state.failing(unless_full=True):
-                swap.announce(*place)
+                swap.announce(files)
             with state.failing():
                 state.storage.sync_directory(state.directory)
                 for segment in old:
                     self._mark_deleted(segment, now_ms, delay_ms)
                 state.storage.sync_directory(state.directory)
-                swap.put_in_place(*place)
-                fresh = Segment.load(*place, interval_bytes=state.settings.index_interval_bytes)
+                swap.put_in_place(files)
+                fresh = Segment.load(files, interval_bytes=state.settings.index_interval_bytes)
                 segments = [segment for segment in state.view.segments if segment not in old]
                 bisect.insort(segments, fresh, key=lambda segment: segment.base_offset)
                 state.publish(segments)
@@ -283,28 +279,26 @@ class LogRemoval:
         """Do steps 2 to 4 of a truncation. The old segment raises NotFound from the first cut on."""
         from local.log import loading, recovery
 
-        state, segment = self._state, cut.segment
-        place, interval_bytes = (state.storage, state.directory), state.settings.index_interval_bytes
-        loading.discard(*place, cut.later)
+        segment, interval_bytes = cut.segment, self._state.settings.index_interval_bytes
+        loading.discard(cut.later)
         aborted = txn_index.truncate(segment.txn_index(), cut.next_offset)
         segment.retire()
         if segment.has_failed_sync:
             # A sync under way failed: the remaining bytes may be lost even if the next sync succeeds.
             raise DiskFailed("cannot truncate the log, an fsync of it failed", path=segment.path(names.LOG))
-        recovery.cut_segment(*place, segment.base_offset, cut.position, cut.remaining, aborted, interval_bytes)
-        return Segment.load(*place, segment.base_offset, interval_bytes=interval_bytes)
+        recovery.cut_segment(segment.files, cut.position, cut.remaining, aborted, interval_bytes)
+        return Segment.load(segment.files, interval_bytes=interval_bytes)
 
     def _end_at(self, segment: Segment, cut: Cut, offset: int, *, now_ms: int) -> list[Segment]:
         """Do step 5 of a truncation; return the remaining segment and any that begins at `offset`."""
         from local.log import loading
 
-        storage, directory = self._state.storage, self._state.directory
-        if cut.next_offset == offset or segment.base_offset == offset:
+        if offset in (cut.next_offset, segment.base_offset):
             return [segment]
-        fresh = Segment.create(storage, directory, offset, created_ms=now_ms)
+        fresh = Segment.create(self._state.files(offset), created_ms=now_ms)
         if segment.size_bytes:
             return [segment, fresh]
-        loading.discard(storage, directory, [segment])
+        loading.discard([segment])
         return [fresh]
 
     def _mark_deleted(self, segment: Segment, now_ms: int, delay_ms: int) -> None:
@@ -343,7 +337,7 @@ class Cut:
     remaining: BatchTable
 
 
-def find_cut(storage: Storage, segments: Sequence[Segment], offset: int) -> Cut | None:
+def find_cut(segments: Sequence[Segment], offset: int) -> Cut | None:
     """Return the cut before all records at or above `offset`. Changes nothing.
 
     Returns None if no segment begins at or below `offset`. Raises Corrupt if the headers are unsound up to there.
@@ -354,7 +348,7 @@ def find_cut(storage: Storage, segments: Sequence[Segment], offset: int) -> Cut 
     if not staying:
         return None
     segment = staying[-1]
-    data = storage.map(segment.path(names.LOG))
+    data = segment.files.storage.map(segment.path(names.LOG))
     try:
         table = kernels.scan_batches(data[: segment.size_bytes], verify=False)
     finally:

@@ -25,8 +25,7 @@ from itertools import pairwise
 from local.errors import Corrupt, LogError, NotFound
 from local.format.batch_header import may_have_producers
 from local.index.index_files import slices_of
-from local.log import producer_snapshot
-from local.log.producer_state import ProducerState
+from local.log.producer_state import ProducerState, decode_snapshot, encode_snapshot
 from local.names import LOG, PRODUCER_SNAPSHOT, parse_segment_file, segment_file
 from local.storage import Storage, join, sync_file
 
@@ -78,7 +77,7 @@ class ProducerFiles:
             return
         file = self._storage.create(self.path(offset))
         try:
-            file.append(producer_snapshot.encode(producers.entries()))
+            file.append(encode_snapshot(producers.entries()))
             if is_durable:
                 file.sync()
         except LogError:
@@ -93,11 +92,6 @@ class ProducerFiles:
         known = self._known = self.offsets()
         if offset not in known:
             bisect.insort(known, offset)
-
-    def write_missing(self, offset: int, producers: ProducerState) -> None:
-        """Do `write` unless a snapshot of `offset` exists, newest or not."""
-        if offset not in self.offsets():
-            self.write(offset, producers)
 
     def write_snapshot(self, offset: int, bases: Sequence[int]) -> None:
         """Make a sound snapshot of `offset` durable, before the batches below it are deleted for good.
@@ -140,10 +134,6 @@ class ProducerFiles:
         known_to, producers = self._newest(offset) if offset in self.offsets() else (-1, ProducerState())
         return producers if known_to == offset else ProducerState()
 
-    def encoded(self, offset: int, bases: Sequence[int]) -> bytes:
-        """Return the bytes of a snapshot file for `offset`, from the sound file on disk or from the log."""
-        return producer_snapshot.encode(self.state_at(offset, bases).entries())
-
     def keep(self, bases: Iterable[int], next_offset: int) -> None:
         """Delete the snapshots above `next_offset`, and those that are at no base except the newest above all bases."""
         known = set(bases)
@@ -154,9 +144,6 @@ class ProducerFiles:
     def remove_above(self, offset: int) -> None:
         """Delete snapshots above `offset`, durably. The next append at `offset` must come later."""
         self._remove([each for each in self.offsets() if each > offset])
-
-    def remove_all(self) -> None:
-        self._remove(self.offsets())
 
     def let_go(self, offset: int) -> str | None:
         """Remove the snapshot at `offset` from memory. Return its path for deletion, None without one."""
@@ -174,7 +161,7 @@ class ProducerFiles:
         for at in reversed([each for each in self.offsets() if each <= offset]):
             path = self.path(at)
             try:
-                return at, ProducerState(producer_snapshot.decode(self._storage.read(path), path=path))
+                return at, ProducerState(decode_snapshot(self._storage.read(path), path=path))
             except NotFound:
                 continue
             except Corrupt as error:

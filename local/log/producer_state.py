@@ -3,8 +3,8 @@
 - The last five batches of every producer are remembered, so that a retry gets the offsets of its first append.
 - The first offset of every open transaction is remembered. The earliest is `first_unstable_offset`; no record at or
   above it is decided.
-- The state is a function of the batches below an offset, in order. A snapshot file (`local.log.producer_snapshot`)
-  holds the state, with only the last batch of each producer.
+- The state is a function of the batches below an offset, in order. A ``.snapshot`` file holds the state just before
+  the offset in its name, with only the last batch of each producer.
 
 `ProducerState.check` applies these rules to a batch before the append, in this order:
 
@@ -18,30 +18,63 @@
 | not transactional while the producer's transaction is open | InvalidRequest |
 
 `check_marker` refuses a marker with an epoch or coordinator epoch below those in the log. Batches already in the log
-are not checked again: `update` and `replay` accept every batch, as Kafka does for replicated ones. Source: kafka
+are not checked again: `update` and `replay` accept every batch, as Kafka does for replicated ones.
+
+**The ``.snapshot`` file.**
+
+| off | size | field | note |
+|---|---|---|---|
+| 0 | 2 | int16 version | 1 |
+| 2 | 4 | uint32 crc | CRC-32C of byte 6 to the end |
+| 6 | 4 | int32 entry count | |
+| 10 | 46 each | entries | |
+
+An entry, 46 bytes: producerId int64, producerEpoch int16, lastSequence int32 (-1 none), lastOffset int64 (-1 none),
+offsetDelta int32 (of the last batch: its last minus its first offset), timestamp int64, coordinatorEpoch int32,
+currentTxnFirstOffset int64 (-1 none). Big-endian. Source: kafka `ProducerSnapshot.json`,
 `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from local.errors import InvalidRequest, NotFound, OutOfOrderSequence, ProducerFenced
+from local.errors import Corrupt, InvalidRequest, NotFound, OutOfOrderSequence, ProducerFenced
 from local.format.batch_header import BatchHeader
+from local.format.crc32c import crc32c
 from local.index.txn_index import AbortedTransaction
-from local.log.producer_snapshot import ProducerEntry
 from local.records.batch import Marker, read_marker
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from local.format.columns import BatchTable
 
 SEQUENCE_MAX = 2**31 - 1
 RETAINED_BATCHES = 5  # kafka ProducerStateEntry.NUM_BATCHES_TO_RETAIN: a client's maximum in flight
 EXPIRATION_INTERVAL_MS = 600_000  # producer.id.expiration.check.interval.ms
 NONE = -1
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_HEAD = struct.Struct(">hIi")
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+_CRC_START = 6
+
+
+class ProducerEntry(NamedTuple):
+    """One producer: its fields in the order of the file. -1 stands for none. `last_offset` is inclusive."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+    coordinator_epoch: int
+    transaction_first_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +149,6 @@ class ProducerState:
         self._find_first_unstable()
 
     def __len__(self) -> int:
-        """The number of known producers."""
         return len(self._known)
 
     def entries(self) -> list[ProducerEntry]:
@@ -305,3 +337,32 @@ def _to_entry(producer_id: int, known: _Known) -> ProducerEntry:
         coordinator_epoch=known.coordinator_epoch,
         transaction_first_offset=NONE if first is None else first,
     )
+
+
+def encode_snapshot(producers: Sequence[ProducerEntry]) -> bytes:
+    rows = b"".join(_SNAPSHOT_ENTRY.pack(*each) for each in producers)
+    body = struct.pack(">i", len(producers)) + rows
+    return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
+
+
+def decode_snapshot(data: Buffer, *, path: str = "") -> list[ProducerEntry]:
+    """Decode a snapshot. Raises Corrupt for another version, a wrong checksum or a wrong size."""
+    view = memoryview(data).cast("B")
+    if len(view) < _SNAPSHOT_HEAD.size:
+        raise Corrupt("cannot read a producer snapshot, it is shorter than its header", path=path, size_bytes=len(view))
+    version, crc, count = _SNAPSHOT_HEAD.unpack_from(view)
+    if version != _SNAPSHOT_VERSION:
+        raise Corrupt("cannot read a producer snapshot, its version is unknown", path=path, version=version)
+    found = crc32c(view[_CRC_START:])
+    if found != crc:
+        raise Corrupt(
+            "cannot read a producer snapshot, its CRC differs", path=path, expected=f"{crc:08x}", found=f"{found:08x}"
+        )
+    if count < 0 or len(view) != _SNAPSHOT_HEAD.size + count * _SNAPSHOT_ENTRY.size:
+        raise Corrupt(
+            "cannot read a producer snapshot, its size does not match its entry count",
+            path=path,
+            size_bytes=len(view),
+            count=count,
+        )
+    return [ProducerEntry._make(fields) for fields in _SNAPSHOT_ENTRY.iter_unpack(view[_SNAPSHOT_HEAD.size :])]

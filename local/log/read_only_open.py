@@ -1,11 +1,11 @@
 """A read-only open of a partition directory that another process may write. Changes nothing.
 
-It reads the directory listing and the end of the last segment, which ends with its whole batches. The module is light
-on purpose: ``tiered status`` opens every log of a node and needs nothing of `local.log.loading`.
+It reads the directory listing and the end of the last segment. The module is light on purpose: ``tiered status`` opens
+every log of a node and needs nothing of `local.log.loading`.
 
-The writer continues during the open, and a listing is not atomic. While a segment is renamed, a listing may hold
-neither name, and the rest would look complete. The names are therefore listed before and after and must be equal. If
-they differ, or a swap is under way, the open is repeated after each of PAUSES_S.
+The writer continues during the open, and a listing is not atomic: while a segment is renamed, it may hold neither name.
+The names are therefore listed before and after and must be equal. If they differ, or a swap is under way, the open is
+repeated after each of PAUSES_S.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from local.log.leader_epochs import LeaderEpochs
 from local.log.producer_files import ProducerFiles
 from local.log.producer_state import ProducerState
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
-from local.storage import FileFacts, Storage
+from local.storage import FileFacts, SegmentFiles, Storage
 
 WALKED_BYTES_MAX = 1 << 20  # a longer tail is left to the kernels
 PAUSES_S = (0.01, 0.05, 0.25)  # a swap syncs its directory several times
@@ -70,15 +70,8 @@ class ReadOnlySource:
         self._loaded, self.has_read_producers = loaded, False
         return loaded, start
 
-    def producers(self) -> ProducerState:
-        """Read the producers at the log end."""
-        return self._producers_at(self._loaded.next_offset)
-
-    def closed_producers(self) -> ProducerState:
-        """Read the producers at the base of the last segment."""
-        return self._producers_at(self._loaded.segments[-1].base_offset)
-
-    def _producers_at(self, offset: int) -> ProducerState:
+    def producers_at(self, offset: int) -> ProducerState:
+        """Read the producers at the log end or at the base of the last segment."""
         bases = [segment.base_offset for segment in self._loaded.segments]
         return self._files.state_at(offset, bases, may_vanish=True)
 
@@ -101,20 +94,16 @@ def load_read_only(
 
 
 def _load_once(storage: Storage, directory: str, log_start_offset: int) -> LoadedLog:
-    files = _listed(storage, directory) if storage.exists(directory) else {}
-    parsed = _logs(files)
+    listed = _listed(storage, directory) if storage.exists(directory) else {}
+    parsed = _logs(listed)
     bases = sorted(base for base, suffix in parsed if suffix == names.LOG)
     missing = {base for base, suffix in parsed if suffix == names.LOG + names.SWAP} - set(bases)
     if missing:
-        facts = {"directory": directory, "base_offset": min(missing)}
-        raise Unavailable(
-            (
-                "cannot open the log read-only, a segment swap is in progress; retry, or let the manager "
-                "of the directory finish it"
-            ),
-            **facts,
+        attempt = (
+            "cannot open the log read-only, a segment swap is in progress; retry, or let the manager of the directory"
         )
-    segments = [found_segment(storage, directory, base, files, LOOKING) for base in bases]
+        raise Unavailable(f"{attempt} finish it", directory=directory, base_offset=min(missing))
+    segments = [found_segment(SegmentFiles(storage, directory, base), listed, LOOKING) for base in bases]
     if not segments:
         return nothing(storage, directory, log_start_offset)
     next_offset = trim_to_whole_batches(segments[-1])
@@ -123,7 +112,7 @@ def _load_once(storage: Storage, directory: str, log_start_offset: int) -> Loade
 
 def nothing(storage: Storage, directory: str, next_offset: int) -> LoadedLog:
     """Return a log without records that continues at `next_offset`."""
-    segments = [Segment.found(storage, directory, next_offset, FileFacts(0, 0), LOOKING)]
+    segments = [Segment.found(SegmentFiles(storage, directory, next_offset), FileFacts(0, 0), LOOKING)]
     return LoadedLog(segments=segments, next_offset=next_offset, epochs=LeaderEpochs(), producers=ProducerState())
 
 
@@ -143,13 +132,11 @@ def _logs(files: Iterable[str]) -> set[tuple[int, str]]:
     return {found for name in files if name.endswith(_LOGS) and (found := names.parse_segment_file(name))}
 
 
-def found_segment(
-    storage: Storage, directory: str, base: int, files: Mapping[str, FileFacts], access: Access
-) -> Segment:
-    """Return the closed segment that the listing `files` describes."""
-    log = files[names.segment_file(base, names.LOG)]
-    has_aborted = names.segment_file(base, names.TXN_INDEX) in files
-    return Segment.found(storage, directory, base, log, access, has_aborted)
+def found_segment(files: SegmentFiles, listed: Mapping[str, FileFacts], access: Access) -> Segment:
+    """Return the closed segment that the listing describes."""
+    log = listed[names.segment_file(files.base_offset, names.LOG)]
+    has_aborted = names.segment_file(files.base_offset, names.TXN_INDEX) in listed
+    return Segment.found(files, log, access, has_aborted)
 
 
 def trim_to_whole_batches(segment: Segment) -> int:

@@ -28,8 +28,8 @@ else new records would follow torn bytes. A crash inside recovery is recovered i
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,11 +53,10 @@ from local.names import (
     TIME_INDEX,
     TXN_INDEX,
     parse_segment_file,
-    segment_file,
 )
 from local.segment import swap
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
-from local.storage import Storage, join, replace_file, sync_file, write_file
+from local.storage import SegmentFiles, Storage, join, replace_file, sync_file, write_file
 
 _log = logging.getLogger(__name__)
 _PIECE_BYTES = 8 << 20
@@ -65,12 +64,10 @@ _PIECE_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredSegment:
-    """The result of recovering a segment. `cut` is why its tail was removed, None without a cut."""
+    """The result of recovering a segment: whether its tail was removed, and its leader epochs with their starts."""
 
-    base_offset: int
     next_offset: int
-    size_bytes: int
-    cut: str | None
+    is_cut: bool
     epochs: tuple[tuple[int, int], ...]
 
 
@@ -85,23 +82,23 @@ def finish_swaps(storage: Storage, directory: str) -> None:
     if not any(name.endswith((CLEANED, SWAP, DELETED)) for name in there):
         return
     files = [(name, *parsed) for name in there if (parsed := parse_segment_file(name))]
-    cleaned = [base for _, base, suffix in files if suffix.endswith(CLEANED)]
+    first_cleaned = min((base for _, base, suffix in files if suffix.endswith(CLEANED)), default=None)
     swapped = {base for _, base, suffix in files if suffix == LOG + SWAP}
-    complete = {base for base in swapped if not cleaned or base < min(cleaned)}
-    _remove(storage, directory, [name for name, base, suffix in files if _is_doomed(base, suffix, complete)])
-    ranges = [_range_of(storage, directory, base) for base in sorted(complete)]
+    complete = {base for base in swapped if first_cleaned is None or base < first_cleaned}
+
+    def is_doomed(base: int, suffix: str) -> bool:
+        return suffix.endswith((DELETED, CLEANED)) or (suffix.endswith(SWAP) and base not in complete)
+
+    _remove(storage, directory, [name for name, base, suffix in files if is_doomed(base, suffix)])
+    ranges = [(base, _end_of_swap(SegmentFiles(storage, directory, base))) for base in sorted(complete)]
+
+    def is_replaced(base: int, suffix: str) -> bool:
+        if suffix not in SEGMENT_SUFFIXES or (suffix == TXN_INDEX and base in complete):
+            return False
+        return any(start <= base < end for start, end in ranges)
+
     # The originals are removed first, durably. A crash here leaves every .log.swap, and so the same outcome.
-    _remove(
-        storage,
-        directory,
-        [
-            name
-            for name, base, suffix in files
-            if suffix in SEGMENT_SUFFIXES
-            and any(start <= base < end for start, end in ranges)
-            and not (suffix == TXN_INDEX and base in complete)
-        ],
-    )
+    _remove(storage, directory, [name for name, base, suffix in files if is_replaced(base, suffix)])
     swaps = [name for name, base, suffix in files if suffix.endswith(SWAP) and base in complete]
     firsts = [name for name in swaps if name.endswith(TXN_INDEX + SWAP)]
     for names in (firsts, [name for name in swaps if name not in firsts]):
@@ -123,9 +120,7 @@ def segment_bases(storage: Storage, directory: str, there: Collection[str]) -> l
 
 
 def recover_segment(
-    storage: Storage,
-    directory: str,
-    base_offset: int,
+    files: SegmentFiles,
     producers: ProducerState,
     *,
     interval_bytes: int,
@@ -142,52 +137,35 @@ def recover_segment(
     - OutsideSegment if the indexes cannot hold sound batches, or if the first batch begins below the base, unless
       `may_begin_below`.
     """
-    path = join(directory, segment_file(base_offset, LOG))
-    data = storage.map(path)
-    try:
+    path, base_offset = files.path(LOG), files.base_offset
+    with _mapped(files, LOG) as data:
         table = kernels.scan_batches(data)
-        size, valid, cut = len(data), table.valid_bytes, table.problem
+        size, valid, cause = len(data), table.valid_bytes, table.problem
         if len(table) and not _fits(table, base_offset, may_begin_below=may_begin_below):
             facts = {"path": path, "base_offset": base_offset, "first_offset": int(table.base_offsets[0])}
             raise OutsideSegment("cannot recover a segment, its offsets do not fit its file name", **facts)
         next_offset = int(table.last_offsets[-1]) + 1 if len(table) else base_offset
         if valid < size and next_offset < trusted_to:
-            attempt = f"cannot recover a segment, {cut} below the recovery point"
+            attempt = f"cannot recover a segment, {cause} below the recovery point"
             raise Corrupt(attempt, path=path, at=valid, durable=trusted_to)
         aborted = replay(producers, data, table, path)
-    finally:
-        data.release()
     # Synced even without a cut: the bytes may be in the page cache only, and they count as durable from now on.
-    sync_file(storage, path, truncate_to=valid if valid < size else None)
+    sync_file(files.storage, path, truncate_to=valid if valid < size else None)
     if valid < size:
-        _log.warning("cut the tail of a segment: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cut)
-    _write_txn_index(storage, directory, base_offset, txn_index.encode(aborted))
-    _write_indexes(storage, directory, base_offset, table, interval_bytes)
-    return RecoveredSegment(
-        base_offset=base_offset,
-        next_offset=next_offset,
-        size_bytes=valid,
-        cut=cut if valid < size else None,
-        epochs=_epochs(table.leader_epochs.tolist(), table.base_offsets.tolist()),
-    )
+        _log.warning("cut the tail of a segment: path=%s at=%d bytes=%d cause=%s", path, valid, size - valid, cause)
+    _write_txn_index(files, txn_index.encode(aborted))
+    _write_indexes(files, table, interval_bytes)
+    epochs = _epochs(table.leader_epochs.tolist(), table.base_offsets.tolist())
+    return RecoveredSegment(next_offset=next_offset, is_cut=valid < size, epochs=epochs)
 
 
 def cut_segment(
-    storage: Storage,
-    directory: str,
-    base_offset: int,
-    size_bytes: int,
-    batches: BatchTable,
-    aborted: bytes,
-    interval_bytes: int,
+    files: SegmentFiles, size_bytes: int, remaining: BatchTable, aborted: bytes, interval_bytes: int
 ) -> None:
-    """Truncate the log file to `size_bytes`, the end of `batches`, then its indexes.
-
-    `aborted` are the entries of the new ``.txnindex``.
-    """
-    sync_file(storage, join(directory, segment_file(base_offset, LOG)), truncate_to=size_bytes)
-    _write_txn_index(storage, directory, base_offset, aborted)
-    _write_indexes(storage, directory, base_offset, batches, interval_bytes)
+    """Truncate the log file to its `remaining` batches, then its indexes; `aborted` is the new ``.txnindex``."""
+    sync_file(files.storage, files.path(LOG), truncate_to=size_bytes)
+    _write_txn_index(files, aborted)
+    _write_indexes(files, remaining, interval_bytes)
 
 
 def replay(
@@ -202,80 +180,73 @@ def replay(
         ) from error
 
 
-def check_txn_index(storage: Storage, directory: str, base_offset: int) -> str | None:
+def check_txn_index(files: SegmentFiles) -> str | None:
     """Return why a segment's transaction index is unusable, or None. Reads it whole."""
-    path = join(directory, segment_file(base_offset, TXN_INDEX))
+    path = files.path(TXN_INDEX)
     try:
-        txn_index.check(storage.read(path), base_offset, path=path)
+        txn_index.check(files.storage.read(path), files.base_offset, path=path)
     except Corrupt as error:
         return str(error)
     return None
 
 
-def rebuild_txn_index(storage: Storage, directory: str, base_offset: int, producers: ProducerState) -> None:
+def rebuild_txn_index(files: SegmentFiles, producers: ProducerState) -> None:
     """Rebuild the transaction index atomically. `producers` must be the state before the segment."""
-    path = join(directory, segment_file(base_offset, LOG))
-    data = storage.map(path)
-    try:
+    path = files.path(LOG)
+    with _mapped(files, LOG) as data:
         aborted = replay(producers, data, kernels.scan_batches(data, verify=False), path)
-    finally:
-        data.release()
-    replace_file(storage, join(directory, segment_file(base_offset, TXN_INDEX)), txn_index.encode(aborted))
+    replace_file(files.storage, files.path(TXN_INDEX), txn_index.encode(aborted))
     _log.warning("rebuilt the transaction index of a segment: path=%s", path)
 
 
-def rebuild_indexes(storage: Storage, directory: str, base_offset: int, *, interval_bytes: int) -> None:
+def rebuild_indexes(files: SegmentFiles, *, interval_bytes: int) -> None:
     """Rebuild both indexes from the batch headers. The log is not changed.
 
     For a segment that is not recovered again: a crash leaves each file whole, old or new. Raises Corrupt if the
     headers are unsound. Checksums are left to the reads of the batches, so that the rest of the segment stays
     readable.
     """
-    path = join(directory, segment_file(base_offset, LOG))
-    data = storage.map(path)
-    try:
+    path = files.path(LOG)
+    with _mapped(files, LOG) as data:
         table = kernels.scan_batches(data, verify=False)
         if table.problem is not None:
             raise Corrupt(f"cannot rebuild indexes, {table.problem}", path=path, at=table.valid_bytes)
-    finally:
-        data.release()
-    indexes = build_indexes(table, base_offset, interval_bytes)
-    index_files.write_aside(storage, directory, base_offset, indexes)
-    index_files.put_in_place(storage, directory, base_offset)
+    index_files.write_aside(files, build_indexes(table, files.base_offset, interval_bytes))
+    index_files.put_in_place(files)
     _log.warning("rebuilt the indexes of a segment: path=%s", path)
 
 
-def _write_indexes(storage: Storage, directory: str, base_offset: int, table: BatchTable, interval_bytes: int) -> None:
-    """Create new files: a map of the old ones may be in use, and truncating a mapped file is fatal."""
-    indexes = build_indexes(table, base_offset, interval_bytes)
-    for suffix, body in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
-        path = join(directory, segment_file(base_offset, suffix))
-        storage.unlink(path)
-        write_file(storage, path, body)
-    storage.sync_directory(directory)
-
-
-def _write_txn_index(storage: Storage, directory: str, base_offset: int, entries: bytes) -> None:
-    """Write the entries, or delete the file if there are none. The caller syncs the directory."""
-    path = join(directory, segment_file(base_offset, TXN_INDEX))
-    if entries:
-        write_file(storage, path, entries)
-    else:
-        storage.unlink(path)
-
-
-def _is_doomed(base: int, suffix: str, complete: set[int]) -> bool:
-    return suffix.endswith((DELETED, CLEANED)) or (suffix.endswith(SWAP) and base not in complete)
-
-
-def _range_of(storage: Storage, directory: str, base: int) -> tuple[int, int]:
-    """Return the offsets that a ``.log.swap`` replaces: from its base to one past its last batch."""
-    data = storage.map(join(directory, segment_file(base, LOG) + SWAP))
+@contextmanager
+def _mapped(files: SegmentFiles, suffix: str) -> Iterator[memoryview]:
+    data = files.storage.map(files.path(suffix))
     try:
-        table = kernels.scan_batches(data, verify=False)
-        return base, int(table.last_offsets[-1]) + 1 if len(table) else base + 1
+        yield data
     finally:
         data.release()
+
+
+def _write_indexes(files: SegmentFiles, table: BatchTable, interval_bytes: int) -> None:
+    """Create new files: a map of the old ones may be in use, and truncating a mapped file is fatal."""
+    indexes = build_indexes(table, files.base_offset, interval_bytes)
+    for suffix, body in ((OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)):
+        files.storage.unlink(files.path(suffix))
+        write_file(files.storage, files.path(suffix), body)
+    files.sync_names()
+
+
+def _write_txn_index(files: SegmentFiles, entries: bytes) -> None:
+    """Write the entries, or delete the file if there are none. The caller syncs the directory."""
+    if entries:
+        write_file(files.storage, files.path(TXN_INDEX), entries)
+    else:
+        files.storage.unlink(files.path(TXN_INDEX))
+
+
+def _end_of_swap(files: SegmentFiles) -> int:
+    """Return one past the last offset of a ``.log.swap``, which replaces all segments from its base up to there."""
+    with _mapped(files, LOG + SWAP) as data:
+        table = kernels.scan_batches(data, verify=False)
+        return int(table.last_offsets[-1]) + 1 if len(table) else files.base_offset + 1
 
 
 def _fits(table: BatchTable, base_offset: int, *, may_begin_below: bool) -> bool:
@@ -306,21 +277,21 @@ def _remove(storage: Storage, directory: str, names: list[str]) -> None:
 #    removed the records of such a transaction, or they are only in the remote tier.
 
 
-def entries_again(storage: Storage, directory: str, segment: Segment, bases: Sequence[int]) -> list[AbortedTransaction]:
+def entries_again(segment: Segment, bases: Sequence[int]) -> list[AbortedTransaction]:
     """Return the entries of `segment`; `bases` are those before it. Raises NotFound, Corrupt."""
-    producers = ProducerFiles(storage, directory, is_onlooker=True).state_at(segment.base_offset, bases)
+    snapshots = ProducerFiles(segment.files.storage, segment.files.directory, is_onlooker=True)
+    producers = snapshots.state_at(segment.base_offset, bases)
     found: dict[tuple[int, int], AbortedTransaction] = {}
     scan, path = TransactionScan(), segment.path(LOG)
     for _, data, table in slices_of(segment.read):
         scan.take(data, table)
         for each in replay(producers, data, table, path):
             found[each.producer_id, each.last_offset] = each
-    said = scan.found()
+    aborts = scan.found().aborts
     with suppress(Corrupt):
         for each in segment.aborted():
             place = each.producer_id, each.last_offset
-            abort = said.aborts.get(place)
-            if abort is not None and abort.first_record is None and place not in found:
+            if place in aborts and aborts[place].first_record is None and place not in found:
                 found[place] = each
     return sorted(found.values(), key=lambda each: each.last_offset)
 
@@ -356,18 +327,15 @@ def entries_again(storage: Storage, directory: str, segment: Segment, bases: Seq
 # Source: kafka `LogLoader.retryOnOffsetOverflow`, `LocalLog.splitOverflowedSegment`.
 
 
-def put_right(
-    storage: Storage, directory: str, base_offset: int, *, end_before: int | None, next_base: int | None, verify: bool
-) -> bool:
+def put_right(files: SegmentFiles, *, end_before: int | None, next_base: int | None, verify: bool) -> bool:
     """Split or rename the segment as the module's table says. Return False if it stays as it is.
 
     `end_before` is the end of the previous segment, `next_base` the base of the next one; None without one. With
     `verify` only the batches before the first wrong checksum count; the bytes after them stay in the last part.
     Durable on return. Raises Corrupt, with nothing changed.
     """
-    path = join(directory, segment_file(base_offset, LOG))
-    data = storage.map(path)
-    try:
+    path, base_offset = files.path(LOG), files.base_offset
+    with _mapped(files, LOG) as data:
         table = kernels.scan_batches(data, verify=verify)
         if not len(table):
             return False
@@ -378,51 +346,46 @@ def put_right(
             raise Corrupt("cannot load the log, a segment overlaps the next segment", **facts)
         if first < base_offset and end_before is not None and end_before > first:
             if table.last_offsets[0] < base_offset:
-                raise Corrupt(
-                    "cannot load the log, a segment overlaps the previous segment", **where, end_before=end_before
-                )
+                facts = {**where, "end_before": end_before}
+                raise Corrupt("cannot load the log, a segment overlaps the previous segment", **facts)
         elif not 0 <= first - base_offset <= RELATIVE_OFFSET_MAX:
-            _rename(storage, directory, base_offset, first)
+            # The log alone is renamed. The start removes the old indexes, which have no log then.
+            files.storage.rename(path, files._replace(base_offset=first).path(LOG))
+            files.sync_names()
+            _log.warning(
+                "renamed a segment to the base offset of its first batch: path=%s first_offset=%d", path, first
+            )
             return True
         if last - base_offset <= RELATIVE_OFFSET_MAX:
             return False
-        _split(storage, directory, base_offset, data, table)
+        _split(files, data, table)
         return True
-    finally:
-        data.release()
 
 
-def _rename(storage: Storage, directory: str, base_offset: int, first_offset: int) -> None:
-    """Rename the log alone. The start removes the old indexes, which have no log then."""
-    path = join(directory, segment_file(base_offset, LOG))
-    storage.rename(path, join(directory, segment_file(first_offset, LOG)))
-    storage.sync_directory(directory)
-    _log.warning("renamed a segment to the base offset of its first batch: path=%s first_offset=%d", path, first_offset)
-
-
-def _split(storage: Storage, directory: str, base_offset: int, data: memoryview, table: BatchTable) -> None:
-    path = join(directory, segment_file(base_offset, LOG))
+def _split(files: SegmentFiles, data: memoryview, table: BatchTable) -> None:
+    storage, path = files.storage, files.path(LOG)
     modified_ms = storage.modified_ms(path)
-    starts = _first_rows(table, base_offset)
-    bases = [base_offset, *(int(table.base_offsets[row]) for row in starts[1:])]
+    starts = _first_rows(table, files.base_offset)
+    bases = [files.base_offset, *(int(table.base_offsets[row]) for row in starts[1:])]
     cuts = [*(int(table.positions[row]) for row in starts), len(data)]
-    aborted = _aborted(storage, directory, base_offset)
+    aborted = _aborted(files)
     ends = [*bases[1:], None]
     for base, end, start, stop in zip(bases, ends, cuts, cuts[1:], strict=False):
+        part = files._replace(base_offset=base)
         pieces = (data[at : min(at + _PIECE_BYTES, stop)] for at in range(start, stop, _PIECE_BYTES))
-        swap.write_cleaned(storage, directory, base, pieces, modified_ms=modified_ms)
+        swap.write_cleaned(part, pieces, modified_ms=modified_ms)
         if aborted is not None:
             mine = [each for each in aborted if base <= each.last_offset and (end is None or each.last_offset < end)]
-            write_file(storage, join(directory, segment_file(base, TXN_INDEX) + CLEANED), txn_index.encode(mine))
-    storage.sync_directory(directory)
+            write_file(storage, part.path(TXN_INDEX) + CLEANED, txn_index.encode(mine))
+    files.sync_names()
     for base in reversed(bases):
         for suffix in (TXN_INDEX, LOG) if aborted is not None else (LOG,):
-            if (base, suffix) == (base_offset, LOG):
-                storage.sync_directory(directory)
-            part = join(directory, segment_file(base, suffix))
-            storage.rename(part + CLEANED, part + SWAP)
-    storage.sync_directory(directory)
-    finish_swaps(storage, directory)
+            if (base, suffix) == (files.base_offset, LOG):
+                files.sync_names()
+            final = files._replace(base_offset=base).path(suffix)
+            storage.rename(final + CLEANED, final + SWAP)
+    files.sync_names()
+    finish_swaps(storage, files.directory)
     _log.warning("split a segment that spans too many offsets: path=%s bases=%s", path, bases)
 
 
@@ -435,13 +398,13 @@ def _first_rows(table: BatchTable, base_offset: int) -> list[int]:
     return rows
 
 
-def _aborted(storage: Storage, directory: str, base_offset: int) -> list[txn_index.AbortedTransaction] | None:
+def _aborted(files: SegmentFiles) -> list[AbortedTransaction] | None:
     """Return the entries of the segment's transaction index; None without the file, none if it is damaged."""
-    path = join(directory, segment_file(base_offset, TXN_INDEX))
-    if not storage.exists(path):
+    path = files.path(TXN_INDEX)
+    if not files.storage.exists(path):
         return None
     try:
-        return txn_index.entries(storage.read(path), path=path)
+        return txn_index.entries(files.storage.read(path), path=path)
     except Corrupt as error:
         _log.warning("a transaction index was not split: path=%s cause=%s", path, error)
         return []

@@ -2,20 +2,17 @@
 
 With one directory this class adds nothing to `LogDirectory`: its errors are raised unchanged. With several:
 
-* A failed disk takes only its own directory **offline** (`local.logdirs.offline_detection`). Calls that need it raise
-  DiskFailed with the cause; all other directories stay usable. A directory is also offline if it cannot be opened at
-  the start: it is missing, not writable, or does not answer. It stays offline until the next start.
-* All directories belong to one node. Two cluster ids or node ids, one directory id used twice, or a directory held by
-  another process are errors for all of them. The error is raised before anything is written.
-* A partition is in one directory. A partition found in two is refused, and both copies stay unchanged. (Kafka stops the
-  process: "Duplicate log directories found".) The ``-future`` copy of a move is not a duplicate.
-* If a partition is found nowhere while a directory is offline, it is assumed to be in the offline directory. It is
-  refused, and not created elsewhere.
+* A failed disk takes only its own directory **offline** (`local.storage.storage.WatchedStorage`). Calls that need it
+raise DiskFailed with the cause; all other directories stay usable. A directory is also offline if it cannot be opened
+at the start: it is missing, not writable, or does not answer. It stays offline until the next start. * All directories
+belong to one node. Two cluster ids or node ids, one directory id used twice, or a directory held by another process are
+errors for all of them. The error is raised before anything is written. * A partition is in one directory. A partition
+found in two is refused, and both copies stay unchanged. (Kafka stops the process.) The ``-future`` copy of a move is
+not a duplicate. * If a partition is found nowhere while a directory is offline, it is assumed to be in the offline
+directory. It is refused, and not created elsewhere.
 
 The first start creates missing directories. At a later start a missing directory is offline, because its disk may not
 be mounted: the operator creates a new directory by hand.
-
-This module is longer than its neighbours: it holds all rules for partitions in several directories.
 """
 
 from __future__ import annotations
@@ -27,10 +24,10 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from local.errors import AccessDenied, Conflict, Corrupt, DiskFailed, ErrorCode, InvalidRequest, LogError, NotFound
+from local.facts import LogDirFacts
 from local.log import Log, checkpoints
 from local.log.checkpoints import MetaProperties
 from local.logdirs.log_dir import LogDirectory
-from local.logdirs.log_dir_info import LogDirFacts
 from local.logdirs.log_moves import (
     IncompleteMove,
     Progress,
@@ -40,10 +37,10 @@ from local.logdirs.log_moves import (
     rename_deleted,
     resolve,
 )
-from local.logdirs.offline_detection import WatchedStorage, offline
 from local.names import TopicPartition
 from local.settings import LogSettings
 from local.storage import Space, Storage
+from local.storage.storage import WatchedStorage, offline
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +182,7 @@ class LogDirectories:
         belongs to that directory all the same, and `create` raises the error.
         """
         facts = {each.path: each for each in self.facts()}
-        by_root: dict[str, list[TopicPartition]] = {}
+        created: dict[str, list[TopicPartition]] = {}
         refused: dict[TopicPartition, LogError] = {}
         for name in partitions:
             try:
@@ -195,8 +192,8 @@ class LogDirectories:
                 continue
             if name not in self._where:
                 facts[root] = replace(facts[root], partition_count=facts[root].partition_count + 1)
-                by_root.setdefault(root, []).append(name)
-        for root, names in by_root.items():
+                created.setdefault(root, []).append(name)
+        for root, names in created.items():
             with self._changing:
                 self._where.update(dict.fromkeys(names, (root,)))
             directory = self._directories[root]
@@ -411,7 +408,10 @@ class LogDirectories:
 
     def _take_all(self) -> None:
         is_one_of_several = len(self.roots) > 1
-        known = self._scan_all() if is_one_of_several else {}
+        known: dict[str, MetaProperties] = {}
+        for root in self.roots if is_one_of_several else ():
+            if (identity := self._try(root, self._identity)) is not None:
+                known[root] = identity
         like = _agreed(known)
         if like is None and self._offline:
             # Only the offline directory could name the cluster and the node of the others.
@@ -430,19 +430,19 @@ class LogDirectories:
 
     def _resolve_moves(self) -> None:
         """Finish or undo interrupted moves. A leftover stays, and is recorded, if no other complete copy is proven."""
-        found = [self._try(each.root, self._find_incomplete_moves) for each in self.online]
-        incomplete_moves = [leftover for some in found for leftover in some or ()]
-        self._incomplete_moves = (
-            incomplete_moves if self.read_only else resolve(incomplete_moves, self._where, self._storages)
-        )
+        moves: list[IncompleteMove] = []
+        for root in [each.root for each in self.online]:
+            if self._try(root, self._is_there):
+                moves += self._try(root, lambda root: find_incomplete_moves(self._storages[root], root)) or []
+        self._incomplete_moves = moves if self.read_only else resolve(moves, self._where, self._storages)
 
-    def _scan_all(self) -> dict[str, MetaProperties]:
-        found = ((root, self._try(root, self._scan)) for root in self.roots)
-        return {root: identity for root, identity in found if identity is not None}
+    def _identity(self, root: str) -> MetaProperties | None:
+        return checkpoints.read_meta_properties(self._storages[root], root)
 
     def _take_one(self, root: str, like: MetaProperties | None) -> MetaProperties | None:
         """Lock and load one directory; return its identity, None if it went offline."""
-        taken = self._try(root, lambda root: self._take(root, like))
+        storage, read_only = self._storages[root], self.read_only
+        taken = self._try(root, lambda root: LogDirectory(storage, root, read_only=read_only, like=like))
         if taken is None:
             return None
         self._directories[root] = taken
@@ -452,7 +452,6 @@ class LogDirectories:
     def _found_in(
         self, root: str, where: Mapping[TopicPartition, tuple[str, ...]]
     ) -> dict[TopicPartition, tuple[str, ...]]:
-        """`where` with the partitions of this directory added."""
         return {**where, **{name: (*where.get(name, ()), root) for name in self._try(root, self._list) or ()}}
 
     def _scan_until_stable(self) -> None:
@@ -484,17 +483,8 @@ class LogDirectories:
         assert isinstance(watched, WatchedStorage), "a single directory is never offline"
         watched.fail(error)
 
-    def _scan(self, root: str) -> MetaProperties | None:
-        return checkpoints.read_meta_properties(self._storages[root], root)
-
     def _is_there(self, root: str) -> bool:
         return self._storages[root].is_directory(root)
-
-    def _take(self, root: str, like: MetaProperties | None) -> LogDirectory:
-        return LogDirectory(self._storages[root], root, read_only=self.read_only, like=like)
-
-    def _find_incomplete_moves(self, root: str) -> list[IncompleteMove]:
-        return find_incomplete_moves(self._storages[root], root) if self._is_there(root) else []
 
     def _list(self, root: str) -> list[TopicPartition]:
         if self.read_only and len(self.roots) == 1 and not self._is_there(root):

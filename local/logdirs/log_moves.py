@@ -3,7 +3,7 @@
 `S` is the source directory, `T` the target, `h` 32 hex digits drawn for this move. Order of effects:
 
 1. Create ``T/<topic>-<p>.<h>-future``. Copy and sync segment by segment until few bytes are missing. Then copy the
-   parts of compacted views (`local.log.view_directory`).
+   parts of compacted views (`local.logdirs.log_moves`).
 2. Appends wait from here on. Close the active segment, copy the rest, and make all of it durable, names included.
 3. Write the log's checkpoints in `T` (recovery point, log start, cleaner offset).
 4. Rename ``S/<topic>-<p>`` to ``S/<topic>-<p>.<h>-delete``, durably.
@@ -40,7 +40,6 @@ from dataclasses import dataclass
 from local import names
 from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.log import Log, checkpoints
-from local.log.view_directory import copy_view_files, remove_view_files
 from local.logdirs.log_dir import LogDirectory
 from local.names import (
     LOG,
@@ -48,11 +47,12 @@ from local.names import (
     SEGMENT_SUFFIXES,
     TIME_INDEX,
     TXN_INDEX,
+    VIEW_PARTS,
     TopicPartition,
     parse_marked_directory,
 )
 from local.segment.segment import Segment
-from local.storage import Storage, StorageFile, join, write_file
+from local.storage import FileFacts, Storage, StorageFile, join, write_file
 
 CHUNK_BYTES = 4 << 20
 # Below LITTLE_BYTES missing bytes, appends may wait for the rest. After ROUNDS_MAX passes they must wait.
@@ -63,6 +63,7 @@ _NOT_COPIED = (names.DELETED, names.CLEANED, names.SWAP, names.TEMPORARY, names.
 # Bytes copied so far, bytes of the log. The callback may be slow, but must not move or close the log.
 Progress = Callable[[int, int], None]
 _log = logging.getLogger(__name__)
+ASIDE = "~aside"  # suffix for parts being written; no view's name holds a tilde
 
 
 def move_log(
@@ -345,3 +346,54 @@ def _is_copy_of(move: IncompleteMove, storage: Storage, path: str) -> bool:
         return mine is None or mine == checkpoints.read_topic_id(storage, path)
     except Corrupt:
         return False
+
+
+# -- compacted views: files in ``<partition>/view/<view>/`` that never change once they have their names
+
+
+def view_files(storage: Storage, directory: str) -> dict[str, FileFacts]:
+    """List the files below the partition's directory as ``view/<view>/<file>``, in order, unfinished ones too."""
+    found: dict[str, FileFacts] = {}
+    for place in _places(storage, directory):
+        with suppress(NotFound):  # removed since the listing
+            files = storage.list_files(join(directory, place))
+            found |= {join(place, name): files[name] for name in sorted(files)}
+    return found
+
+
+def copy_view_files(source: Storage, old: str, target: Storage, new: str) -> None:
+    """Copy the finished parts from the partition directory `old` to `new`, durably. Existing copies stay."""
+    there = view_files(target, new)
+    for path, facts in view_files(source, old).items():
+        place = path.rpartition("/")[0]
+        if place.endswith(ASIDE) or (path in there and there[path].size_bytes == facts.size_bytes):
+            continue
+        target.make_directory(join(new, place))
+        file = target.create(join(new, path))
+        try:
+            for at in range(0, facts.size_bytes, CHUNK_BYTES):
+                file.append(source.read(join(old, path), at, min(CHUNK_BYTES, facts.size_bytes - at)))
+            file.sync()
+        finally:
+            file.close()
+        target.sync_directory(join(new, place))
+
+
+def remove_view_files(storage: Storage, directory: str) -> None:
+    """Remove the parts and their directories; durable once the partition's directory is removed durably."""
+    root = join(directory, VIEW_PARTS)
+    if not storage.is_directory(root):
+        return
+    for place in _places(storage, directory):
+        for name in storage.list(join(directory, place)):
+            storage.unlink(join(directory, place, name))
+        storage.remove_directory(join(directory, place))
+    storage.remove_directory(root)
+
+
+def _places(storage: Storage, directory: str) -> list[str]:
+    root = join(directory, VIEW_PARTS)
+    if not storage.is_directory(root):
+        return []
+    names = storage.list(root)
+    return [join(VIEW_PARTS, name) for name in names if storage.is_directory(join(root, name))]

@@ -35,20 +35,6 @@ from local.format.record import TimestampType
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = [
-    "HEADER_BYTES",
-    "BatchHeader",
-    "Codec",
-    "Marker",
-    "assign_offset",
-    "assign_timestamp",
-    "check_batch",
-    "encode_batch",
-    "encode_marker",
-    "read_header",
-    "read_marker",
-]
-
 _LONG = (-(2**63), 2**63 - 1)
 _INT = (-(2**31), 2**31 - 1)
 _SHORT = (-(2**15), 2**15 - 1)

@@ -1,11 +1,10 @@
 """Read all batches of a ``.log`` in runs, sound or damaged: for checks, not for reads of a log.
 
 A reader of a log stops at the first wrong byte; this module reads on behind it. A batch with a wrong checksum or wrong
-offsets, but a plausible length, is returned as its own run with its damage. Iteration ends at the first implausible
-length, or at the end of the bytes.
+offsets, but a plausible length, is its own run with its damage. Iteration ends at the first implausible length.
 
-Memory: one chunk (CHUNK_BYTES, or the largest batch if that is larger), independent of the file's size. The bytes come
-from any ranged read: a file, an object, a part of either. Of a file that grows, only the given `size_bytes` are read.
+Memory: one chunk (CHUNK_BYTES, or the largest batch if that is larger). The bytes come from any ranged read of a file
+or an object. Of a file that grows, only the given `size_bytes` are read.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from local.errors import Corrupt
 
 Fields = dict[str, object]
 
-_TRANSACTION_STATES = (
+_TRANSACTION_STATES = [
     "Empty",
     "Ongoing",
     "PrepareCommit",
@@ -41,7 +41,7 @@ _TRANSACTION_STATES = (
     "CompleteAbort",
     "Dead",
     "PrepareEpochFence",
-)
+]
 _LONG_TAGS = {0: ("previousProducerId", 8), 1: ("nextProducerId", 8), 2: ("clientTransactionVersion", 2)}
 
 
@@ -98,7 +98,10 @@ class _Reader:
         return None if length == -1 else self.take(length).decode("utf-8", "replace")
 
     def text(self) -> str:
-        return self._present(self.nullable_text())
+        text = self.nullable_text()
+        if text is None:
+            raise Corrupt(f"{self._attempt}, a field must not be null", at=self._at)
+        return text
 
     def body(self) -> str:
         """Bytes as base64: Kafka's own JSON notation for bytes."""
@@ -133,11 +136,6 @@ class _Reader:
                 return value
         raise Corrupt(f"{self._attempt}, a length has more than five bytes", at=self._at)
 
-    def _present(self, text: str | None) -> str:
-        if text is None:
-            raise Corrupt(f"{self._attempt}, a field must not be null", at=self._at)
-        return text
-
 
 def _begin(key: bytes | None, attempt: str) -> tuple[int, _Reader]:
     if key is None:
@@ -150,8 +148,8 @@ def _begin(key: bytes | None, attempt: str) -> tuple[int, _Reader]:
 
 
 def _unknown(kind: int, key: bytes | None, value: bytes | None) -> tuple[Fields, Fields | None]:
-    decoded: Fields = {"type": kind, "data": None, "base64": base64.b64encode(key or b"").decode()}
-    return decoded, None if value is None else {"data": None, "base64": base64.b64encode(value).decode()}
+    fields: Fields = {"type": kind, "data": None, "base64": base64.b64encode(key or b"").decode()}
+    return fields, None if value is None else {"data": None, "base64": base64.b64encode(value).decode()}
 
 
 def _value(
@@ -179,7 +177,7 @@ def _offset_value(body: _Reader, version: int) -> Fields:
     data["commitTimestamp"] = body.number(8)
     if version == 1:
         data["expireTimestamp"] = body.number(8)
-    return data | _kept(body.tags())
+    return data | _unknown_tags(body.tags())
 
 
 def _group_value(body: _Reader, version: int) -> Fields:
@@ -192,7 +190,7 @@ def _group_value(body: _Reader, version: int) -> Fields:
     if version >= 2:
         data["currentStateTimestamp"] = body.number(8)
     data["members"] = body.items(lambda: _member(body, version))
-    return data | _kept(body.tags())
+    return data | _unknown_tags(body.tags())
 
 
 def _member(body: _Reader, version: int) -> Fields:
@@ -203,7 +201,7 @@ def _member(body: _Reader, version: int) -> Fields:
     if version >= 1:
         member["rebalanceTimeout"] = body.number(4)
     member |= {"sessionTimeout": body.number(4), "subscription": body.body(), "assignment": body.body()}
-    return member | _kept(body.tags())
+    return member | _unknown_tags(body.tags())
 
 
 def _transaction_value(body: _Reader, version: int) -> Fields:
@@ -221,15 +219,15 @@ def _transaction_value(body: _Reader, version: int) -> Fields:
     for tag, (name, width) in _LONG_TAGS.items():
         if len(tags.get(tag, b"")) == width:
             data[name] = int.from_bytes(tags.pop(tag), "big", signed=True)
-    return data | _kept(tags)
+    return data | _unknown_tags(tags)
 
 
 def _partitions(body: _Reader) -> Fields:
     topic: Fields = {"topic": body.text(), "partitionIds": body.items(lambda: body.number(4))}
-    return topic | _kept(body.tags())
+    return topic | _unknown_tags(body.tags())
 
 
-def _kept(tags: dict[int, bytes]) -> Fields:
+def _unknown_tags(tags: dict[int, bytes]) -> Fields:
     """Tagged fields of a newer Kafka as base64, by tag number."""
     if not tags:
         return {}

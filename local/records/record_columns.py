@@ -214,7 +214,6 @@ def _timestamps(column: pa.Array[Any]) -> NDArray[np.int64]:
 
 
 def _headers(column: pa.Array[Any]) -> dict[str, Any]:
-    """The headers of each row, encoded as in a record."""
     import pyarrow as pa
 
     kind = column.type

@@ -2,5 +2,4 @@
 
 - `segment` appends and owns the files. `segment_reading` reads batches.
 - `swap` replaces neighbouring segments; a crash leaves all the old or all the new ones.
-- `segment_info` holds the facts about a segment for policies.
 """

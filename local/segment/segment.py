@@ -10,8 +10,7 @@ Order of effects of an append: log bytes, index entries, sizes in memory. A cras
 worst. Recovery finds and removes entries past the log's durable batches. If the disk has no room for the log bytes or
 an entry, the files are cut back to a `Mark`, which needs no room.
 
-The module does not know other segments, roll rules or retention. It is long because all access to a segment's files
-happens under its two locks.
+All access to a segment's files happens under its two locks.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from local.errors import Corrupt, DiskFailed, LogError, NotFound
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index, time_index, txn_index
 from local.index.index_files import ENTRY_BYTES, headers_of, time_entry
-from local.index.sealed_indexes import TRUSTED, Access, SealedIndexes, TimeStart, time_start
+from local.index.sealed_indexes import TRUSTED, Access, SealedIndexes, TimeStart
 from local.index.txn_index import AbortedTransaction
-from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX, segment_file
-from local.segment.segment_info import SegmentInfo
-from local.storage import Body, FileFacts, Storage, StorageFile, join, replace_file
+from local.names import LOG, OFFSET_INDEX, SEGMENT_SUFFIXES, TIME_INDEX, TXN_INDEX
+from local.storage import Body, FileFacts, SegmentFiles, StorageFile, replace_file
 
 if TYPE_CHECKING:
     from local.index.txn_index import SegmentTransactions, TransactionScan
@@ -61,27 +59,22 @@ class Mark(NamedTuple):
     has_aborted: bool | None
 
 
-class _Rebuilt(NamedTuple):
-    """Rebuilt entries, in place of the first `offset_entries` and `time_entries` of an active segment."""
-
-    offsets: bytes
-    times: bytes
-    offset_entries: int
-    time_entries: int
+# By suffix: rebuilt entries, and the number of first entries of an active segment that they replace.
+_Rebuilt = dict[str, tuple[bytes, int]]
 
 
 class Segment:
     """See the module. One writer, many readers. `base_offset` never changes. Sizes are in bytes."""
 
-    def __init__(self, storage: Storage, directory: str, base_offset: int) -> None:
-        self.base_offset = base_offset
+    def __init__(self, files: SegmentFiles) -> None:
+        self.files = files
+        self.base_offset = files.base_offset
         self.size_bytes = 0
         self.roll_base_ms: int | None = None
         self.created_ms = 0
         self.modified_ms = 0
         self.may_grow = False  # in a read-only open
-        self._storage = storage
-        self._directory = directory
+        self._storage = files.storage
         self._lock = threading.RLock()
         # Held during a sync and a close. Order: `_sync_lock`, then `_lock`, so that reads never wait for the disk.
         self._sync_lock = threading.RLock()
@@ -97,7 +90,7 @@ class Segment:
         self._access = TRUSTED
         self._indexes: SealedIndexes | None = None
         # (largest timestamp, last offset of the first batch with it); None: not read yet
-        self._latest: tuple[int | None, int] | None = (None, base_offset)
+        self._latest: tuple[int | None, int] | None = (None, files.base_offset)
         self._shown_ms = -1  # read-only open: the largest timestamp after the last time entry
         self._has_aborted: bool | None = None  # None: not read yet
         self._transactions: TransactionScan | None = None  # of the batches scanned so far
@@ -110,57 +103,47 @@ class Segment:
         return self._retired
 
     @classmethod
-    def create(cls, storage: Storage, directory: str, base_offset: int, *, created_ms: int) -> Segment:
+    def create(cls, files: SegmentFiles, *, created_ms: int) -> Segment:
         """Create an empty active segment; its names are durable on return (O2: before any acknowledgement).
 
         On failure the created files are removed as far as possible. An empty file with this base must not remain,
         because the previous segment may grow past it.
         """
-        segment = cls(storage, directory, base_offset)
+        segment = cls(files)
         segment.created_ms = segment.modified_ms = created_ms
         segment._offset_index, segment._time_index = bytearray(), bytearray()
         try:
             for suffix in (LOG, OFFSET_INDEX, TIME_INDEX):
-                segment._writers[suffix] = storage.create(segment.path(suffix))
-            storage.sync_directory(directory)
+                segment._writers[suffix] = files.storage.create(files.path(suffix))
+            files.sync_names()
         except LogError:
-            segment._undo_create()
+            made = list(segment._writers)
+            segment.close()
+            with suppress(LogError):
+                for suffix in made:
+                    files.storage.unlink(files.path(suffix))
+                files.sync_names()
             raise
         return segment
 
     @classmethod
-    def load(
-        cls,
-        storage: Storage,
-        directory: str,
-        base_offset: int,
-        *,
-        interval_bytes: int = offset_index.INTERVAL_BYTES,
-    ) -> Segment:
+    def load(cls, files: SegmentFiles, *, interval_bytes: int = offset_index.INTERVAL_BYTES) -> Segment:
         """Return a closed segment whose files this process has just written or checked."""
-        path = join(directory, segment_file(base_offset, LOG))
-        facts = FileFacts(storage.size(path), storage.modified_ms(path))
-        return cls.found(storage, directory, base_offset, facts, Access(interval_bytes=interval_bytes))
+        path = files.path(LOG)
+        facts = FileFacts(files.storage.size(path), files.storage.modified_ms(path))
+        return cls.found(files, facts, Access(interval_bytes=interval_bytes))
 
     @classmethod
-    def found(
-        cls,
-        storage: Storage,
-        directory: str,
-        base_offset: int,
-        log: FileFacts,
-        access: Access,
-        has_aborted: bool | None = None,
-    ) -> Segment:
+    def found(cls, files: SegmentFiles, log: FileFacts, access: Access, has_aborted: bool | None = None) -> Segment:
         """Return a closed segment from a listing; files are read when needed. `has_aborted` None: unknown."""
-        segment = cls(storage, directory, base_offset)
+        segment = cls(files)
         segment.size_bytes, segment.created_ms = log
         segment.modified_ms = segment.created_ms
         segment._access, segment._latest, segment._has_aborted = access, None, has_aborted
         return segment
 
     def path(self, suffix: str) -> str:
-        return join(self._directory, segment_file(self.base_offset, suffix))
+        return self.files.path(suffix)
 
     @property
     def max_timestamp_ms(self) -> int | None:
@@ -329,22 +312,18 @@ class Segment:
     def entry_before(self, offset: int) -> tuple[int, int]:
         """Return (last offset, position) of the index entry from which to scan for `offset`.
 
-        The position is that of `position_of`. A batch from there on ends with the last offset. At position 0 the last
-        offset carries no information. Raises NotFound once retired.
+        The position is a batch start at or before the batch of `offset`. A batch from there on ends with the last
+        offset. At position 0 the last offset carries no information. Raises NotFound once retired.
         """
-        with self._lock:
-            if self._offset_index is not None:
-                return offset_index.find(*self._active_entries(OFFSET_INDEX), self.base_offset, offset)
-            sealed = self._sealed()
-        return sealed.entry_before(offset)
+        with self._entries(OFFSET_INDEX) as (count, entry):
+            return offset_index.find(count, entry, self.base_offset, offset)
 
     def time_start(self, timestamp_ms: int) -> TimeStart:
         """Return where to scan for a record at or after `timestamp_ms`. Raises NotFound once retired."""
-        with self._lock:
-            if self._time_index is not None:
-                return time_start(*self._active_entries(TIME_INDEX), self.base_offset, timestamp_ms)
-            sealed = self._sealed()
-        return sealed.time_start(timestamp_ms)
+        with self._entries(TIME_INDEX) as (count, entry):
+            # Strictly below: an entry *at* the timestamp names the batch's last offset, past the wanted record.
+            claimed = time_index.find(count, entry, self.base_offset, timestamp_ms - 1)[1]
+            return TimeStart(time_index.find_start(count, entry, self.base_offset, timestamp_ms), claimed)
 
     def rebuild_indexes(self, problem: str, is_still: Callable[[], bool]) -> None:
         """Rebuild both indexes, which the headers of the log contradict (`local.index.sealed_indexes`).
@@ -365,11 +344,13 @@ class Segment:
             return  # this process wrote all entries, or another thread has rebuilt them
         size = found.size_bytes
         table = headers_of(lambda at, length: self.read(at, min(length, size - at)), size, path=self.path(LOG))
-        made = build_indexes(table, self.base_offset, self._access.interval_bytes or offset_index.INTERVAL_BYTES)
+        made = build_indexes(table, self.base_offset, self._access.interval_bytes)
         _log.warning("the indexes of a segment are wrong: path=%s cause=%s", self.path(LOG), problem)
-        entries = found.offset_index_bytes // offset_index.ENTRY_BYTES, found.time_index_bytes // time_index.ENTRY_BYTES
         with self._lock:
-            self._rebuilt = _Rebuilt(bytes(made.offset), bytes(made.time), *entries)
+            self._rebuilt = {
+                OFFSET_INDEX: (bytes(made.offset), found.offset_index_bytes // offset_index.ENTRY_BYTES),
+                TIME_INDEX: (bytes(made.time), found.time_index_bytes // time_index.ENTRY_BYTES),
+            }
 
     def read(self, start: int, length: int) -> bytes:
         """Return bytes ``[start, start + length)`` of the ``.log``, fewer at its end.
@@ -425,7 +406,7 @@ class Segment:
         self.write_last_entry()
         self.sync()
         is_wrong = self._rebuilt is not None
-        self._let_go()
+        self._close_files()
         if is_wrong:
             with suppress(LogError):  # on failure the next reader finds the index wrong again
                 self._sealed().rebuild("found while the segment was active")
@@ -433,7 +414,7 @@ class Segment:
     def close(self) -> None:
         """Close the files without writing, after a sync under way. Nothing is written for this segment from here on."""
         with self._sync_lock, self._lock:
-            self._let_go()
+            self._close_files()
             if not self._access.is_shared:  # a read-only open has no maps and rebuilds nothing
                 self._sealed().close()
 
@@ -459,33 +440,10 @@ class Segment:
             self._first = (header.max_timestamp_ms if header and header.max_timestamp_ms >= 0 else None,)
         return self._first[0]
 
-    def info(
-        self,
-        max_timestamp_ms: int | None,
-        *,
-        next_offset: int,
-        size_bytes: int,
-        is_active: bool,
-        is_clean: bool,
-        first_timestamp_ms: int | None = None,
-    ) -> SegmentInfo:
-        """Return the frozen facts of the segment. The caller passes those that grow, from one consistent view."""
-        return SegmentInfo(
-            base_offset=self.base_offset,
-            next_offset=next_offset,
-            size_bytes=size_bytes,
-            max_timestamp_ms=max_timestamp_ms,
-            is_active=is_active,
-            is_clean=is_clean,
-            modified_ms=self.modified_ms,
-            first_timestamp_ms=first_timestamp_ms,
-        )
-
     def _sealed(self) -> SealedIndexes:
         """Return the indexes as files."""
         if self._indexes is None:
-            place = (self._storage, self._directory, self.base_offset)
-            self._indexes = SealedIndexes(*place, self.size_bytes, self._access, self._present)
+            self._indexes = SealedIndexes(self.files, self.size_bytes, self._access, self._present)
         return self._indexes
 
     @contextmanager
@@ -495,26 +453,32 @@ class Segment:
             self._check_present()
             yield
 
-    def _active_entries(self, suffix: str) -> tuple[int, Callable[[int], Entry]]:
-        """Return (number of entries, function from slot to entry) of an active segment, rebuilt ones first."""
-        is_offset = suffix == OFFSET_INDEX
-        index = self._offset_index if is_offset else self._time_index
-        assert index is not None, "asked of an active segment alone"
-        unpack, width = (offset_index if is_offset else time_index).ENTRY, ENTRY_BYTES[suffix]
-        again = self._rebuilt
-        if again is None:
-            return len(index) // width, lambda slot: unpack.unpack_from(index, slot * width)
-        made, passed = (again.offsets, again.offset_entries) if is_offset else (again.times, again.time_entries)
-        first = len(made) // width
+    @contextmanager
+    def _entries(self, suffix: str) -> Iterator[tuple[int, Callable[[int], Entry]]]:
+        """Yield (number of entries, function from slot to entry). Rebuilt entries of an active segment come first."""
+        with self._lock:
+            index = self._offset_index if suffix == OFFSET_INDEX else self._time_index
+            sealed, rebuilt = self._sealed(), self._rebuilt
+            if index is not None:
+                entry, width = (offset_index if suffix == OFFSET_INDEX else time_index).ENTRY, ENTRY_BYTES[suffix]
+                if rebuilt is None:
+                    yield len(index) // width, lambda slot: entry.unpack_from(index, slot * width)
+                    return
+                made, replaced = rebuilt[suffix]
+                shift = len(made) - replaced * width
+                yield (
+                    (len(index) + shift) // width,
+                    lambda slot: _pair(
+                        entry.unpack_from(made, slot * width)
+                        if slot * width < len(made)
+                        else entry.unpack_from(index, slot * width - shift)
+                    ),
+                )
+                return
+        with sealed.entries(suffix) as found:
+            yield found
 
-        def entry(slot: int) -> Entry:
-            if slot < first:
-                return _pair(unpack.unpack_from(made, slot * width))
-            return _pair(unpack.unpack_from(index, (slot - first + passed) * width))
-
-        return first + len(index) // width - passed, entry
-
-    def _let_go(self) -> None:
+    def _close_files(self) -> None:
         """Close the files; from now on the index files are authoritative. Waits for a sync under way."""
         with self._sync_lock, self._lock:
             for file in self._writers.values():
@@ -523,25 +487,15 @@ class Segment:
                 self._writers, self._indexes, self._access = {}, None, self._access._replace(is_trusted=True)
             self._offset_index = self._time_index = self._rebuilt = self._found = None
 
-    def _undo_create(self) -> None:
-        made = list(self._writers)
-        self.close()
-        with suppress(LogError):
-            for suffix in made:
-                self._storage.unlink(self.path(suffix))
-            self._storage.sync_directory(self._directory)
-
     def _newest(self) -> tuple[int | None, int]:
         if self._latest is None:
-            recorded, offset = self._recorded_latest()
-            latest = max(-1 if recorded is None else recorded, self._shown_ms)
+            if not self.size_bytes and self._access.is_shared:
+                known, offset = None, self.base_offset  # in a read-only open an empty log may have no files
+            else:
+                known, offset = self._sealed().largest_timestamp()
+            latest = max(-1 if known is None else known, self._shown_ms)
             self._latest = (latest if latest >= 0 else None, offset)
         return self._latest
-
-    def _recorded_latest(self) -> tuple[int | None, int]:
-        if not self.size_bytes and self._access.is_shared:
-            return None, self.base_offset  # in a read-only open an empty log may have no files
-        return self._sealed().largest_timestamp()
 
     def _check_present(self) -> None:
         if self._retired:
@@ -563,7 +517,7 @@ class Segment:
                     self._unsynced.discard(suffix)  # before the sync: writes during the sync are due again
                     self._writers[suffix].sync()
                 if TXN_INDEX in due:
-                    self._storage.sync_directory(self._directory)
+                    self.files.sync_names()
             except BaseException:
                 # An interrupt counts as a failure: the kernel's answer is unknown.
                 self._has_failed_sync = True

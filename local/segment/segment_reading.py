@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from local.errors import Corrupt
+from local.format.batch_header import HEADER_BYTES, read_header
 from local.index import offset_index
 from local.names import LOG
-from local.records.batch import HEADER_BYTES, read_header
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ class BatchRun(NamedTuple):
 
 @cache
 def no_run() -> BatchRun:
-    """Return the empty run."""
     from local import kernels
 
     return BatchRun(memoryview(b""), kernels.scan_batches(b""), slice(0, 0), 0)
@@ -201,13 +200,12 @@ def slice_bounds(segment: Segment, slice_bytes: int = SLICE_BYTES) -> list[tuple
     is wrong and the headers of the log are unsound.
     """
     cuts = _cuts(segment, slice_bytes)
-    wrong = next((each for each in cuts if not _is_right(segment, each)), None)
-    if wrong is not None:
-        is_still = partial(_has_cut, segment, slice_bytes, wrong)
-        segment.rebuild_indexes(
-            f"an offset index entry points to no batch: offset={wrong[0]} position={wrong[1]}", is_still
-        )
-        cuts = _cuts(segment, slice_bytes)
+    for wrong in cuts:
+        if _contradiction(segment, wrong, *_scanned(segment, wrong[1], HEADER_BYTES)) is not None:
+            problem = f"an offset index entry points to no batch: offset={wrong[0]} position={wrong[1]}"
+            segment.rebuild_indexes(problem, lambda wrong=wrong: wrong in _cuts(segment, slice_bytes))  # type: ignore[misc]
+            cuts = _cuts(segment, slice_bytes)
+            break
     bounds = [0, *(position for _, position in cuts), segment.size_bytes]
     return list(pairwise(bounds)) if segment.size_bytes else []
 
@@ -224,12 +222,3 @@ def _cuts(segment: Segment, slice_bytes: int) -> list[tuple[int, int]]:
         reached = int(positions[slot])
     width = offset_index.ENTRY_BYTES
     return [offset_index.entries(index[at * width : (at + 1) * width], segment.base_offset)[0] for at in slots]
-
-
-def _has_cut(segment: Segment, slice_bytes: int, cut: tuple[int, int]) -> bool:
-    return cut in _cuts(segment, slice_bytes)
-
-
-def _is_right(segment: Segment, entry: tuple[int, int]) -> bool:
-    data, table = _scanned(segment, entry[1], HEADER_BYTES)
-    return _contradiction(segment, entry, data, table) is None

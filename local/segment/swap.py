@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 from local.errors import DiskFailed
 from local.index import txn_index
 from local.index.txn_index import AbortedTransaction
-from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, TXN_INDEX, segment_file
-from local.storage import Body, Storage, join, write_file
+from local.names import CLEANED, LOG, OFFSET_INDEX, SWAP, TIME_INDEX, TXN_INDEX
+from local.storage import Body, SegmentFiles, write_file
 
 if TYPE_CHECKING:
     from local.index.index_files import Indexes
@@ -40,49 +40,44 @@ _INDEXES_THEN_LOG = (OFFSET_INDEX, TIME_INDEX, LOG)
 _ALL_THEN_LOG = (TXN_INDEX, *_INDEXES_THEN_LOG)
 
 
-def write_cleaned(
-    storage: Storage, directory: str, base_offset: int, body: Iterable[Body], *, modified_ms: int | None = None
-) -> str:
-    """Do step 1 for the log file, durably; return its path. `modified_ms` becomes the file's mtime."""
-    path = join(directory, segment_file(base_offset, LOG) + CLEANED)
-    file = storage.create(path)
+def write_cleaned(files: SegmentFiles, body: Iterable[Body], *, modified_ms: int | None = None) -> int:
+    """Do step 1 for the log file, durably; return its size. `modified_ms` becomes the file's mtime."""
+    path = files.path(LOG) + CLEANED
+    file = files.storage.create(path)
     try:
         for part in body:
             file.append(part)
         if modified_ms is not None:
-            storage.set_modified_ms(path, modified_ms)
+            files.storage.set_modified_ms(path, modified_ms)
         file.sync()
+        return file.size()
     finally:
         file.close()
-    return path
 
 
-def write_cleaned_indexes(
-    storage: Storage, directory: str, base_offset: int, indexes: Indexes, aborted: Iterable[AbortedTransaction] = ()
-) -> None:
+def write_cleaned_indexes(files: SegmentFiles, indexes: Indexes, aborted: Iterable[AbortedTransaction] = ()) -> None:
     """Do step 1 for the indexes and the directory; a ``.txnindex`` only for `aborted` transactions."""
     bodies: list[tuple[str, Body]] = [(OFFSET_INDEX, indexes.offset), (TIME_INDEX, indexes.time)]
-    transactions = txn_index.encode(aborted)
-    if transactions:
+    if transactions := txn_index.encode(aborted):
         bodies.append((TXN_INDEX, transactions))
     for suffix, data in bodies:
-        write_file(storage, join(directory, segment_file(base_offset, suffix) + CLEANED), data)
-    storage.sync_directory(directory)
+        write_file(files.storage, files.path(suffix) + CLEANED, data)
+    files.sync_names()
 
 
-def discard(storage: Storage, directory: str, base_offset: int) -> None:
+def discard(files: SegmentFiles) -> None:
     """Undo step 1. A crash leaves ``.cleaned`` files, which start-up deletes."""
     for suffix in reversed(_ALL_THEN_LOG):
-        storage.unlink(join(directory, segment_file(base_offset, suffix) + CLEANED))
+        files.storage.unlink(files.path(suffix) + CLEANED)
 
 
-def announce(storage: Storage, directory: str, base_offset: int) -> None:
+def announce(files: SegmentFiles) -> None:
     """Do step 2 without its sync. From here on the new segment wins.
 
     The caller holds the log's lock and has checked that the replaced segments are still there. If the disk has no room
     for a name, this function undoes step 1 and its own renames and raises DiskFailed.
     """
-    paths = {suffix: join(directory, segment_file(base_offset, suffix)) for suffix in _ALL_THEN_LOG}
+    storage, paths = files.storage, {suffix: files.path(suffix) for suffix in _ALL_THEN_LOG}
     storage.unlink(paths[TXN_INDEX] + SWAP)  # left from a failed undo, it would pass for the new segment's
     try:
         for suffix, path in paths.items():
@@ -92,17 +87,16 @@ def announce(storage: Storage, directory: str, base_offset: int) -> None:
         if error.lacks_room:
             for path in paths.values():  # the log is renamed last, so it has no ``.swap`` name yet
                 storage.unlink(path + SWAP)
-            discard(storage, directory, base_offset)
+            discard(files)
         raise
 
 
-def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
+def put_in_place(files: SegmentFiles) -> None:
     """Do steps 4 and 5. The old files must have other names already."""
-    transactions = join(directory, segment_file(base_offset, TXN_INDEX))
+    storage, transactions = files.storage, files.path(TXN_INDEX)
     if storage.exists(transactions + SWAP):
         storage.rename(transactions + SWAP, transactions)
-        storage.sync_directory(directory)
+        files.sync_names()
     for suffix in _INDEXES_THEN_LOG:
-        path = join(directory, segment_file(base_offset, suffix))
-        storage.rename(path + SWAP, path)
-    storage.sync_directory(directory)
+        storage.rename(files.path(suffix) + SWAP, files.path(suffix))
+    files.sync_names()

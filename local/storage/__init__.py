@@ -8,6 +8,7 @@ from local.storage.storage import Body as Body
 from local.storage.storage import DiskFile as DiskFile
 from local.storage.storage import DiskStorage as DiskStorage
 from local.storage.storage import FileFacts as FileFacts
+from local.storage.storage import SegmentFiles as SegmentFiles
 from local.storage.storage import Space as Space
 from local.storage.storage import Storage as Storage
 from local.storage.storage import StorageFile as StorageFile

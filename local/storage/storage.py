@@ -21,16 +21,22 @@ import mmap
 import os
 import stat
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
-from local.errors import AccessDenied, Conflict, DiskFailed, LogError, NotFound
-from local.names import TEMPORARY
+from local.errors import AccessDenied, Conflict, DiskFailed, ErrorCode, LogError, NotFound
+from local.names import TEMPORARY, segment_file
 
 Body = bytes | bytearray | memoryview
 _POPULATE_READ = 22  # MADV_POPULATE_READ: Python's mmap does not define it
+# Causes (errno names) that do not indicate a failed disk.
+PASSING = frozenset({"enospc", "edquot", "emfile", "enfile", "enomem", "eintr", "eagain", "efbig", "enametoolong"})
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+OnFailure = Callable[[LogError], None]
 
 
 class FileFacts(NamedTuple):
@@ -53,21 +59,17 @@ class StorageFile(Protocol):
 
     def append(self, data: Body) -> None:
         """Write all of `data` at the end. After an error, any prefix of `data` may be in the file."""
-        ...
 
     def read(self, start: int, length: int) -> bytes:
         """Bytes ``[start, start + length)``; fewer at the end of the file."""
-        ...
 
     def size(self) -> int: ...
 
     def truncate(self, size: int) -> None:
         """Shorten the file to `size` bytes. Not durable before `sync`."""
-        ...
 
     def sync(self) -> None:
         """Make contents and length durable."""
-        ...
 
     def close(self) -> None: ...
 
@@ -77,15 +79,12 @@ class Storage(Protocol):
 
     def create(self, path: str) -> StorageFile:
         """Create an empty file, or empty the existing one."""
-        ...
 
     def open(self, path: str) -> StorageFile:
         """Open an existing file to read and append. Raises NotFound if it does not exist."""
-        ...
 
     def open_reader(self, path: str) -> StorageFile:
         """Open an existing file to read. Raises NotFound if it does not exist."""
-        ...
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Read a file from `start`; `length` None reads to the end.
@@ -93,14 +92,12 @@ class Storage(Protocol):
         Returns fewer bytes at the end of the file.
         Raises NotFound if the file does not exist.
         """
-        ...
 
     def map(self, path: str) -> memoryview:
         """Map all of a file, read-only, without a copy. The caller releases the map before the file shrinks.
 
         Raises NotFound if the file does not exist, DiskFailed if a part of it cannot be read.
         """
-        ...
 
     def exists(self, path: str) -> bool: ...
 
@@ -110,15 +107,12 @@ class Storage(Protocol):
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
         """Set the time that `modified_ms` returns. It need not survive a crash."""
-        ...
 
     def space(self, path: str) -> Space | None:
         """The space of the file system of `path`; None if it is unknown."""
-        ...
 
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted. Raises NotFound if the directory does not exist."""
-        ...
 
     def list_files(self, path: str, endings: tuple[str, ...] = ("",)) -> dict[str, FileFacts]:
         """The files of a directory in one pass, unordered.
@@ -127,35 +121,28 @@ class Storage(Protocol):
         Only names that end with one of `endings` are returned: the metadata of each file costs a call.
         Raises NotFound if the directory does not exist.
         """
-        ...
 
     def is_directory(self, path: str) -> bool: ...
 
     def make_directory(self, path: str) -> None:
         """Create the directory and its missing parents, durably. No error if it exists."""
-        ...
 
     def make_directories(self, paths: Sequence[str]) -> None:
         """Like `make_directory` for each path, but each parent is synced once, after all its children exist."""
-        ...
 
     def rename(self, source: str, target: str) -> None:
         """Atomic; replaces an existing target."""
-        ...
 
     def unlink(self, path: str) -> None:
         """Delete a file. No error if it does not exist."""
-        ...
 
     def remove_directory(self, path: str) -> None:
         """Delete an empty directory. No error if it does not exist."""
-        ...
 
     def sync_directory(self, path: str) -> None: ...
 
     def lock(self, path: str) -> StorageFile:
         """Hold `path` until the file is closed. Raises Conflict if another process holds it."""
-        ...
 
 
 def replace_file(storage: Storage, path: str, body: Body, *, syncs_name: bool = True) -> None:
@@ -199,6 +186,20 @@ def join(*parts: str) -> str:
 
 def parent(path: str) -> str:
     return path.rpartition("/")[0] or "."
+
+
+class SegmentFiles(NamedTuple):
+    """The files of the segment at `base_offset` in a partition's directory."""
+
+    storage: Storage
+    directory: str
+    base_offset: int
+
+    def path(self, suffix: str) -> str:
+        return join(self.directory, segment_file(self.base_offset, suffix))
+
+    def sync_names(self) -> None:
+        self.storage.sync_directory(self.directory)
 
 
 class DiskFile:
@@ -494,3 +495,76 @@ def _read_fully(fd: int, start: int, length: int) -> bytes:
         parts.append(part)
         have += len(part)
     return b"".join(parts)
+
+
+class WatchedStorage:
+    """A storage of one of several log directories that takes itself offline when its disk fails.
+
+    The first `DiskFailed` with a cause in the disk itself is passed to `on_failure`, once, from any thread. From then
+    on every call raises DiskFailed with that cause: a disk in an unknown state is neither read nor written. A full
+    disk, or a lack of descriptors or memory, is no such failure. As thread safe as the storage below. Source: kafka
+    `LogDirFailureChannel`, which takes a directory offline at any IOException.
+    """
+
+    def __init__(self, inner: Storage, root: str, on_failure: OnFailure) -> None:
+        self.failure: LogError | None = None
+        self._inner = inner
+        self._root = root
+        self._on_failure = on_failure
+        self._failing = threading.Lock()
+        watch = self.watched
+        self.read, self.map = watch(inner.read), watch(inner.map)
+        self.exists, self.size = watch(inner.exists), watch(inner.size)
+        self.modified_ms, self.set_modified_ms = watch(inner.modified_ms), watch(inner.set_modified_ms)
+        self.space, self.list, self.list_files = watch(inner.space), watch(inner.list), watch(inner.list_files)
+        self.is_directory, self.make_directory = watch(inner.is_directory), watch(inner.make_directory)
+        self.make_directories, self.remove_directory = watch(inner.make_directories), watch(inner.remove_directory)
+        self.rename, self.unlink = watch(inner.rename), watch(inner.unlink)
+        self.sync_directory, self.lock = watch(inner.sync_directory), watch(inner.lock)
+
+    def fail(self, error: LogError) -> None:
+        """Take the storage offline because of `error`. Only the first call reports to `on_failure`."""
+        with self._failing:
+            is_first = self.failure is None
+            self.failure = self.failure or error
+        if is_first:
+            self._on_failure(error)
+
+    def watched(self, act: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Return `act` with a watch for disk failures; it raises DiskFailed if the storage is offline."""
+
+        def call(*args: _P.args, **more: _P.kwargs) -> _T:
+            if self.failure is not None:
+                raise offline(self._root, self.failure)
+            try:
+                return act(*args, **more)
+            except DiskFailed as error:
+                if error.facts.get("cause") not in PASSING:
+                    self.fail(error)
+                raise
+
+        return call
+
+    def create(self, path: str) -> StorageFile:
+        return _WatchedFile(self, self.watched(self._inner.create)(path))
+
+    def open(self, path: str) -> StorageFile:
+        return _WatchedFile(self, self.watched(self._inner.open)(path))
+
+    def open_reader(self, path: str) -> StorageFile:
+        return _WatchedFile(self, self.watched(self._inner.open_reader)(path))
+
+
+class _WatchedFile:
+    """An open file of a watched storage. Closing is always allowed."""
+
+    def __init__(self, storage: WatchedStorage, inner: StorageFile) -> None:
+        self.append, self.read = storage.watched(inner.append), storage.watched(inner.read)
+        self.size, self.truncate = storage.watched(inner.size), storage.watched(inner.truncate)
+        self.sync, self.close = storage.watched(inner.sync), inner.close
+
+
+def offline(directory: str, why: LogError, **facts: object) -> DiskFailed:
+    """The error for a call that needs an offline directory."""
+    error = DiskFailed("the log directory is offline", **facts, directory=directory, because=repr(str(why)))
+    return error.with_code(ErrorCode.DIRECTORY_OFFLINE)

@@ -37,8 +37,8 @@ class Throttle:
         if self._rate is None:
             return
         due = self._due(size_bytes, self._rate)
-        while (wait_s := due - self._clock()) > 0 and not should_stop():
-            self._sleep(min(wait_s, BURST_SECONDS))
+        while (wait := due - self._clock()) > 0 and not should_stop():
+            self._sleep(min(wait, BURST_SECONDS))
 
     def count(self, size_bytes: int) -> None:
         """Account for `size_bytes` moved without waiting: the next `take` pays for them."""

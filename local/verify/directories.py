@@ -1,6 +1,4 @@
-"""Check log directories: every file, every batch, and every statement of one file about another.
-
-Nothing is written. The comparisons:
+"""Check log directories: every file, every batch, and every statement of one file about another. Nothing is written.
 
 | file | compared with |
 |---|---|
@@ -11,14 +9,9 @@ Nothing is written. The comparisons:
 | the checkpoints of the log directory | the ends of the logs |
 | anything else | the legal names in a log: stray files and leftovers are findings |
 
-Without the clean-shutdown marker a writer is active or has crashed. These states are legal then, and are findings of
-severity INFO:
-
-- a torn end of the last segment
-- temporary files, and files that wait for deletion
-- an unfinished time index
-
-A segment that seems damaged is then read again, because the cleaner and retention change files during the check.
+Without the clean-shutdown marker a writer is active or has crashed. A torn end of the last segment, temporary files,
+files that wait for deletion, and an unfinished time index are legal then: findings of severity INFO. A segment that
+seems damaged is then read again, because the cleaner and retention change files during the check.
 
 An unreadable file is a finding, and all other files are still checked. It is CORRUPT if the disk fails (a bad sector),
 a WARNING if the permission is missing.
@@ -41,8 +34,7 @@ from local.names import TopicPartition, parse_marked_directory, parse_partition_
 from local.storage import Storage, join, parent
 from local.verify.findings import Finding, Severity, corrupt, damaged, info, unreadable, warning, worst
 from local.verify.index_checks import INTERVAL_BYTES
-from local.verify.producer_checks import check_producers
-from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_segment
+from local.verify.segment_checks import OnBytes, SegmentPlace, SegmentReport, check_producers, check_segment
 
 _BEING_CHANGED = info("log-dir.changing", "the partition directory is being created, moved or deleted")
 _LEFT_CHECKPOINT = info("log-dir.leftover", "leftover file of an interrupted checkpoint write")
@@ -371,7 +363,6 @@ def _check_place(
 
 
 def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clean: bool) -> Iterator[Finding]:
-    """Find leftovers and stray files by their names."""
     for name in there:
         path, parsed = join(directory, name), parse_segment_file(name)
         if name in _OF_A_PARTITION:
@@ -387,7 +378,6 @@ def _names_of(directory: str, there: Sequence[str], bases: set[int], *, was_clea
 
 
 def _check_vouched(directory: str, vouched: Vouched, end: int | None) -> Iterator[Finding]:
-    """Find checkpoints past the log end."""
     for code, offset in (
         (_FLUSHED_LOST, vouched.recovery_point),
         (_START_PAST_END, vouched.log_start_offset),

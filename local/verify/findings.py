@@ -7,12 +7,13 @@ Each check declares its codes beside its own code. `CODES` has them all once the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from string import Formatter
 
 from local.errors import AccessDenied, Corrupt, DiskFailed
-from local.logdirs.offline_detection import PASSING
+from local.storage.storage import PASSING
 
 
 class Severity(IntEnum):
@@ -88,9 +89,9 @@ class FindingCode:
     """
 
     code: str
-    severity: Severity
     text: str
     next_step: str = ""
+    severity: Severity = field(kw_only=True)
 
     def __post_init__(self) -> None:
         CODES[self.code] = self
@@ -139,25 +140,10 @@ class FindingCode:
 CODES: dict[str, FindingCode] = {}
 
 
-def info(code: str, text: str, next_step: str = "") -> FindingCode:
-    """Declare a code of severity INFO."""
-    return FindingCode(code, Severity.INFO, text, next_step)
-
-
-def warning(code: str, text: str, next_step: str = "") -> FindingCode:
-    """Declare a code of severity WARNING."""
-    return FindingCode(code, Severity.WARNING, text, next_step)
-
-
-def error(code: str, text: str, next_step: str = "") -> FindingCode:
-    """Declare a code of severity ERROR."""
-    return FindingCode(code, Severity.ERROR, text, next_step)
-
-
-def corrupt(code: str, text: str, next_step: str = "") -> FindingCode:
-    """Declare a code of severity CORRUPT."""
-    return FindingCode(code, Severity.CORRUPT, text, next_step)
-
+info = partial(FindingCode, severity=Severity.INFO)
+warning = partial(FindingCode, severity=Severity.WARNING)
+error = partial(FindingCode, severity=Severity.ERROR)
+corrupt = partial(FindingCode, severity=Severity.CORRUPT)
 
 DAMAGED = corrupt("bytes.damaged", "bytes contradict their format or their checksum")
 UNREADABLE = corrupt("file.unreadable", "the file is unreadable, {attempt}")

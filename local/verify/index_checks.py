@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -28,7 +27,7 @@ from local.format.columns import BatchTable
 from local.index import offset_index, time_index
 from local.log import recovery
 from local.names import OFFSET_INDEX, TIME_INDEX, parse_segment_file
-from local.storage import Storage, join, parent
+from local.storage import SegmentFiles, Storage, join, parent
 from local.verify.findings import Finding, FindingCode, Severity, corrupt, info, warning
 
 _DISORDER = corrupt("offset-index.disorder", "index entry out of order")
@@ -51,86 +50,60 @@ _EMPTY_SLOTS = info("index.empty-slots", "{slots} empty slots at the end")
 FINDINGS_MAX = 5  # of one kind and file; further findings are only counted
 INTERVAL_BYTES = offset_index.INTERVAL_BYTES
 # Reopening a log resets the counter of bytes since the last entry, so legal gaps may be long.
-_GAP_TOLD, _GAP_ODD = 4, 64
-
-_OFFSET_ENTRY = np.dtype([("offset", ">i4"), ("position", ">i4")])
-_TIME_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BatchPlaces:
-    """The batches of one segment: positions in the file, last offsets (inclusive), largest timestamps."""
-
-    positions: NDArray[np.int64]
-    last_offsets: NDArray[np.int64]
-    max_timestamps: NDArray[np.int64]
-    size_bytes: int
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-
-def places_of(tables: list[tuple[int, BatchTable]], size_bytes: int) -> BatchPlaces:
-    """Join the tables of consecutive runs; each comes with its position in the file."""
-    empty = np.empty(0, np.int64)
-    return BatchPlaces(
-        positions=np.concatenate([empty, *(table.positions + at for at, table in tables)]),
-        last_offsets=np.concatenate([empty, *(table.last_offsets for _, table in tables)]),
-        max_timestamps=np.concatenate([empty, *(table.max_timestamps for _, table in tables)]),
-        size_bytes=size_bytes,
-    )
+_GAP_REPORTED, _GAP_ODD = 4, 64
 
 
 def check_offset_index(
-    data: bytes, base_offset: int, places: BatchPlaces, *, path: str, interval_bytes: int = INTERVAL_BYTES
+    data: bytes, base_offset: int, batches: BatchTable, *, path: str, interval_bytes: int = INTERVAL_BYTES
 ) -> list[Finding]:
-    """Check an ``.index``. Returns no findings if it is sound."""
+    """Check an ``.index`` against all batches of its segment. Returns no findings if it is sound."""
     found, whole = _whole(data, offset_index.ENTRY_BYTES, path)
-    entries = np.frombuffer(whole, _OFFSET_ENTRY)
-    offsets, positions = base_offset + entries["offset"].astype(np.int64), entries["position"].astype(np.int64)
-    bad = np.zeros(len(entries), np.bool_)
-    bad[1:] = (np.diff(offsets) <= 0) | (np.diff(positions) <= 0)
-    bad |= entries["offset"] < 0
+    relative, positions = offset_index.columns(whole)
+    offsets = base_offset + relative
+    bad = relative < 0
+    bad[1:] |= (np.diff(offsets) <= 0) | (np.diff(positions) <= 0)
     report = partial(_findings_of_entries, entry_bytes=offset_index.ENTRY_BYTES, offsets=offsets, path=path)
     found += report(_DISORDER, bad)
-    row = np.searchsorted(places.positions, positions)
-    is_start = _at(places.positions, row, -1) == positions
+    row = np.searchsorted(batches.positions, positions)
+    is_start = _at(batches.positions, row, -1) == positions
     found += report(_NO_BATCH_START, ~is_start & ~bad)
-    own = _at(places.last_offsets, row, -1)
-    following = np.append(positions[1:], places.size_bytes)
-    append_row = np.searchsorted(places.last_offsets, offsets)
-    is_append = (_at(places.last_offsets, append_row, -1) == offsets) & (append_row > row)
-    is_append &= _at(places.positions, append_row, places.size_bytes) < following
+    own = _at(batches.last_offsets, row, -1)
+    following = np.append(positions[1:], batches.valid_bytes)
+    append_row = np.searchsorted(batches.last_offsets, offsets)
+    is_append = (_at(batches.last_offsets, append_row, -1) == offsets) & (append_row > row)
+    is_append &= _at(batches.positions, append_row, batches.valid_bytes) < following
     checked = is_start & ~bad
     found += report(_NOT_LAST_OFFSET, checked & (own != offsets) & ~is_append, expected=own)
     if (checked & (own != offsets) & is_append).any():
         found.append(_WHOLE_APPENDS.found(path))
-    return [*found, *_gaps(positions, places, path, interval_bytes)]
+    return [*found, *_gaps(positions, batches, path, interval_bytes)]
 
 
 def check_time_index(
-    data: bytes, base_offset: int, places: BatchPlaces, *, path: str, is_active: bool = False
+    data: bytes, base_offset: int, batches: BatchTable, *, path: str, is_active: bool = False
 ) -> list[Finding]:
     """Check a ``.timeindex``. Returns no findings if it is sound. An active index may lack its last entry."""
     found, whole = _whole(data, time_index.ENTRY_BYTES, path)
-    entries = np.frombuffer(whole, _TIME_ENTRY)
-    offsets, timestamps = base_offset + entries["offset"].astype(np.int64), entries["timestamp"].astype(np.int64)
-    bad = np.zeros(len(entries), np.bool_)
-    bad[1:] = (np.diff(timestamps) <= 0) | (np.diff(offsets) < 0)
-    bad |= entries["offset"] < 0
+    timestamps, relative = time_index.columns(whole)
+    offsets = base_offset + relative
+    bad = relative < 0
+    bad[1:] |= (np.diff(timestamps) <= 0) | (np.diff(offsets) < 0)
     report = partial(_findings_of_entries, entry_bytes=time_index.ENTRY_BYTES, offsets=offsets, path=path)
     found += report(_TIME_DISORDER, bad)
-    row = np.searchsorted(places.last_offsets, offsets)
-    is_last = _at(places.last_offsets, row, -1) == offsets
+    row = np.searchsorted(batches.last_offsets, offsets)
+    is_last = _at(batches.last_offsets, row, -1) == offsets
     found += report(_TIME_NOT_LAST_OFFSET, ~is_last & ~bad)
-    so_far = np.maximum.accumulate(places.max_timestamps) if len(places) else places.max_timestamps
+    so_far = np.maximum.accumulate(batches.max_timestamps) if len(batches) else batches.max_timestamps
     largest = _at(so_far, row, -1)
     checked = is_last & ~bad
     wrong = checked & (largest != timestamps)
     found += report(_NOT_LARGEST, wrong, expected=largest)
-    if (checked & ~wrong & (_at(places.max_timestamps, row, -1) != timestamps)).any():
+    if (checked & ~wrong & (_at(batches.max_timestamps, row, -1) != timestamps)).any():
         found.append(_TIME_WHOLE_APPENDS.found(path))
-    return [*found, *_missing_time(timestamps, so_far, path, is_active=is_active)]
+    last = int(so_far[-1]) if len(so_far) else 0
+    if not is_active and last > 0 and (not len(timestamps) or timestamps[-1] < last):
+        found.append(_TIME_INCOMPLETE.found(path, at=len(whole), largest_timestamp=last))
+    return found
 
 
 def without_zeros(data: bytes, entry_bytes: int) -> bytes:
@@ -174,27 +147,17 @@ def _findings_of_entries(
         yield code.found(path, what=f"{code.text}: {len(marked) - FINDINGS_MAX} more")
 
 
-def _gaps(positions: NDArray[np.int64], places: BatchPlaces, path: str, interval_bytes: int) -> Iterator[Finding]:
+def _gaps(positions: NDArray[np.int64], batches: BatchTable, path: str, interval_bytes: int) -> Iterator[Finding]:
     """Find gaps so long that entries must be missing."""
-    if not len(places):
+    if not len(batches):
         return
-    largest_batch = int(np.diff(places.positions, append=places.size_bytes).max())
-    gaps = np.diff(positions, prepend=0, append=places.size_bytes)
+    largest_batch = int(np.diff(batches.positions, append=batches.valid_bytes).max())
+    gaps = np.diff(positions, prepend=0, append=batches.valid_bytes)
     gap = int(gaps.max()) - 2 * largest_batch
-    if gap > _GAP_TOLD * interval_bytes:
+    if gap > _GAP_REPORTED * interval_bytes:
         severity = Severity.WARNING if gap > _GAP_ODD * interval_bytes else Severity.INFO
         at = int(gaps.argmax()) * offset_index.ENTRY_BYTES
         yield _GAP.found(path, severity=severity, at=at, bytes=int(gaps.max()), interval=interval_bytes)
-
-
-def _missing_time(
-    timestamps: NDArray[np.int64], so_far: NDArray[np.int64], path: str, *, is_active: bool
-) -> Iterator[Finding]:
-    if not len(so_far) or so_far[-1] <= 0 or (len(timestamps) and timestamps[-1] >= so_far[-1]):
-        return
-    if not is_active:
-        at = len(timestamps) * time_index.ENTRY_BYTES
-        yield _TIME_INCOMPLETE.found(path, at=at, largest_timestamp=int(so_far[-1]))
 
 
 def _at(values: NDArray[np.int64], rows: NDArray[np.intp], missing: int) -> NDArray[np.int64]:
@@ -226,7 +189,7 @@ def fix_indexes(storage: Storage, findings: Sequence[Finding], *, interval_of: C
             stack.enter_context(closing(storage.lock(join(root, names.LOCK))))
         for directory, base in doomed:
             with suppress(Corrupt):
-                recovery.rebuild_indexes(storage, directory, base, interval_bytes=interval_of(directory))
+                recovery.rebuild_indexes(SegmentFiles(storage, directory, base), interval_bytes=interval_of(directory))
                 fixed.append(_log(directory, base))
     return fixed
 

@@ -12,7 +12,7 @@ from race_stage import HOUR, GatedStore
 
 from local.log.leader_epochs import EpochRange, LeaderEpochs
 from local.segment import swap
-from local.storage import Storage
+from local.storage import SegmentFiles
 from policies import compaction, tier_relation
 from policies.tier_relation import LocalTier, Relation, TierVerdict
 from remote.gc import delayed_delete, object_deletion, orphan_search, partition_removal, pins
@@ -222,11 +222,11 @@ def _old_segments_go_before_the_new_one_is_announced(patch: Patch) -> None:
     """Shows only when a process ends between the two steps."""
     announce, put_in_place = swap.announce, swap.put_in_place
 
-    def later(storage: Storage, directory: str, base_offset: int) -> None:
-        announce(storage, directory, base_offset)
-        put_in_place(storage, directory, base_offset)
+    def later(files: SegmentFiles) -> None:
+        announce(files)
+        put_in_place(files)
 
-    patch.setattr(swap, "announce", lambda storage, directory, base_offset: None)
+    patch.setattr(swap, "announce", lambda files: None)
     patch.setattr(swap, "put_in_place", later)
 
 

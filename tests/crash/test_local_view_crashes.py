@@ -18,7 +18,7 @@ from run_profile import each_call
 
 from local.errors import LogError, NotFound
 from local.format.record import Record
-from local.log.view_directory import view_files
+from local.logdirs.log_moves import view_files
 from local.verify.findings import Severity
 from tiered.health.bucket_verifying import verify_views
 from tiered.jobs.view_jobs import build_views, drop_views, plan_views

@@ -7,7 +7,7 @@ that ``docs/reference/reliability.md`` repeats.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,17 @@ from local.cleaner import cleaner, offset_map, record_retention
 from local.cleaner.record_retention import CleanedTransactions, RecordFilter
 from local.errors import LogError
 from local.index import txn_index
-from local.log import Log, checkpoints, loading, producer_snapshot, recovery
+from local.log import Log, checkpoints, loading, producer_files, recovery
 from local.log.leader_epochs import LeaderEpochs
 from local.log.log_removal import LogRemoval
 from local.log.log_state import GroupCommit, LogState
 from local.log.producer_files import ProducerFiles
+from local.log.producer_state import decode_snapshot
 from local.logdirs.log_dir import LogDirectory
 from local.names import CLEANED, LOG, SWAP
 from local.segment import swap
 from local.segment.segment import Segment
-from local.storage import storage
+from local.storage import SegmentFiles, storage
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -168,7 +169,7 @@ def _clean_marker_before_the_snapshot_is_durable(patch: Patch) -> None:
 
 def _damaged_snapshot_trusted(patch: Patch) -> None:
     """An unreadable snapshot counts as a snapshot without producers."""
-    real = producer_snapshot.decode
+    real = decode_snapshot
 
     def decode(data: bytes, **more: object) -> object:
         try:
@@ -176,14 +177,14 @@ def _damaged_snapshot_trusted(patch: Patch) -> None:
         except LogError:
             return []
 
-    patch.setattr(producer_snapshot, "decode", decode)
+    patch.setattr(producer_files, "decode_snapshot", decode)
 
 
 def _aborted_transactions_neither_synced_with_the_seal_nor_held_against_markers(patch: Patch) -> None:
     """Each rule alone hides records of an aborted transaction after a crash (`local.index.txn_index`)."""
     real = ModelFile.sync
     patch.setattr(ModelFile, "sync", lambda self: None if self._path.endswith(names.TXN_INDEX) else real(self))
-    patch.setattr(recovery, "check_txn_index", lambda disk, directory, base: None)
+    patch.setattr(recovery, "check_txn_index", lambda files: None)
     patch.setattr(txn_index.SegmentTransactions, "problem", lambda self, entries: None)
     patch.setattr(txn_index, "carried_problem", lambda *given: None)
 
@@ -219,11 +220,10 @@ def _recovery_does_not_check_crcs(patch: Patch) -> None:
 
 
 def _indexes_trusted_after_a_crash(patch: Patch) -> None:
-    def write_indexes(disk: ModelDisk, directory: str, base: int, *rest: object) -> None:
+    def write_indexes(files: SegmentFiles, *rest: object) -> None:
         for suffix in (names.OFFSET_INDEX, names.TIME_INDEX):
-            path = f"{directory}/{names.segment_file(base, suffix)}"
-            if not disk.exists(path):
-                disk.create(path)
+            if not files.storage.exists(files.path(suffix)):
+                files.storage.create(files.path(suffix))
 
     patch.setattr(recovery, "_write_indexes", write_indexes)
 
@@ -232,12 +232,11 @@ def _indexes_trusted_after_a_crash(patch: Patch) -> None:
 
 
 def _cleaned_file_not_synced(patch: Patch) -> None:
-    def write_cleaned(disk: ModelDisk, directory: str, base_offset: int, body: object, **rest: object) -> str:
-        path = f"{directory}/{base_offset:020d}{LOG}{CLEANED}"
-        file = disk.create(path)
-        for part in body:  # type: ignore[attr-defined]
+    def write_cleaned(files: SegmentFiles, body: Iterable[bytes], **rest: object) -> int:
+        file = files.storage.create(files.path(LOG) + CLEANED)
+        for part in body:
             file.append(part)
-        return path
+        return file.size()
 
     patch.setattr(swap, "write_cleaned", write_cleaned)
 
@@ -245,13 +244,13 @@ def _cleaned_file_not_synced(patch: Patch) -> None:
 def _originals_deleted_before_the_swap_is_announced(patch: Patch) -> None:
     real = swap.announce
 
-    def announce(disk: ModelDisk, directory: str, base_offset: int) -> None:
-        for name in [n for n in disk.names if n.startswith(directory) and n.endswith(LOG)]:
-            if int(name.rpartition("/")[2][:20]) >= base_offset:
-                disk.unlink(name)
-                disk.sync_directory(directory)
+    def announce(files: SegmentFiles) -> None:
+        for name in [n for n in files.storage.list(files.directory) if n.endswith(LOG)]:
+            if int(name[:20]) >= files.base_offset:
+                files.storage.unlink(f"{files.directory}/{name}")
+                files.sync_names()
                 break
-        real(disk, directory, base_offset)
+        real(files)
 
     patch.setattr(swap, "announce", announce)
 
@@ -324,9 +323,9 @@ def _recovery_point_left_above_a_cut(patch: Patch) -> None:
 
 
 def _cut_file_not_synced(patch: Patch) -> None:
-    def cut(disk: ModelDisk, directory: str, base: int, size: int, *rest: object) -> None:
-        disk.open(f"{directory}/{names.segment_file(base, LOG)}").truncate(size)
-        recovery._write_indexes(disk, directory, base, rest[0], rest[2])  # type: ignore[arg-type]
+    def cut(files: SegmentFiles, size: int, *rest: object) -> None:
+        files.storage.open(files.path(LOG)).truncate(size)
+        recovery._write_indexes(files, rest[0], rest[2])  # type: ignore[arg-type]
 
     patch.setattr(recovery, "cut_segment", cut)
 

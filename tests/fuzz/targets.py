@@ -32,9 +32,9 @@ from local.index import offset_index, time_index, txn_index
 from local.index.txn_index import AbortedTransaction
 from local.kernels import dispatch as kernels
 from local.kernels import pure_kernels
-from local.log import checkpoints, producer_snapshot
+from local.log import checkpoints
 from local.log.leader_epochs import LeaderEpochs
-from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerEntry, decode_snapshot, encode_snapshot
 from local.names import TopicPartition
 from local.records.batch import encode_batch, encode_marker
 from remote.external.aiven_layout import CHUNKS_MAX, decode_aiven_manifest
@@ -258,9 +258,9 @@ def run_txn_index(data: bytes) -> None:
 def run_producer_snapshot(data: bytes) -> None:
     if data and data[0] & RESEAL and len(data) > 7:
         data = data[1:7][:2] + struct.pack(">I", crc32c(data[7:])) + data[7:]
-    found = _either(lambda: producer_snapshot.decode(data))
+    found = _either(lambda: decode_snapshot(data))
     if found is not None:
-        assert producer_snapshot.encode(found) == data
+        assert encode_snapshot(found) == data
 
 
 def run_checkpoint(data: bytes) -> None:
@@ -304,7 +304,7 @@ def snapshot_seeds() -> list[bytes]:
         coordinator_epoch=3,
         transaction_first_offset=-1,
     )
-    bodies = [producer_snapshot.encode([]), producer_snapshot.encode([entry] * 2)]
+    bodies = [encode_snapshot([]), encode_snapshot([entry] * 2)]
     return [*bodies, *(b"\x01" + body for body in bodies)]
 
 

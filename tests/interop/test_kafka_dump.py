@@ -6,7 +6,8 @@ from click.testing import CliRunner
 from local import kernels, names
 from local.index import offset_index, time_index, txn_index
 from local.index.index_files import build_indexes
-from local.log import checkpoints, producer_snapshot
+from local.log import checkpoints
+from local.log.producer_state import decode_snapshot
 from local.storage import DiskStorage
 from tiered.cli.main import main
 
@@ -144,7 +145,7 @@ def test_producer_snapshots_equal_the_dump_of_kafka(written_by_kafka):
                 **({"lastOffset": each.last_offset} if each.last_offset >= 0 else {}),
                 **({"offsetDelta": each.offset_delta} if each.last_offset >= 0 else {}),
             }
-            for each in producer_snapshot.decode(path.read_bytes())
+            for each in decode_snapshot(path.read_bytes())
         ]
         derived = ("firstSequence", "timestamp")
         assert ours == [{name: row[name] for name in row if name not in derived} for row in dumped.entries], path

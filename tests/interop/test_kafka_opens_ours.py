@@ -9,7 +9,7 @@ from test_kafka_dump import batch_rows, told_of_records
 
 from local import kernels
 from local.errors import OutOfOrderSequence, ProducerFenced
-from local.log import producer_snapshot
+from local.log.producer_state import decode_snapshot
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from local.storage import DiskStorage
@@ -143,7 +143,7 @@ def test_producer_snapshots_rebuilt_by_kafka_are_equal(loaded_by_kafka):
     for path in loaded_by_kafka.root.glob("our-*/*.snapshot"):
         theirs = loaded_by_kafka.recovered.root / path.parent.name / path.name
         if theirs.exists():
-            said = [producer_snapshot.decode(each.read_bytes()) for each in (path, theirs)]
+            said = [decode_snapshot(each.read_bytes()) for each in (path, theirs)]
             ours, kafkas = (sorted(each, key=lambda entry: entry.producer_id) for each in said)
             assert ours == kafkas, path
             compared += len(ours)

@@ -6,7 +6,7 @@ import pytest
 from written_by_kafka import T0, TOPICS
 
 from local import names
-from local.log import producer_snapshot
+from local.log.producer_state import decode_snapshot
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
 from local.records.isolation import Isolation
@@ -63,7 +63,7 @@ def test_recovered_producer_state_equals_that_of_kafka(written_by_kafka, tmp_pat
 
 def producers_in(path):
     """Entries by producer id. A log without producers may have no file, which gives no entries."""
-    found = producer_snapshot.decode(path.read_bytes()) if path.exists() else []
+    found = decode_snapshot(path.read_bytes()) if path.exists() else []
     return sorted(found, key=lambda entry: entry.producer_id)
 
 

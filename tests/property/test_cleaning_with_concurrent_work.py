@@ -141,7 +141,7 @@ class Shop:
         whole."""
         if offset >= self.log.next_offset:
             return offset
-        cut = find_cut(self.storage, self.log._state.view.segments, offset)
+        cut = find_cut(self.log._state.view.segments, offset)
         start = self.log.log_start_offset
         return start if cut is None else max(cut.next_offset, start)
 

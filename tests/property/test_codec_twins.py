@@ -50,6 +50,10 @@ def both(call, *args, **options):
     return ours
 
 
+def encode_records(records):
+    return kernels._chosen.encode_records(records)
+
+
 def plain(value):
     """A comparable value: columns and tables as lists, with array types."""
     if isinstance(value, tuple):
@@ -136,8 +140,8 @@ def test_encoded_records_are_decoded_again(records, codec, base_offset):
 
 @given(RECORDS)
 def test_both_kernels_encode_the_same_bytes(records):
-    both(kernels.encode_records, records)
-    both(kernels.encode_records, [tuple(r)[:3] for r in records])
+    both(encode_records, records)
+    both(encode_records, [tuple(r)[:3] for r in records])
 
 
 ODD = st.none() | st.text(max_size=3) | st.integers() | st.floats() | st.binary(max_size=3).map(bytearray)
@@ -150,7 +154,7 @@ ODD_HEADERS = st.lists(st.tuples(st.text(st.characters(), max_size=3) | ODD, FIE
     )
 )
 def test_both_kernels_refuse_the_same_records(records):
-    both(kernels.encode_records, records)
+    both(encode_records, records)
 
 
 # -- reading

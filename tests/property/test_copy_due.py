@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.copy_lag import copy_due_since_ms
 from policies.cost.simulation import Schedule, Workload
 from policies.rules import ALL_DAY, DAY_MS, DailyWindow, PartitionRules

@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.compaction import first_dirty_offset, tombstones_below
 from policies.copy_lag import copy_due_since_ms, uncopied
 from policies.decisions import (

@@ -18,7 +18,7 @@ from local.errors import OffsetOutOfRange
 from local.format.record import Record, StoredRecord
 from local.index.index_files import build_indexes
 from local.log import Log
-from local.log.log_view import LogView
+from local.log.log_reader import LogView
 from local.log.producer_state import Producer
 from local.records.isolation import Isolation
 from local.records.offset_spec import OffsetSpec
@@ -28,7 +28,7 @@ from local.settings import LogSettings
 from local.storage import DiskStorage, Storage
 
 COUNT = 240
-CALLS = ("entry_before", "time_start", "read", "aborted", "info")
+CALLS = ("entry_before", "time_start", "read", "aborted", "_newest")
 
 
 def _drop(log: Log, storage: Storage) -> None:
@@ -53,9 +53,9 @@ def _replace(log: Log, storage: Storage) -> None:
     table = kernels.scan_batches(body)
     parts = [body[int(at) : int(at) + int(size)] for at, size in zip(table.positions, table.sizes, strict=True)]
     body = b"".join(parts[:1] + parts[2:])
-    base, directory = segment.base_offset, log.directory
-    swap.write_cleaned(storage, directory, base, [body])
-    swap.write_cleaned_indexes(storage, directory, base, build_indexes(kernels.scan_batches(body), base, 200))
+    base = segment.base_offset
+    swap.write_cleaned(segment.files, [body])
+    swap.write_cleaned_indexes(segment.files, build_indexes(kernels.scan_batches(body), base, 200))
     log.swap_in([segment], base, now_ms=0, delay_ms=0)
     log.remove_deleted(0)
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.compaction import cleanings, replacements, tombstones_below
 from policies.decisions import ReplaceRemote
 from policies.local_retention import local_drops

@@ -27,10 +27,10 @@ from typing import Any
 import msgspec
 
 from local.errors import InvalidRequest, LogError
+from local.facts import SegmentInfo
 from local.format.batch_header import HEADER_BYTES, read_header
 from local.names import TopicPartition
 from local.segment.segment import Segment
-from local.segment.segment_info import SegmentInfo
 from local.settings import LogSettings
 from policies.cost.scenarios import Stream
 from policies.cost.simulation import Reads, Workload

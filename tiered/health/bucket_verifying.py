@@ -15,7 +15,7 @@ from hashlib import blake2b
 from local import kernels
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.format.crc32c import crc32c
-from local.log.view_directory import view_files
+from local.logdirs.log_moves import view_files
 from local.names import VIEW_CATALOG, parse_partition_directory
 from local.storage import Storage, join
 from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, info, unreadable, worst

@@ -19,7 +19,7 @@ bucket is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -27,15 +27,15 @@ import numpy as np
 from local import kernels
 from local.errors import Corrupt, LogError, Unavailable
 from local.format.batch_header import CONTROL, TRANSACTIONAL
-from local.format.columns import BatchTable
+from local.format.columns import BatchTable, joined_tables
 from local.format.crc32c import crc32c
 from local.index import txn_index
-from local.log import producer_snapshot
 from local.log.checkpoints import parse_entries
+from local.log.producer_state import decode_snapshot
 from local.records.batch import read_marker
 from local.records.batch_runs import BatchRuns, Run
 from local.verify.findings import DAMAGED, Finding, Severity, corrupt, damaged, warning
-from local.verify.index_checks import check_offset_index, check_time_index, places_of
+from local.verify.index_checks import check_offset_index, check_time_index
 from remote.check.partition_check import BucketReport, can_list, is_still_named, survey_partition
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RemotePartition
@@ -313,7 +313,7 @@ class _Seen:
 
     records: int = 0
     timestamps: list[int] = field(default_factory=list)
-    tables: list[tuple[int, BatchTable]] = field(default_factory=list)
+    tables: list[BatchTable] = field(default_factory=list)
     open_producers: set[int] = field(default_factory=set)  # with data of a transaction without a marker so far
     aborted: set[tuple[int, int]] = field(default_factory=set)  # (producer, marker's offset) with data in this segment
     ends: set[tuple[int, int]] = field(default_factory=set)  # as `aborted`, for all markers that may abort
@@ -335,7 +335,7 @@ def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: Re
         if run.damage is not None:
             yield DAMAGED.found(path, what=run.damage, at=run.position, offsets=entry.offsets)
         else:
-            seen.tables.append((run.position, run.table))
+            seen.tables.append(run.table.moved(run.position))
             yield from _of_run(path, entry, run, seen)
             _take_transactions(run, seen)
     if walk.problem is not None:
@@ -405,7 +405,7 @@ def _of_facts(path: str, entry: SegmentEntry, seen: _Seen) -> Iterator[Finding]:
 
 
 def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen) -> Iterator[Finding]:
-    places, base = places_of(seen.tables, entry.size_bytes), entry.base_offset
+    places, base = replace(joined_tables(seen.tables), valid_bytes=entry.size_bytes), entry.base_offset
     where = path.removesuffix(entry.data_key) + entry.indexes_key
     yield from check_offset_index(bytes(bundle.offset), base, places, path=where)
     yield from check_time_index(bytes(bundle.time), base, places, path=where)
@@ -413,7 +413,7 @@ def _of_indexes(path: str, entry: SegmentEntry, bundle: IndexBundle, seen: _Seen
         txn_index.check(bundle.txn, base, path=where)
         yield from _of_transactions(where, entry, bundle, seen)
         if len(bundle.producers):
-            producer_snapshot.decode(bundle.producers, path=where)
+            decode_snapshot(bundle.producers, path=where)
         if len(bundle.epochs):
             parse_entries(bytes(bundle.epochs), where, 2)
     except Corrupt as error:

@@ -16,13 +16,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from local.errors import Corrupt, InvalidRequest
-from local.format.columns import BatchTable
+from local.format.columns import joined_tables
 from local.index import offset_index, time_index, txn_index
-from local.log import producer_snapshot
 from local.log.checkpoints import parse_entries
+from local.log.producer_state import decode_snapshot
 from local.records.batch_runs import BatchRuns
 from local.verify.findings import Finding
-from local.verify.index_checks import BatchPlaces, check_offset_index, check_time_index, places_of, without_zeros
+from local.verify.index_checks import check_offset_index, check_time_index, without_zeros
 from remote.keys import MANIFESTS
 from remote.manifest.manifest import STORED_MANIFEST, PageEntry, PendingDelete, PendingPageDelete, decode_manifest
 from remote.manifest.sealing import Sealer
@@ -77,6 +77,9 @@ class ProducerEntry(_Entry, kw_only=True):
     timestamp: int | None
 
 
+_OF_BATCH = ("first_sequence", "last_sequence", "last_offset", "offset_delta", "timestamp")
+
+
 class EpochEntry(_Entry, kw_only=True):
     """Of a ``leader-epoch-checkpoint``."""
 
@@ -126,15 +129,13 @@ class Section:
         return cls(name=name, rows=list(rows), fields=names)
 
 
-def sections_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Section]:
+def sections_of(source: FileSource, keys: Callable[[], KeyRing] = lambda: NO_KEYS) -> list[Section]:
     """Return the content of a file that is no segment; `keys` open a sealed manifest.
 
     Raises Corrupt; InvalidRequest for a name without a base offset; AccessDenied without the key of a seal.
     """
     kind, path = source.kind, source.place
-    if kind is None:
-        raise InvalidRequest("cannot dump the file, it is not a file of a log", path=path)
-    data = source.read_all()
+    data = source.read_all() if kind is not None else b""
     if kind in WITH_BASE:
         base = source.base_offset
         if base is None:
@@ -148,7 +149,7 @@ def sections_of(source: FileSource, keys: KeyRing = NO_KEYS) -> list[Section]:
         case Kind.INDEXES:
             return _bundle(decode_bundle(data), source.base_offset or 0, path)
         case Kind.MANIFEST:
-            return _manifest(data, Sealer(path.partition(MANIFESTS)[0], keys))
+            return _manifest(data, Sealer(path.partition(MANIFESTS)[0], keys()))
         case Kind.LEADER_EPOCHS | Kind.OFFSET_CHECKPOINT:
             return [_checkpoint(data, path, is_epochs=kind is Kind.LEADER_EPOCHS)]
         case Kind.PARTITION_METADATA:
@@ -172,7 +173,7 @@ def check_sanity(source: FileSource) -> None:
         case Kind.TXN_INDEX:
             txn_index.check(data, source.base_offset or 0, path=path)
         case Kind.PRODUCER_SNAPSHOT:
-            producer_snapshot.decode(data, path=path)
+            decode_snapshot(data, path=path)
         case _:
             raise InvalidRequest("cannot check the index, it is not an index file", path=path)
 
@@ -189,26 +190,11 @@ def compare_with_log(source: FileSource) -> list[Finding] | None:
     if log is None or base is None:
         return None
     with closing(log):
-        places = log_places(log)
-        is_active = _is_newest(source)
+        batches = joined_tables([run.table.moved(run.position) for run in BatchRuns(log.read, log.size_bytes)])
+        is_newest = max(source.neighbours(), default=base) <= base  # it may be active, and its indexes incomplete
     if source.kind is Kind.OFFSET_INDEX:
-        return check_offset_index(data, base, places, path=source.place)
-    return check_time_index(data, base, places, path=source.place, is_active=is_active)
-
-
-def log_places(log: FileSource) -> BatchPlaces:
-    """Return the positions of a segment's batches, up to the first invalid bytes."""
-    tables: list[tuple[int, BatchTable]] = []
-    walk = BatchRuns(log.read, log.size_bytes)
-    for run in walk:
-        tables.append((run.position, run.table))
-    return places_of(tables, walk.position)
-
-
-def _is_newest(source: FileSource) -> bool:
-    """Return whether no segment follows: it may be active, and its indexes incomplete."""
-    following = [base for base in source.neighbours() if base > (source.base_offset or 0)]
-    return not following
+        return check_offset_index(data, base, batches, path=source.place)
+    return check_time_index(data, base, batches, path=source.place, is_active=is_newest)
 
 
 def _whole(data: bytes, entry_bytes: int) -> bytes:
@@ -229,16 +215,8 @@ WITH_BASE: dict[Kind | None, Callable[[bytes, int], Section]] = {Kind.OFFSET_IND
 
 
 def _transactions(data: bytes, path: str) -> Section:
-    rows = (
-        AbortedTransaction(
-            version=txn_index.VERSION,
-            producer_id=each.producer_id,
-            first_offset=each.first_offset,
-            last_offset=each.last_offset,
-            last_stable_offset=each.last_stable_offset,
-        )
-        for each in txn_index.entries(data, path=path)
-    )
+    found = txn_index.entries(data, path=path)
+    rows = (AbortedTransaction(version=txn_index.VERSION, **each._asdict()) for each in found)
     return Section.of("transactions", AbortedTransaction, rows)
 
 
@@ -248,21 +226,19 @@ def _producers(data: bytes, path: str) -> Section:
     A producer without a remembered batch (only a marker is left) has no fields of a batch.
     """
     rows = []
-    for each in producer_snapshot.decode(data, path=path):
-        has_batch = each.last_offset >= 0
+    for each in decode_snapshot(data, path=path):
         first = (each.last_sequence - each.offset_delta) % (1 << 31) if each.last_sequence >= 0 else -1
+        values = first, each.last_sequence, each.last_offset, each.offset_delta, each.timestamp_ms
+        batch: dict[str, Any] = dict(zip(_OF_BATCH, values if each.last_offset >= 0 else [None] * 5, strict=True))
+        transaction = each.transaction_first_offset
         rows.append(
             ProducerEntry(
                 producer_id=each.producer_id,
                 producer_epoch=each.producer_epoch,
                 coordinator_epoch=each.coordinator_epoch,
-                current_txn_first_offset=_or_none(each.transaction_first_offset),
+                current_txn_first_offset=None if transaction < 0 else transaction,
                 last_timestamp=each.timestamp_ms,
-                first_sequence=first if has_batch else None,
-                last_sequence=each.last_sequence if has_batch else None,
-                last_offset=each.last_offset if has_batch else None,
-                offset_delta=each.offset_delta if has_batch else None,
-                timestamp=each.timestamp_ms if has_batch else None,
+                **batch,
             )
         )
     return Section.of("producers", ProducerEntry, rows)
@@ -344,7 +320,3 @@ def _clean_shutdown(data: bytes, path: str) -> Section:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt("cannot read the clean-shutdown marker, it is not JSON", path=path) from error
     return Section.of("fields", Pair, (Pair(name, value) for name, value in body.items()))
-
-
-def _or_none(number: int) -> int | None:
-    return None if number < 0 else number

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from local.errors import Corrupt, InvalidRequest
 from local.format.batch_header import CODEC_BITS, BatchHeader
@@ -158,12 +156,6 @@ class RecordRow(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fiel
     sequence: int
     batch: BatchRow
     control: ControlRow | None
-
-
-def batch_rows(run: Run, chosen: NDArray[np.bool_] | None = None, *, with_position: bool = True) -> Iterator[BatchRow]:
-    """Yield the batches of a run, or the chosen ones."""
-    for row in range(len(run.table)) if chosen is None else np.flatnonzero(chosen).tolist():
-        yield batch_row(run, row, with_position=with_position)
 
 
 def batch_row(run: Run, row: int, *, with_position: bool = True) -> BatchRow:

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from local.errors import DiskFailed, InvalidRequest, LogError, NotFound
-from local.log.view_directory import view_files
-from local.logdirs.log_dir_info import LogDirFacts
+from local.facts import LogDirFacts
 from local.logdirs.log_dirs import LogDirectories
+from local.logdirs.log_moves import view_files
 from local.names import FUTURE_DIRECTORY, TopicPartition, parse_marked_directory, parse_partition_directory
 from local.storage import DiskStorage, Storage, join
 from tiered.config.config import Config
@@ -131,6 +131,5 @@ def _replicas(storage: Storage, root: str) -> Iterator[ReplicaStatus]:
 
 
 def _size_bytes(storage: Storage, directory: str) -> int:
-    """Return the size of all files of a partition, including parts of its compacted views."""
     files = (*storage.list_files(directory).values(), *view_files(storage, directory).values())
     return sum(facts.size_bytes for facts in files)

@@ -1,7 +1,6 @@
 """Content of a bucket as a table: segments, view segments, manifest pages, pending deletes.
 
-For scripts that query content, age and cost with SQL or a DataFrame. Only manifests and pages are read, no segment: a
-few requests for each partition and one for each page.
+Only manifests and pages are read, no segment: a few requests for each partition and one for each page.
 
 | `kind` | row |
 |---|---|
@@ -10,8 +9,8 @@ few requests for each partition and one for each page.
 | ``page`` | a page of older entries: offsets, size, key; its entries are rows of their own |
 | ``waiting`` | a pending delete, since `unlinked` |
 
-Dollars are of a single object, at the first price band of its class: the sum over a large bucket is a little more than
-its bill (`tiered.cost.topic_cost` has the bands). Pending deletes and pages count as STANDARD.
+Dollars are of a single object, at the first price band of its class (`tiered.cost.topic_cost` has the bands). Pending
+deletes and pages count as STANDARD.
 """
 
 from __future__ import annotations

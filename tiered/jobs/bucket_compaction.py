@@ -49,7 +49,7 @@ from typing import TypedDict, Unpack
 from local.cleaner.offset_map import SECRET_BYTES
 from local.errors import Conflict, InvalidRequest, LogError
 from local.index.txn_index import AbortedTransaction
-from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerEntry
 from local.names import TopicPartition
 from policies.rules import PartitionRules
 from remote.fetch.chunk_cache import ChunkCache

@@ -23,20 +23,28 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.cleaner.cleaner import POSITION_MAX, grouped, survivors
-from local.cleaner.cleaner_io import Bits, CleanerThrottle, packed
-from local.cleaner.offset_map import Buffer, Flags, OffsetMap, build_offset_map, digest_keys
+from local.cleaner.offset_map import (
+    Bits,
+    Buffer,
+    CleanerThrottle,
+    Flags,
+    OffsetMap,
+    build_offset_map,
+    digest_keys,
+    packed,
+)
 from local.cleaner.record_retention import CleanContext, RecordFilter, SegmentVerdict
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound
 from local.format.batch_header import CONTROL
 from local.format.columns import Columns
 from local.index import txn_index
 from local.index.index_files import IndexRows
-from local.log import producer_snapshot
+from local.log.producer_state import decode_snapshot
 from local.names import CLEANED, LOG, OFFSET_INDEX, TIME_INDEX, TopicPartition, segment_file
 from local.records.isolation import aborted_batches
 from local.segment.segment import Segment
 from local.segment.segment_reading import slice_bounds
-from local.storage import Storage, join
+from local.storage import SegmentFiles, Storage, join
 from remote.fetch.chunk_cache import ChunkCache
 from remote.fetch.range_reader import RANGE_BYTES, RemotePartition
 from remote.gc.object_deletion import DeleteReason, delete_objects
@@ -218,7 +226,7 @@ class GroupWork:
         except NotFound:
             snapshot = b""
         if len(snapshot):
-            known = producer_snapshot.decode(snapshot, path=before.indexes_key)
+            known = decode_snapshot(snapshot, path=before.indexes_key)
             return {each.producer_id for each in known if each.transaction_first_offset >= 0}
         found: set[int] = set()
         for segment in segments:
@@ -286,7 +294,7 @@ class GroupWork:
         ranges = ((start, min(RANGE_BYTES, entry.size_bytes - start)) for start in starts)
         parts = (self._remote.read(entry, start, length) for start, length in ranges)
         self._written(join(self._directory, name(LOG)), parts)
-        return Segment.load(self._storage, self._directory, entry.base_offset)
+        return Segment.load(SegmentFiles(self._storage, self._directory, entry.base_offset))
 
     def _written(self, path: str, parts: Iterable[memoryview]) -> int:
         """Write a file that needs no recovery after a crash; return its size."""

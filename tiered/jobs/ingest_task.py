@@ -19,11 +19,12 @@ import numpy as np
 
 from local import kernels
 from local.errors import InvalidRequest, LogError
+from local.format.batch_header import read_header
 from local.index.index_files import IndexRows
 from local.log.checkpoints import encode_epochs
 from local.log.encoding import encode_column_batches
 from local.names import LOG, segment_file
-from local.records.batch import assign_offset, read_header
+from local.records.batch import assign_offset
 from local.records.record_columns import RecordColumns
 from local.segment.segment import RELATIVE_OFFSET_MAX
 from local.storage import Storage, StorageFile, join

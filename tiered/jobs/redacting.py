@@ -49,13 +49,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from local import kernels
-from local.cleaner.cleaner_io import packed
-from local.cleaner.offset_map import Flags
+from local.cleaner.offset_map import Flags, packed
 from local.errors import Conflict, LogError
 from local.format.columns import BatchTable
 from local.index.index_files import IndexRows
 from local.kernels.pure_kernels import DROP, EMPTY, REBUILD, VERBATIM
-from local.log import producer_snapshot
+from local.log.producer_state import decode_snapshot
 from local.names import CLEANED, LOG, segment_file
 from local.storage import DiskStorage, Storage, join
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -320,7 +319,7 @@ class Redactor:
 def _last_data_offsets(remote: RemotePartition, entry: SegmentEntry) -> NDArray[np.int64]:
     """Return the last offset of each producer in the segment's producer snapshot."""
     snapshot = remote.indexes(entry).producers
-    known = producer_snapshot.decode(snapshot, path=entry.indexes_key) if len(snapshot) else []
+    known = decode_snapshot(snapshot, path=entry.indexes_key) if len(snapshot) else []
     return np.array(sorted(each.last_offset for each in known if each.last_offset >= 0), np.int64)
 
 

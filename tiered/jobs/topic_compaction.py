@@ -15,11 +15,11 @@ from itertools import pairwise
 
 from local import kernels
 from local.errors import InvalidRequest
+from local.facts import SegmentInfo
 from local.format.columns import Columns
 from local.log import Log
 from local.names import TopicPartition
 from local.segment.segment import Segment
-from local.segment.segment_info import SegmentInfo
 from local.segment.segment_reading import batch_slices
 from policies.compaction import LogToClean, forced_cleaning, log_to_clean
 from policies.decisions import Decision, Plan

@@ -28,7 +28,7 @@ from itertools import groupby
 
 from local.cleaner.cleaner_history import CleaningFigures
 from local.errors import Conflict, InvalidRequest, LogError
-from local.log.cleaning_state import State
+from local.log.log_state import State
 from local.logdirs.log_dir import LogDirectory
 from policies.compacted_view import held_from
 from policies.compaction import replacements

@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from local.errors import Conflict, LogError, NotFound, Unavailable
-from local.segment.segment_info import SegmentInfo
+from local.facts import SegmentInfo
 from policies.compaction import replacements
 from policies.decisions import AdvanceCleanedOffset, CopySegment, ReplaceRemote
 from policies.snapshot import PartitionSnapshot

@@ -32,9 +32,9 @@ from itertools import pairwise
 from local import kernels, names
 from local.errors import Corrupt, InvalidRequest, NotFound
 from local.index.index_files import slices_of
-from local.log import checkpoints, producer_snapshot
+from local.log import checkpoints
 from local.log.leader_epochs import LeaderEpochs
-from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerEntry, decode_snapshot
 from local.names import (
     LOG,
     OFFSET_INDEX,
@@ -307,7 +307,7 @@ def stable_offset(storage: Storage, directory: str) -> int:
 def _decoded_producers(snapshot: bytes) -> list[ProducerEntry] | None:
     """The entries of a producer snapshot; None if the bytes are not one, or are incomplete."""
     try:
-        return producer_snapshot.decode(snapshot)
+        return decode_snapshot(snapshot)
     except Corrupt:
         return None
 

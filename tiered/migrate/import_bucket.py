@@ -34,10 +34,9 @@ from local.format.columns import BatchTable
 from local.format.crc32c import crc32c
 from local.index import txn_index
 from local.index.index_files import IndexRows, slices_of
-from local.log import producer_snapshot
 from local.log.checkpoints import encode_epochs
 from local.log.leader_epochs import LeaderEpochs
-from local.log.producer_state import ProducerState
+from local.log.producer_state import ProducerState, decode_snapshot, encode_snapshot
 from local.names import new_topic_id
 from local.verify.findings import Finding, Severity
 from policies.cost.prices import BUILT_IN, PriceTable
@@ -394,7 +393,7 @@ class _Partition:
         if has_known_transactions(entry) and entry.size_bytes == parts.chunks.size_bytes:
             aborted = txn_index.entries(parts.txn or b"", path=entry.data_key)
             if parts.producers:
-                self._producers = ProducerState(producer_snapshot.decode(parts.producers, path=entry.data_key))
+                self._producers = ProducerState(decode_snapshot(parts.producers, path=entry.data_key))
         made = indexes.indexes(entry.base_offset, INTERVAL_BYTES)
         own = self._own_epochs(entry, epochs)
         files = bytes(made.offset), bytes(made.time)
@@ -411,7 +410,7 @@ class _Partition:
             offset_index=files[0],
             time_index=files[1],
             txn_index=txn_index.encode(aborted),
-            producer_snapshot=producer_snapshot.encode(self._producers.entries()),
+            producer_snapshot=encode_snapshot(self._producers.entries()),
             leader_epochs=encode_epochs(self._epochs.entries),
             read=read,
             inspect=partial(SegmentInspector, *place, own, files),
@@ -458,7 +457,7 @@ def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> tuple[Produc
     if last is None:
         return ProducerState(), LeaderEpochs()
     bundle = RemotePartition(target, plan.name.prefix, ChunkCache(), metadata=log, keys=keys).indexes(last)
-    entries = producer_snapshot.decode(bundle.producers, path=last.indexes_key)
+    entries = decode_snapshot(bundle.producers, path=last.indexes_key)
     return ProducerState(entries), LeaderEpochs(parse_lineage(bytes(bundle.epochs), last.indexes_key))
 
 

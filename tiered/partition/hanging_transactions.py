@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from local.errors import NotFound
 from local.log.log_appender import Durability
-from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerEntry
 from tiered.partition.partition import Partition
 
 

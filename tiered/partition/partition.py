@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from local.errors import Diverged, Fenced, LogError, NotFound, RemoteLost, Unavailable
+from local.facts import SegmentInfo
 from local.lock_ranks import LockRank, ranked_lock
 from local.log import Log
 from local.logdirs.log_dir import LogDirectory
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.rules import PartitionRules, Pause
 from policies.snapshot import Coverage, PartitionFigures, PartitionSnapshot
 from remote.fetch.range_reader import RemotePartition

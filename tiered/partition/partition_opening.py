@@ -397,7 +397,7 @@ class Opener:
             if known is not None:
                 _warn_of_older_bucket(held, known)
         bucket = PartitionSource(held.name, None, held.remote, held.metadata)
-        is_unconfirmed = held.log.notes.has_unconfirmed_appends
+        is_unconfirmed = held.log.notes.unconfirmed_from is not None
         was_behind = (
             known is not None
             and held.end_offset_at_open is not None

@@ -22,9 +22,9 @@ from local.errors import Conflict, DiskFailed, InvalidRequest, LogError, NotFoun
 from local.lock_ranks import LockRank, ranked_lock
 from local.log import Log
 from local.logdirs.log_dirs import LogDirectories
-from local.logdirs.offline_detection import offline
 from local.names import TopicPartition
 from local.records.isolation import Isolation
+from local.storage.storage import offline
 from tiered.node.problems import is_same_problem
 from tiered.node.topic_registry import Topic, TopicRegistry
 from tiered.partition.partition import Partition

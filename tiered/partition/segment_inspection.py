@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest, LogError
+from local.facts import SegmentInfo
 from local.format.batch_header import CONTROL, MAGIC
 from local.format.columns import BatchTable, joined_tables
 from local.index import txn_index
@@ -27,10 +27,9 @@ from local.log import Log
 from local.log.checkpoints import encode_epochs
 from local.names import LOG
 from local.segment.segment import Segment
-from local.segment.segment_info import SegmentInfo
 from local.segment.segment_reading import batch_slices
 from local.verify.findings import Severity
-from local.verify.index_checks import INTERVAL_BYTES, check_offset_index, check_time_index, places_of
+from local.verify.index_checks import INTERVAL_BYTES, check_offset_index, check_time_index
 from remote.upload.segment_upload import SegmentToCopy
 from remote.upload.segment_upload_stream import SegmentFacts
 
@@ -123,7 +122,7 @@ class SegmentInspector:
         self._on_wrong = on_wrong
         self._aborted_again = aborted_again
         self._transactions = TransactionScan()
-        self._tables: list[tuple[int, BatchTable]] = []
+        self._tables: list[BatchTable] = []
         self._seen_bytes = 0
         self._records = 0
         self._first_offset: int | None = None
@@ -166,7 +165,7 @@ class SegmentInspector:
                 low, high = self._times or (int(times[0]), int(times[0]))
                 self._times = min(low, int(times.min())), max(high, int(times.max()))
         if self._indexes is not None:
-            self._tables.append((self._seen_bytes, table))
+            self._tables.append(table.moved(self._seen_bytes))
         if self._txn_index is not None:
             self._transactions.take(data, table)
         self._seen_bytes += table.valid_bytes
@@ -176,15 +175,14 @@ class SegmentInspector:
         """Both indexes, rebuilt from the bytes, if an entry of the given ones does not match its batch; else None."""
         if self._indexes is None:
             return None
-        places, base = places_of(self._tables, self._seen_bytes), self._base_offset
+        places, base = joined_tables(self._tables), self._base_offset
         found = check_offset_index(self._indexes[0], base, places, path=self._path)
         found += check_time_index(self._indexes[1], base, places, path=self._path)
         wrong = next((each for each in found if each.severity is Severity.CORRUPT), None)
         if wrong is None:
             return None
         _log.warning("rebuilt a wrong index of a segment for its copy: path=%s cause=%s", self._path, wrong.what)
-        tables = [replace(table, positions=table.positions + at) for at, table in self._tables]
-        made = build_indexes(joined_tables(tables or [kernels.scan_batches(b"")]), base, self._interval_bytes)
+        made = build_indexes(places, base, self._interval_bytes)
         self._on_wrong(wrong.what)
         return bytes(made.offset), bytes(made.time)
 

@@ -16,8 +16,8 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from local.errors import InvalidRequest
+from local.format.batch_header import read_header
 from local.names import TopicPartition
-from local.records.batch import read_header
 from tiered.read.partition_source import PartitionSource
 from tiered.read.reader import TieredReader
 

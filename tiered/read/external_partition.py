@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from local.errors import Corrupt
 from local.index import offset_index, time_index, txn_index
 from local.index.index_files import slices_of
-from local.log import producer_snapshot
-from local.log.producer_state import ProducerState
+from local.log.producer_state import ProducerState, encode_snapshot
 from local.verify.findings import Finding, Severity, damaged, warning
 from remote.external.external_layout import (
     Cipher,
@@ -173,7 +172,7 @@ class Replay:
         for _, data, table in slices_of(lambda at, length: body.read(at, min(length, max(0, entry.size_bytes - at)))):
             found += self._state.replay(data, table)
         self._aborted[entry.data_key] = txn_index.encode(found)
-        self._producers[entry.data_key] = producer_snapshot.encode(self._state.entries())
+        self._producers[entry.data_key] = encode_snapshot(self._state.entries())
         self._reached = entry.next_offset
 
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from local.errors import Corrupt, InvalidRequest, LogError, NotFound, OffsetOutOfRange
 from local.index.txn_index import AbortedTransaction, entries, overlapping
-from local.log import Log, producer_snapshot
-from local.log.producer_state import ProducerState
+from local.log import Log
+from local.log.producer_state import ProducerState, decode_snapshot
 from local.names import TopicPartition
 from local.records.isolation import Isolation
 from remote.fetch.range_reader import RemotePartition
@@ -208,7 +208,7 @@ class PartitionSource:
         if last is None or self.remote is None:
             return ProducerState()
         snapshot = self.remote.producer_snapshot(last)
-        return ProducerState(producer_snapshot.decode(snapshot, path=last.indexes_key) if snapshot else ())
+        return ProducerState(decode_snapshot(snapshot, path=last.indexes_key) if snapshot else ())
 
     def _settled(self, look: Callable[[int | None, MetadataIndex], T]) -> T | None:
         """The result of `look` on both tiers at one moment; None without a manifest.

@@ -24,12 +24,12 @@ import numpy as np
 
 from local import kernels
 from local.errors import Corrupt, LogError, NotFound, OffsetOutOfRange
+from local.format.batch_header import HEADER_BYTES, read_header
 from local.format.columns import Columns
 from local.format.record import StoredRecord
 from local.index.txn_index import AbortedTransaction
 from local.log import Log
 from local.names import TopicPartition
-from local.records.batch import HEADER_BYTES, read_header
 from local.records.batch_runs import decode_up_to_damage
 from local.records.isolation import Isolation, without_aborted
 from remote.fetch.read_ahead import SequentialReader

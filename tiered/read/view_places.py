@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from local.errors import AccessDenied, Corrupt, DiskFailed, InvalidRequest, LogError, NotFound
 from local.log import Log
-from local.log.view_directory import view_files
+from local.logdirs.log_moves import view_files
 from local.names import VIEW_CATALOG, VIEW_PARTS
 from local.storage import Storage, join, parent, replace_file
 from remote.fetch.chunk_cache import ChunkCache

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from local.errors import AccessDenied, DiskFailed, LogError, Unavailable
-from local.logdirs.log_dir_info import LogDirFacts
+from local.facts import LogDirFacts
 from local.names import TopicPartition
 from policies.decisions import Decision, DropLocal, Plan
 from policies.local_retention import disk_relief

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_samples import entry
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.compaction import (
     AGING_ROUNDS,
     LogToClean,

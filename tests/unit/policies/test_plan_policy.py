@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from policy_samples import KEEP, LOCAL, NOW, REMOTE, entry, local, planned, snapshot
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.decisions import (
     AdvanceLogStart,
     CleanLog,

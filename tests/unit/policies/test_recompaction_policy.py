@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from policy_samples import entry, local, snapshot
 
-from local.segment.segment_info import SegmentInfo
+from local.facts import SegmentInfo
 from policies.compaction import replacements, tiled
 from policies.decisions import AdvanceCleanedOffset, ExpireRemote, ReplaceRemote
 from policies.invariants import violations

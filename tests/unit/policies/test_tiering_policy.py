@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.copy_lag import copy_due_since_ms
 from policies.decisions import RollActive
 from policies.invariants import violations

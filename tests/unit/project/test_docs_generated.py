@@ -129,7 +129,7 @@ def render_exit_codes() -> str:
 _CHECKS = {
     "`tiered verify`": (
         "local.verify.findings", "local.verify.directories", "local.verify.segment_checks", "local.verify.index_checks",
-        "local.verify.producer_checks", "tiered.health.bucket_verifying",
+        "tiered.health.bucket_verifying",
     ),
     "`tiered scrub`, `tiered verify --remote`": (
         "remote.check.partition_check", "remote.fetch.segment_check", "tiered.health.scrub",

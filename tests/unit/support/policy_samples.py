@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.decisions import Decision
 from policies.invariants import violations
 from policies.plan import plan_partition

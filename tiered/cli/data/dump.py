@@ -11,7 +11,7 @@ names the damage (exit 4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -44,13 +44,12 @@ if TYPE_CHECKING:
     from tiered.inspect.dump_rows import DecodeRecord
     from tiered.inspect.dump_sources import FileSource
     from tiered.inspect.dumping import Filter, LogDump
-    from tiered.inspect.stored_segments import StoredSegment
     from tiered.manager.manager import LogManager
     from tiered.read.bucket_reader import RemoteLog
     from tiered.read.reader import TieredReader
 
 _DECODERS = ("utf8", "hex", "base64", "json", "short", "integer", "long", "float", "double")
-_SECTIONS = (
+_SECTIONS = [
     "offset",
     "time",
     "txn",
@@ -61,7 +60,10 @@ _SECTIONS = (
     "unlinked",
     "unlinked_pages",
     "spills",
-)
+]
+_HIDDEN = ("base_sequence", "last_sequence", "producer_epoch", "is_transactional", "delete_horizon_ms", "magic")
+_RECORD_COLUMNS = ["offset", "timestamp", "key_size", "value_size", "sequence", "header_keys", "key", "value"]
+_TEXT_COLUMNS = ["is_control", "timestamp_type", "compresscodec", "isvalid", "header_keys", "key", "value"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +257,7 @@ def _is_file(target: str) -> bool:
 @contextmanager
 def _opened(session: Session, request: _Request) -> Iterator[FileSource]:
     """Open the file or object. Options of the configured store apply if the url is in that store."""
-    from tiered.inspect.dump_sources import open_file, open_object, split_object_url, url_in_bucket
-    from tiered.inspect.stored_segments import is_encrypted
+    from tiered.inspect.dump_sources import is_encrypted, open_file, open_object, split_object_url, url_in_bucket
 
     target = request.target
     if "://" not in target and is_encrypted(target):
@@ -280,13 +281,14 @@ def _opened(session: Session, request: _Request) -> Iterator[FileSource]:
 
 
 def _dump_log(session: Session, request: _Request, source: FileSource) -> int:
+    from tiered.inspect.dump_sources import Kind, open_stored
     from tiered.inspect.dumping import LogDump
 
     if request.index_sanity_check or request.verify_index_only or request.section:
         raise InvalidRequest("cannot dump a segment, the option applies to other files", path=source.place)
     if source.size_bytes == 0:
         session.say(f"the file is empty: path={source.place}")
-    stored = _stored(session, source)
+    stored = open_stored(source, _keys(session)) if source.kind is Kind.STORED_LOG else None
     selected = request.selection.filter(request.decoding.encoding)
     log = LogDump.of_stored(stored, source, selected) if stored else LogDump.of_file(source, selected)
     base = source.base_offset
@@ -306,36 +308,12 @@ def _dump_log(session: Session, request: _Request, source: FileSource) -> int:
     return Exit.FINDINGS
 
 
-def _stored(session: Session, source: FileSource) -> StoredSegment | None:
-    """Open a compressed or encrypted segment; the key ring is the configured one, or the environment's."""
-    import os
-
-    from tiered.config.secrets import load_key_ring
-    from tiered.inspect.dump_sources import Kind
-    from tiered.inspect.stored_segments import open_stored
-
-    if source.kind is not Kind.STORED_LOG:
-        return None
-    return open_stored(source, load_key_ring(_key_ring(session), os.environ))
-
-
 def _start_offset(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
     """Return the start offset: `wanted`, clamped to the log. An offset on the disk needs no request."""
     if wanted is not None and reader.source(partition).is_local(wanted):
         return wanted
     start, following = reader.offsets(partition)
     return start if wanted is None else min(max(wanted, start), following)
-
-
-def _ring_for(session: Session, source: FileSource) -> KeyRing:
-    """The key ring for a manifest, which may be encrypted; an empty one for any other file."""
-    import os
-
-    from remote.segments.encryption import NO_KEYS
-    from tiered.config.secrets import load_key_ring
-    from tiered.inspect.dump_sources import Kind
-
-    return load_key_ring(_key_ring(session), os.environ) if source.kind is Kind.MANIFEST else NO_KEYS
 
 
 def _key_ring(session: Session) -> str | None:
@@ -346,6 +324,15 @@ def _key_ring(session: Session) -> str | None:
         return session.config().key_ring
     except NotFound:
         return None
+
+
+def _keys(session: Session) -> KeyRing:
+    """The configured key ring, or that of the environment."""
+    import os
+
+    from tiered.config.secrets import load_key_ring
+
+    return load_key_ring(_key_ring(session), os.environ)
 
 
 def _dump_partition(session: Session, request: _Request) -> int:
@@ -397,18 +384,30 @@ def _print_log(request: _Request, log: LogDump, title: list[str], *where: TopicP
         write_lines(lines_of(islice(rows, count), with_data=request.prints_data))
     elif not request.is_deep:
         batches = DumpedBatches.of(*where, batches=[])
-        print_result(batches, form, columns=_named(_BATCH_COLUMNS), rows=islice(log.batches(), count))
+        shown = [name for name in dump_rows.BatchRow.__struct_fields__ if name not in _HIDDEN]
+        print_result(batches, form, columns=_columns(dump_rows.BatchRow, shown), rows=islice(log.batches(), count))
     else:
         records = log.records(request.decoding.decoder(), headers=headers, with_control=not request.by_record)
         if form == "jsonl":
             dump_rows.write_jsonl(islice(records, count))
         else:
             flat = dump_rows.flat(islice(records, count))
-            print_result(DumpedRecords.of(*where, records=[]), form, columns=_named(_RECORD_COLUMNS), rows=flat)
+            print_result(
+                DumpedRecords.of(*where, records=[]),
+                form,
+                columns=_columns(dump_rows.FlatRecord, _RECORD_COLUMNS),
+                rows=flat,
+            )
 
 
 def _time(text: str | None) -> int | None:
     return None if text is None else parse_time(text.removeprefix("@"), now_ms())
+
+
+def _columns(row: type[msgspec.Struct], names: list[str]) -> list[Column]:
+    titles = dict(zip(row.__struct_fields__, row.__struct_encode_fields__, strict=True))
+    titles["partition_leader_epoch"] = "epoch"
+    return [Column(name, titles[name], is_number=name not in _TEXT_COLUMNS) for name in names]
 
 
 def _print_gaps(session: Session, log: LogDump, path: str) -> None:
@@ -431,7 +430,7 @@ def _dump_file(session: Session, request: _Request, source: FileSource) -> int:
         session.say(f"{source.place} passed the sanity check")
         return Exit.DONE
     if not request.verify_index_only:
-        sections = dump_files.sections_of(source, _ring_for(session, source))
+        sections = dump_files.sections_of(source, lambda: _keys(session))
         _print_sections(request, _selected(request, sections), source)
     compared = dump_files.compare_with_log(source)
     if compared is not None:
@@ -461,37 +460,27 @@ def _selected(request: _Request, sections: list[Section]) -> list[Section]:
 
 
 def _print_sections(request: _Request, sections: list[Section], source: FileSource) -> None:
-    from tiered.cli.data.dump_results import entry_line, file_result
-    from tiered.inspect.dump_sources import Kind
+    from tiered.cli.data.dump_results import entry_line
 
-    form, path = request.form, source.place
-    rows_of = {section.name: list(islice(section.rows, request.count)) for section in sections}
-    if form == "json" and source.kind not in (None, Kind.MANIFEST):
-        print_result(file_result(source.kind, path, rows_of), form)
-        return
+    form = request.form
+    rows_of: dict[str, list[dict[str, object]]] = {
+        section.name: [msgspec.to_builtins(row) for row in islice(section.rows, request.count)] for section in sections
+    }
     if form == "json":
         first, *others = sections
         rest = {section.name: rows_of[section.name] for section in others}
-        print_fields(
-            first.name,
-            map(msgspec.to_builtins, rows_of[first.name]),
-            first.fields,
-            form,
-            path=path,
-            **first.facts,
-            **rest,
-        )
+        rows = rows_of[first.name]
+        print_fields(first.name, rows, first.fields, form, path=source.place, **first.facts, **rest)
         return
     for section in sections:
-        rows: Iterable[Mapping[str, object]] = map(msgspec.to_builtins, rows_of[section.name])
-        names = section.fields
+        rows, names = rows_of[section.name], section.fields
         if form == "text":
             write_lines([f"{section.name}:"] if len(sections) > 1 else [])
             write_lines(map(entry_line, rows))
             continue
         if len(sections) > 1 and form == "jsonl":
             names = ("section", *names)
-            rows = ({"section": section.name, **row} for row in rows)
+            rows = [{"section": section.name, **row} for row in rows]
         if form == "table":
             write_lines(f"{name}: {value}" for name, value in section.facts.items())
             write_lines([f"{section.name}:"] if len(sections) > 1 else [])
@@ -510,35 +499,3 @@ def _print_findings(session: Session, findings: Iterable[Finding]) -> int:
     if worst is not None and is_corrupt:
         raise Corrupt(f"cannot dump the index, {worst.what}", path=worst.where, at=worst.at, offsets=worst.offsets)
     return Exit.FINDINGS if worst is not None and worst.severity is Severity.WARNING else Exit.DONE
-
-
-_BATCH_COLUMNS = {
-    "base_offset": "baseOffset",
-    "last_offset": "lastOffset",
-    "count": "count",
-    "producer_id": "producerId",
-    "partition_leader_epoch": "epoch",
-    "is_control": "isControl",
-    "position": "position",
-    "timestamp_type": "timestampType",
-    "max_timestamp": "maxTimestamp",
-    "size": "size",
-    "compresscodec": "compresscodec",
-    "crc": "crc",
-    "isvalid": "isvalid",
-}
-_RECORD_COLUMNS = {
-    "offset": "offset",
-    "timestamp": "timestamp",
-    "key_size": "keySize",
-    "value_size": "valueSize",
-    "sequence": "sequence",
-    "header_keys": "headerKeys",
-    "key": "key",
-    "value": "value",
-}
-_WORDS = frozenset(("isControl", "timestampType", "compresscodec", "isvalid", "headerKeys", "key", "value"))
-
-
-def _named(titles: dict[str, str]) -> list[Column]:
-    return [Column(name, title, is_number=title not in _WORDS) for name, title in titles.items()]

@@ -20,20 +20,18 @@ from tiered.inspect.dump_files import (
     TimeEntry,
 )
 from tiered.inspect.dump_rows import BatchRow, FlatRecord
-from tiered.inspect.dump_sources import Kind
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
     from tiered.inspect.dump_rows import RecordRow
-    from tiered.inspect.hex_dump import HexField
+    from tiered.inspect.dumping import HexField
 
 
 _BYTES = 8  # in a line, so that it fits in 80 columns
 _MOMENTS = {"baseTimestamp", "maxTimestamp", "timestamp", "timestampDelta"}
 _LINES_MAX = 16  # of one field in the table; other forms have every byte
 Batches = Iterable["tuple[BatchRow, Iterable[HexField]]"]
-INDENT = "|"
-_OPTIONAL = ("currentTxnFirstOffset",)
+_OPTIONAL = ("currentTxnFirstOffset", "deleteHorizonMs")
 MAGIC = 2  # as in `local.format.batch_header`, whose import loads numpy
 
 
@@ -175,22 +173,6 @@ class DumpedManifestSection(_OfFile):
     pages: list[ManifestPageSection] | UnsetType = msgspec.field(name="spills", default=UNSET)
 
 
-_OF_KIND: dict[Kind, type[Result]] = {
-    Kind.OFFSET_INDEX: DumpedOffsets,
-    Kind.TIME_INDEX: DumpedTimes,
-    Kind.TXN_INDEX: DumpedAborted,
-    Kind.PRODUCER_SNAPSHOT: DumpedProducers,
-    Kind.LEADER_EPOCHS: DumpedEpochs,
-    Kind.OFFSET_CHECKPOINT: DumpedCheckpoint,
-}
-
-
-def file_result(kind: Kind, path: str, rows_of: Mapping[str, Sequence[object]]) -> Result:
-    """Return the result for a file that is no manifest; `rows_of` are the rows of each sheet."""
-    result = DumpedBundle if kind is Kind.INDEXES else _OF_KIND.get(kind, DumpedPairs)
-    return result(path=path, **rows_of)
-
-
 def print_hex(batches: Batches, title: list[str], output: str, where: Sequence[TopicPartition]) -> None:
     """Print `title` and the fields as a table; other formats have `where` and a row for each field."""
     if output in ("table", "text"):
@@ -209,7 +191,7 @@ def _lines(batches: Batches) -> Iterator[str]:
 
 
 def _field_lines(field: HexField) -> Iterator[str]:
-    from tiered.inspect.hex_dump import text_of
+    from tiered.inspect.dumping import text_of
 
     place = "+" if field.is_inflated else " "
     is_text = field.value == text_of(field.data) and len(field.data) > _BYTES
@@ -232,42 +214,24 @@ def _short(field: HexField) -> str:
 def _rows(batches: Batches) -> Iterator[DumpedField]:
     for row, fields in batches:
         for field in fields:
-            yield DumpedField(
-                base_offset=row.base_offset,
-                position=row.position,
-                at=field.at,
-                is_inflated=field.is_inflated,
-                depth=field.depth,
-                field=field.name,
-                bytes=field.data.hex(),
-                value=field.value,
-            )
+            yield DumpedField.of(row, field, field=field.name, bytes=field.data.hex())
 
 
 def batch_line(row: BatchRow) -> str:
     """Format a batch; a message of format 0 or 1 has an offset in place of the producer's fields."""
-    position = "" if row.position is None else f" position: {row.position}"
-    return (
-        f"{f'offset: {row.last_offset}' if row.magic < MAGIC else _producer(row)}{position}"
-        f" {row.timestamp_type}: {row.max_timestamp} size: {row.size}"
-        f" magic: {row.magic} compresscodec: {row.compresscodec} crc: {row.crc} isvalid: {_truth(row.isvalid)}"
-    )
-
-
-def _producer(row: BatchRow) -> str:
-    return (
-        f"baseOffset: {row.base_offset} lastOffset: {row.last_offset} count: {row.count}"
-        f" baseSequence: {row.base_sequence} lastSequence: {row.last_sequence} producerId: {row.producer_id}"
-        f" producerEpoch: {row.producer_epoch} partitionLeaderEpoch: {row.partition_leader_epoch}"
-        f" isTransactional: {_truth(row.is_transactional)} isControl: {_truth(row.is_control)}"
-        f" deleteHorizonMs: {_optional(row.delete_horizon_ms)}"
-    )
+    fields = msgspec.to_builtins(row)
+    fields = {row.timestamp_type if name == "maxTimestamp" else name: value for name, value in fields.items()}
+    del fields["timestampType"]
+    if row.magic < MAGIC:
+        names = list(fields)
+        fields = {"offset": row.last_offset, **{name: fields[name] for name in names[names.index("position") :]}}
+    return entry_line(fields)
 
 
 def record_line(row: RecordRow, *, with_data: bool) -> str:
     """Format a record; key and payload if requested, and never for a control record."""
     line = (
-        f"{INDENT} offset: {row.offset} {row.batch.timestamp_type}: {row.timestamp} keySize: {row.key_size}"
+        f"| offset: {row.offset} {row.batch.timestamp_type}: {row.timestamp} keySize: {row.key_size}"
         f" valueSize: {row.value_size}"
     )
     if row.batch.magic >= MAGIC:
@@ -289,8 +253,8 @@ def lines_of(rows: Iterable[BatchRow | RecordRow], *, with_data: bool) -> Iterat
 
 def entry_line(row: Mapping[str, object]) -> str:
     """``offset: 5 position: 4096``"""
-    fields = {name: _optional(value) if name in _OPTIONAL else value for name, value in row.items()}
-    return " ".join(f"{name}: {shown(value)}" for name, value in fields.items() if value is not None)
+    texts = {name: _optional(value) if name in _OPTIONAL else value for name, value in row.items()}
+    return " ".join(f"{name}: {shown(value)}" for name, value in texts.items() if value is not None)
 
 
 def shown(value: object) -> str:
@@ -299,15 +263,9 @@ def shown(value: object) -> str:
         return value
     if isinstance(value, dict) and set(value) == {"base64"}:
         return f"base64:{value['base64']}"
-    import msgspec
-
     return msgspec.json.encode(value).decode()
 
 
 def _optional(value: object) -> str:
     """Format like Java's OptionalLong."""
     return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
-
-
-def _truth(flag: bool) -> str:
-    return "true" if flag else "false"

@@ -34,10 +34,10 @@ from numpy.typing import NDArray
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest, NotFound
+from local.format.batch_header import HEADER_BYTES, read_header
 from local.format.columns import Columns
 from local.index import offset_index
 from local.names import TopicPartition
-from local.records.batch import HEADER_BYTES, read_header
 from local.records.isolation import without_aborted
 from remote.external.external_formats import external_format
 from remote.external.external_layout import OURS, LayoutOptions

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from local.segment.segment_info import SegmentInfo
+from local.facts import SegmentInfo
 from policies.snapshot import PartitionSnapshot
 from remote.manifest.manifest import PageEntry
 from remote.segment_entry import SegmentEntry

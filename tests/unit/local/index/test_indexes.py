@@ -125,5 +125,5 @@ def test_the_checks_with_and_without_numpy_accept_the_same_entries(index, monkey
         more = (4,) if index is offset_index else ()
         few = index.sound_entries(data, *more)
         with monkeypatch.context() as patch:
-            patch.setattr("local.index.sparse_index.FEW", -1)
+            patch.setattr("local.index.index_files.FEW", -1)
             assert (index.sound_entries(data, *more) if pairs else 0) == few, pairs

@@ -201,8 +201,8 @@ def test_a_rebuild_during_a_drop_or_a_swap_writes_no_index(replaced: bool, monke
 def _swap_first(log: Log, disk: ModelDisk) -> None:
     """Swap the first segment with an identical copy, as a pass does that removes no record."""
     body = bytes(disk.names[_name(0, ".log")].data)
-    swap.write_cleaned(disk, "./t-0", 0, [body])
-    swap.write_cleaned_indexes(disk, "./t-0", 0, build_indexes(kernels.scan_batches(body), 0, 200))
+    swap.write_cleaned(log.segment(0).files, [body])
+    swap.write_cleaned_indexes(log.segment(0).files, build_indexes(kernels.scan_batches(body), 0, 200))
     log.swap_in([log.segment(0)], 0, now_ms=0, delay_ms=0)
 
 

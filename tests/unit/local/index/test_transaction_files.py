@@ -7,8 +7,7 @@ import pytest
 from local.errors import Corrupt
 from local.index import txn_index
 from local.index.txn_index import AbortedTransaction
-from local.log import producer_snapshot
-from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerEntry, decode_snapshot, encode_snapshot
 
 
 def _aborted(producer: int, first: int, last: int, stable: int) -> AbortedTransaction:
@@ -65,23 +64,23 @@ def test_truncation_removes_entries_whose_marker_is_at_or_above_the_offset() -> 
 
 
 def test_the_bytes_of_a_producer_snapshot_equal_kafkas() -> None:
-    data = producer_snapshot.encode([PRODUCER])
+    data = encode_snapshot([PRODUCER])
     assert len(data) == 56
     assert data[:2].hex() == "0001"
     assert data[6:].hex() == (
         "0000000100000000000000090003000000290000000000000065000000010000018bcfe5680500000004ffffffffffffffff"
     )
-    assert producer_snapshot.decode(data) == [PRODUCER]
-    assert producer_snapshot.decode(producer_snapshot.encode([])) == []
+    assert decode_snapshot(data) == [PRODUCER]
+    assert decode_snapshot(encode_snapshot([])) == []
 
 
 def test_a_snapshot_with_any_changed_or_missing_byte_is_corrupt() -> None:
-    data = producer_snapshot.encode([PRODUCER, PRODUCER])
+    data = encode_snapshot([PRODUCER, PRODUCER])
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 1
         with pytest.raises(Corrupt, match=r"path=y\.snapshot"):
-            producer_snapshot.decode(damaged, path="y.snapshot")
+            decode_snapshot(damaged, path="y.snapshot")
     for length in range(len(data)):
         with pytest.raises(Corrupt):
-            producer_snapshot.decode(data[:length])
+            decode_snapshot(data[:length])

@@ -18,7 +18,7 @@ from local.cleaner import cleaner
 from local.cleaner.cleaner import clean
 from local.errors import CleaningAborted, InvalidRequest
 from local.log import Log
-from local.log.cleaning_state import Cleaning, CleaningGate, Event, State, after
+from local.log.log_state import Cleaning, CleaningGate, Event, State, after
 from local.names import TopicPartition
 
 NAME = TopicPartition("t", 0)

@@ -300,8 +300,8 @@ def test_a_swap_fails_and_restores_nothing_if_its_sources_were_dropped_or_trunca
         body = doomed.read(0, doomed.size_bytes)
         table = kernels.scan_batches(body)
         indexes = build_indexes(table, doomed.base_offset, 200)
-        swap.write_cleaned(disk, log.directory, doomed.base_offset, [body])
-        swap.write_cleaned_indexes(disk, log.directory, doomed.base_offset, indexes)
+        swap.write_cleaned(doomed.files, [body])
+        swap.write_cleaned_indexes(doomed.files, indexes)
     at = second.base_offset
     if change == "drop":
         log.drop_before(at, now_ms=0, delay_ms=0, raises_log_start=True)

@@ -16,9 +16,8 @@ from local.cleaner import cleaner
 from local.errors import LogError, NotFound, OffsetOutOfRange, Unavailable
 from local.format.record import Record
 from local.index import index_files
-from local.log import Log, producer_snapshot
-from local.log.producer_snapshot import ProducerEntry
-from local.log.producer_state import Producer, ProducerState
+from local.log import Log
+from local.log.producer_state import Producer, ProducerEntry, ProducerState, decode_snapshot
 from local.log.read_only_open import PAUSES_S, load_read_only
 from local.names import DELETED, LOG, OFFSET_INDEX, PRODUCER_SNAPSHOT, SWAP, TIME_INDEX, segment_file
 from local.records.isolation import Isolation
@@ -68,7 +67,7 @@ def test_read_only_opens_and_snapshot_rebuilds_never_map_a_log_file(
             os.unlink(tmp_path / name)
     onlooker = open_log(NoMaps(), root=str(tmp_path), read_only=True)
     assert onlooker.last_stable_offset == unstable
-    entries = producer_snapshot.decode(log.producer_snapshot(log.next_offset))
+    entries = decode_snapshot(log.producer_snapshot(log.next_offset))
     assert [(each.last_sequence, each.transaction_first_offset) for each in entries] == [(5, unstable)]
 
 

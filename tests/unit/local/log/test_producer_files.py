@@ -14,10 +14,9 @@ from log_world import open_log, read_all
 from local.cleaner import cleaner
 from local.format.record import Record
 from local.index import txn_index
-from local.log import Log, producer_snapshot
+from local.log import Log
 from local.log.leader_epochs import LeaderEpochs
-from local.log.producer_snapshot import ProducerEntry
-from local.log.producer_state import Producer, ProducerState
+from local.log.producer_state import Producer, ProducerEntry, ProducerState, decode_snapshot, encode_snapshot
 from local.names import PRODUCER_SNAPSHOT, TXN_INDEX, segment_file
 from local.records.isolation import Isolation
 from local.settings import LogSettings
@@ -103,7 +102,7 @@ def test_a_roll_writes_a_snapshot_at_the_new_base_and_a_close_writes_one_at_the_
     bases = [info.base_offset for info in log.segments()]
     assert bases == [0, 3, 5, 7]
     assert names_of(disk, PRODUCER_SNAPSHOT) == bases[1:]
-    at = [entry.producer_id for entry in producer_snapshot.decode(disk.read(snapshot(5)))]
+    at = [entry.producer_id for entry in decode_snapshot(disk.read(snapshot(5)))]
     assert at == [1, 2, 9]
     log.close()
     assert names_of(disk, PRODUCER_SNAPSHOT) == [3, 5, 7, 10]
@@ -166,7 +165,7 @@ def test_stray_snapshots_are_deleted_except_the_newest_above_all_segments() -> N
     log, _ = told(disk)
     log.close()
     for offset in (2, 6, 8, 9, 11, 400):
-        disk.create(snapshot(offset)).append(producer_snapshot.encode([]))
+        disk.create(snapshot(offset)).append(encode_snapshot([]))
     open_log(disk, was_clean=True)
     assert names_of(disk, PRODUCER_SNAPSHOT) == [3, 5, 7, 10]
 

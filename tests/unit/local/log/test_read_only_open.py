@@ -20,7 +20,7 @@ from local.records.batch import encode_batch
 from local.records.isolation import Isolation
 from local.segment.segment import Segment
 from local.settings import LogSettings
-from local.storage import FileFacts, replace_file
+from local.storage import FileFacts, SegmentFiles, replace_file
 
 ONE_SEGMENT = LogSettings(segment_bytes=1 << 20, index_interval_bytes=600, batch_bytes=300)
 LOG, INDEX, TIMES = (f"./t-0/{names.segment_file(0, suffix)}" for suffix in (".log", ".index", ".timeindex"))
@@ -115,7 +115,7 @@ def test_an_index_that_is_missing_or_newer_than_the_listing_does_not_change_the_
     before, size = _scanned(disk), len(disk.names[LOG].data)
     listed = disk.list_files("./t-0")
     disk = _written(200)
-    segment = found_segment(disk, "./t-0", 0, listed, LOOKING)
+    segment = found_segment(SegmentFiles(disk, "./t-0", 0), listed, LOOKING)
     assert segment.size_bytes == size < len(disk.names[LOG].data)
     monkeypatch.setattr(segment, "position_of", None)  # this method validates the whole index and must not be called
     assert (trim_to_whole_batches(segment), segment.size_bytes) == before[:2]

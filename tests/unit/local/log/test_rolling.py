@@ -15,6 +15,7 @@ from local.log.log_appender import Rolling
 from local.records.batch import encode_batch, read_header
 from local.segment.segment import RELATIVE_OFFSET_MAX, Segment
 from local.settings import LogSettings
+from local.storage import SegmentFiles
 
 CREATED_MS, FIRST_MS = 50_000, 1_000
 
@@ -28,7 +29,7 @@ def header(timestamp_ms: int, records: int = 1) -> BatchHeader:
 def segment(size: int = 600, *, first_ms: int = FIRST_MS, offset_entries: int = 0, time_entries: int = 0) -> Segment:
     """An active segment at base 100 with one batch of `size` bytes. Only the facts that the roll conditions use are
     real."""
-    made = Segment.create(ModelDisk(), ".", 100, created_ms=CREATED_MS)
+    made = Segment.create(SegmentFiles(ModelDisk(), ".", 100), created_ms=CREATED_MS)
     if size:
         made.append(bytes(size), last_offset=100, max_timestamp_ms=first_ms, interval_bytes=1 << 30)
     made._offset_index, made._time_index = bytearray(8 * offset_entries), bytearray(12 * time_entries)

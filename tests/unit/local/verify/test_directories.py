@@ -19,8 +19,8 @@ from local.errors import AccessDenied, DiskFailed, InvalidRequest, LogError, Not
 from local.format.crc32c import crc32c
 from local.format.record import Record
 from local.index import time_index
-from local.log import checkpoints, producer_snapshot
-from local.log.producer_state import Producer, ProducerState
+from local.log import checkpoints
+from local.log.producer_state import Producer, ProducerEntry, ProducerState, decode_snapshot, encode_snapshot
 from local.names import TopicPartition
 from local.verify.directories import VerifyOptions, size_of, verify
 from local.verify.findings import Finding, Severity, worst
@@ -72,12 +72,12 @@ def write_snapshots(disk: ModelDisk) -> None:
     """Write the snapshots that a roll leaves: the producer state at each segment's base and at the log's end."""
     state, end = ProducerState(), 0
     for base in segments(disk):
-        disk.create(f"{DIRECTORY}/{base:020d}.snapshot").append(producer_snapshot.encode(state.entries()))
+        disk.create(f"{DIRECTORY}/{base:020d}.snapshot").append(encode_snapshot(state.entries()))
         data = memoryview(disk.read(f"{DIRECTORY}/{base:020d}.log"))
         table = kernels.scan_batches(data)
         state.replay(data, table)
         end = int(table.last_offsets[-1]) + 1 if len(table) else base
-    disk.create(f"{DIRECTORY}/{end:020d}.snapshot").append(producer_snapshot.encode(state.entries()))
+    disk.create(f"{DIRECTORY}/{end:020d}.snapshot").append(encode_snapshot(state.entries()))
 
 
 def alarms(found: list[Finding]) -> list[Finding]:
@@ -321,8 +321,8 @@ def _stale_snapshot(disk: ModelDisk) -> str:
 
 def _unknown_producer(disk: ModelDisk) -> str:
     path = [name for name in sorted(disk.names) if name.startswith(DIRECTORY) and name.endswith(".snapshot")][-1]
-    entries = producer_snapshot.decode(bytes(disk.names[path].data))
-    stranger = producer_snapshot.ProducerEntry(
+    entries = decode_snapshot(bytes(disk.names[path].data))
+    stranger = ProducerEntry(
         producer_id=99,
         producer_epoch=0,
         last_sequence=0,
@@ -332,7 +332,7 @@ def _unknown_producer(disk: ModelDisk) -> str:
         coordinator_epoch=0,
         transaction_first_offset=-1,
     )
-    disk.names[path].data = bytearray(producer_snapshot.encode([*entries, stranger]))
+    disk.names[path].data = bytearray(encode_snapshot([*entries, stranger]))
     return path
 
 

@@ -27,8 +27,7 @@ from remote.store import ObjectStore
 from remote.store.open_store import open_store
 from tiered.cli.errors import Exit
 from tiered.cli.main import invoke
-from tiered.inspect.dump_sources import Kind, kind_of, split_object_url, url_in_bucket
-from tiered.inspect.stored_segments import frames
+from tiered.inspect.dump_sources import Kind, frames, kind_of, split_object_url, url_in_bucket
 from tiered.maintenance import upload_and_commit
 
 RING = f"k1 {base64.b64encode(bytes(range(32))).decode()}"
@@ -198,7 +197,7 @@ def test_zstd_frames_are_found_and_damage_raises_corrupt_or_gives_another_frame(
     whole = b"".join(made)
 
     def found(file: bytes) -> list[tuple[int, int]]:
-        return [(each.length, each.content_bytes) for each in frames(lambda at, n: file[at : at + n], len(file))]
+        return [(length, size) for _, length, size in frames(lambda at, n: file[at : at + n], len(file))]
 
     assert found(whole) == [(len(frame), len(body)) for frame, body in zip(made, bodies, strict=True)]
     cut = data.draw(st.integers(1, len(whole) - 1))

@@ -17,16 +17,18 @@ import pytest
 
 from local import kernels
 from local.errors import Corrupt, InvalidRequest
-from local.format.columns import TORN
+from local.format.columns import TORN, joined_tables
 from local.index import txn_index
 from local.index.index_files import build_indexes
-from local.log import checkpoints, producer_snapshot
+from local.log import checkpoints
+from local.log.producer_state import ProducerEntry, encode_snapshot
 from local.records.batch import HEADER_BYTES, Codec, encode_batch, encode_marker
 from local.records.batch_runs import DISORDER, BatchRuns
 from local.records.coordinator_records import decode_offsets_record, decode_transaction_record
 from local.verify.findings import Severity
-from local.verify.index_checks import check_offset_index, check_time_index, places_of
-from remote.segments.index_bundle import IndexBundle, encode_bundle, table_of
+from local.verify.index_checks import check_offset_index, check_time_index
+from remote.segments.chunk_table import table_of
+from remote.segments.index_bundle import IndexBundle, encode_bundle
 from remote.store.open_store import open_store
 from tiered.cli import render
 from tiered.cli.errors import Exit
@@ -404,7 +406,7 @@ def test_zeros_at_the_end_of_an_index_are_reported_and_no_damage(segment: Path, 
 def test_index_entries_of_whole_appends_are_valid() -> None:
     body = b"".join(batches(12))
     table = kernels.scan_batches(body)
-    places = places_of([(0, table)], len(body))
+    places = joined_tables([table])
     # As a broker of version 3.x writes them: the position of an append of three batches, the last offset of the third.
     entries = [(int(table.last_offsets[at + 2]) - BASE, int(table.positions[at])) for at in (3, 6)]
     index = b"".join(struct.pack(">ii", *each) for each in entries)
@@ -444,7 +446,7 @@ def test_other_files_of_a_log_directory_are_dumped_as_rows(home: Path, capfd) ->
     assert rows(path, "transactions") == [
         {"version": 0, "producerId": 9, "firstOffset": 100, "lastOffset": 110, "lastStableOffset": 100}
     ]
-    entry = producer_snapshot.ProducerEntry(
+    entry = ProducerEntry(
         producer_id=9,
         producer_epoch=1,
         last_sequence=1,
@@ -454,7 +456,7 @@ def test_other_files_of_a_log_directory_are_dumped_as_rows(home: Path, capfd) ->
         coordinator_epoch=2,
         transaction_first_offset=-1,
     )
-    (path := home / f"{BASE:020d}.snapshot").write_bytes(producer_snapshot.encode([entry]))
+    (path := home / f"{BASE:020d}.snapshot").write_bytes(encode_snapshot([entry]))
     (row,) = rows(path, "producers")
     assert (row["firstSequence"], row["lastSequence"], row["currentTxnFirstOffset"]) == (2**31 - 2, 1, None)
     (path := home / "leader-epoch-checkpoint").write_bytes(checkpoints.encode_epochs([(0, 0), (2, 50)]))

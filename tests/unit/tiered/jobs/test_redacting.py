@@ -19,8 +19,7 @@ from local.errors import Conflict, Corrupt, Fenced, InvalidRequest
 from local.format.compression import Codec
 from local.index import txn_index
 from local.index.txn_index import AbortedTransaction
-from local.log import producer_snapshot
-from local.log.producer_snapshot import ProducerEntry
+from local.log.producer_state import ProducerEntry, encode_snapshot
 from local.records.batch import encode_batch, encode_marker
 from local.storage import DiskStorage
 from remote.fetch.range_reader import RemotePartition
@@ -184,7 +183,7 @@ def _transactions() -> CareWorld:
         ProducerEntry(3, 0, 6, 9, 1, NOW, -1, -1),
     ]
     aborted = [AbortedTransaction(producer_id=1, first_offset=0, last_offset=6, last_stable_offset=4)]
-    more = {"producer_snapshot": producer_snapshot.encode(known), "txn_index": txn_index.encode(aborted)}
+    more = {"producer_snapshot": encode_snapshot(known), "txn_index": txn_index.encode(aborted)}
     world.add("t", b"".join(data), 13, **more)
     return world
 

@@ -16,7 +16,7 @@ from local.cleaner import cleaner
 from local.errors import CleaningAborted, Corrupt, DiskFailed
 from local.format.record import Record
 from local.log import Log, checkpoints
-from local.log.cleaning_state import Cleaning as Gate
+from local.log.log_state import Cleaning as Gate
 from local.names import TopicPartition
 from tiered.maintenance.cleaning import LOGS_PER_THREAD
 from tiered.manager.manager import LogManager

@@ -300,7 +300,7 @@ def test_compacted_log_of_the_writer_continues_after_offline_appends(world: Worl
             manager.partitions.roll("t", now_ms=NOW)
             settle(manager)
             assert manager.partitions.find(NAME).is_writer
-            assert not manager.partitions.find(NAME).log.notes.has_unconfirmed_appends
+            assert manager.partitions.find(NAME).log.notes.unconfirmed_from is None
 
 
 def test_offline_appends_are_marked_until_they_are_compared_with_the_bucket(world: World) -> None:

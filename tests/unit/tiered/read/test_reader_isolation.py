@@ -10,8 +10,7 @@ from local.errors import OffsetOutOfRange, OutOfOrderSequence
 from local.format.batch_header import CONTROL
 from local.format.record import Record
 from local.log import Log
-from local.log.producer_snapshot import ProducerEntry, decode
-from local.log.producer_state import Producer
+from local.log.producer_state import Producer, ProducerEntry, decode_snapshot
 from local.records.isolation import Isolation, aborted_batches
 from remote.store.middleware.metered_store import MeteredStore
 from tiered.manager.manager import LogManager
@@ -168,7 +167,7 @@ def test_bucket_alone_gives_the_committed_records_up_to_its_stable_offset(rounds
 
 
 def _open_at(log: Log, offset: int) -> list[ProducerEntry]:
-    return decode(log.producer_snapshot(offset))
+    return decode_snapshot(log.producer_snapshot(offset))
 
 
 def test_stream_continues_in_the_bucket_when_its_segments_are_dropped() -> None:

@@ -10,8 +10,8 @@ import pytest
 from manager_world import COMPACTED, NOW, TIERED, World, send, settle
 from web_pages import page, site
 
+from local.facts import SegmentInfo
 from local.names import TopicPartition
-from local.segment.segment_info import SegmentInfo
 from policies.snapshot import PartitionSnapshot
 from remote.segment_entry import SegmentEntry
 from tiered.web.html import tag

@@ -1,4 +1,4 @@
-"""Facts about one local segment, frozen, for the policies and the remote tier."""
+"""Frozen facts about segments and log directories, for the policies and the remote tier."""
 
 from __future__ import annotations
 
@@ -31,3 +31,19 @@ class SegmentInfo:
     def age_timestamp_ms(self) -> int:
         """The time for retention: the largest record timestamp, or the file's mtime without one (Kafka)."""
         return self.modified_ms if self.max_timestamp_ms is None else self.max_timestamp_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDirFacts:
+    """Facts about one log directory.
+
+    `partition_count` includes the moves into this directory. `free_bytes` and `total_bytes` are those of the file
+    system; None if unknown. A cordoned directory stays in use and gets no new partitions (KIP-1066).
+    """
+
+    path: str
+    partition_count: int
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    is_offline: bool = False
+    is_cordoned: bool = False
