@@ -28,17 +28,19 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args
 
 import msgspec
 
-from local.errors import AlreadyExists, Corrupt, InvalidRequest, NotFound
+from local.errors import AlreadyExists, Corrupt, InvalidRequest, LogError, NotFound
 from local.names import TopicPartition
 from remote.gc.object_deletion import DeleteReason, delete_objects
 from remote.keys import new_ulid
 from remote.store import ObjectStore, ranged_source
 from tiered.jobs.job_bucket import Bucket
+from tiered.jobs.runner import Failures, run_job
 from tiered.spark.jobs.runner import SparkRunner
 from tiered.spark.options import Bound, ReadOptions, parse_options
 from tiered.spark.source.pinning import wall_ms
@@ -122,9 +124,12 @@ _PLAN, _WAVE = msgspec.json.Decoder(_Plan), msgspec.json.Decoder(_Wave)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
+    """A unit: one split, and the wave in which it is read."""
+
     split: Split
     wave: int
     job_id: str
+    number: int = 0  # the export has one plan
 
 
 def export(
@@ -154,28 +159,19 @@ def export(
         raise InvalidRequest("cannot export with Spark, invalid job id: use letters, digits and _", job=repr(job_id))
     request = parse_options({"path": url, **options, "includeHeaders": "true"})
     target = Bucket(url=to, options=to_options or {}, work_directory=work_directory)
+    job_id, done = job_id or new_ulid(wall_ms()), 0
+    runner = SparkRunner(spark, job_id=f"tiered-export-{job_id}", wave_tasks=wave_tasks, should_stop=should_stop)
+
+    def report(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
+        progress(done, job.size_bytes)
+
     with target.opened() as store:
-        job = _Job(store, job_id or new_ulid(wall_ms()), url)
-        splits = _due(job, request)
-        done, everything = 0, _size(splits)
-        progress(done, everything)
-        group = f"tiered-export-{job.job_id}"
-        runner = SparkRunner(spark, job_id=group, wave_tasks=wave_tasks, should_stop=should_stop)
-        step = runner.tasks_of_a_wave
-        first = len(job.waves)
-        tasks = [
-            _Task(split=split, wave=first + number // step, job_id=job.job_id) for number, split in enumerate(splits)
-        ]
-        description = f"exporting to {store.url}, job {job.job_id}"
-        through = 0
-        for finished in runner.run(description, tasks, _writing(target, request, codec)):
-            through += len(finished)
-            following = splits[through] if through < len(splits) else None
-            of_wave = [task.split for task, _ in finished]
-            job.finish_wave(of_wave, [file for _, files in finished for file in files], following)
-            done += _size(of_wave)
-            progress(done, everything)
-        return job.result(is_complete=through == len(splits))
+        job = ExportJob(store, target, request, codec, job_id, wave_tasks=runner.tasks_of_a_wave)
+        report(0)
+        (result,) = run_job(job, runner, task_bytes=0, progress=report)
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,22 +211,6 @@ def _size(splits: Iterable[Split]) -> int:
     return sum(split.size_bytes for split in splits)
 
 
-def _due(job: _Job, request: ReadOptions) -> list[Split]:
-    """The remaining splits of a new or resumed job, ordered so that waves continue earlier ones."""
-    if not job.is_known:
-        splits = _planned(request)
-        job.begin(splits)
-        return splits
-    job.sweep()
-    remaining = job.remaining()
-    if not remaining:
-        return []
-    parts = {TopicPartition(each.topic, each.partition): each for each in remaining}
-    starts = Bound(by_partition={name: each.start_offset for name, each in parts.items()})
-    ends = Bound(by_partition={name: each.next_offset for name, each in parts.items()})
-    return _planned(replace(request, topics=None, pattern=None, partitions=tuple(parts), start=starts, end=ends))
-
-
 def _planned(request: ReadOptions) -> list[Split]:
     from tiered.spark.source.planning import plan_read
 
@@ -238,90 +218,132 @@ def _planned(request: ReadOptions) -> list[Split]:
         return sorted(plan_read(store, request), key=lambda split: (split.topic, split.partition, split.start_offset))
 
 
-class _Job:
-    """The target's records of one job, in the driver only."""
+class ExportJob:
+    """The export of one job id, whose records are in the target; a unit is a split, a commit the record of a wave."""
 
-    def __init__(self, store: ObjectStore, job_id: str, source: str) -> None:
-        """Raises InvalidRequest for a job that exports another bucket, Corrupt for an unreadable record."""
-        self.job_id = job_id
-        self.waves: list[tuple[ExportedFile, ...]] = []
-        self._store, self._source = store, source
+    batch_size = 1
+
+    def __init__(
+        self, store: ObjectStore, target: Bucket, request: ReadOptions, codec: Codec, job_id: str, *, wave_tasks: int
+    ) -> None:
+        """Begin the job, or continue it.
+
+        Raises InvalidRequest for a job that exports another bucket, Corrupt for an unreadable record.
+        """
+        self.job_id, self._source = job_id, request.bucket.url
+        self.failures = Failures(())
+        self.description = f"exporting to {store.url}, job {job_id}"
+        self._store, self._target, self._codec, self._wave_tasks = store, target, codec, wave_tasks
+        self._request = request
+        self._waves: list[tuple[ExportedFile, ...]] = []
         self._reached: dict[tuple[str, int], int] = {}
         plan = self._read("plan.json", _PLAN)
-        self.is_known = plan is not None
-        self.ranges = plan.ranges if plan is not None else ()
-        if plan is not None and plan.source != source:
-            facts = {"job": job_id, "source": plan.source, "asked": source}
+        if plan is not None and plan.source != self._source:
+            facts = {"job": job_id, "source": plan.source, "asked": self._source}
             raise InvalidRequest("cannot resume the export, the job belongs to another bucket", **facts)
-        while (wave := self._read(f"wave-{len(self.waves):06d}.json", _WAVE)) is not None:
+        while (wave := self._read(f"wave-{len(self._waves):06d}.json", _WAVE)) is not None:
             self._add(wave)
+        self._splits = self._begun() if plan is None else self._resumed(plan)
+        self._first_wave, self._done = len(self._waves), 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of batches that this run reads."""
+        return _size(self._splits)
+
+    def begin(self, opened: ExitStack) -> None:
+        pass
+
+    def units(self) -> Iterator[_Task]:
+        for at, split in enumerate(self._splits):
+            yield _Task(split=split, wave=self._first_wave + at // self._wave_tasks, job_id=self.job_id)
+
+    def size_of(self, unit: _Task) -> int:
+        return unit.split.size_bytes
+
+    def is_wanted(self, unit: _Task) -> bool:
+        return True
+
+    def worker(self) -> Callable[[Sequence[_Task]], list[list[ExportedFile] | LogError]]:
+        write = _writing(self._target, self._request, self._codec)
+        return lambda tasks: [write(task) for task in tasks]
+
+    def commit(self, results: Sequence[tuple[_Task, list[ExportedFile] | LogError]]) -> None:
+        """Record a finished wave.
+
+        Splits are in offset order, so the rest of a partition is behind the last record that was read.
+        """
+        files = tuple(file for _, written in results if not isinstance(written, LogError) for file in written)
+        reached: dict[tuple[str, int], int] = {}
+        for file in files:
+            name = file.topic, file.partition
+            reached[name] = max(reached.get(name, 0), file.next_offset)
+        self._done += len(results)
+        following = self._splits[self._done : self._done + 1]
+        unfinished = {(split.topic, split.partition) for split in following}
+        for split in (task.split for task, _ in results):
+            if (split.topic, split.partition) not in unfinished:
+                reached[split.topic, split.partition] = split.next_offset
+        wave = _Wave(reached=tuple((*name, offset) for name, offset in reached.items()), files=files)
+        self._store.put(self._key(f"wave-{len(self._waves):06d}.json"), msgspec.json.encode(wave))
+        self._add(wave)
+
+    def outcomes(self) -> list[ExportResult]:
+        files = tuple(file for wave in self._waves for file in wave)
+        is_complete = self._done == len(self._splits)
+        result = ExportResult(job_id=self.job_id, is_complete=is_complete, files=files)
+        if is_complete:
+            description = {"files": len(files), "records": result.records, "size_bytes": result.size_bytes}
+            self._store.put(self._key("complete.json"), msgspec.json.encode(description))
+        return [result]
 
     def _add(self, wave: _Wave) -> None:
-        self.waves.append(wave.files)
+        self._waves.append(wave.files)
         self._reached.update({(topic, partition): offset for topic, partition, offset in wave.reached})
 
-    def begin(self, splits: Sequence[Split]) -> None:
+    def _begun(self) -> list[Split]:
         """Fix the ranges of the export. Raises InvalidRequest if another driver begins the same job."""
+        splits = _planned(self._request)
         ranges: dict[tuple[str, int], _Range] = {}
         for split in splits:  # a partition may have several: a view's and the log's, or limited ones
             name, start, end = (split.topic, split.partition), split.start_offset, split.next_offset
             if (known := ranges.get(name)) is not None:
                 start, end = min(start, known.start_offset), max(end, known.next_offset)
             ranges[name] = _Range(topic=name[0], partition=name[1], start_offset=start, next_offset=end)
-        self.ranges = tuple(ranges.values())
-        plan = _Plan(source=self._source, ranges=self.ranges)
+        plan = _Plan(source=self._source, ranges=tuple(ranges.values()))
         try:
             self._store.put_if_absent(self._key("plan.json"), msgspec.json.encode(plan))
         except AlreadyExists as error:  # or this job's own plan, from an attempt in doubt
             if self._read("plan.json", _PLAN) != plan:
-                raise InvalidRequest(
-                    "cannot export with Spark, another driver runs this job", job=self.job_id
-                ) from error
+                wrong = "cannot export with Spark, another driver runs this job"
+                raise InvalidRequest(wrong, job=self.job_id) from error
+        return splits
 
-    def remaining(self) -> list[_Range]:
-        """The ranges that no wave has reached."""
-        rest = [
-            replace(each, start_offset=max(each.start_offset, self._reached.get((each.topic, each.partition), 0)))
-            for each in self.ranges
-        ]
-        return [each for each in rest if each.start_offset < each.next_offset]
+    def _resumed(self, plan: _Plan) -> list[Split]:
+        """Return the splits that no wave has reached, ordered so that waves continue earlier ones."""
+        self._delete_unrecorded({each.topic for each in plan.ranges})
+        starts, ends = dict[TopicPartition, int](), dict[TopicPartition, int]()
+        for each in plan.ranges:
+            reached = max(each.start_offset, self._reached.get((each.topic, each.partition), 0))
+            if reached < each.next_offset:
+                name = TopicPartition(each.topic, each.partition)
+                starts[name], ends[name] = reached, each.next_offset
+        if not starts:
+            return []
+        start, end = Bound(by_partition=starts), Bound(by_partition=ends)
+        remaining = replace(self._request, topics=None, pattern=None, partitions=tuple(starts), start=start, end=end)
+        return _planned(remaining)
 
-    def sweep(self) -> None:
+    def _delete_unrecorded(self, topics: Iterable[str]) -> None:
         """Delete files of this job that no record names: a wave was interrupted."""
-        for topic in sorted({each.topic for each in self.ranges}):
-            listed = self._store.list(f"topic={topic}/")
-            names = [(info.key, _FILE.fullmatch(info.key)) for info in listed]
+        for topic in sorted(topics):
+            names = [(info.key, _FILE.fullmatch(info.key)) for info in self._store.list(f"topic={topic}/")]
             cut = [
                 key
                 for key, name in names
-                if name is not None and name[1] == self.job_id and int(name[2]) >= len(self.waves)
+                if name is not None and name[1] == self.job_id and int(name[2]) >= len(self._waves)
             ]
             delete_objects(self._store, "", cut, DeleteReason.EXPORT)
-
-    def finish_wave(self, splits: Sequence[Split], files: Sequence[ExportedFile], following: Split | None) -> None:
-        """Record a finished wave; `following` is the first split after it.
-
-        Splits are in offset order, so the rest of a partition is behind the last record that was read.
-        """
-        reached: dict[tuple[str, int], int] = {}
-        for file in files:
-            name = file.topic, file.partition
-            reached[name] = max(reached.get(name, 0), file.next_offset)
-        unfinished = (following.topic, following.partition) if following is not None else None
-        for split in splits:
-            if (split.topic, split.partition) != unfinished:
-                reached[split.topic, split.partition] = split.next_offset
-        wave = _Wave(reached=tuple((*name, offset) for name, offset in reached.items()), files=tuple(files))
-        self._store.put(self._key(f"wave-{len(self.waves):06d}.json"), msgspec.json.encode(wave))
-        self._add(wave)
-
-    def result(self, *, is_complete: bool) -> ExportResult:
-        files = tuple(file for wave in self.waves for file in wave)
-        result = ExportResult(job_id=self.job_id, is_complete=is_complete, files=files)
-        if is_complete:
-            description = {"files": len(files), "records": result.records, "size_bytes": result.size_bytes}
-            self._store.put(self._key("complete.json"), msgspec.json.encode(description))
-        return result
 
     def _key(self, name: str) -> str:
         return f"_tiered/{self.job_id}/{name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
 from manager_world import NOW, TIERED, World, send, settle
@@ -10,8 +11,8 @@ from manager_world import NOW, TIERED, World, send, settle
 from remote.store.memory_store import MemoryStore
 from tiered.jobs.job_bucket import Bucket
 from tiered.jobs.view_jobs import build_views, plan_views
-from tiered.spark.jobs.exporting import ExportedFile, _due, _Job
-from tiered.spark.options import parse_options
+from tiered.spark.jobs.exporting import ExportedFile, ExportJob
+from tiered.spark.options import ReadOptions, parse_options
 from tiered.spark.source import task
 from tiered.spark.source.splits import Split
 
@@ -33,16 +34,25 @@ def world():
     return world
 
 
-def wave(job: _Job, world, splits: list[Split], following: Split | None) -> list[int]:
-    """The offsets exported by the given tasks. The record of the job is written."""
-    found, files = [], []
-    for split in splits:
-        offsets = [int(at) for part in task.split_columns(world.store, split) for at in part.offsets]
+def export_job(target: MemoryStore, job_id: str, asked: ReadOptions) -> ExportJob:
+    return ExportJob(target, Bucket(url=target.url), asked, "zstd", job_id, wave_tasks=8)
+
+
+def offsets_of(world, split: Split) -> list[int]:
+    return [int(at) for part in task.split_columns(world.store, split) for at in part.offsets]
+
+
+def wave(job: ExportJob, world, count: int | None = None) -> list[int]:
+    """Record the first units of the job as one wave; return the exported offsets."""
+    results, found = [], []
+    for unit in islice(job.units(), count):
+        offsets = offsets_of(world, unit.split)
         ends = {"base_offset": min(offsets, default=0), "next_offset": max(offsets, default=-1) + 1}
         file = ExportedFile(key="k", topic="t", partition=0, records=len(offsets), size_bytes=1, **ends)
-        files += [file] if offsets else []
+        results.append((unit, [file] if offsets else []))
         found += offsets
-    job.finish_wave(splits, files, following)
+    if results:
+        job.commit(results)
     return found
 
 
@@ -54,16 +64,16 @@ def wave(job: _Job, world, splits: list[Split], following: Split | None) -> list
 def test_export_interrupted_at_any_task_has_every_record_once(world, monkeypatch, options):
     monkeypatch.setattr(Bucket, "open_store", lambda bucket: world.store)
     asked = parse_options({"path": "memory://b", "subscribe": "t", "splitBytes": "300", "pin": "none", **options})
-    splits = _due(_Job(MemoryStore(), "whole", "memory://b"), asked)
-    everything = [int(at) for split in splits for part in task.split_columns(world.store, split) for at in part.offsets]
+    splits = [unit.split for unit in export_job(MemoryStore(), "whole", asked).units()]
+    everything = [offset for split in splits for offset in offsets_of(world, split)]
     assert len(splits) > 3
     assert everything == sorted(set(everything))
     for cut in range(len(splits) + 1):
         target = MemoryStore()
-        job = _Job(target, "cut", "memory://b")
-        begun = _due(job, asked)
-        found = wave(job, world, begun[:cut], begun[cut] if cut < len(begun) else None) if cut else []
-        again = _Job(target, "cut", "memory://b")
-        left = _due(again, asked)
-        found += wave(again, world, left, None) if left else []
-        assert found == everything, f"cut after {cut} of {len(begun)} tasks"
+        job = export_job(target, "cut", asked)
+        found = wave(job, world, cut)
+        assert [result.is_complete for result in job.outcomes()] == [cut == len(splits)]
+        again = export_job(target, "cut", asked)
+        found += wave(again, world)
+        assert found == everything, f"cut after {cut} of {len(splits)} tasks"
+        assert [result.is_complete for result in again.outcomes()] == [True]
