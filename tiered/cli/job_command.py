@@ -3,8 +3,8 @@
 A command has the options of a `BucketCommand`, or of a `JobCommand` if its work can run on Spark:
 
 1. `BucketCommand.opened` opens the bucket; from here on a signal only asks to stop (`BucketCommand.should_stop`).
-2. The command makes a plan. Under ``--dry-run`` it prints the plan and ends; else it asks, unless ``--yes``.
-3. `JobCommand.executor` does the work, in this process or in tasks, which open `JobCommand.tasks_of` the bucket.
+2. The command makes a plan. `BucketCommand.proceeds` prints it under ``--dry-run``, else asks, unless ``--yes``.
+3. `BucketCommand.carry_out` runs the job, in this process or in tasks, which open `JobCommand.tasks_of` the bucket.
 4. `BucketCommand.print` prints the result; `BucketCommand.interrupted` gives the exit code after a signal.
 """
 
@@ -16,15 +16,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from local.errors import InvalidRequest, LogError, NotFound, RemoteLost
 from tiered.cli.errors import Exit, stopped_code
 from tiered.cli.options import OUTPUT, REMOTE, REMOTE_OPTIONS, option, parse_partition
-from tiered.cli.render import Result, print_result
-from tiered.cli.session import UNNAMED, Session, Stop, now_ms, stop_signals
+from tiered.cli.progress import byte_progress
+from tiered.cli.render import PricedWork, Result, print_result
+from tiered.cli.session import UNNAMED, Session, Stop, confirm, now_ms, stop_signals
+from tiered.config.units import format_dollars
 
 if TYPE_CHECKING:
     from local.names import TopicPartition
@@ -34,9 +36,12 @@ if TYPE_CHECKING:
     from remote.store import ObjectStore
     from tiered.health.repair_sources import LocalCopies
     from tiered.jobs.job_bucket import Bucket as TaskBucket
-    from tiered.jobs.runner import Executor
+    from tiered.jobs.runner import Executor, Job, PlanUnit
     from tiered.stores.object_encoding import BucketSettings
 
+U = TypeVar("U", bound="PlanUnit")
+R = TypeVar("R")
+Outcome = TypeVar("Outcome")
 DRY_RUN = option("--dry-run", "Show requests, bytes and dollars, change nothing.")
 _JOB_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
@@ -85,6 +90,39 @@ class BucketCommand:
             ) as bucket,
         ):
             yield bucket
+
+    @contextmanager
+    def executor(self, description: str, *, job_id: str | None = None, threads: int = 1) -> Iterator[Executor]:
+        """Yield the executor of the work: this process, with `threads`."""
+        from tiered.jobs.runner import Here
+
+        yield Here(self.should_stop, threads=threads)
+
+    def proceeds(
+        self, planned: PricedWork, doing: str, done: str, summary: str, *, yes: bool, nothing: str | None = None
+    ) -> bool:
+        """Print the plan of a dry run, or of `nothing` to do, and return False. Otherwise ask, unless `yes`.
+
+        `doing` and `done` are the verb of the command, in ``write 3 segments?`` and ``would be written``.
+        """
+        if planned.dry_run or nothing is not None:
+            self.print(planned)
+            self.session.say(nothing or f"${format_dollars(planned.dollars)}; nothing changed")
+            return False
+        confirm(f"{doing} {summary}?", yes=yes, without=f"{summary} would be {done}; add --yes")
+        return True
+
+    def carry_out(
+        self, work: Job[U, R, Outcome], size_bytes: int, *, done: str, description: str, job_id: str | None = None
+    ) -> list[Outcome]:
+        """Run a job by the executor, with the progress of its bytes; `done` is the verb of the progress."""
+        from tiered.jobs.runner import run_job
+
+        with (
+            self.executor(description, job_id=job_id) as executor,
+            byte_progress(self.session, done, size_bytes) as progress,
+        ):
+            return run_job(work, executor, progress=progress)
 
     def print(self, result: Result) -> None:
         print_result(result, self.output)
@@ -144,9 +182,8 @@ class JobCommand(BucketCommand):
     ) -> Iterator[Executor]:
         """Yield the executor of the work, by default as `is_on_spark`. `threads` are for work in this process."""
         if not (self.is_on_spark if is_on_spark is None else is_on_spark):
-            from tiered.jobs.runner import Here
-
-            yield Here(self.should_stop, threads=threads)
+            with super().executor(description, threads=threads) as executor:
+                yield executor
             return
         from tiered.spark.jobs.runner import SparkRunner
 

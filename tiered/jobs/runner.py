@@ -2,7 +2,8 @@
 
 1. A plan lists what is due. It is made and shown before a job runs.
 2. A `Job` divides its plans into units. An executor does them, in any order and any number of times: in this process
-   (`Here`) or in Spark tasks (`tiered.spark.jobs.runner.SparkRunner`). The results are the same.
+   (`Here`) or in Spark tasks (`tiered.spark.jobs.runner.SparkRunner`). The results are the same. A `LocalJob` is done
+   in this process alone, unit after unit.
 3. `run_job` hands the results of each batch to the job, which commits them. Only the process of the runner commits.
 
 A unit that fails for good (damaged, expired, a missing key) is recorded and does not affect the other units. If the

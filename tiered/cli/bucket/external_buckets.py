@@ -31,9 +31,9 @@ from tiered.cli.options import (
     parse_partition,
     settings_option,
 )
-from tiered.cli.progress import byte_progress, copy_progress_of
+from tiered.cli.progress import copy_progress_of
 from tiered.cli.render import PartitionRow, PricedWork, Result, Work, number, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, store_options
+from tiered.cli.session import Session, now_ms, store_options
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
@@ -116,30 +116,22 @@ def import_(
     The target is --remote, or the configured bucket.
     """
     from remote.store.open_store import open_store
-    from tiered.jobs.runner import Here, run_job
     from tiered.migrate.import_bucket import ImportJob
 
     words = layout.words()
     with closing(open_store(source_url, source_options)) as source, job.opened(writes_segments=True) as bucket:
         theirs = _layout(source, words)
         plans = _plans(source, theirs, bucket, targets, job.topic_id, codec, key_id, session.prices())
-        for plan in plans:
-            for start, end in plan.gaps:
-                click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
-            report_findings(plan.source.topic_partition, plan.findings)
-            if plan.blocked_from is not None:
-                text = f"the import ends before offset {plan.blocked_from}: repair the named objects, or move"
-                click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
+        _report_source(plans)
         code = findings_code([each for plan in plans for each in plan.findings])
         due, dollars = [plan for plan in plans if plan.entries], sum(plan.cost.dollars for plan in plans)
-        if dry_run or not due:
-            rows = [PlannedImport.of(plan.name, plan.cost, segments=len(plan.entries)) for plan in due]
-            job.print(ImportPlanned(dry_run=dry_run, dollars=dollars, partitions=rows))
-            session.say("nothing to import" if not due else f"${format_dollars(dollars)}; nothing changed")
-            return code
+        rows = [PlannedImport.of(plan.name, plan.cost, segments=len(plan.entries)) for plan in due]
+        planned = ImportPlanned(dry_run=dry_run, dollars=dollars, partitions=rows)
         count, size = sum(len(plan.entries) for plan in due), sum(plan.size_bytes for plan in due)
         summary = f"{counted(count, 'segment')}, {format_bytes(size)}, for about ${format_dollars(dollars)}"
-        confirm(f"import {summary}?", yes=yes, without=f"{summary} would be imported; add --yes")
+        nothing = None if due else "nothing to import"
+        if not job.proceeds(planned, "import", "imported", summary, yes=yes, nothing=nothing):
+            return code
         work = ImportJob(
             source=source,
             layout=theirs,
@@ -149,8 +141,7 @@ def import_(
             keys=bucket.keys,
             scratch=scratch,
         )
-        with byte_progress(session, "imported", size) as progress:
-            done = run_job(work, Here(job.should_stop), progress=progress)
+        done = job.carry_out(work, size, done="imported", description="import")
     rows_done = [
         ImportedPartition.of(each.name, each, segments=each.entries, records=each.record_count) for each in done
     ]
@@ -158,6 +149,17 @@ def import_(
     if job.should_stop():
         return job.interrupted("finished segments are committed, run the same command to resume")
     return code
+
+
+def _report_source(plans: list[ImportPlan]) -> None:
+    """Print a line for each gap and each contradiction of the source."""
+    for plan in plans:
+        for start, end in plan.gaps:
+            click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
+        report_findings(plan.source.topic_partition, plan.findings)
+        if plan.blocked_from is not None:
+            text = f"the import ends before offset {plan.blocked_from}: repair the named objects, or move"
+            click.echo(f"! {plan.source.topic_partition}: {text} them away to leave a gap", err=True)
 
 
 def _layout(store: ObjectStore, words: LayoutWords) -> ExternalFormat:

@@ -115,15 +115,13 @@ def restore(
         parts = [each for topic in plan for each in topic.partitions]
         prices = session.prices()
         dollars = sum(each.dollars(prices) for each in parts)
-        if dry_run:
-            rows = [_planned(each, prices) for each in parts]
-            job.print(RestorePlanned(dry_run=True, dollars=dollars, partitions=rows))
-            session.say(f"${format_dollars(dollars)}; nothing changed")
-            return _print_skipped(skipped)
-        fenced = "; the current writer is fenced" if any(topic.wish.takes_over for topic in plan) else ""
+        rows = [_planned(each, prices) for each in parts]
+        planned = RestorePlanned(dry_run=dry_run, dollars=dollars, partitions=rows)
+        fenced = " (fences the current writer)" if any(topic.wish.takes_over for topic in plan) else ""
         summary = f"{counted(len(parts), 'partition')}, {format_bytes(sum(each.read_bytes for each in parts))}"
         summary += f" to {root} for about ${format_dollars(dollars)}{fenced}"
-        confirm(f"restore {summary}?", yes=yes, without=f"{summary}: add --yes")
+        if not job.proceeds(planned, "restore", "restored", summary, yes=yes):
+            return _print_skipped(skipped)
         with byte_progress(session, "restored", sum(each.size_bytes for each in parts)) as progress:
             outcome = run_restore(
                 bucket.store,

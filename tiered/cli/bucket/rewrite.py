@@ -17,9 +17,8 @@ from local.errors import InvalidRequest
 from tiered.cli.errors import Exit, worst
 from tiered.cli.job_command import DRY_RUN, Bucket, JobCommand
 from tiered.cli.options import GROUP, OUTPUT, PARTITIONS, TOPICS, YES, command, option, parse_time, size_bytes
-from tiered.cli.progress import byte_progress
 from tiered.cli.render import PartitionRow, PricedWork, Result, Struct, Work, number, print_result, text
-from tiered.cli.session import Session, confirm, now_ms, store_options, topic_problems
+from tiered.cli.session import Session, now_ms, store_options, topic_problems
 from tiered.config.units import counted, format_bytes, format_count, format_dollars
 
 if TYPE_CHECKING:
@@ -194,7 +193,6 @@ def copy(
 ) -> int:
     """Copy topics to another bucket with their offsets, and compare. Repeat it to copy newer segments."""
     from tiered.jobs.bucket_copying import CopyJob, plan_copy
-    from tiered.jobs.runner import run_job
 
     prices = session.prices()
     with (
@@ -216,22 +214,18 @@ def copy(
                 )
                 for name in job.names(bucket)
             ]
+        rows = [
+            PlannedCopy.of(plan.name, plan.cost, segments=len(plan.entries), groups=len(plan.entries)) for plan in plans
+        ]
         dollars = sum(plan.cost.dollars for plan in plans)
-        if job.dry_run:
-            rows = [
-                PlannedCopy.of(plan.name, plan.cost, segments=len(plan.entries), groups=len(plan.entries))
-                for plan in plans
-            ]
-            job.print(RewritePlanned(dry_run=True, dollars=dollars, partitions=rows))
-            session.say(f"${format_dollars(dollars)}; nothing changed")
-            return Exit.DONE
+        planned = RewritePlanned(dry_run=job.dry_run, dollars=dollars, partitions=rows)
         count, size = sum(len(plan.entries) for plan in plans), sum(plan.size_bytes for plan in plans)
         summary = f"{counted(count, 'segment')}, {format_bytes(size)}, to {target_url}"
         summary += f" for about ${format_dollars(dollars)}"
-        confirm(f"copy {summary}?", yes=job.yes, without=f"{summary} would be copied; add --yes")
+        if not job.proceeds(planned, "copy", "copied", summary, yes=job.yes):
+            return Exit.DONE
         work = CopyJob(source=job.tasks_of(bucket), target=target, plans=plans, now_ms=now_ms)
-        with job.executor("rewrite copy") as executor, byte_progress(session, "copied", size) as progress:
-            done = run_job(work, executor, progress=progress)
+        done = job.carry_out(work, size, done="copied", description="rewrite copy")
     for plan, outcome in zip(plans, done, strict=True):
         session.say(f"{_where(plan.name)}: {outcome.entries:,} of {counted(len(plan.entries), 'segment')}")
     rows_done = [
@@ -247,30 +241,28 @@ def copy(
     return Exit.FINDINGS if any(each.differences for each in done) else Exit.DONE
 
 
-def _run(session: Session, job: RewriteCommand, planned: Planner, storage_class: str | None) -> int:
+def _run(session: Session, job: RewriteCommand, planner: Planner, storage_class: str | None) -> int:
     from tiered.jobs.rewriting import RewriteJob
-    from tiered.jobs.runner import run_job
 
     with job.opened(rate=job.rate, writes_segments=True) as bucket, ExitStack() as opened:
-        plans = [plan for name in job.names(bucket) if (plan := planned(bucket, name)).groups]
+        plans = [plan for name in job.names(bucket) if (plan := planner(bucket, name)).groups]
+        rows = [
+            PlannedCopy.of(
+                plan.name,
+                plan.cost,
+                segments=sum(len(group.entries) for group in plan.groups),
+                groups=len(plan.groups),
+            )
+            for plan in plans
+        ]
         dollars = sum(plan.cost.dollars for plan in plans)
-        if job.dry_run or not plans:
-            rows = [
-                PlannedCopy.of(
-                    plan.name,
-                    plan.cost,
-                    segments=sum(len(group.entries) for group in plan.groups),
-                    groups=len(plan.groups),
-                )
-                for plan in plans
-            ]
-            job.print(RewritePlanned(dry_run=job.dry_run, dollars=dollars, partitions=rows))
-            session.say("nothing to rewrite" if not plans else f"${format_dollars(dollars)}; nothing changed")
-            return Exit.DONE
+        planned = RewritePlanned(dry_run=job.dry_run, dollars=dollars, partitions=rows)
         groups = [group for plan in plans for group in plan.groups]
         summary = f"{counted(len(groups), 'segment')}, {format_bytes(sum(plan.cost.write_bytes for plan in plans))}"
         summary += f", for about ${format_dollars(dollars)}"
-        confirm(f"write {summary}?", yes=job.yes, without=f"{summary} would be written; add --yes")
+        nothing = None if plans else "nothing to rewrite"
+        if not job.proceeds(planned, "write", "written", summary, yes=job.yes, nothing=nothing):
+            return Exit.DONE
         target = None
         if storage_class is not None:  # the same bucket, with that class for new objects
             target = opened.enter_context(
@@ -278,11 +270,8 @@ def _run(session: Session, job: RewriteCommand, planned: Planner, storage_class:
             )
         work = RewriteJob(bucket=job.tasks_of(bucket), plans=plans, now_ms=now_ms, target=target)
         size = sum(group.size_bytes for group in groups)
-        with (
-            job.executor("rewrite", job_id=plans[0].job_id) as executor,
-            byte_progress(session, "rewritten", size) as progress,
-        ):
-            done = list(zip(plans, run_job(work, executor, progress=progress), strict=True))
+        outcomes = job.carry_out(work, size, done="rewritten", description="rewrite", job_id=plans[0].job_id)
+        done = list(zip(plans, outcomes, strict=True))
     for plan, outcome in done:
         session.say(f"{_where(plan.name)}: {outcome.groups - outcome.given_up} of {len(plan.groups)} groups")
     job.print(Rewritten(dry_run=False, partitions=[RewrittenPartition.of(plan.name, each) for plan, each in done]))
