@@ -357,9 +357,9 @@ def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName)
     bytes again.
     """
     manifest, entries = _entries(source, name)
-    copied, theirs = _entries(target, name)
+    copied, copied_entries = _entries(target, name)
     found = []
-    by_base = {entry.base_offset: entry for entry in theirs}
+    by_base = {entry.base_offset: entry for entry in copied_entries}
     end = copied.entries_end_offset
     for entry in entries:
         if entry.base_offset >= end:

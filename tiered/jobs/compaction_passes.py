@@ -522,11 +522,11 @@ def by_group(offsets: Numbers, bases: Numbers) -> Iterator[tuple[int, bytes]]:
     """Yield `offsets` (ascending) by group, as byte strings. `bases` are the groups' base offsets."""
     bounds = np.append(np.searchsorted(offsets, bases), len(offsets))
     for number in np.flatnonzero(np.diff(bounds)).tolist():
-        mine = offsets[bounds[number] : bounds[number + 1]]
-        for at in range(0, len(mine), STRING_RECORDS):
-            first = int(mine[at])
-            width, packed = _packed(np.diff(mine[at : at + STRING_RECORDS], prepend=first))
-            yield number, _MANIFEST.pack(min(STRING_RECORDS, len(mine) - at), first, width) + packed
+        of_group = offsets[bounds[number] : bounds[number + 1]]
+        for at in range(0, len(of_group), STRING_RECORDS):
+            first = int(of_group[at])
+            width, packed = _packed(np.diff(of_group[at : at + STRING_RECORDS], prepend=first))
+            yield number, _MANIFEST.pack(min(STRING_RECORDS, len(of_group) - at), first, width) + packed
 
 
 def offsets_of(strings: Iterable[bytes]) -> Numbers:

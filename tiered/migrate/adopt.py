@@ -275,7 +275,7 @@ class Adopter:
 
     def look(self) -> list[AdoptedPartition]:
         """Return each partition with the segments that the next pass would copy. Writes nothing."""
-        return self._each(self._looked_at)
+        return self._each(self._forecast)
 
     def _each(
         self, do: Callable[[_Work], AdoptedPartition], should_stop: Callable[[], bool] = lambda: False
@@ -314,7 +314,7 @@ class Adopter:
             found = _Work(work.partition, work.directory, 0).figures({}, [], None)
             return replace(found, problem=problem)
 
-    def _looked_at(self, work: _Work) -> AdoptedPartition:
+    def _forecast(self, work: _Work) -> AdoptedPartition:
         topic_id = self._topic_id(work)
         topic = work.partition.topic
         manifest = MetadataLog(self._store, partition_prefix(topic, topic_id, work.partition.partition)).load()
@@ -564,12 +564,12 @@ def _as_it_is(directory: str, each: ClosedSegment, epochs: LeaderEpochs) -> Segm
 
 def _check_lineage(partition: TopicPartition, manifest: Manifest, epochs: LeaderEpochs) -> None:
     """Raises Conflict if bucket and broker have different leader epochs for an offset that both have."""
-    theirs = LeaderEpochs(tuple(manifest.lineage))
+    in_bucket = LeaderEpochs(tuple(manifest.lineage))
     held = coverage(manifest)
     first = epochs.entries[0][1] if epochs.entries else 0
-    for offset in sorted({max(first, start) for _, start in (*theirs.entries, *epochs.entries)}):
-        if held.holds(offset, offset + 1) and theirs.epoch_at(offset) != epochs.epoch_at(offset):
-            facts = {"bucket": theirs.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
+    for offset in sorted({max(first, start) for _, start in (*in_bucket.entries, *epochs.entries)}):
+        if held.holds(offset, offset + 1) and in_bucket.epoch_at(offset) != epochs.epoch_at(offset):
+            facts = {"bucket": in_bucket.epoch_at(offset), "broker": epochs.epoch_at(offset), "from_offset": offset}
             wrong = (
                 "cannot adopt the partition, the broker rewrote its log below the end of the bucket "
                 "(unclean leader election): the bucket retains the lost branch"

@@ -155,7 +155,7 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
     pin, manifest = pin_newest(
         store, prefix, source, now_ms=began, expires_ms=began + PIN_MS, holder="fork", fork=each.fork.prefix
     )
-    manifest, entries = _chosen(source, manifest, plan.upto_offset)
+    manifest, entries = _forked_entries(source, manifest, plan.upto_offset)
     announced = [(prefix, pin), *_pinned_other_homes(store, each, entries, pin, now_ms=began)]
     log = _begun(store, each, manifest, now_ms())
     if not log.refresh().has_entries:  # otherwise an earlier run wrote entries; they are checked below
@@ -297,10 +297,12 @@ def _entries(
     store: ObjectStore, name: RemotePartitionName, upto: int | None
 ) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
     log = MetadataLog(store, name.prefix)
-    return _chosen(log, log.refresh(exact=True), upto)
+    return _forked_entries(log, log.refresh(exact=True), upto)
 
 
-def _chosen(log: MetadataLog, manifest: Manifest, upto: int | None) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
+def _forked_entries(
+    log: MetadataLog, manifest: Manifest, upto: int | None
+) -> tuple[Manifest, tuple[SegmentEntry, ...]]:
     readable = readable_entries(log, manifest, "fork")
     selected = [entry for entry in readable if upto is None or entry.next_offset <= upto]
     end = selected[-1].next_offset if selected else manifest.log_start_offset

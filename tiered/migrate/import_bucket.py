@@ -180,12 +180,12 @@ def plan_import(
     """
     if source.url == target.url:
         raise InvalidRequest("cannot import the bucket, source and target are the same", store=source.url)
-    ours = RemotePartitionName(name.topic, topic_id, name.partition)
+    imported = RemotePartitionName(name.topic, topic_id, name.partition)
     found: dict[str, Finding] = {}
     entries = list_entries(source, layout, name, findings=found)
-    log = MetadataLog(target, ours.prefix)
+    log = MetadataLog(target, imported.prefix)
     manifest = log.load(exact=True)
-    _check_ours(source, target, ours, manifest)
+    _check_ours(source, target, imported, manifest)
     reached = 0 if manifest is None else manifest.allocated_end_offset
     rest = None if manifest is None else partly_imported(entries, log, manifest, reached)
     due = tuple(entry for entry in entries if entry.base_offset >= reached)
@@ -197,7 +197,7 @@ def plan_import(
     encoding = encoding or EncodingChoice()
     return ImportPlan(
         source=name,
-        name=ours,
+        name=imported,
         layout=layout.layout.value,
         now_ms=now_ms,
         entries=due,

@@ -470,10 +470,10 @@ def cut_batches(data: bytes, end: int) -> bytes:
     """
     table = kernels.scan_batches(data, verify=False)
     below = int((table.last_offsets < end).sum())
-    whole = int(table.positions[below]) if below < len(table) else table.valid_bytes
+    whole_bytes = int(table.positions[below]) if below < len(table) else table.valid_bytes
     if below == len(table) or int(table.base_offsets[below]) >= end:
-        return data[:whole]
-    batch = data[whole : whole + int(table.sizes[below])]
+        return data[:whole_bytes]
+    batch = data[whole_bytes : whole_bytes + int(table.sizes[below])]
     columns = kernels.decode_columns(batch, include_control=True)
     keep = np.asarray(columns.offsets < end, np.bool_)
     rest = bytearray(kernels.filter_batches(batch, keep, keep_last_batch=True))
@@ -481,7 +481,7 @@ def cut_batches(data: bytes, end: int) -> bytes:
     assert header is not None, "what was filtered is a batch"
     struct.pack_into(">i", rest, _LAST_OFFSET_DELTA, end - 1 - header.base_offset)
     struct.pack_into(">I", rest, _CRC_START - 4, crc32c(memoryview(rest)[_CRC_START:]))
-    return data[:whole] + bytes(rest)
+    return data[:whole_bytes] + bytes(rest)
 
 
 def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:

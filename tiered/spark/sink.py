@@ -187,8 +187,8 @@ class Router:
         table = pa.table(columns)
         partitions = self._partitions(batch)
         for number in np.unique(partitions).tolist():
-            mine = table if (partitions == number).all() else table.filter(pa.array(partitions == number))
-            for chunk in of_arrow(mine, now_ms=self._plan.now_ms):
+            rows = table if (partitions == number).all() else table.filter(pa.array(partitions == number))
+            for chunk in of_arrow(rows, now_ms=self._plan.now_ms):
                 self._task.add(number, chunk)
 
     def _partitions(self, batch: pa.RecordBatch) -> NDArray[np.int64]:

@@ -120,8 +120,8 @@ def import_(
 
     words = layout.words()
     with closing(open_store(source_url, source_options)) as source, job.opened(writes_segments=True) as bucket:
-        theirs = _layout(source, words)
-        plans = _plans(source, theirs, bucket, targets, job.topic_id, codec, key_id, session.prices())
+        external = _layout(source, words)
+        plans = _plans(source, external, bucket, targets, job.topic_id, codec, key_id, session.prices())
         _report_source(plans)
         code = findings_code([each for plan in plans for each in plan.findings])
         due, dollars = [plan for plan in plans if plan.entries], sum(plan.cost.dollars for plan in plans)
@@ -134,7 +134,7 @@ def import_(
             return code
         work = ImportJob(
             source=source,
-            layout=theirs,
+            layout=external,
             target=bucket.store,
             plans=due,
             now_ms=now_ms,
@@ -176,7 +176,7 @@ def _layout(store: ObjectStore, words: LayoutWords) -> ExternalFormat:
 
 def _plans(
     source: ObjectStore,
-    theirs: ExternalFormat,
+    external: ExternalFormat,
     bucket: Bucket,
     targets: tuple[str, ...],
     topic_id: str | None,
@@ -187,7 +187,7 @@ def _plans(
     from tiered.migrate.import_bucket import plan_import, topic_id_for
     from tiered.stores.object_encoding import KEY_ID, encoding_of_settings
 
-    names = _named(theirs.partitions(source), targets, source.url)
+    names = _named(external.partitions(source), targets, source.url)
     topics = {name.topic: name.topic_id for name in names}
     ids = {topic: topic_id_for(source, bucket.store, topic, own, asked=topic_id) for topic, own in topics.items()}
     flags = {KEY_ID: key_id or "", "remote.compression": codec or ""}
@@ -196,7 +196,7 @@ def _plans(
     return [
         plan_import(
             source,
-            theirs,
+            external,
             name,
             bucket.store,
             topic_id=ids[name.topic],

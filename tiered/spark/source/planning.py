@@ -89,7 +89,7 @@ class OpenPartition:
         return OpenPartition(name, metadata.cached, PartitionSource(name.topic_partition, None, remote, metadata), pin)
 
     @staticmethod
-    def foreign(store: ObjectStore, layout: ExternalFormat, name: ExternalName, cache: ChunkCache) -> OpenPartition:
+    def external(store: ObjectStore, layout: ExternalFormat, name: ExternalName, cache: ChunkCache) -> OpenPartition:
         """A partition of an external bucket by its present listing: no pin protects it."""
         source = external_source(store, layout, name, cache)
         return OpenPartition(name, source.manifest(), source)
@@ -270,7 +270,7 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
     def open_one(name: RemotePartitionName) -> OpenPartition:
         if layout is not None:
             assert isinstance(name, ExternalName), "a layout gives names of its own"
-            return OpenPartition.foreign(store, layout, name, cache)
+            return OpenPartition.external(store, layout, name, cache)
         metadata, pin = seen_manifest(store, name.prefix, options, now_ms)
         each = OpenPartition.of(store, name, metadata, cache=cache, keys=keys, pin=pin)
         opened.append(each)

@@ -164,7 +164,7 @@ class StreamPlanner:
 
     def __init__(self, store: ObjectStore, options: StreamOptions, clock: Callable[[], int] = wall_ms) -> None:
         self._store = store
-        self._asked = options
+        self._stream = options
         self._options = options.read
         self._clock = clock
         self._cache, self._keys = ChunkCache(_CACHE_BYTES), options.read.bucket.keys()
@@ -178,18 +178,18 @@ class StreamPlanner:
 
     def initial(self) -> StreamPosition:
         """The first position by the options. Raises the errors of planning a batch read."""
-        seen = self._look()
+        seen = self._newest_partitions()
         check_complete("starting", self._options.start, set(seen))
         starts = side_by_side(self._initial_of, seen.values())
         return StreamPosition(offsets=dict(zip(seen, starts, strict=True)), topic_ids=_ids(seen), is_initial=True)
 
     def freeze(self) -> None:
         """Set the present end as the end of the stream: later records are not read."""
-        self._target = self._ends(self._look())
+        self._target = self._ends(self._newest_partitions())
 
     def newest(self) -> StreamPosition:
         """The end of all present records."""
-        seen = self._look()
+        seen = self._newest_partitions()
         return StreamPosition(offsets=self._ends(seen), topic_ids=_ids(seen))
 
     def next_end(
@@ -202,14 +202,14 @@ class StreamPlanner:
         """
         now_ms = self._clock()
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
-        seen = self._checked(start, self._look())
+        seen = self._checked(start, self._newest_partitions())
         starts = {name: self._start_of(start, each) for name, each in seen.items()}
         ends = {name: max(starts[name], end) for name, end in self._ends(seen).items()}
         if self._target is not None:
             ends = {name: max(starts[name], min(end, self._target.get(name, 0))) for name, end in ends.items()}
         total = sum(ends.values()) - sum(starts.values())
-        waits = may_wait and self._target is None and now_ms - self._batch_ms < self._asked.delay_max_ms
-        if total == 0 or (waits and total < self._asked.offsets_min):
+        waits = may_wait and self._target is None and now_ms - self._batch_ms < self._stream.delay_max_ms
+        if total == 0 or (waits and total < self._stream.offsets_min):
             return start
         if bytes_max is not None:
             ends = self._within_bytes(seen, starts, ends, bytes_max)
@@ -221,7 +221,7 @@ class StreamPlanner:
 
     def splits(self, start: StreamPosition, end: StreamPosition) -> list[Split]:
         """The tasks that read the batch between two positions. Raises as `next_end`."""
-        seen = self._checked(end, self._look())
+        seen = self._checked(end, self._newest_partitions())
         wanted = []
         for name, each in seen.items():
             if name in end.offsets and end.topic_ids.get(name.topic) in (None, each.name.topic_id):
@@ -231,9 +231,9 @@ class StreamPlanner:
         ranges = side_by_side(lambda one: one[0].ranges_between(one[1], one[2], self._options), wanted)
         return splits_of(list(seen.values()), [part for each in ranges for part in each], self._options)
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- the bucket ---------------------------------------------------------------------------------------------------
 
-    def _look(self) -> Partitions:
+    def _newest_partitions(self) -> Partitions:
         """The partitions by their newest manifests, at most POLL_MS old."""
         now_ms = self._clock()
         is_due = now_ms - self._listed_ms >= LIST_MS
