@@ -1,8 +1,7 @@
-"""A Kafka broker's ``server.properties``, or a file of topic settings, as tiered settings; and its lint.
+"""A Kafka broker's ``server.properties``, or a file of topic settings, read as tiered settings; lint.
 
-The file is read as Java reads properties: ``=``, ``:`` or blanks between name and value, ``#`` and ``!`` begin a
-comment, a backslash at the end joins lines, ``\\uXXXX`` is a character, bytes are ISO-8859-1. Some names count hours or
-minutes. Of several names for one setting the finest unit counts (Kafka's ServerTopicConfigSynonyms).
+The file is read as by `java.util.Properties`, bytes as ISO-8859-1. Some names count hours or minutes. Of several names
+for one setting the finest unit counts (Kafka's ServerTopicConfigSynonyms).
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ class Entry:
 
 
 def read_entries(path: str) -> list[Entry]:
-    """Read the entries of the file at `path`, in order.
-
-    Raises as `tiered.config.user_files.read_given`, as `parse_entries`, and InvalidRequest for bytes that are no text.
-    """
+    """Read the entries of the file at `path`, in order. Raises as `read_given` and `parse_entries`."""
     from tiered.config.user_files import read_given
 
     body = read_given(path, _READING, "name the server.properties of a broker")
@@ -110,8 +106,8 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
 def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
     """Return the settings of the entries, under tiered's names, for ``[defaults]``.
 
-    The finest name of each setting counts, and hours become ms. Raises InvalidRequest for a value that Kafka would
-    refuse and for contradicting settings, with the names in the file.
+    Hours and minutes become ms. Raises InvalidRequest, with the names in the file, for a value that Kafka refuses and
+    for contradicting settings.
     """
     from tiered.config.config import check_combination
 
@@ -133,7 +129,7 @@ class Ignored:
 
 
 def without_effect(entries: Sequence[Entry]) -> list[Ignored]:
-    """Return every entry without effect, in the order of the file, with the reason or the equivalent."""
+    """Return every entry without effect, in the order of the file, with the reason."""
     meant = _meant(entries)
     found = []
     for each in entries:
@@ -176,7 +172,7 @@ def lint_broker_file(path: str) -> list[Finding]:
 
 
 def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Return, for each tiered setting, the entry of the file that sets it."""
+    """Return the entry that sets each tiered setting: the one with the finest unit, the last of equal ones."""
     meant: dict[str, Entry] = {}
     for each in entries:
         name = _our_name(each.name)
@@ -186,7 +182,6 @@ def _meant(entries: Sequence[Entry]) -> dict[str, Entry]:
 
 
 def _as_written(facts: Mapping[str, object], meant: Mapping[str, Entry]) -> dict[str, object]:
-    """Return an error's facts with the names and values of the file instead of tiered's."""
     return {
         meant[name].name if name in meant else name: meant[name].value if name in meant else value
         for name, value in facts.items()
@@ -204,7 +199,6 @@ def _rank(name: str) -> int:
 
 
 def _value(entry: Entry, name: str) -> str:
-    """Convert the value to tiered's unit. Raises InvalidRequest."""
     text, unit = entry.value, _UNITS.get(entry.name.rpartition(".")[2])
     if PROPERTIES[name].kind in (Kind.MS, Kind.BYTES) and not _NUMBER.fullmatch(text):
         expected = f"a bare number of {entry.name.rpartition('.')[2] if unit else PROPERTIES[name].kind.name.lower()}"
@@ -236,7 +230,6 @@ def _of_entry(path: str, entry: Entry, *, is_broker: bool) -> Iterator[Finding]:
 
 
 def _unknown(where: str, name: str) -> Iterator[Finding]:
-    """Yield a finding for a misspelled name, or a log setting that Kafka does not have."""
     own = (each for each, entry in PROPERTIES.items() if entry.source is Source.KAFKA)
     is_of_logs = name.startswith("log.")
     meant = nearest(name, {*BROKER_NAMES, *names_of_logs(), *own}, cutoff=0.6 if is_of_logs else 0.9)
@@ -245,7 +238,6 @@ def _unknown(where: str, name: str) -> Iterator[Finding]:
 
 
 def _twice(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
-    """Yield a finding for each setting given twice, under one name or two."""
     meant = _meant(entries)
     for each in entries:
         name = _our_name(each.name)
@@ -256,7 +248,6 @@ def _twice(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
 
 
 def _of_kafka(path: str, entries: Mapping[str, Entry], effective: Mapping[str, Setting]) -> Iterator[Finding]:
-    """Yield findings for Kafka's own requirements on a broker with tiered storage."""
     system = entries.get(_SYSTEM)
     if system is None or system.value.lower() != "true":
         return

@@ -1,7 +1,7 @@
-"""Checks of `tiered verify` beyond the logs on the disk: the bucket, and the compacted views.
+"""Checks of `tiered verify` beyond the local logs: the bucket, and the compacted views.
 
-A bucket is verified by a shallow scrub, a deep scrub, or a deep scrub of a sample of segments. All manifests, pages,
-entries, names and sizes are checked every time: metadata and one listing.
+All manifests, pages, entries, names and sizes in a bucket are checked (metadata and one listing), and on request the
+content of all segments or of a sample.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ Telling = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A `share` of the segments in the newest manifests, above 0 and at most 1, at least one segment.
+    """A `share` of the segments in the newest manifests: above 0, at most 1, at least one segment.
 
-    Each segment's rank depends on the `seed` and its own name only. So the same seed draws the same sample of the same
-    segments, and another seed draws another sample. Raises InvalidRequest for another share.
+    A segment's rank depends only on `seed` and its name. Raises InvalidRequest for another share.
     """
 
     share: float
@@ -64,10 +63,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketVerdict:
-    """Findings of a verification.
-
-    The newest manifests name `segments` segments; the bytes of `read_segments` of them were decoded.
-    """
+    """Findings of a verification: of `segments` named segments the bytes of `read_segments` were decoded."""
 
     report: ScrubReport
     segments: int
@@ -89,9 +85,9 @@ def verify_bucket(
     should_stop: Callable[[], bool] = lambda: False,
     telling: Telling = lambda size_bytes: nullcontext(lambda read_bytes: None),
 ) -> BucketVerdict | None:
-    """Check everything, and with `deep` or a `sample` the content of segments. Changes nothing.
+    """Check the metadata, and with `deep` or a `sample` the content of segments. Changes nothing.
 
-    Returns None if `should_stop` ended it early. `missing` as in `tiered.health.scrub.plan_scrub`. Raises Unavailable.
+    Returns None if `should_stop` ended it early. `missing` as in `plan_scrub`. Raises Unavailable.
     """
     plan = plan_scrub(store, names, deep=deep or sample is not None, missing=missing)
     if sample is not None:
@@ -106,9 +102,7 @@ def verify_bucket(
 
 
 def verify_views(storage: Storage, path: str) -> list[Finding]:
-    """Return the problems of local compacted views in a log directory or a partition's; none for any other path.
-
-    Writes nothing.
+    """Return the problems of compacted views in a log or partition directory; none for other paths.
 
     | file | checked against |
     |---|---|
@@ -116,7 +110,8 @@ def verify_views(storage: Storage, path: str) -> list[Finding]:
     | a part, its indexes | the size, the CRC-32C and the offsets in the catalog; every batch's CRC |
     | any other file below ``view`` | the names in the catalog; an unnamed file is deleted by the next start |
 
-    Another process may switch a view during the check. So a problem is checked again with a fresh catalog.
+    Writes nothing. Another process may switch a view during the check, so a problem is checked again with a fresh
+    catalog.
     """
     path = path.rstrip("/") or "/"
     if not storage.is_directory(path):

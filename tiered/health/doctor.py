@@ -1,9 +1,7 @@
 """Checks of a node, its store and the content of both tiers. Each finding has a next step.
 
-The checks run one after another. An exception in one check becomes its finding, and the next check runs. The checks
-write one small file in each log directory and a few objects under the probe's prefix in the store, and remove both.
-Without `may_write` they write nothing. They may run while a manager works. The first word of a finding's code is its
-check.
+An exception in one check becomes its finding, and the next check runs. The checks write and delete one small file in
+each log directory and a few probe objects; without `may_write` they write nothing. They may run while a manager works.
 """
 
 from __future__ import annotations
@@ -170,11 +168,7 @@ _EXPIRED_PIN = warning(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The machine, as the checks see it.
-
-    `clock_ms` is the wall clock, `files_max` the limit of open files (None: unknown), `lock_holder` the process that
-    holds a lock file (None: no visible process).
-    """
+    """The machine. None: `files_max` is unlimited, `lock_holder` sees no process."""
 
     storage: Storage
     clock_ms: Callable[[], int]
@@ -184,11 +178,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
-    """The node that is checked. `store` None: no store is configured.
-
-    `may_write`: the checks may write their temporary files and objects. `is_away` returns whether the store was asked
-    and has not answered.
-    """
+    """The node. `store` None: not configured. `is_away`: the store has answered no call and failed one."""
 
     config: Config
     around: Surroundings
@@ -210,10 +200,7 @@ Check = Callable[[Patient], Iterable[Finding]]
 
 
 def examine(config: Config, *, may_write: bool = True, around: Surroundings | None = None) -> Iterator[Finding]:
-    """Yield findings as they are made: the machine, the store, then the content of both.
-
-    Closes everything that it opens.
-    """
+    """Yield findings as they are made: of the machine, the store, then the content of both."""
     patient = Patient(config=config, around=around or surroundings(), may_write=may_write)
     yield from run_checks(patient, NODE_CHECKS)
     if config.remote_url is None:
@@ -302,14 +289,12 @@ def settings(patient: Patient) -> Iterator[Finding]:
 
 
 def key_ring(patient: Patient) -> Iterator[Finding]:
-    """Check that a configured key file can be read, and only by its owner."""
     ring = load_key_ring(patient.config.key_ring, os.environ)
     if ring:
         yield passed("key-ring", f"keys: {ring!r}")
 
 
 def log_directories(patient: Patient) -> Iterator[Finding]:
-    """Check each directory: existence, permissions, state, lock holder, free space, fsync time."""
     for status in describe_log_dirs(patient.config, storage=patient.around.storage):
         root = status.facts.path
         if status.error is not None:
@@ -364,7 +349,7 @@ def _fsync(patient: Patient, root: str) -> Finding:
 
 
 def open_files(patient: Patient) -> Iterator[Finding]:
-    """Check that the limit of open files allows an active segment for every partition."""
+    """Check that the limit of open files allows an active segment in every partition."""
     count = sum(topic.partition_count for topic in TopicRegistry(patient.places).all())
     needed, limit = FILES_PER_PARTITION * count + FILES_BESIDE, patient.around.files_max
     if limit is not None and limit < needed:
@@ -375,7 +360,6 @@ def open_files(patient: Patient) -> Iterator[Finding]:
 
 
 def work(patient: Patient) -> Iterator[Finding]:
-    """Report the last running manager and its problems."""
     report = read_report(patient.places)
     now_ms = patient.around.clock_ms()
     holder = directory_holder(patient.config.data_dirs, patient.around.lock_holder)
@@ -414,7 +398,7 @@ def pauses(patient: Patient) -> Iterator[Finding]:
 
 
 def permissions(patient: Patient) -> Iterator[Finding]:
-    """Check list, create, read and delete separately, and compare the store's clock with this one."""
+    """Check list, create, read and delete one by one, and compare the store's clock with this machine's."""
     store, clock = patient.bucket, patient.around.clock_ms
     start_ms = clock()
     try:
@@ -449,7 +433,7 @@ def permissions(patient: Patient) -> Iterator[Finding]:
 
 
 def _deleted(store: ObjectStore, key: str, done: list[str]) -> Iterator[Finding]:
-    """Delete the probe, if it was created; report a store that refuses deletes."""
+    """Delete the probe if it was created, and report a store that refuses deletes."""
     if not done:
         return
     try:
@@ -542,7 +526,7 @@ def _of_manifest(held: Partition) -> Iterator[Finding]:
 
 
 def _behind(held: Partition, manifest: Manifest) -> Finding:
-    """Report how the next start handles a log that ends below the bucket's end, by the check of the start."""
+    """Report how the next start handles a log that ends below the bucket's end."""
     try:
         check_same_records(held, PartitionSource(held.name, None, held.remote, held.metadata), manifest)
     except LogError as problem:
@@ -551,7 +535,7 @@ def _behind(held: Partition, manifest: Manifest) -> Finding:
 
 
 def _pins(patient: Patient, held: Iterable[Partition], now_ms: int) -> Iterator[Finding]:
-    """Report pins that hold objects for long, and ended pins that were not removed; a fork's pin outlives its end."""
+    """Report pins that hold objects for long, and old expired pins; a fork's pin holds beyond its expiry."""
     if patient.store is None:
         return
     with_manifests = [each for each in held if isinstance(each.metadata, MetadataLog)]

@@ -1,13 +1,7 @@
 """Lint of a node's configuration: all findings at once, each with file, line and next step.
 
-Checked are ``tiered.toml``, the environment, the command line's settings, and the own settings of the topics.
-
-1. Each key by itself: unknown keys, invalid values.
-2. If every key is valid: settings that contradict each other.
-3. Then valid settings that hardly make sense: `RULES`, pure functions of one topic's effective settings. A rule about a
-   setting without effect reports it only if it was set explicitly.
-
-A finding that is the same for many topics is reported once, for the layer that it comes from.
+Step 1 checks each key of ``tiered.toml``, environment, command line and topics; without a finding step 2 looks for
+contradictions, step 3 for valid but harmful settings (`RULES`). Settings without effect count only if set explicitly.
 """
 
 from __future__ import annotations
@@ -85,7 +79,7 @@ def lint_place(
 ) -> list[Finding]:
     """Return the findings for the node with its ``tiered.toml`` at `path`, for all topics or `topics`.
 
-    Raises NotFound for a missing file or topic, and Corrupt if the topics cannot be read.
+    Raises NotFound for a missing file or topic, Corrupt if the topics cannot be read.
     """
     lines = TomlLines.read(path)
     overrides, environ = overrides or {}, environ or {}
@@ -110,9 +104,9 @@ def lint_config(
     is_whole: bool = True,
     with_defaults: bool = True,
 ) -> list[Finding]:
-    """Return the findings for a loaded configuration and these topics. `is_whole`: they are all topics.
+    """Return the findings for a loaded configuration. `is_whole`: `topics` are all topics of the node.
 
-    Without `with_defaults` future topics are not checked.
+    With `with_defaults` the settings of future topics are checked too.
     """
     lines = lines or TomlLines(config.path or "", {})
     found = list(_own_keys(topics))
@@ -165,12 +159,12 @@ class TomlLines:
         return found
 
     def where(self, section: str, key: str) -> str | None:
-        """Return ``file:line`` of a key, or of its section's header if the key has no line of its own."""
+        """Return ``file:line`` of a key, else of its section's header; None if neither has a line."""
         line = self._lines.get((section, key)) or self._lines.get((section, ""))
         return f"{self.path}:{line}" if line else None
 
     def where_from(self, setting: Setting) -> str:
-        """Return the origin of an effective setting, with the line if it is the file."""
+        """Return the origin of an effective setting; the file with its line."""
         if not self.path or not setting.origin.startswith(f"{self.path} ["):
             return setting.origin
         section = setting.origin.removeprefix(f"{self.path} [")[:-1].replace('"', "")
@@ -189,7 +183,7 @@ def _places(text: str) -> Iterator[tuple[tuple[str, str], int]]:
 
 
 def _path_of(header: str) -> list[str]:
-    """Return the parts of ``[topics."orders*"]``; empty for text that is no header."""
+    """Return the parts of ``[topics."orders*"]``; empty for no header."""
     try:
         table: object = tomllib.loads(header)
     except tomllib.TOMLDecodeError:
@@ -249,7 +243,6 @@ def _own_keys(topics: Iterable[Topic]) -> Iterator[Finding]:
 
 
 def _checked(name: str, text: str, where: str, *, per_topic: bool) -> Iterator[Finding]:
-    """Check one setting by itself: known, of the right type, in range."""
     try:
         find_property(name, per_topic=per_topic)
         parse(name, text)
@@ -295,10 +288,7 @@ def _globs(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterato
 
 
 def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Iterator[Finding]:
-    """Yield file settings of a single named topic that the topic's own settings override.
-
-    A glob is for many topics, and some of them may have settings of their own.
-    """
+    """Yield file settings of a single named topic that the topic's own settings override; globs are left out."""
     for topic in topics:
         for name, text in config.topics.get(topic.name, {}).items():
             own = topic.properties.get(name)
@@ -313,7 +303,7 @@ def _outranked(config: Config, topics: Sequence[Topic], lines: TomlLines) -> Ite
 
 
 def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: TomlLines) -> Iterator[Finding]:
-    """Yield errors of a topic, else its warnings. None is a future topic without own settings."""
+    """Yield a topic's errors, else its warnings. None is a future topic without own settings."""
     name = topic.name if topic is not None else ""
     affected = (name,) if name else ()
     effective = {each.name: each for each in config.explain(name, topic.properties if topic is not None else None)}
@@ -333,7 +323,7 @@ def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: To
         yield _NO_URL.found(lines.where_from(effective[key]), key=key, topics=affected)
 
     def place(keys: Sequence[str]) -> str:
-        """Return the place of the first setting that was set explicitly."""
+        """Return the place of the first key that was set explicitly, else of the first key."""
         explicit = (effective[key] for key in keys if effective[key].origin != "default")
         return lines.where_from(next(explicit, effective[keys[0]]))
 
@@ -347,14 +337,14 @@ def _refused(problem: LogError, where: str, key: str, topic: str = "") -> Findin
 
 
 def unknown(where: str, name: str, meant: str | None, kind: str = "key") -> Finding:
-    """Return the finding for an unknown name; `meant` is the similar name that exists."""
+    """Return the finding for an unknown name; `meant` is a similar known name."""
     what = f"unknown {kind}: {name}" + (f"; did you mean {meant}?" if meant else "")
     return _UNKNOWN.found(where, key=name, what=what, next_step=f"write {meant}" if meant else "remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The effective settings of one topic (`name` empty: of future topics), resolved."""
+    """The resolved effective settings of one topic (`name` empty: of future topics)."""
 
     name: str
     settings: Mapping[str, Setting]
@@ -363,7 +353,7 @@ class Subject:
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Setting], price_table: PriceTable = BUILT_IN) -> Subject:
-        """Resolve the settings. Raises InvalidRequest if they contradict each other."""
+        """Resolve the settings. Raises InvalidRequest for contradicting settings."""
         rules = resolve_rules({each.name: each.value for each in settings.values()})
         return cls(name=name, settings=settings, rules=rules, price_table=price_table)
 
@@ -397,12 +387,12 @@ class Subject:
 
     @property
     def better_segment_bytes(self) -> int | None:
-        """The smallest proposed segment size whose requests cost less than its storage; None if there is none."""
+        """The smallest larger size with requests cheaper than storage; None if there is none."""
         size = self.bytes_of("segment.bytes")
         return next((each for each in _SIZES if each > size and not self.has_dear_requests(each)), None)
 
     def has_dear_requests(self, size: int) -> bool:
-        """Compare a segment's request price with its storage price for its lifetime, a month at most."""
+        """Return whether a segment's requests cost more than its storage for its lifetime, a month at most."""
         prices, retention_ms = self.prices, self.rules.log_limits.ms
         billed_ms = MONTH_MS if retention_ms is None else min(MONTH_MS, max(retention_ms, prices.min_days * DAY_MS))
         paid = request_cost(puts=segment_requests(size), prices=prices)
@@ -411,10 +401,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule: a finding if the condition `holds`. `keys` are the conflicting settings, the one to change first.
+    """A finding if the condition `holds`. The first of `keys` is the setting to change.
 
-    The texts of the code name settings and other facts of the topic in braces (`_fact`); ``{set}`` is the command that
-    changes a setting.
+    The texts name facts of the topic in braces (`_fact`); ``{set}`` is the command that changes a setting.
     """
 
     code: FindingCode
@@ -425,10 +414,7 @@ class Rule:
 def hints(
     subject: Subject, where: Callable[[Sequence[str]], str] = lambda keys: "", *, set_with: str = "-X "
 ) -> Iterator[Finding]:
-    """Yield the finding of every rule that holds, in the rules' order.
-
-    `where` returns the place of its settings. `set_with` comes before a setting in the next step.
-    """
+    """Yield the findings of the rules that hold. `set_with` precedes a setting in the next step."""
 
     def filled(text: str, rule: Rule) -> str:
         return _NAME.sub(lambda name: set_with if name[1] == "set" else _fact(subject, rule, name[1]), text)
@@ -441,7 +427,6 @@ def hints(
 
 
 def _fact(of: Subject, rule: Rule, name: str) -> str:
-    """Return the text for a name in braces: ``retention.ms=7d`` for a setting."""
     match name:
         case "first_key":
             return f"{rule.keys[0]}={of.text(rule.keys[0])}"
@@ -474,7 +459,6 @@ def _fact(of: Subject, rule: Rule, name: str) -> str:
 
 
 def _exceeds(value: float, limit: float | None) -> bool:
-    """Return whether a value is above a limit; None is no limit."""
     return limit is not None and value > limit
 
 
@@ -542,7 +526,6 @@ RULES: tuple[Rule, ...] = (
     _without_expiry("retention.ms"),
     _without_expiry("retention.bytes"),
     *(_without_tier(row.name) for row in TABLE if row.needs_tier),
-    # A log that is never cleaned is not copied, and so never dropped from the disk.
     _rule("never-cleaned", ("min.cleanable.dirty.ratio", "max.compaction.lag.ms"),
           lambda of: of.rules.cleanup_compact and of.rules.min_cleanable_dirty_ratio >= 1
           and of.rules.max_compaction_lag_ms is None,
@@ -562,7 +545,6 @@ RULES: tuple[Rule, ...] = (
           lambda of: of.is_tiered and _exceeds(of.rules.copy_window.gap_ms, of.rules.local_limits.ms),
           "{remote.copy.window} is closed for longer than {local.retention.ms}: segments wait on the disk",
           "{set}remote.copy.window=<longer>, or a longer local.retention.ms"),
-    # A reader of the bucket alone then never sees the tombstones.
     _rule("early-tombstones", ("delete.retention.ms", "remote.copy.lag.ms"),
           lambda of: of.is_compacted_and_tiered and of.rules.copy_lag_ms is not None
           and of.rules.delete_retention_ms < of.rules.copy_lag_ms,

@@ -1,6 +1,6 @@
 """Repair of damage that a scrub found, from a good copy if there is one; plan first, then run.
 
-The report says where to search. The plan checks the damage and the good copies again.
+The plan checks the reported damage and the good copies again.
 
 | damaged | repair | how it becomes visible |
 |---|---|---|
@@ -13,12 +13,12 @@ The report says where to search. The plan checks the damage and the good copies 
 Order of effects for a segment:
 
 1. The good bytes are uploaded and verified.
-2. One manifest is committed as a co-writer of the current epoch (`remote.manifest.writer_roles`), so a manager keeps
-   running. Its new entry has exactly the offsets of the old one (rule P11).
-3. The damaged objects are pending deletes from then on, and stay for the grace period.
+2. One manifest is committed as a co-writer of the current epoch, so a manager keeps running. Its new entry has exactly
+the offsets of the old one (rule P11).
+3. The damaged objects are pending deletes for the grace period.
 
-A crash before the commit leaves objects that no manifest names; plan again. A page is repaired by one put of the same
-bytes under the same name, or by a commit. Bytes are put under an old name only if the checksums prove them identical.
+A crash before the commit leaves objects that no manifest names; plan again. Bytes are put under an old name only if
+checksums prove them identical.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Copies(Protocol):
 class SegmentRepair:
     """A segment to upload again. `source` is "local" or "bucket".
 
-    With `relative` the good copy belongs to that partition, a fork or the source of a fork. It is in its log on the
-    disk, or in the bucket as its entry `other`.
+    With `relative` the good copy belongs to that partition (a fork, or the source of a fork): in its log on the disk,
+    or in the bucket as its entry `other`.
     """
 
     name: RemotePartitionName
@@ -87,10 +87,7 @@ class SegmentRepair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRepair:
-    """A page to put back. `source` is "older manifest", "objects", or "page itself".
-
-    "page itself": the page is valid, and the manifest describes it wrongly.
-    """
+    """A page to put back. `source`: "older manifest", "objects", or "page itself" (only its summary is wrong)."""
 
     name: RemotePartitionName
     page: PageEntry
@@ -108,7 +105,7 @@ class PageRepair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untouched:
-    """An object left unchanged, and the reason. `offsets` are half open; None if no offsets are affected."""
+    """An object left unchanged, and why. `offsets` are half open, None if no offsets are affected."""
 
     name: RemotePartitionName
     object: str
@@ -118,7 +115,7 @@ class Untouched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
-    """Planned repairs. `hopeless` have no good copy; `needless` are valid by now, or do not matter."""
+    """Planned repairs. `hopeless` objects have no good copy; `needless` ones are valid by now, or do not matter."""
 
     pages: tuple[PageRepair, ...] = ()
     segments: tuple[SegmentRepair, ...] = ()
@@ -138,8 +135,6 @@ class RepairPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """The repaired objects, and the failed ones with the error."""
-
     done: tuple[SegmentRepair | PageRepair, ...]
     failed: tuple[Untouched, ...] = ()
 
@@ -150,10 +145,7 @@ class Repaired:
 def plan_repair(
     store: ObjectStore, report: ScrubReport, *, keys: KeyRing = NO_KEYS, copies: Copies | None = None
 ) -> RepairPlan:
-    """Plan the repairs of a report. Reads damaged objects and good copies; writes nothing.
-
-    A finding about one partition is checked in all partitions that name the same objects. Raises Unavailable.
-    """
+    """Plan the repairs of all partitions that name a damaged object. Writes nothing. Raises Unavailable."""
     planner = _Planner(store, keys, copies)
     by_name: dict[RemotePartitionName, list[Found]] = {}
     unreadable = [each for each in report.of("warning") if each.ulid is not None]  # a missing or wrong key
@@ -176,7 +168,7 @@ def plan_repair(
 def _shared(
     relatives: Relatives, by_name: Mapping[RemotePartitionName, Sequence[Found]]
 ) -> set[tuple[RemotePartitionName, str]]:
-    """Return entries of other partitions that name an object of a reported one."""
+    """Return (partition, ULID) of entries of other partitions that name an object of a reported one."""
     shared = set()
     for name, found in by_name.items():
         ulids = {each.ulid for each in found if each.ulid is not None}
@@ -187,8 +179,6 @@ def _shared(
 
 
 class _Planner:
-    """The repairs found so far, and what every search of a good copy needs."""
-
     def __init__(self, store: ObjectStore, keys: KeyRing, copies: Copies | None) -> None:
         self._store, self._keys, self._copies = store, keys, copies
         self.relatives = Relatives(store)
@@ -241,7 +231,6 @@ class _Planner:
         return bool(check_segment(self._store, remote, entry, check_contents))
 
     def _segment(self, name: RemotePartitionName, entry: SegmentEntry, manifest: Manifest) -> SegmentRepair:
-        """Find the good copy. Raises Corrupt with the reason if there is none."""
         copies, is_last = self._copies, entry.next_offset >= manifest.entries_end_offset
         if copies is not None and copies(name, entry):
             return SegmentRepair(name=name, entry=entry, source="local")
@@ -273,10 +262,7 @@ def _of_views(name: RemotePartitionName, found: Sequence[Found]) -> Iterator[Unt
 def _damaged_pages(
     store: ObjectStore, name: RemotePartitionName, manifest: Manifest
 ) -> Iterator[tuple[PageEntry, tuple[tuple[SegmentEntry, ...], str] | None]]:
-    """Yield unreadable pages (with None), and wrongly described ones with their entries.
-
-    A page is wrongly described if its summary in the manifest contradicts its entries.
-    """
+    """Yield unreadable pages (with None), and pages whose summary is wrong with their entries and source."""
     pages = Pages(store, name.prefix)
     for page in manifest.pages:
         try:
@@ -291,7 +277,7 @@ def _damaged_pages(
 def _entries(
     store: ObjectStore, name: RemotePartitionName, manifest: Manifest, repaired: Sequence[PageRepair], ulids: set[str]
 ) -> list[SegmentEntry]:
-    """Return the log's entries with these ULIDs, including entries of pages under repair."""
+    """Return the log's entries with these ULIDs, by offset, including entries of pages under repair."""
     pages, entries = Pages(store, name.prefix), list(manifest.segments)
     anew = {each.page: each.entries for each in repaired}
     for page in manifest.pages:
@@ -317,8 +303,8 @@ def run_repair(
 ) -> Repaired:
     """Carry out a plan, pages first. A failed repair does not stop the others.
 
-    `progress` is called with the bytes of each repair. The objects of a plaintext entry are encrypted if `settings` of
-    its topic name a key. Raises Unavailable; raises Fenced and other errors after all other repairs.
+    `progress` gets the bytes of each repair. A plaintext entry is encrypted if `settings` of its topic name a key.
+    Raises Unavailable; raises other errors than Corrupt and NotFound after all other repairs.
     """
     job = RepairJob(store=store, plan=plan, now_ms=now_ms, keys=keys, copies=copies, settings=settings)
     errors: dict[int, LogError] = {}
@@ -333,15 +319,13 @@ def run_repair(
 
 
 class RepairUnit(NamedTuple):
-    """One repair, with its number in the plan."""
-
     number: int
     repair: SegmentRepair | PageRepair
 
 
 @dataclass(kw_only=True)
 class RepairJob(LocalJob[RepairUnit, None]):
-    """The repairs of a plan, pages first; the good copies may be on this machine's disk."""
+    """The repairs of a plan, pages first; good copies may be on this machine's disk."""
 
     store: ObjectStore
     plan: RepairPlan
@@ -410,10 +394,7 @@ class RepairJob(LocalJob[RepairUnit, None]):
 
 
 def _sharing(log: MetadataLog, manifest: Manifest, old: SegmentEntry) -> list[SegmentEntry]:
-    """Return other entries of the log that name an object of this one.
-
-    A damaged entry may name another entry's object.
-    """
+    """Return other entries of the log that name an object of `old`, as damaged entries may."""
     keys = {old.data_key, old.indexes_key}
     entries = log.ask(manifest, lambda index: list(index.entries_with_dead(0, manifest.entries_end_offset)))
     return [entry for entry in entries if entry != old and keys & {entry.data_key, entry.indexes_key}]
@@ -423,8 +404,8 @@ def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[Segme
     """Replace one entry by another with the same offsets.
 
     The old entry is found by all its fields, because damaged entries may share a name. Its objects become pending
-    deletes, except objects of the entries in `spares`. If the old entry is no longer there, the new objects become
-    pending deletes.
+    deletes, except objects of entries in `spares`. If the old entry was removed, the new objects become pending
+    deletes.
     """
     assert (old.base_offset, old.next_offset) == (new.base_offset, new.next_offset), "a repair moves no offsets"
     needed = {key for entry in (*spares, new) for key in (entry.data_key, entry.indexes_key)}
@@ -448,10 +429,7 @@ def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[Segme
 
 
 def _repair_page(store: ObjectStore, repair: PageRepair, now_ms: int) -> None:
-    """Repair a page: put the same bytes under the same name, if they can be rebuilt and put.
-
-    Otherwise a commit puts the entries into a new page.
-    """
+    """Put the identical page under its old name; if that is impossible, commit its entries in a new page."""
     prefix, page = repair.name.prefix, repair.page
     says = parse_page_key(page.key)
     assert says is not None, "a head names pages by their keys"

@@ -1,4 +1,4 @@
-"""Sources of good copies: the disk, the bucket's own bytes, older manifests, other objects, forks. Reads only.
+"""Sources of good copies: the disk, the bucket, older manifests, other objects, forks. Reads only.
 
 | damaged | good copy |
 |---|---|
@@ -6,17 +6,15 @@
 | its indexes, or facts in its entry | its data, because batches have CRCs; the rest is rebuilt from them |
 | a manifest page | an older manifest that still has the entries, else the objects of the entries |
 
-Facts that only the damaged object had are not invented: then there is no good copy. Without its indexes a compressed or
+Facts that only the damaged object had are not invented: there is no good copy then. Without its indexes a compressed or
 encrypted object cannot be divided into chunks. Aborted transactions and producers cannot be derived from a segment
-alone.
-
-A cleaner pass may have removed records from a local segment. So of the disk only identical bytes count, by range, size
-and CRC32C of the entry.
+alone. A cleaner pass may have removed records from a local segment, so local bytes count only if range, size and CRC32C
+equal the entry's.
 
 Partitions that name one object share its damage: its home, and the forks named in the home's pins. A repaired segment
-has a new name, which only one partition's entry gets. So each is repaired separately, an entry at a time. If neither
-the disk nor the bucket has the bytes under the partition's own name, its relatives are searched: first their logs on
-this disk, then their entries with the same offsets, size and checksum and another, undamaged object.
+has a new name, so every entry is repaired separately. If neither the disk nor the bucket has the bytes under the
+partition's own name, its relatives are searched: first their logs on this disk, then their entries with the same
+offsets, size and checksum and another, undamaged object.
 """
 
 from __future__ import annotations
@@ -85,9 +83,9 @@ class _Bytes:
 
 
 def from_bucket(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing, *, is_last: bool) -> SegmentToCopy:
-    """Build the segment from its own data, with new indexes and facts.
+    """Build the segment from its own data, with new indexes and facts. Raises Corrupt without a good copy.
 
-    `is_last`: the partition has no entry above. Raises Corrupt, with the reason, if the bucket has no good copy.
+    `is_last`: the partition has no entry above.
     """
     entry = with_own_names(entry)
     found = _indexed(store, prefix, entry, keys) or _raw(store, prefix, entry)
@@ -118,10 +116,7 @@ def from_bucket(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyR
 
 
 def with_own_names(entry: SegmentEntry) -> SegmentEntry:
-    """Return the entry with the names of its own objects.
-
-    The name with the entry's offsets counts. Raises Corrupt if there is none.
-    """
+    """Return the entry with the object names that match its offsets. Raises Corrupt if there is none."""
     for key in (entry.indexes_key, entry.data_key):
         says = parse_data_key(own_part(key))
         if says is None:
@@ -138,10 +133,7 @@ def with_own_names(entry: SegmentEntry) -> SegmentEntry:
 
 
 def _indexed(store: ObjectStore, prefix: str, entry: SegmentEntry, keys: KeyRing) -> _Bytes | None:
-    """Read through the indexes object, ignoring the entry's sizes and checksums; None if it is damaged.
-
-    None also if it is missing.
-    """
+    """Read by the indexes object, not by the entry's sizes and checksums; None if it is damaged or missing."""
     try:
         body = store.get(full_key(prefix, entry.indexes_key))
         cipher = open_ring(entry, prefix, keys)
@@ -168,7 +160,6 @@ def as_indexed(entry: SegmentEntry, bundle: IndexBundle, indexes_bytes: int) -> 
 
 
 def _raw(store: ObjectStore, prefix: str, entry: SegmentEntry) -> _Bytes:
-    """Read a plain object, checked by the entry's size and checksum."""
     key = full_key(prefix, entry.data_key)
     if entry.codec != "none" or entry.key_id is not None:
         raise Corrupt("cannot repair a segment, its chunks cannot be separated without its indexes", object=key)
@@ -196,7 +187,6 @@ def _tables(found: _Bytes) -> list[BatchTable]:
 
 
 def _fit(epochs: Sequence[tuple[int, int]], tables: Sequence[BatchTable]) -> bool:
-    """Return whether `epochs` has every batch's leader epoch."""
     for table in tables:
         for offset, epoch in zip(table.base_offsets.tolist(), table.leader_epochs.tolist(), strict=True):
             expected = [each for each, start in epochs if start <= offset]
@@ -217,7 +207,7 @@ def _epochs_of(tables: Sequence[BatchTable], base_offset: int) -> tuple[tuple[in
 def _side_files(
     bundle: IndexBundle | None, entry: SegmentEntry, tables: Sequence[BatchTable], *, is_last: bool
 ) -> tuple[bytes, bytes, bytes]:
-    """Return transaction index, producers and leader epochs: as stored, or empty if they must have been."""
+    """Return transaction index, producers, leader epochs: as stored, else empty if the segment cannot have any."""
     if bundle is not None:
         return bytes(bundle.txn), bytes(bundle.producers), bytes(bundle.epochs)
     if entry.aborted_bytes:
@@ -231,10 +221,7 @@ def _side_files(
 
 
 def entries_of_page(store: ObjectStore, prefix: str, manifest: Manifest, page: PageEntry) -> tuple[Rows, str]:
-    """Return the entries of an unreadable page, and their source; they match the manifest's summary.
-
-    Raises Corrupt if there is no good copy.
-    """
+    """Return an unreadable page's entries, which match its summary, and their source. Raises Corrupt."""
     if (entries := _from_older_manifests(store, prefix, manifest, page)) is not None:
         return entries, "older manifest"
     entries = _from_objects(store, prefix, manifest, page)
@@ -345,7 +332,6 @@ def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
 
 
 def _unlike(page: PageEntry, entries: Rows) -> str | None:
-    """Return the first difference between entries and page summary, among the facts that both have."""
     names = ("base_offset", "next_offset", "segment_count", "record_count", "size_bytes", "stored_bytes")
     sums = {
         "base_offset": entries[0].base_offset,
@@ -357,11 +343,9 @@ def _unlike(page: PageEntry, entries: Rows) -> str | None:
 
 
 class LocalCopies:
-    """Finds good copies in a manager's logs; a read-only manager is sufficient.
+    """Finds good copies in a manager's logs; a read-only manager is sufficient. A context manager.
 
-    Reads a whole segment in each call. The manager is opened on the first call, because that reads every log's
-    directory. If it cannot be opened, there are no copies and a warning is logged. A context manager that closes the
-    manager.
+    Each call reads a whole segment. The first call opens the manager; if that fails, there are no copies.
     """
 
     def __init__(self, open_manager: Callable[[], LogManager]) -> None:
@@ -381,7 +365,7 @@ class LocalCopies:
         return log is not None and has_same_bytes(log, entry)
 
     def log(self, name: RemotePartitionName) -> Log | None:
-        """Return the partition's log; None if this machine has none, or another topic of that name."""
+        """Return the partition's log; None if this machine lacks it, or has another topic of that name."""
         manager = self._manager()
         try:
             if manager is None or manager.topics.get(name.topic).topic_id != name.topic_id:
@@ -401,7 +385,7 @@ class LocalCopies:
 
 
 def has_same_bytes(log: Log, entry: SegmentEntry) -> bool:
-    """Return whether a closed local segment has the entry's bytes. A missing or unreadable one does not."""
+    """Return whether a readable closed local segment has the entry's bytes."""
     try:
         infos = [info for info in log.segments()[:-1] if info.base_offset == entry.base_offset]
         if not infos or infos[0].next_offset != entry.next_offset or infos[0].size_bytes != entry.size_bytes:
@@ -424,10 +408,7 @@ class Relatives:
         self._entries: dict[RemotePartitionName, tuple[SegmentEntry, ...]] = {}
 
     def naming(self, name: RemotePartitionName, entry: SegmentEntry) -> Iterator[tuple[RemotePartitionName, str]]:
-        """Yield (partition, ULID) of each entry of another partition that names an object of `entry`.
-
-        Only the newest manifests count.
-        """
+        """Yield (partition, ULID) of entries in newest manifests of other partitions with an object of `entry`."""
         objects = self._objects(name, entry)
         for other in self._of(name, entry):
             for each in self.entries(other):
@@ -437,7 +418,7 @@ class Relatives:
     def same_bytes(
         self, name: RemotePartitionName, entry: SegmentEntry, is_whole: IsWhole
     ) -> tuple[RemotePartitionName, SegmentEntry] | None:
-        """Return a relative's entry with the same bytes in undamaged objects of its own."""
+        """Return a relative's entry with the same bytes in other, undamaged objects."""
         objects = self._objects(name, entry)
         for other in self._of(name, entry):
             for each in self.entries(other):
@@ -446,7 +427,7 @@ class Relatives:
         return None
 
     def on_disk(self, name: RemotePartitionName, entry: SegmentEntry, copies: IsWhole) -> RemotePartitionName | None:
-        """Return the relative with the entry's bytes in its log on this machine's disk."""
+        """Return a relative with the entry's bytes in its log on this machine's disk."""
         return next((other for other in self._of(name, entry) if copies(other, entry)), None)
 
     def entries(self, name: RemotePartitionName) -> Sequence[SegmentEntry]:

@@ -1,19 +1,16 @@
-"""Scrub of a bucket: checks that every named object exists and has the stored bytes.
+"""Scrub of a bucket: checks that every named object exists and has the stored bytes. Changes nothing.
 
 | depth | checks | reads |
 |---|---|---|
 | shallow | manifests and their chain, pages, tiling, names, existence, sizes, unnamed objects | metadata, one listing |
 | deep | also each chunk's and batch's CRC, the facts of entries, indexes against data | every readable byte |
 
-Three steps, so that the second can run anywhere (threads here, tasks of a cluster elsewhere):
-
 1. `plan_scrub` surveys each partition, which **is** the shallow scrub, and lists a `SegmentJob` for every segment.
-2. `scrub_segment` does one job. It needs only the store and the keys, writes nothing, and may be repeated.
-3. `report_of` removes findings about entries that expired or were replaced since, searches good copies, and sums up.
+2. `scrub_segment` does one job, in a thread or a task of a cluster. It writes nothing and may be repeated.
+3. `report_of` removes findings about entries that expired or were replaced since, and searches good copies.
 
-`read_segments` does step 2 by an executor and records finished jobs with their findings in a file. So a scrub of days
-can be stopped between two jobs and resumed, and no finding is lost. Surveys are repeated on every run. Nothing in the
-bucket is changed.
+`read_segments` does step 2 by an executor and records finished jobs in a file. A deep scrub can be stopped between two
+jobs and resumed. Surveys are repeated on every run.
 """
 
 from __future__ import annotations
@@ -67,8 +64,6 @@ LocalCopy = Callable[[RemotePartitionName, SegmentEntry], bool]  # whether this 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentJob:
-    """One segment to check; it can be pickled."""
-
     prefix: str
     entry: SegmentEntry
 
@@ -78,7 +73,7 @@ class SegmentJob:
 
     @property
     def identity(self) -> str:
-        """Key of this partition's entry: a fork and its source share objects, but have their own entries."""
+        """Key of this partition's entry: a fork and its source share objects, but not entries."""
         checksum = crc32c(msgspec.json.encode(self.entry))
         return f"{self.name} of {self.prefix} {self.entry.base_offset} {checksum:08x}"
 
@@ -111,9 +106,9 @@ def plan_scrub(
 ) -> ScrubPlan:
     """Run the shallow scrub, and list the jobs of a deep one.
 
-    `settings` returns the settings of a topic from its own. A partition that cannot be surveyed becomes a finding, and
-    the others are surveyed. The partitions `missing` have no object: each is a finding unless its topic was deleted.
-    Raises the store's error if it is unreachable, or refuses every partition.
+    `settings` returns a topic's settings from its own. A partition that cannot be surveyed becomes a finding.
+    Partitions `missing` have no object: each is a finding unless its topic was deleted. Raises the store's error if it
+    is unreachable, or refuses every partition.
     """
     surveys: dict[RemotePartitionName, BucketReport] = {}
     refused: list[LogError] = []
@@ -144,7 +139,7 @@ def plan_scrub(
 def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
     """Read one segment and its indexes completely. Raises Unavailable if the store is unreachable.
 
-    A segment that the store refuses while it serves others is a finding.
+    A segment that a reachable store refuses is a finding.
     """
     remote = RemotePartition(store, job.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
     try:
@@ -167,7 +162,6 @@ def run_scrub(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> list[SegmentResult] | None:
-    """Run `read_segments` in threads of this process."""
     executor = Here(should_stop, threads=threads)
     return read_segments(executor, OpenBucket.of(store, keys), plan, state=state, progress=progress)
 
@@ -181,9 +175,9 @@ def read_segments(
     task_bytes: int = TASK_BYTES,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> list[SegmentResult] | None:
-    """Return the results of all jobs, including results in `state`; None if stopped early.
+    """Return the results of all jobs, those in `state` included; None if stopped early.
 
-    `progress` is called with the bytes of each job. Raises Unavailable; finished jobs are in `state`.
+    `progress` gets the bytes of each job. Raises Unavailable; finished jobs are in `state`.
     """
     done = state.results(job.identity for job in plan.jobs) if state is not None else {}
     for result in done.values():
@@ -213,10 +207,7 @@ def report_of(
     now_ms: int,
     local_copy: LocalCopy = lambda name, entry: False,
 ) -> ScrubReport:
-    """Build the report, worst finding first.
-
-    `local_copy` returns for a damaged segment whether a disk has the same bytes.
-    """
+    """Build the report, worst finding first. `local_copy`: a disk has the bytes of a damaged segment."""
     jobs = {job.identity: job for job in plan.jobs}
     by_prefix = {name.prefix: name for name in plan.surveys}
     found = []
@@ -273,7 +264,6 @@ def _found(name: RemotePartitionName, found: Finding, entry: SegmentEntry | None
 
 
 def _plaintext(name: RemotePartitionName, survey: BucketReport, settings: SettingsOf) -> list[Finding]:
-    """Return a warning about the plaintext entries of a topic whose settings name an encryption key."""
     key = None if survey.manifest is None else settings(name.topic, survey.manifest.properties).get(KEY_ID)
     entries = sorted((entry for entry in survey.entries if entry.key_id is None), key=lambda entry: entry.base_offset)
     if not key or not entries:
@@ -309,8 +299,6 @@ def _partition(name: RemotePartitionName, survey: BucketReport) -> PartitionScru
 
 @dataclass(slots=True)
 class _Seen:
-    """Facts collected from the bytes of one segment."""
-
     records: int = 0
     timestamps: list[int] = field(default_factory=list)
     tables: list[BatchTable] = field(default_factory=list)
@@ -322,10 +310,8 @@ class _Seen:
 def check_contents(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRange) -> Iterator[Finding]:
     """Yield the damage inside one segment. Raises Corrupt if its bytes contradict their checksums.
 
-    The facts of the entry must equal the facts of the bytes:
-
-    - The segment consists of whole batches with the right CRC, with all offsets inside ``[base, next)``.
-    - The number of records, the smallest and the largest timestamp, and the leader epoch of every batch agree.
+    - The segment consists of whole batches with the right CRC and offsets inside ``[base, next)``.
+    - The entry has the number of records, the smallest and the largest timestamp, and every batch's leader epoch.
     - The indexes point at these batches.
     - In a segment that was never cleaned the transaction index names exactly the transactions aborted in it.
     """
@@ -366,7 +352,6 @@ def _of_run(path: str, entry: SegmentEntry, run: Run, seen: _Seen) -> Iterator[F
 
 
 def _take_transactions(run: Run, seen: _Seen) -> None:
-    """Collect the transactions that the run's markers abort, as far as the segment shows it."""
     flags = run.table.attributes
     for at in np.flatnonzero((flags & (TRANSACTIONAL | CONTROL)) != 0).tolist():
         producer = int(run.table.producer_ids[at])

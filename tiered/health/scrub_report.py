@@ -1,10 +1,7 @@
 """The two files of a scrub: its report, and the state of a deep scrub.
 
-The report is versioned JSON, one object. Within a version fields are only added.
-
-The state has a line for each segment that was read completely, with its findings. Results are keyed by all facts of
-their jobs, not by the object's name alone. The name is never reused, but forks share it, and a repair may change the
-entry.
+The report is versioned JSON, one object; within a version fields are only added. The state has a line for each segment
+that was read completely, with its findings. The key of a line is `SegmentJob.identity`.
 """
 
 from __future__ import annotations
@@ -26,10 +23,9 @@ STATE_VERSION = 2
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """One finding; `code` is empty in older reports.
 
-    `object` is relative to the partition's prefix, empty for the partition as a whole.
-
-    `at` and `length` are bytes of the object, `base_offset` and `next_offset` the affected half-open range. `ulid`
-    names the segment's entry. `good_copy` is the place of identical bytes: "local" for this machine's disk.
+    `object` is relative to the partition's prefix, empty for the partition as a whole. `at` and `length` are bytes of
+    the object, offsets are half open. `ulid` names the segment's entry. `good_copy` is "local": this machine's disk has
+    the bytes.
     """
 
     code: str = ""
@@ -50,7 +46,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
     """One partition: its newest manifest, and the number of objects of each kind below its prefix.
 
-    Fields are None without a manifest, and if the manifests are sealed and the key ring lacks their key.
+    Fields are None without a manifest, or if the key ring lacks the key of sealed manifests.
     """
 
     topic: str
@@ -64,10 +60,10 @@ class PartitionScrub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrubReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a completed scrub. Findings are sorted, the most severe first.
+    """Report of a completed scrub, the most severe finding first.
 
-    `unread_segments` could not be opened; `unread_bytes` are the bytes of their objects, not included in `read_bytes`.
-    Even the manifests of `unread_partitions` could not be read.
+    `unread_segments` could not be opened; `unread_bytes` are their bytes, not included in `read_bytes`. The manifests
+    of `unread_partitions` could not be read.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -95,10 +91,7 @@ def encode_report(report: ScrubReport) -> bytes:
 
 
 def decode_report(data: bytes, path: str) -> ScrubReport:
-    """Decode a report. Raises InvalidRequest for another version and for a file that is no report.
-
-    It is InvalidRequest, not Corrupt, because the path may be any file that a user typed.
-    """
+    """Decode a report. Raises InvalidRequest for another version or format: the path may be any user's file."""
     try:
         report = _REPORT.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -112,10 +105,7 @@ def decode_report(data: bytes, path: str) -> ScrubReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentResult:
-    """Findings in one segment. `name` is `tiered.health.scrub.SegmentJob.identity`.
-
-    `read_bytes` are the bytes of its objects.
-    """
+    """Findings in one segment of `read_bytes` bytes. `name` is `SegmentJob.identity`."""
 
     name: str
     read_bytes: int
@@ -137,10 +127,10 @@ _DECODERS = msgspec.json.Decoder(_Scrub), msgspec.json.Decoder(SegmentResult)
 
 
 class ScrubState(StateFile[_Scrub, SegmentResult]):
-    """The state file of a deep scrub: the segments read so far, and `started_ms`, the start of the scrub."""
+    """The state file of a deep scrub that began at `started_ms`."""
 
     def __init__(self, storage: Storage, path: str, store_url: str, *, now_ms: int, resume: bool) -> None:
-        """With `resume`, continue with the file of an earlier scrub of the same store, if there is one."""
+        """With `resume`, continue an earlier scrub of the same store, if there is one."""
         super().__init__(
             storage,
             path,
@@ -156,5 +146,4 @@ class ScrubState(StateFile[_Scrub, SegmentResult]):
         return {name: self._done[name] for name in names if name in self._done}
 
     def note(self, result: SegmentResult) -> None:
-        """Record a segment that was read completely."""
         self.append(result)
