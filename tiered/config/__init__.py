@@ -1,5 +1,1 @@
-"""Settings: names, defaults, layers, units, secrets.
-
-`properties` has the one table of properties and parses values. `config` layers ``tiered.toml``, the environment and the
-command line, and converts the result to typed settings.
-"""
+"""Settings: names, defaults, layers, units, secrets. Start with `config` and the table in `properties`."""

@@ -1,10 +1,8 @@
 """The time of a manager while the machine's clock jumps, or was wrong at the start.
 
-Retention and grace periods use the wall clock. A clock set a month ahead would expire everything and delete it before
-an operator notices. Causes are a dead battery, a typing error or a wrong time server. So every maintenance run compares
-the wall clock with a monotonic one, which also counts while the machine is suspended. A start compares it with the time
-in the last process's report (`tiered.node.problems`). If the two differ, a store with its own clock is asked for the
-time (`tiered.stores.store_check`).
+A clock set a month ahead would expire everything. So every maintenance run compares the wall clock with a monotonic one
+that counts suspended time. A start compares it with the time in the last process's report. If the two differ, a store
+with its own clock is asked for the time (`tiered.stores.store_check`).
 
 | the wall clock | the time used |
 |---|---|
@@ -79,10 +77,7 @@ class ClockGuard:
         has_store: bool = False,
         suspicion: ClockSuspicion | None = None,
     ) -> None:
-        """`last_ms` is the time that the last process recorded, `suspicion` its doubt at the end.
-
-        With `has_store` the caller asks the store when `is_asking`.
-        """
+        """`last_ms` and `suspicion` are the last process's. With `has_store` the caller polls `is_asking`."""
         self.hold_ms = hold_ms
         self.suspect_reason: LogError | None = None
         self.off_ms = 0  # how far the wall clock was ahead of the time used (below 0: behind) at the last check
@@ -90,15 +85,14 @@ class ClockGuard:
         self._has_store = has_store and hold_ms > 0
         self._is_start = True  # no time was confirmed so far in this process
         self._is_unknown = last_ms is None  # there is no time to compare the wall clock with
-        # A time that was used, and the counted time then.
-        self._agreed = (last_ms, counted()) if last_ms is not None else None
+        self._agreed = (last_ms, counted()) if last_ms is not None else None  # a time that was used, counted time then
         self._jump: _Jump | None = None
         self._earlier_suspicion = suspicion
         self._asked_ms: int | None = None
         self._store: tuple[int, int] | None = None  # its time, and the counted time then
 
     def is_asking(self) -> bool:
-        """Whether the store's time is needed now. If so, the caller requests it and calls `set_store_time`."""
+        """Whether the caller must request the store's time now and call `set_store_time`."""
         is_wanted = self._has_store and (self._jump is not None or (self._is_start and self._is_unknown))
         if not is_wanted or (self._asked_ms is not None and self._counted() - self._asked_ms < ASK_INTERVAL_MS):
             return False
@@ -157,7 +151,6 @@ class ClockGuard:
         return self._is_start and not self._has_store and 0 < off_ms <= LONG_STOP_MS and self.hold_ms > 0
 
     def _current_jump(self, off_ms: int, counted: int, of: str, *, lasted_ms: int = 0) -> _Jump:
-        """The present jump; a new one, seen `lasted_ms` ago, if it differs from the last."""
         if self._jump is None or self._jump.of != of or abs(off_ms - self._jump.off_ms) > JUMP_MS:
             self._jump = _Jump(off_ms, counted - lasted_ms, of)
             self.suspect_reason = self._suspect_reason(off_ms, of)

@@ -1,25 +1,8 @@
 """The configuration: ``tiered.toml``, environment and command line, layered, every key checked.
 
-```toml
-[local]
-dir = "data"                              # relative to this file; or several, a disk each: dirs = ["/disk1/logs", ...]
-[remote]
-url = "s3://bucket/prefix"
-options = { profile = "prod" }            # a name, never a secret
-key_ring = "/etc/tiered/keys"             # a file of keys to encrypt with (`tiered.config.secrets`)
-[defaults]
-"retention.ms" = "30d"
-[topics."orders*"]
-"local.retention.ms" = "6h"
-```
-
-Precedence for a property, highest first: ``-X`` → ``TIERED_*`` environment → the topic's own settings (given at its
-creation) → ``[topics]`` globs, a later one over an earlier → ``[defaults]`` → built in. For the directory and the
-store's URL, ``TIERED_LOCAL_DIR`` and ``TIERED_REMOTE_URL`` outrank the file.
-
-Effective settings become typed ones, checked against each other as in kafka `LogConfig.validateTopicLogConfigValues`,
-KIP-950 and KIP-1241: broker defaults overlaid with the topic's values, and settings of the remote tier only where it is
-on, because ``local.retention.*`` has no effect elsewhere.
+Precedence of a property, highest first: ``-X`` → ``TIERED_*`` environment → the topic's own settings → ``[topics]``
+globs, a later one over an earlier → ``[defaults]`` → built in. Typed settings are checked against each other as in
+kafka `LogConfig.validateTopicLogConfigValues`, KIP-950 and KIP-1241.
 """
 
 from __future__ import annotations
@@ -66,12 +49,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The configuration of a manager. Settings are text that was checked to parse.
+    """The configuration of a manager. Settings are text that was checked to parse. Paths are absolute.
 
-    `data_dir` is absolute, and the first of `data_dirs`; `more_data_dirs` are the others. `cordoned_dirs` are the
-    directories among all of them that take no new partition. `remote_options` are passed to the store unchanged and
-    hold no secret unless the endpoint is loopback. `key_ring` is an absolute path. `changed_ns` is the modification
-    time of the file when read.
+    `data_dirs` are `data_dir` and `more_data_dirs`; the `cordoned_dirs` of them take no new partition. `remote_options`
+    are passed to the store unchanged, without secrets unless the endpoint is loopback. `changed_ns` is the file's
+    modification time when read.
     """
 
     data_dir: str
@@ -98,8 +80,8 @@ class Config:
     ) -> Config:
         """Read `path` (None: built-in defaults alone) and layer environment and overrides over it.
 
-        `local_dir` is for a caller without a file. Raises NotFound for a missing file. Raises InvalidRequest for
-        anything in it, in `environ` or in `overrides` that is unknown, malformed or a secret.
+        `local_dir` is for a caller without a file. Raises NotFound for a missing file, InvalidRequest for unknown or
+        malformed settings and for secrets.
         """
         body, changed_ns = _read(path) if path is not None else ({}, 0)
         _check_sections(body, path)
@@ -144,7 +126,7 @@ class Config:
         return (self.data_dir, *self.more_data_dirs)
 
     def int_of(self, name: str) -> int:
-        """The value of a manager's setting that is a count, a size in bytes or a duration in ms."""
+        """The value of a manager's setting: a count, bytes or ms."""
         value = parse(name, self.topic_properties("")[name])
         assert isinstance(value, int), "the setting is a whole number"
         return value
@@ -164,8 +146,7 @@ class Config:
     def fetch_cache_dir(self) -> str:
         """The directory of the persistent fetch cache, absolute; empty for none.
 
-        Relative paths start at the directory of tiered.toml. Raises InvalidRequest for a path inside a log directory: a
-        Kafka broker refuses a folder there that it cannot name.
+        Raises InvalidRequest for a path inside a log directory: a Kafka broker refuses other folders there.
         """
         path = self.topic_properties("")["remote.fetch.cache.dir"]
         if not path:
@@ -183,14 +164,11 @@ class Config:
         return self.topic_properties("")["remote.single.writer"].lower() == "true"
 
     def topic_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Every effective setting of a topic as text; `own` are the settings given at its creation.
-
-        Raises InvalidRequest for an own setting that is unknown or malformed.
-        """
+        """Every effective setting of a topic as text, with `own` settings. Raises InvalidRequest for those."""
         return DEFAULTS | self.given_properties(topic, own)
 
     def given_properties(self, topic: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
-        """As `topic_properties`, without the built-in defaults: every setting that some layer names."""
+        """As `topic_properties`, without the built-in defaults."""
         given: dict[str, str] = {}
         for _, layer in self._layers(topic, _settings(own or {}, {"topic": topic}, per_topic=True)):
             given |= layer
@@ -230,7 +208,7 @@ def last_changed_ns(path: str | int) -> int:
 
 
 def _read(path: str) -> tuple[dict[str, object], int]:
-    """The content and the modification time, which is read first: a later change is noticed."""
+    """Return content and modification time; the time is read first, so a later change is noticed."""
     try:
         with open(path, "rb") as file:
             changed_ns = last_changed_ns(file.fileno())
@@ -286,7 +264,6 @@ def _strings(local: Mapping[str, object], key: str, path: str | None) -> list[st
 
 
 def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
-    """The value of ``dir`` or ``dirs``, as written."""
     one, several = _string(local, "dir", "local", path), _strings(local, "dirs", path)
     if "dirs" in local and (one or not several):
         raise _invalid("[local] needs either dir or dirs with at least one directory", file=path)
@@ -294,10 +271,7 @@ def _directories(local: Mapping[str, object], path: str | None) -> list[str]:
 
 
 def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[str]:
-    """The absolute paths of log directories.
-
-    Raises InvalidRequest for a directory that is named twice, is inside another, or has a zero byte in its name.
-    """
+    """Return absolute paths. Raises InvalidRequest for repeated or nested directories and for zero bytes."""
     if any("\0" in each for each in directories):
         raise _invalid("the name of a directory contains a zero byte", file=path)
     found = [os.path.abspath(os.path.join(root, each)) for each in directories]
@@ -309,7 +283,6 @@ def _absolute(directories: Sequence[str], root: str, path: str | None) -> list[s
 
 
 def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_topic: bool = False) -> dict[str, str]:
-    """Properties as text, each known and well formed."""
     settings: dict[str, str] = {}
     for name, value in table.items():
         find_property(name, where, per_topic=per_topic)
@@ -320,10 +293,7 @@ def _settings(table: Mapping[str, object], where: Mapping[str, object], *, per_t
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings from variables like ``TIERED_RETENTION_MS``.
-
-    A variable with a nearly matching name is refused; unrelated variables are ignored.
-    """
+    """Return the settings in ``TIERED_*`` variables. Raises InvalidRequest for a misspelled one."""
     settings: dict[str, str] = {}
     for variable, text in environ.items():
         row = ENVIRONMENT.get(variable)
@@ -348,10 +318,9 @@ def _lower(text: str) -> str:
 def resolve_rules(settings: Mapping[str, str]) -> PartitionRules:
     """The policies' rules; missing settings have their defaults.
 
-    A setting whose row has `rule` becomes that field unchanged; the others are resolved here.
-    -1 becomes None, -2 the value of the setting that it follows. Without the delete policy that is *unlimited*: then
-    `retention.*` does not apply, and must not apply to the disk either. Raises InvalidRequest for a value or a
-    combination that Kafka refuses.
+    -1 becomes None, -2 the value of the setting that it follows. Without the delete policy that is *unlimited*:
+    `retention.*` must not apply to the disk either. Raises InvalidRequest for values and combinations that Kafka
+    refuses.
     """
     check_combination(settings)
     policy = _policies(settings)
@@ -429,9 +398,9 @@ def object_encoding(settings: Mapping[str, str], keys: KeyRing) -> ObjectEncodin
 
 
 def check_combination(settings: Mapping[str, str], *, may_tier: bool = False) -> None:
-    """Check that no two settings contradict each other. Raises InvalidRequest, naming both keys.
+    """Raise InvalidRequest, naming both keys, for two settings that contradict each other.
 
-    `may_tier`: these are defaults of future tiered topics, whatever ``remote.storage.enable`` is here.
+    `may_tier`: check also as for a tiered topic, whatever ``remote.storage.enable`` is.
     """
     if _value(settings, "remote.sse.kms.key.id") and _value(settings, "remote.sse") != "aws:kms":
         _refuse("remote.sse.kms.key.id", "given", "remote.sse", _value(settings, "remote.sse"), "only aws:kms has keys")
@@ -477,7 +446,6 @@ def _limit(settings: Mapping[str, str], name: str) -> int | None:
 
 
 def _follow(settings: Mapping[str, str], name: str, follows: int, other: int | None) -> int | None:
-    """The limit; `other` if the value is `follows`."""
     return other if _int(settings, name) == follows else _limit(settings, name)
 
 

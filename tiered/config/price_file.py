@@ -1,13 +1,7 @@
-"""The effective prices: the built-in ones, overridden by the user's file.
+"""The effective prices: the built-in ones, overridden by the user's JSON file.
 
-The file is JSON and names only the differences:
-
-```json
-{"as_of": "2026-11-01", "region": "eu-central-1", "disk_per_gb_month": 0.095,
- "classes": {"STANDARD": {"storage_bands": [[50000, 0.0245], [null, 0.0235]], "put_per_1000": 0.0054}}}
-```
-
-A class that is not built in needs `storage_bands`, `put_per_1000`, `get_per_1000` and `list_per_1000`.
+The file names only the differences (`price_rows` is a template). A class that is not built in needs `storage_bands`,
+`put_per_1000`, `get_per_1000` and `list_per_1000`.
 """
 
 from __future__ import annotations
@@ -48,16 +42,13 @@ class PricesUsed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def configured_prices(config: Config) -> PriceTable:
-    """The table of `cost.prices`, a path relative to tiered.toml; the built-in table without a path.
-
-    Raises NotFound and InvalidRequest, naming the file.
-    """
+    """The table of `cost.prices`, a path relative to tiered.toml. Raises NotFound and InvalidRequest."""
     path = config.topic_properties("")[SETTING]
     return load_prices(os.path.abspath(os.path.join(os.path.dirname(config.path or ""), path))) if path else BUILT_IN
 
 
 def prices_or_none(config: Config) -> PriceTable | None:
-    """As `configured_prices`, but None, with a logged warning, if they cannot be read."""
+    """As `configured_prices`; None, with a logged warning, if the prices cannot be read."""
     try:
         return configured_prices(config)
     except LogError as error:
@@ -72,7 +63,7 @@ def new_class(config: Config) -> str:
 
 
 def load_prices(path: str) -> PriceTable:
-    """The built-in prices overridden by the file at `path`. Raises NotFound, and InvalidRequest for an invalid file."""
+    """The built-in prices overridden by the file at `path`. Raises NotFound and InvalidRequest."""
     try:
         return with_prices(BUILT_IN, msgspec.json.decode(DiskStorage().read(path), type=dict[str, object]))
     except NotFound:
@@ -85,10 +76,7 @@ def load_prices(path: str) -> PriceTable:
 
 
 def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
-    """`base` overridden by `body`, an object as in the module text.
-
-    Raises InvalidRequest and msgspec's errors.
-    """
+    """`base` overridden by a price file's object. Raises InvalidRequest and msgspec's errors."""
     _check_keys(body, _KEYS)
     classes = msgspec.convert(body.get("classes", {}), dict[str, dict[str, object]])
     as_of = msgspec.convert(body.get("as_of", base.as_of), str)
@@ -107,7 +95,7 @@ def with_prices(base: PriceTable, body: Mapping[str, object]) -> PriceTable:
 
 
 def price_rows(table: PriceTable) -> dict[str, object]:
-    """The whole table as the object of a price file: a template for the user's own."""
+    """The whole table as the object of a price file."""
     classes = {name: {key: getattr(each, key) for key in _OF_CLASS} for name, each in table.classes.items()}
     return {**{key: getattr(table, key) for key in _KEYS}, "classes": classes}
 

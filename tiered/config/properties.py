@@ -1,7 +1,6 @@
 """The one table of properties of topics and of the manager, with their look-up and their parser.
 
-Names and defaults are Kafka's where Kafka has the property; others follow the same style. Values are text until this
-module parses them, so a setting reads the same in the file, in the environment and after ``-X``.
+Names and defaults are Kafka's where Kafka has the property. Values are text until this module parses them.
 """
 
 from __future__ import annotations
@@ -42,16 +41,14 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One property. `default` is text, as a user would write it; `minimum` and `maximum` are inclusive.
+    """One property. `default` is text, as in a file; `minimum` and `maximum` are inclusive.
 
     | field | meaning |
     |---|---|
-    | `rule` | the field of `PartitionRules` that has this value unchanged; other values are resolved one by one |
+    | `rule` | the field of `PartitionRules` that has this value unchanged |
     | `needs_tier` | has no effect on a topic without a remote tier: lint reports it there |
     | `adopt_refusal` | why `tiered adopt` refuses another value than the default |
-
-    `broker_names` are names of the same setting in Kafka's ``server.properties`` (ServerTopicConfigSynonyms). They are
-    refused with a hint: a broker's ``log.retention.hours`` counts hours, the settings here take a unit.
+    | `broker_names` | names in Kafka's ``server.properties`` (ServerTopicConfigSynonyms); refused, since units differ |
     """
 
     name: str
@@ -286,8 +283,7 @@ TABLE = (
             "clock of the store agrees with the system clock, and does not end while they differ. 0 trusts the clock "
             "at once."),
 )
-# Settings of Kafka 4.1 brokers (`server.properties`) without effect here, and what to use instead: one by
-# one for settings of logs, by prefix for families that concern brokers alone.
+# Settings of Kafka 4.1 brokers without effect here, and the replacement; by prefix for families of brokers alone.
 _DIRECTORIES = "log directories are not settings of topics; use dir or dirs in [local]"
 _CHECKPOINTS = "checkpoints are written when their contents change"
 _FORMAT = "batches are written in format 2, and older formats are read"
@@ -364,10 +360,7 @@ _NOWHERE: Mapping[str, object] = {}
 
 
 def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topic: bool = False) -> Property:
-    """The property of that name. Raises InvalidRequest with the nearest known name.
-
-    `where` is added to the facts of the error.
-    """
+    """Return a property. Raises InvalidRequest, with `where` and the nearest known name."""
     row = PROPERTIES.get(name)
     if row is None and name in BROKER_NAMES:
         meant = PROPERTIES[BROKER_NAMES[name]]
@@ -385,13 +378,13 @@ def find_property(name: str, where: Mapping[str, object] = _NOWHERE, *, per_topi
 
 
 def broker_only(name: str) -> str | None:
-    """The reason why a broker setting has no effect here; None for a name not known as one."""
+    """The reason why a broker setting has no effect here; None for other names."""
     families = (why for why, prefixes in _FAMILIES_WITHOUT_EFFECT if name.startswith(prefixes))
     return _NO_EFFECT.get(name) or next(families, None)
 
 
 def names_of_logs() -> frozenset[str]:
-    """The names without effect of the family ``log.``, in which any other unknown name is a mistake."""
+    """The names without effect of the family ``log.``."""
     return frozenset(name for name in _NO_EFFECT if name.startswith("log."))
 
 
@@ -405,7 +398,7 @@ def parse(name: str, text: str, where: Mapping[str, object] = _NOWHERE) -> Value
 
 
 def canonical(name: str, text: str) -> str:
-    """Return a valid value as it is stored: switches and choices have the spelling of the table."""
+    """Return a valid value as it is stored, in the spelling of the table."""
     row = PROPERTIES[name]
     if row.kind is Kind.BOOL:
         return text.strip().lower()
@@ -450,7 +443,6 @@ def _parse(row: Property, text: str) -> Value | None:
 
 
 def _window(text: str) -> DailyWindow | None:
-    """Return the window of ``22:00-06:00``; None if malformed or empty. ``24:00`` is the end of a day."""
     found = _TIME_RANGE.fullmatch(text.strip())
     if found is None:
         return None

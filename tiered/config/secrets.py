@@ -1,11 +1,7 @@
-"""Keep secrets out of configuration files: option names that look like one, and the ring of keys to encrypt with.
+"""Keep secrets out of configuration files: option names that look like one, and key rings.
 
-The store's clients find credentials by themselves, in the environment or in a named profile. A loopback endpoint (a
-test server) may have dummy ones in the file.
-
-A key ring is text with a key per line: its id, then 32 bytes in base64 (``openssl rand -base64 32``). A line
-``@require`` names topics that must be encrypted, or ``*`` (`remote.segments.encryption.KeyRing.requires`).
-``tiered.toml`` and ``TIERED_KEY_RING``, which outranks it, name its file. ``TIERED_KEYS`` is a ring itself, with
+A key ring is text with a key a line: its id, then 32 bytes in base64. A line ``@require`` names topics that must be
+encrypted, or ``*``. ``tiered.toml`` names the file; ``TIERED_KEY_RING`` outranks it. ``TIERED_KEYS`` is a ring with
 semicolons for line ends, and outranks both.
 """
 
@@ -31,10 +27,7 @@ FILE_VARIABLE, KEYS_VARIABLE = "TIERED_KEY_RING", "TIERED_KEYS"
 
 
 def check_no_secret(url: str | None, options: Mapping[str, object], file: str | None) -> None:
-    """Refuse a secret in the url or the options.
-
-    Raises InvalidRequest, naming the option and never its value.
-    """
+    """Raise InvalidRequest for a secret in the url or the options, naming the option, never its value."""
     if url is not None and "@" in split_url(url).netloc and not url.startswith("hdfs://"):
         raise InvalidRequest(f"invalid configuration, the url contains credentials; {_HINT}", file=file)
     if is_loopback(options):
@@ -52,7 +45,7 @@ def is_loopback(options: Mapping[str, object]) -> bool:
 
 
 def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
-    """The options without names that look like a secret's, in nested tables too; values as text."""
+    """The options, also nested ones, without names that look like a secret's; values as text."""
     return {
         name: without_secrets(value) if isinstance(value, Mapping) else str(value)
         for name, value in options.items()
@@ -61,7 +54,7 @@ def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of a URL. Raises InvalidRequest, without showing it, for no URL (``s3://[x``, not UTF-8)."""
+    """The parts of a URL. Raises InvalidRequest, without showing it, for an invalid URL."""
     try:
         url.encode()
         return urlsplit(url)
@@ -75,7 +68,6 @@ def _is_secret(name: str) -> bool:
 
 
 def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
-    """Option names and values, including those in nested tables and lists."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _leaves(each, key)
@@ -87,10 +79,10 @@ def _leaves(value: object, name: str = "") -> Iterator[tuple[str, object]]:
 
 
 def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
-    """The ring of this process; `path` is the configuration's. Empty if none is configured.
+    """The ring of this process, empty if none is configured. No error shows a key.
 
-    Raises NotFound for a missing file. Raises InvalidRequest for a file that is no key ring, or that other users may
-    read. No error shows a key.
+    `path` is the configuration's. Raises NotFound for a missing file, InvalidRequest for a file that is no key ring or
+    that other users may read.
     """
     if keys := environ.get(KEYS_VARIABLE):
         return parse_key_ring(keys.split(";"), KEYS_VARIABLE)
@@ -99,15 +91,12 @@ def load_key_ring(path: str | None, environ: Mapping[str, str]) -> KeyRing:
 
 
 def keyed_store(store: ObjectStore, path: str | None) -> ObjectStore:
-    """The store with the ring that `load_key_ring` finds; encrypted topics are readable in it."""
+    """The store with the key ring of `load_key_ring`."""
     return keyed(store, load_key_ring(path, os.environ))
 
 
 def _check_private(path: str, mode: int) -> None:
-    """Raise InvalidRequest if other users may read or change a key ring, or its group may change it.
-
-    The group may read it: platforms that mount secrets give them to a service by its group.
-    """
+    """Raise InvalidRequest if other users may read the file or the group may write it; secret mounts use groups."""
     if mode & _OPEN_BITS:
         step = f"run chmod 600 {shlex.quote(path)}, and replace the keys if another user may have read them"
         wrong = f"cannot use the key ring, other users may read or change the file: {step}"

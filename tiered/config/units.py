@@ -34,10 +34,7 @@ _MAX = 2**63 - 1  # Kafka's long: more is a typing error
 
 
 def parse_ms(text: str) -> int | None:
-    """``7d`` as milliseconds; None if malformed or above 2**63-1.
-
-    Negative only as bare numbers (Kafka's -1, -2).
-    """
+    """``7d`` as milliseconds, negative only as a bare number; None if malformed or above 2**63-1."""
     text = text.strip().lower()
     if _is_integer(text):
         return _bounded(int(text))
@@ -48,7 +45,7 @@ def parse_ms(text: str) -> int | None:
 
 
 def parse_duration(text: str) -> int | None:
-    """As `parse_ms`, for an option: a number above 0 needs its unit, since ``7`` may mean days."""
+    """As `parse_ms`, for an option: a number above 0 needs its unit."""
     value = parse_ms(text)
     return None if value is not None and value > 0 and _is_integer(text.strip()) else value
 
@@ -102,7 +99,6 @@ def _bounded(value: int) -> int | None:
 
 
 def _whole(value: float) -> int | None:
-    """Compared as a float first: hundreds of digits are infinity, which has no int."""
     return round(value) if value < _MAX else None
 
 

@@ -1,10 +1,7 @@
 """Files that users name: a plan, a report, a list, a page. Errors name the path as typed.
 
-Not through `Storage`: input may be a pipe (``<(ssh node cat plan.json)``), output a terminal or ``/dev/null``, and
-neither may be replaced by a regular file.
-
-Order of effects of `write_given`: as in `local.storage.storage.replace_file`, so a crash leaves the old file or the
-new.
+Not through `Storage`: the path may be a pipe, a terminal or ``/dev/null``, which a regular file must not replace. A
+crash of `write_given` leaves the old file or the new (`replace_file`).
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ BYTES_MAX = 1 << 30  # no plan, report or list is larger; an endless device is
 def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> bytes:
     """The content of a file; `hint` is the origin of such a file, `name` the fact with its path in errors.
 
-    Raises NotFound, InvalidRequest for a directory and for endless input, AccessDenied, DiskFailed.
+    Raises NotFound, AccessDenied, DiskFailed, and InvalidRequest for a directory or endless input.
     """
     facts = {name: path}
     try:
@@ -40,7 +37,7 @@ def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> byt
 
 
 def check_target(path: str, attempt: str, *, name: str = "file") -> None:
-    """Check that a file can be written, as far as possible: before hours of work, not after them.
+    """Check, before long work, that a file can be written.
 
     Raises InvalidRequest for a directory and for an empty name, NotFound without its directory, AccessDenied.
     """
@@ -57,7 +54,7 @@ def check_target(path: str, attempt: str, *, name: str = "file") -> None:
 
 
 def write_given(path: str, body: bytes, attempt: str) -> None:
-    """Write `body` as a whole, replacing an existing file, or a link's target. Raises as `check_target`."""
+    """Write `body` as a whole, replacing a file or a link's target. Raises as `check_target`."""
     check_target(path, attempt)
     facts: dict[str, object] = {"file": path}
     try:

@@ -1,4 +1,4 @@
-"""Cost advice saved as a plan of steps, checked and applied: `save_advice`, then `check_advice` or `apply_advice`.
+"""Cost advice saved as a plan of steps, checked and applied.
 
 The state of the manager alone shows the state of each step:
 
@@ -7,7 +7,7 @@ The state of the manager alone shows the state of each step:
 | setting | it has the value from before | it has the advised value | changed |
 | segment | its ULID is in the manifest | the same offsets are in the advised class | changed |
 
-If anything has changed, no step is done. So no progress is written to disk:
+If anything has changed, no step is done. No progress is written to disk:
 
 | a crash after | leaves | the same file then |
 |---|---|---|
@@ -52,7 +52,7 @@ NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """State of a step: `due` of `parts` parts are not done (segments of a move, 1 for a setting)."""
+    """State of a step: `due` of `parts` parts (segments of a move, 1 for a setting) are not done."""
 
     step: Step
     parts: int
@@ -69,9 +69,8 @@ class StepState:
 def save_advice(manager: LogManager, advised: AdvisedCosts, now_ms: int, *, has_classes: bool = True) -> SavedPlan:
     """Convert advice to steps: settings first, then moves. Changes nothing.
 
-    Of several values for one setting the value with the largest saving is used. A setting that cannot be altered is
-    left out: it contradicts others, or the environment or ``-X`` overrides it. Moves are left out unless the bucket
-    `has_classes`.
+    Of several values for one setting the largest saving counts. Settings that cannot be altered are left out, and moves
+    unless the bucket `has_classes`.
     """
     alters: dict[tuple[str, str], AlterStep] = {}
     moves: list[RecodeStep] = []
@@ -170,7 +169,7 @@ def _basis_name(step: AlterStep) -> str:
 
 
 def check_advice(manager: LogManager, saved: SavedPlan) -> list[StepState]:
-    """Return the state of each step. Raises Conflict, naming the changes, if a step or the common basis changed."""
+    """Return the state of each step. Raises Conflict, naming the changes, if a step or the basis changed."""
     steps = saved.steps or ()
     topics = {each.topic for each in steps}
     own = {_basis_name(each) for each in steps if isinstance(each, AlterStep)}
@@ -226,13 +225,11 @@ def apply_advice(
 ) -> list[StepState]:
     """Apply the due steps, in order; return the state of each step afterwards.
 
-    `manager` is open for writing and `store` is its bucket. `target_of(storage_class)` opens the same bucket with new
-    objects in this class; this function closes it. Without `target_of` objects get the class of `store`. All targets
-    are opened before the first step.
-
-    A move stops early if `should_stop` returns true, or if the manifest has no room for more pending deletes; a later
-    run continues. If the state has changed nothing is done: raises Conflict as `check_advice`. Raises the errors of its
-    parts; earlier steps stay done.
+    `manager` is open for writing, `store` is its bucket. `target_of(storage_class)` opens the same bucket with new
+    objects in this class; this function opens all targets before the first step, and closes them. Without it objects
+    get the class of `store`. A move stops early if `should_stop` returns true, or if the manifest has no room for more
+    pending deletes; a later run continues. Raises Conflict, with nothing done, as `check_advice`. After other errors
+    earlier steps stay done.
     """
     states, found = check_advice(manager, saved), []
     with ExitStack() as opened:
@@ -266,7 +263,6 @@ def _move(
     keys: KeyRing,
     should_stop: Callable[[], bool],
 ) -> int:
-    """Move segments; return their count."""
     ulids_of: dict[int, set[str]] = {}
     for each in step.segments:
         ulids_of.setdefault(each.partition, set()).add(each.ulid)

@@ -30,10 +30,7 @@ _FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedCosts:
-    """The advice, the largest saving first, with the measurements behind it.
-
-    `unread` partitions could not be read: their topics are left out; the values are the reasons.
-    """
+    """Advice, the largest saving first, and its measurements; `unread` has reasons for partitions left out."""
 
     advice: tuple[CostAdvice, ...]
     measured: tuple[Measured, ...]
@@ -41,7 +38,7 @@ class AdvisedCosts:
     unread: Mapping[TopicPartition, LogError] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, object]]:
-        """Return one row of flat fields for each piece of advice."""
+        """Return flat fields for each piece of advice."""
         return [
             {field: getattr(each, field) for field in _FIELDS}
             | {"payback_months": each.payback_months if each.saved_dollars > 0 else None}
@@ -49,7 +46,7 @@ class AdvisedCosts:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas DataFrame. Raises ImportError without pandas."""
+        """Return the rows as a pandas DataFrame. Raises ImportError."""
         import pandas
 
         return pandas.DataFrame(self.rows())
@@ -65,7 +62,7 @@ def cost_advice(
 ) -> AdvisedCosts:
     """Return advice that saves at least `least_dollars` a month, for tiered topics (None: all).
 
-    Changes nothing. `rates` as in `tiered.cost.cost_simulation.simulate_costs`. Raises NotFound for an unknown topic.
+    Changes nothing. `rates` as in `simulate_costs`. Raises NotFound for an unknown topic.
     """
     prices = configured_prices(manager.config)
     found = measured_streams(manager, now_ms, topics, rates=rates)
@@ -77,10 +74,7 @@ def cost_advice(
 
 
 def stored_segments_of(manager: LogManager, topic: str, now_ms: int) -> list[StoredSegment]:
-    """Return every segment of a topic in the bucket, as advice on moves needs it.
-
-    Views are left out, because they are rebuilt.
-    """
+    """Return every segment of a topic in the bucket, without views: they are rebuilt."""
     return [
         _stored_segment(held, entry, now_ms) for held in manager.partitions.all([topic]) for entry in log_entries(held)
     ]

@@ -7,14 +7,9 @@
 | size of a manifest | the newest manifest |
 | reads | the request meter |
 
-A figure without a measurement has the default of `Workload`, and `basis` says so.
-
-A month is forecast from the measured arrival rate, so the history must be long enough. A history below
-`HISTORY_LEAST_MS` has no night and no quiet hour: a forecast from some minutes can be wrong by a factor of a thousand.
-Such a topic has no figures until the caller gives its rate.
-
-In a compacted log the oldest records left do not show when the log began: older ones arrived and were removed. Offsets
-remain. So the number of records that arrived between two remaining ones, and their time, are known (`by_offsets`).
+A figure without a measurement has the default of `Workload`, and `basis` says so. A history below `HISTORY_LEAST_MS`
+has no night and no quiet hour: a forecast can be wrong by a factor of a thousand. Such a topic has no figures without a
+given rate. The oldest records of a compacted log do not show when it began, so its rate is measured by offsets.
 """
 
 from __future__ import annotations
@@ -65,8 +60,7 @@ _UNITS_MS = {"s": 1000, "h": 3_600_000, "d": DAY_MS}
 class Measured:
     """A stream with its basis. `stream` is None for a topic without a forecast.
 
-    `warning` says why, with a next step: the history is shorter than a day, or a tier could not be read. It is None for
-    a topic that has never stored anything.
+    `warning` is the reason (a history below a day, an unreadable tier) and a next step; None for a topic without data.
     """
 
     topic: str
@@ -86,9 +80,8 @@ def measured_streams(
 ) -> list[Measured]:
     """Measure every tiered topic (or `topics`), by name. Reads samples of local segments, changes nothing.
 
-    Without `may_ask` no request is sent: older segments in the bucket are then unknown. `rates` are bytes a day by
-    topic, instead of measured ones; the key None stands for the only topic. A topic with an unreadable tier has no
-    stream.
+    Without `may_ask` no request is sent. `rates` are bytes a day by topic, instead of measured ones; the key None
+    stands for the only topic. A topic with an unreadable tier has no stream.
     """
     history = manager.store.history() if manager.store is not None else None
     wanted = None if topics is None else set(topics)
@@ -120,7 +113,7 @@ def measured(
     may_ask: bool = True,
     bytes_per_day: float | None = None,
 ) -> Measured:
-    """Measure one topic. All its partitions are combined, and each counts as the average."""
+    """Measure one topic; each of its partitions counts as the average."""
     held = manager.partitions.all([topic])
     entries_of = {each.name: list(all_entries(each) if may_ask else _rows_at_hand(each)) for each in held}
     rows = [row for each in entries_of.values() for row in each]
@@ -176,7 +169,6 @@ def measured(
 def _marks(
     held: Partition, rows: Iterable[SegmentEntry], beginnings: Iterable[tuple[TopicPartition, Body]]
 ) -> list[Mark]:
-    """Return marks at the ends of the segments of both tiers, and at the starts of sampled segments."""
     ends: list[SegmentEntry | SegmentInfo] = [*rows, *held.log.segments()]
     found = [Mark(next_offset=each.next_offset, at_ms=each.max_timestamp_ms)
              for each in ends if each.max_timestamp_ms is not None]  # fmt: skip
@@ -185,13 +177,11 @@ def _marks(
 
 
 def _record_bytes(rows: Iterable[SegmentEntry]) -> float:
-    """Return the average bytes of a record with its part of a batch; 0 without records."""
     known = [(row.size_bytes, row.record_count) for row in rows]
     return sum(size for size, _ in known) / max(1, sum(count for _, count in known))
 
 
 def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) -> tuple[str, ...]:
-    """Return the points in which the forecast month differs from the past."""
     ends = [piece.max_ms for piece in pieces]
     ends += [
         info.max_timestamp_ms for each in held for info in each.log.segments() if info.max_timestamp_ms is not None
@@ -205,13 +195,12 @@ def _caveats(held: Sequence[Partition], pieces: Sequence[Piece], now_ms: int) ->
 
 
 def _rows_at_hand(held: Partition) -> tuple[SegmentEntry, ...]:
-    """Return the newest entries, which are in the manifest itself."""
     manifest = held.manifest()
     return (*manifest.segments, *manifest.view_entries) if manifest is not None else ()
 
 
 def manifest_costs(manifest: Manifest) -> dict[str, Any]:
-    """Return sizes of a manifest and of its entries, pending deletes and pages: fields of `Workload`."""
+    """Return sizes of a manifest and its parts: fields of `Workload`."""
     bare = replace(manifest, segments=(), pending_deletes=(), pages=(), views=())
     base = float(_encoded(bare))
     found: dict[str, Any] = {"manifest_base_bytes": base}
@@ -229,10 +218,7 @@ def manifest_costs(manifest: Manifest) -> dict[str, Any]:
 
 
 def _row_costs(bare: Manifest, rows: tuple[SegmentEntry, ...]) -> dict[str, Any]:
-    """Measure the size of 1, 2, 4, ... and all entries.
-
-    The first entries take the most bytes, because compression has not seen similar ones yet.
-    """
+    """Measure 1, 2, 4, ... and all entries: the first take the most bytes, because compression learns."""
     base, counts = _encoded(bare), [*takewhile(len(rows).__gt__, (1 << power for power in count())), len(rows)]
     curve = tuple((each, float(_encoded(replace(bare, segments=rows[:each])) - base)) for each in counts)
     found: dict[str, Any] = {"first_rows": curve}
@@ -254,7 +240,6 @@ def _workload(
     rows: Sequence[SegmentEntry],
     manifests: Sequence[Manifest],
 ) -> Workload:
-    """Return the workload, with the average of the index share, and the sizes of the largest manifest."""
     workload = Workload(
         batch_bytes=batch[0],
         batch_ms=batch[1],
@@ -274,10 +259,7 @@ def _workload(
 
 
 def _shares(rows: Sequence[SegmentEntry], held: Partition) -> tuple[float, float]:
-    """Return (share of records left by compaction, share of bytes left by compression).
-
-    The share of bytes left by compaction is assumed to be the same.
-    """
+    """Return (share of records left by compaction, share of bytes left by compression)."""
     size = sum(row.size_bytes for row in rows)
     stored = sum(row.stored_bytes for row in rows) / size if size else 1.0
     cleaned = [row for row in rows if row.cleaned_through is not None]
@@ -288,7 +270,7 @@ def _shares(rows: Sequence[SegmentEntry], held: Partition) -> tuple[float, float
 
 
 def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segment]]:
-    """Yield the newest closed segments on the disk, of any partition; active ones only after them."""
+    """Yield the newest closed local segments of any partition, then the active ones."""
     closed = [(each, info) for each in held for info in each.log.segments() if not info.is_empty]
     newest = sorted(closed, key=lambda pair: (pair[1].is_active, -(pair[1].max_timestamp_ms or 0)))
     for partition, info in newest[:SAMPLES_MAX]:
@@ -296,7 +278,7 @@ def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segmen
 
 
 def _remote_samples(held: Sequence[Partition]) -> Iterator[tuple[TopicPartition, Body]]:
-    """Yield the starts of a few of the newest remote segments; two GETs each, unless cached."""
+    """Yield the starts of the newest remote segments; two GETs each, unless cached."""
     for partition in held[:SAMPLES_MAX]:
         manifest = partition.manifest()
         if partition.remote is not None and manifest is not None and manifest.segments:
@@ -339,7 +321,7 @@ def _reads(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of the log in either tier. `min_ms` and `max_ms` are its oldest and its newest record."""
+    """A part of the log in either tier, with the times of its oldest and newest record."""
 
     size_bytes: int
     min_ms: int
@@ -348,20 +330,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Bytes that arrive in one partition in a ms, before compaction.
-
-    `seen_ms` is the length of the measured history, None for a given rate.
-    """
+    """Bytes that arrive in one partition in a ms, before compaction; `seen_ms` is None for a given rate."""
 
     bytes_per_ms: float
     said: str
     seen_ms: int | None
 
     def warning(self, topic: str) -> str | None:
-        """Return why there is no forecast, and a next step.
-
-        None for a history of a day or more, and for a given rate.
-        """
+        """Return why there is no forecast, and a next step; None for a day of history or a given rate."""
         if self.seen_ms is None or self.seen_ms >= HISTORY_LEAST_MS:
             return None
         seen = f"only {format_ms(self.seen_ms)} of records" if self.seen_ms else "the records cover no time span"
@@ -377,8 +353,8 @@ def arrival(
 ) -> Arrival:
     """Measure the rate on recent segment entries, else on the newest local segments.
 
-    Entries follow one another, so the rate is the sum of their bytes over the time from the oldest to the newest
-    record. n batches have n - 1 pauses between them, hence one batch is subtracted.
+    The rate is the entries' bytes over the time from the oldest to the newest record. n batches have n - 1 pauses
+    between them, so one batch is subtracted.
     """
     newest = max((piece.max_ms for piece in pieces), default=0)
     late = [piece for piece in pieces if piece.max_ms > newest - RATE_MS]
@@ -407,8 +383,8 @@ class Mark:
 def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival | None:
     """Measure the rate of a compacted log: offsets by time, times the bytes of a record.
 
-    `marks` has the marks of each partition, in any order. A partition without records has none and counts as idle.
-    Returns None if no partition has marks of two times. A time that is below the time of a smaller offset is ignored.
+    `marks` are those of each partition, in any order; one without marks is idle. A time below the time of a smaller
+    offset is ignored. Returns None if no partition has marks of two times.
     """
     newest = max((mark.at_ms for each in marks for mark in each), default=0)
     late = [sorted((m for m in each if m.at_ms > newest - RATE_MS), key=astuple) for each in marks]
@@ -422,7 +398,7 @@ def by_offsets(marks: Sequence[Sequence[Mark]], record_bytes: float) -> Arrival 
 
 
 def first_mark(beginning: Body) -> Mark | None:
-    """Return the mark of a segment's first batch; None for no batch, and for a batch without records."""
+    """Return the mark of a segment's first batch; None without a batch or records."""
     first = read_header(beginning[:HEADER_BYTES])
     if first is None or not first.record_count or first.max_timestamp_ms < 0:
         return None
@@ -437,8 +413,7 @@ def given_arrival(bytes_per_day: float, partitions: int) -> Arrival:
 def steady(batch_bytes: float, bytes_per_ms: float) -> tuple[int, int]:
     """Return (bytes of a batch, ms from one batch to the next) of a steady stream.
 
-    Without a rate the interval is RATE_MS. The ms are whole numbers, so for a busy partition the bytes are adjusted:
-    otherwise a batch of 16 KiB every 1.6 ms would be a quarter less than the rate.
+    The ms are whole, so the bytes are adjusted for a busy partition. Without a rate the interval is RATE_MS.
     """
     size = max(1, round(batch_bytes))
     if not bytes_per_ms:
@@ -448,10 +423,7 @@ def steady(batch_bytes: float, bytes_per_ms: float) -> tuple[int, int]:
 
 
 def read_rates(texts: Sequence[str]) -> dict[str | None, float]:
-    """Parse ``20GiB/d`` or ``orders=10MiB/s`` to bytes a day by topic, None for a rate without a name.
-
-    Raises InvalidRequest.
-    """
+    """Parse ``20GiB/d`` or ``orders=10MiB/s`` to bytes a day by topic (None). Raises InvalidRequest."""
     found: dict[str | None, float] = {}
     for text in texts:
         topic, named, rate = text.rpartition("=")
@@ -467,10 +439,7 @@ def read_rates(texts: Sequence[str]) -> dict[str | None, float]:
 
 
 def rates_of(rates: Mapping[str | None, float], topics: Sequence[str]) -> dict[str, float]:
-    """Return the rates by topic.
-
-    Raises InvalidRequest for a rate without a name if there are several topics, and for a rate of another topic.
-    """
+    """Return the rates by topic. Raises InvalidRequest for an unknown topic or an ambiguous rate."""
     if None in rates and (len(topics) != 1 or len(rates) > 1):
         raise InvalidRequest(
             "invalid --rate, several topics are simulated: write TOPIC=20GiB/d", topics=",".join(topics)
@@ -486,7 +455,6 @@ def _shown(span_ms: int) -> str:
 
 
 def _span(segment: Segment) -> tuple[int, int]:
-    """Return (bytes, ms) of a local segment, from its first batch and its largest timestamp."""
     first = read_header(segment.read(0, min(segment.size_bytes, HEADER_BYTES)))
     largest = segment.max_timestamp_ms
     if first is None or largest is None:

@@ -1,12 +1,7 @@
 """Costs of topics under other settings: their own history, simulated and priced.
 
-`policies.cost.scenarios` has the simulation. Two questions exist; both take the same measured streams, and `AXES` has
-the settings that both can vary:
-
-| function | question | for |
-|---|---|---|
-| `simulate_costs` | every combination of the given values; without values single changes of every setting | commands |
-| `cost_lab` | one scenario against today's settings in full detail, with curves around it | pages |
+`simulate_costs` varies settings for commands; `cost_lab` compares one scenario with today, for pages. `AXES` has the
+settings of both.
 """
 
 from __future__ import annotations
@@ -59,12 +54,12 @@ Axes: TypeAlias = Mapping[str, Sequence[Value]]
 
 
 def class_of(text: str) -> str:
-    """Return a storage class by its short name, as the command line has it, or by its name at S3."""
+    """Return a storage class by its short name or its name at S3."""
     return CLASS_NAMES.get(text.lower(), text.upper())
 
 
 def class_word(storage_class: str) -> str:
-    """Return the short name of a storage class; `class_of` is the inverse."""
+    """Return the short name of a storage class."""
     names = {value: name for name, value in CLASS_NAMES.items()}
     return names.get(storage_class, storage_class.lower())
 
@@ -110,7 +105,7 @@ AXES: Mapping[str, Axis] = {  # by field of `Scenario`
     ),
     "read_share": Axis("reads", "reads", "Share read a month", read_share, lambda stream: stream.read_share),
 }
-# Values of each setting on the page. A setting without steps has no slider.
+# Values of each setting on the page.
 STEPS: Mapping[str, tuple[int | float, ...]] = {
     "retention_ms": (
         *(hours * HOUR_MS for hours in (1, 6, 12)),
@@ -136,10 +131,7 @@ _LEAST_MS = {"retention_ms": -1, "local_retention_ms": -2}  # values as in the s
 
 
 def shown(variant: Scenario, *, is_short: bool = False) -> str:
-    """Format ``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``.
-
-    A variant without changes gives ``current``.
-    """
+    """Format ``retention.ms=7d segment.bytes=256MiB``, short ``retention=7d segment=256MiB``, or ``current``."""
     words = []
     for field, value in variant.changes.items():
         key = AXES[field].option if is_short else AXES[field].key
@@ -163,7 +155,7 @@ def shown_value(field: str, value: Value | None) -> str:
 
 
 def value_words(field: str, value: Value) -> str:
-    """Format exactly the value, as an address and the command line have it: ``7d``, ``256MiB``, ``10%``."""
+    """Format exactly, as a URL and the command line have it: ``7d``, ``256MiB``, ``10%``."""
     if field == "read_share":
         return f"{100 * float(value):.6g}%"
     if field.endswith("_ms"):
@@ -180,11 +172,7 @@ def value_words(field: str, value: Value) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCosts:
-    """The cost of `today`, in dollars a month.
-
-    `sensitivities` are single changes of today's settings, the largest saving first. `measured` has the basis of each
-    topic.
-    """
+    """The cost of `today`, in dollars a month; `sensitivities` are single changes, the largest saving first."""
 
     measured: tuple[Measured, ...]
     prices: PriceTable
@@ -198,7 +186,7 @@ class SimulatedCosts:
 
     @property
     def largest_sensitivities(self) -> list[tuple[Scenario, float]]:
-        """The two changes with the largest savings, if they save anything."""
+        """The two changes with the largest savings above 0."""
         return [(each, dollars) for each, dollars in self.sensitivities if dollars > 0][:2]
 
 
@@ -209,7 +197,7 @@ class CostSimulation(SimulatedCosts):
     found: tuple[ScenarioCost, ...]
 
     def rows(self) -> list[dict[str, object]]:
-        """Return flat fields of today and of each variant; an unchanged setting is None."""
+        """Return flat fields of today and each variant; an unchanged setting is None."""
         return [
             {
                 **{each.name: getattr(cost.variant, each.name) for each in fields(Scenario)},
@@ -221,7 +209,7 @@ class CostSimulation(SimulatedCosts):
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas DataFrame. Raises ImportError without pandas."""
+        """Return the rows as a pandas DataFrame. Raises ImportError."""
         import pandas
 
         return pandas.DataFrame(self.rows())
@@ -231,9 +219,9 @@ class CostSimulation(SimulatedCosts):
 class CostLab(SimulatedCosts):
     """A comparison of the `chosen` settings with those of `today`.
 
-    `curve` has the cost of the chosen settings at each step `along` one setting. `curve_today` has the same with
-    today's other settings. The values of `chosen` and of today are steps too, so `chosen` is on the curve. `by_class`
-    is the cost of each class by the share that is read in a month, with the other settings as chosen.
+    `curve` has the cost of the chosen settings at each step `along` one setting, `curve_today` the same with today's
+    other settings. The values of `chosen` and of today are steps. `by_class` is the cost of each class by the monthly
+    read share.
     """
 
     streams: tuple[Stream, ...]
@@ -244,12 +232,12 @@ class CostLab(SimulatedCosts):
     by_class: Mapping[str, tuple[tuple[float, ScenarioCost], ...]]
 
     def value_today(self, field: str) -> Value | None:
-        """Return today's value of a setting, in the largest stream; no limit of time is FOR_EVER_MS."""
+        """Return today's value of a setting in the largest stream, FOR_EVER_MS without a limit."""
         return _value_of(_largest(self.streams), field)
 
     @property
     def chosen_at(self) -> int | float | None:
-        """Position of `chosen` on the `curve`; None if the streams differ and no value was chosen."""
+        """Position of `chosen` on the `curve`; None if the streams differ."""
         return _place(self.streams, self.chosen.variant, self.along)
 
 
@@ -280,11 +268,9 @@ def simulate_costs(
 ) -> CostSimulation:
     """Measure the tiered topics (None: all) and simulate. `axes` are values by field of `Scenario`.
 
-    `rates` are bytes a day by topic, for topics with too short a history (see `Measured.warning`); the key None stands
-    for the only topic. Without a rate such a topic is left out. Reads samples of local segments; changes nothing.
-
-    Raises NotFound for an unknown topic, Unavailable if no topic could be read. Raises InvalidRequest if there is
-    nothing to measure or there are more combinations than VARIANTS_MAX.
+    `rates` are bytes a day by topic, for topics with too short a history; the key None stands for the only topic. Such
+    a topic without a rate is left out. Reads samples of local segments; changes nothing. Raises NotFound for an unknown
+    topic, Unavailable if no topic could be read, InvalidRequest for more than VARIANTS_MAX combinations or none.
     """
     prices = configured_prices(manager.config)
     if axes:
@@ -314,7 +300,7 @@ def simulate_streams(
 
 
 def cost_lab(measured: Sequence[Measured], asked: Scenario, prices: PriceTable, *, along: str = ALONG[0]) -> CostLab:
-    """Simulate one scenario. Raises InvalidRequest if there is nothing to simulate, or for an impossible setting."""
+    """Simulate one scenario. Raises InvalidRequest for an impossible setting, or without streams."""
     streams = _streams(measured)
     check_axes({name: [value] for name, value in asked.changes.items()}, prices)
     if along not in ALONG:
@@ -350,7 +336,7 @@ def cost_lab(measured: Sequence[Measured], asked: Scenario, prices: PriceTable, 
 
 
 def _streams(measured: Sequence[Measured]) -> list[Stream]:
-    """Return the streams. Raises the reason of the first topic that stores data if there are none."""
+    """Return the streams. Without any, raises the reason of the first topic that stores data."""
     streams = [each.stream for each in measured if each.stream is not None]
     if streams:
         return streams
@@ -366,7 +352,6 @@ def _largest(streams: Sequence[Stream]) -> Stream:
 
 
 def _place(streams: Sequence[Stream], variant: Scenario, along: str) -> int | float | None:
-    """Return the value of a setting under a variant; None if the streams differ."""
     asked = variant.changes.get(along)
     values = {asked} if asked is not None else {_value_of(each, along) for each in streams}
     value = values.pop() if len(values) == 1 else None
@@ -374,7 +359,6 @@ def _place(streams: Sequence[Stream], variant: Scenario, along: str) -> int | fl
 
 
 def _value_of(stream: Stream, field: str) -> Value | None:
-    """Return a setting of a stream; no limit of time is FOR_EVER_MS."""
     found = AXES[field].of(stream)
     return FOR_EVER_MS if found is None and field.endswith("_ms") else found
 
@@ -383,10 +367,7 @@ def _value_of(stream: Stream, field: str) -> Value | None:
 
 
 def read_scenario(query: Mapping[str, str]) -> Scenario:
-    """Parse the settings of a URL query: ``retention=7d&class=ia``. Raises InvalidRequest.
-
-    An empty setting stays as it is today.
-    """
+    """Parse a URL query; an empty setting stays as it is today. Raises InvalidRequest."""
     given = {field: text for field, axis in AXES.items() if (text := query.get(axis.option, "").strip())}
     return Scenario(**{field: _read(field, text) for field, text in given.items()})  # type: ignore[arg-type]
 
@@ -405,7 +386,7 @@ def _read(field: str, text: str) -> Value:
 
 
 def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, list[Value]]:
-    """Return single changes around today's settings. Classes are offered only if readable at once."""
+    """Return single changes around today's settings."""
     largest = _largest(streams)
     retention, local = largest.rules.log_limits.ms, largest.rules.local_limits.ms
     segment = largest.workload.segment_bytes
@@ -421,12 +402,12 @@ def default_axes(streams: Sequence[Stream], prices: PriceTable) -> dict[str, lis
 
 
 def offered_classes(prices: PriceTable) -> list[str]:
-    """Return the storage classes that a topic can use: priced, and readable at once."""
+    """Return the storage classes that are priced and readable at once."""
     return [name for name, of in prices.classes.items() if of.is_readable]
 
 
 def check_axes(axes: Axes, prices: PriceTable) -> None:
-    """Raise InvalidRequest for an impossible value of a setting, and for too many combinations."""
+    """Raise InvalidRequest for an impossible value and for too many combinations."""
     count = 1
     for name, values in axes.items():
         if name not in AXES:

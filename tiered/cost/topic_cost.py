@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 class CostReport:
     """A bill for each topic, by name; for all topics also bills of deleted ones, ``orders (deleted)``.
 
-    `since_ms` is when metering began. `rate_since_ms` is the time from which requests are scaled to a month (or the
-    topic's own first request). Both are None without metered requests.
-
-    `unread` are the partitions with a tier that could not be read, with the reason. Figures that depend on them, and
-    the total, are None. `unread_deleted` are partitions of deleted topics.
+    Metering began at `since_ms`; requests since `rate_since_ms` are scaled to a month. Both are None without metered
+    requests. `unread` partitions have an unreadable tier: figures that depend on them, and the total, are None.
+    `unread_deleted` are partitions of deleted topics.
     """
 
     bills: tuple[TopicBill, ...]
@@ -51,18 +49,17 @@ class CostReport:
 
     @property
     def all_unread(self) -> dict[TopicPartition, LogError]:
-        """`unread_deleted` and `unread`; of two topics of one name the one that is not deleted."""
+        """`unread_deleted` and `unread`; the latter for a name in both."""
         return {**self.unread_deleted, **self.unread}
 
     @property
     def problems(self) -> dict[TopicPartition, str]:
-        """Reasons why partitions have no figures."""
         deleted = {name: f"deleted: {error}" for name, error in self.unread_deleted.items()}
         return {**deleted, **{name: str(error) for name, error in self.unread.items()}}
 
     @property
     def total(self) -> float | None:
-        """Dollars a month of all topics; None if a tier of one of them could not be read."""
+        """Dollars a month of all topics; None with an unreadable tier."""
         return None if self.all_unread else sum(each.total for each in self.bills)
 
     def rows(self) -> list[dict[str, object]]:
@@ -74,14 +71,14 @@ class CostReport:
         ]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas DataFrame, one row a topic. Raises ImportError without pandas."""
+        """Return the rows as a pandas DataFrame. Raises ImportError."""
         import pandas
 
         return pandas.DataFrame(self.rows())
 
 
 def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> CostReport:
-    """Bill each topic (None: all) for a month. Changes nothing. Raises NotFound for an unknown topic."""
+    """Bill each topic (None: all) for a month. Changes nothing. Raises NotFound."""
     prices = configured_prices(manager.config)
     history = manager.store.history() if manager.store is not None else None
     selected = manager.topics.all() if topics is None else [manager.topics.get(name) for name in set(topics)]
@@ -108,7 +105,7 @@ def cost_report(manager: LogManager, now_ms: int, topics: Iterable[str] | None =
 def topic_facts(
     manager: LogManager, topic: str, prices: PriceTable, history: RequestHistory | None, now_ms: int
 ) -> TopicFacts:
-    """Return the facts of both tiers of one topic, and its requests."""
+    """Return one topic's facts of both tiers, and its requests."""
     held = manager.partitions.all([topic])
     rows = {each.name: list(all_entries(each)) for each in held}
     local_bytes = both_bytes = 0
@@ -136,7 +133,7 @@ def deleted_label(topic: str) -> str:
 
 
 def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
-    """Return the remaining remote data of deleted topics, by name, and the errors of unreadable ones."""
+    """Return remaining remote data of deleted topics by name, and errors of unreadable partitions."""
     usage: dict[str, list[StorageUsage]] = {}
     unread: dict[TopicPartition, LogError] = {}
     for each in manager.topics.deleted_partitions():
@@ -150,7 +147,7 @@ def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicF
 
 
 def log_entries(held: Partition) -> Iterator[SegmentEntry]:
-    """Yield the segment entries of a partition's log, oldest first; none without a manifest."""
+    """Yield a log's segment entries, oldest first; none without a manifest."""
     manifest = held.manifest()
     if manifest is not None and held.metadata is not None:
         for page in manifest.pages:
@@ -159,7 +156,7 @@ def log_entries(held: Partition) -> Iterator[SegmentEntry]:
 
 
 def all_entries(held: Partition) -> Iterator[SegmentEntry]:
-    """Yield the segment entries of a partition's log, then of its views."""
+    """Yield the segment entries of a log, then of its views."""
     manifest = held.manifest()
     yield from log_entries(held)
     if manifest is not None and held.metadata is not None:
@@ -170,7 +167,7 @@ METERED = (
     *("puts", "gets", "lists", "bytes_in", "bytes_out"),
     *("data_puts", "data_gets", "data_bytes_in", "data_bytes_out"),
 )
-# Fields of a bill that need one tier; requests were metered here.
+
 _OF_REMOTE = (
     "dollars_per_month",
     *(f"{kind}_dollars" for kind in KINDS if kind not in ("requests", "disk")),
@@ -185,10 +182,7 @@ _OF_DISK = ("disk_dollars", "local_bytes")
 
 
 def bill_row(bill: TopicBill, *, is_remote_read: bool = True, is_local_read: bool = True) -> dict[str, object]:
-    """Return one bill as flat fields; dollars and requests a month.
-
-    Fields of a tier that was not read are None.
-    """
+    """Return a bill as flat fields, a month; fields of a tier that was not read are None."""
     return {
         "topic": bill.topic,
         "dollars_per_month": bill.total,

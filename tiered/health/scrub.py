@@ -137,10 +137,7 @@ def plan_scrub(
 
 
 def scrub_segment(job: SegmentJob, store: ObjectStore, keys: KeyRing = NO_KEYS) -> SegmentResult:
-    """Read one segment and its indexes completely. Raises Unavailable if the store is unreachable.
-
-    A segment that a reachable store refuses is a finding.
-    """
+    """Read one segment and its indexes completely. Raises Unavailable if the store serves no request."""
     remote = RemotePartition(store, job.prefix, ChunkCache(0), read_ahead_chunks=0, keys=keys)
     try:
         found = check_segment(store, remote, job.entry, check_contents)
@@ -175,9 +172,9 @@ def read_segments(
     task_bytes: int = TASK_BYTES,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> list[SegmentResult] | None:
-    """Return the results of all jobs, those in `state` included; None if stopped early.
+    """Return the results of all jobs, also those in `state`; None if stopped early. Raises Unavailable.
 
-    `progress` gets the bytes of each job. Raises Unavailable; finished jobs are in `state`.
+    `progress` gets the bytes of each job.
     """
     done = state.results(job.identity for job in plan.jobs) if state is not None else {}
     for result in done.values():
