@@ -1,5 +1,1 @@
-"""Metrics and alerts.
-
-`metrics` lists the metrics, fills them from a running manager and prints them for Prometheus, `monitoring_files`
-generates alert rules, the dashboard, the systemd unit, and the policies and rules of a bucket.
-"""
+"""Metrics of a running manager; alerts, dashboards and policies made from them."""

@@ -1,16 +1,8 @@
-"""Metrics of a running manager: the table of their names and meanings, their values, and their text for Prometheus.
+"""Metrics of a running manager: table of names and meanings, values, and text for Prometheus.
 
-No other metric is exported, and the dashboard and the alerts may name no other metric. Names have the prefix
-``tiered_``, except metrics of the process, which have Prometheus' names. Units are base units, and counters end in
-``_total``. ``docs/reference/metrics.md`` is generated from the table.
-
-The figures are gathered on request from the manager's memory, without requests to the store. The only file read is a
-segment's time index that was not needed before. Labels are topics. Partitions are labels only on request, because there
-may be many thousands.
-
-The text is Prometheus' exposition format 0.0.4 or OpenMetrics 1.0. The formats differ little. OpenMetrics names the
-family of a counter without its ``_total``, escapes quotes in HELP, and writes the bounds of buckets as floats. It ends
-with ``# EOF``, which proves that the text is complete.
+Figures come from the manager's memory, without requests to the store; only unread time indexes are read from the disk.
+Labels are topics, partitions only on request. The text is Prometheus' exposition format 0.0.4 or OpenMetrics 1.0, which
+names a counter's family without ``_total``, escapes quotes in HELP, writes bounds as floats and ends with ``# EOF``.
 """
 
 from __future__ import annotations
@@ -62,11 +54,8 @@ class Kind(Enum):
 class Metric:
     """One metric. `kafka` is the equal JMX name, empty if Kafka has none.
 
-    `of` is the source of its one value: an object and an attribute, such as ``cleaner.max_dirty_percent`` (see
-    `_from`); empty for other metrics. Attributes in ms are exported in seconds.
-
-    `by_partition`: the metric has the label `partition` on request. `is_of_sidecar`: only `tiered adopt` has the
-    metric.
+    `of` is the attribute with its one value, such as ``cleaner.max_dirty_percent``, empty for other metrics; ms become
+    seconds (`_from`). `by_partition`: labels partitions on request. `is_of_sidecar`: only `tiered adopt` has it.
     """
 
     name: str
@@ -86,7 +75,6 @@ def _metric(
 
 
 def _tier_gauge(figure: str, name: str, doc: str, *, kafka: str = "") -> Metric:
-    """Return a figure of `PartitionStatus`, of a topic, or on request of each of its partitions."""
     return replace(_gauge(name, doc, "topic", of=f"partition.{figure}", kafka=kafka), by_partition=True)
 
 
@@ -102,7 +90,6 @@ _READER = "org.apache.kafka.storage.internals.log:type=RemoteStorageThreadPool,n
 
 
 def _pool(name: str, does: str, setting: str) -> tuple[Metric, ...]:
-    """Return the metrics of one pool of remote task threads (`tiered.maintenance.remote_tasks`)."""
     return (
         _gauge(f"tiered_{name}_tasks",
                f"Partitions with a running (`running`) or waiting (`queued`) task at the store ({does}).", "state"),
@@ -279,15 +266,13 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of one metric. `labels` are pairs of name and value."""
-
     name: str
     value: float | HistogramCounts
     labels: tuple[tuple[str, str], ...] = ()
 
 
 def form_of(accept: str) -> Form:
-    """Return the form that an Accept header prefers; Prometheus' for no preference."""
+    """Return the form that an Accept header prefers, by default Prometheus'."""
     liked = {Form.PROMETHEUS: 0.0, Form.OPEN_METRICS: 0.0}
     for each in accept.split(","):
         kind, *parameters = (part.strip().casefold() for part in each.split(";"))
@@ -300,7 +285,7 @@ def form_of(accept: str) -> Form:
 
 
 def exposition(samples: Iterable[Sample], form: Form = Form.PROMETHEUS) -> str:
-    """Format samples in the order of the table, without metrics that have no sample."""
+    """Format samples in the order of the table."""
     found: dict[str, list[Sample]] = {}
     for sample in samples:
         found.setdefault(sample.name, []).append(sample)
@@ -390,7 +375,6 @@ class Metrics:
         self._lock = threading.Lock()
         self._texts: dict[Form, str] = {}
         self._text_ms = -CACHE_MS
-        # Log end offsets at the start of counting, and the partitions that existed but could not be opened yet.
         self._begun = {held.name: held.log.next_offset for held in manager.partitions.all()}
         self._unopened = {
             name
@@ -538,7 +522,6 @@ class Metrics:
 
 
 def _from(source: str, found: object, *labels: tuple[str, str]) -> Iterator[Sample]:
-    """Yield the metrics whose values are attributes of an object; None is no value."""
     for metric, attribute in _BY_SOURCE[source]:
         value = attrgetter(attribute)(found)
         if value is not None:
@@ -546,7 +529,7 @@ def _from(source: str, found: object, *labels: tuple[str, str]) -> Iterator[Samp
 
 
 def _figure(name: str, group: Sequence[PartitionStatus], now_ms: int) -> float:
-    """Return a figure of some partitions: whether one is paused, the age in s of the oldest time, or the sum."""
+    """Return whether one partition is paused, the age in s of the oldest time, or the sum."""
     values: list[Any] = [getattr(each, name) for each in group]
     if name == "paused":
         return int(any(each is not None for each in values))

@@ -1,7 +1,6 @@
-"""Files that `tiered generate` prints: alert rules, a dashboard, a systemd unit, policies and rules of a bucket.
+"""Files of `tiered generate`: alert rules, dashboard, systemd unit, policies and rules of a bucket.
 
-Expressions of alerts and panels may name only metrics of `tiered.observe.metrics`. Each alert has a page in
-``docs/runbooks``, which states its severity, its expression and its time.
+Expressions name only metrics of `tiered.observe.metrics`. Each alert has a page in ``docs/runbooks``.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert. `expr` is PromQL, with placeholders such as ``{at_risk_bytes}`` for limits.
-
-    `lasts` is how long `expr` must hold.
-    """
+    """One alert. `expr` is PromQL, with placeholders for limits, and must hold for `lasts`."""
 
     name: str
     severity: Severity
@@ -62,8 +58,7 @@ ALERTS: tuple[Alert, ...] = (
           "max by (topic) (tiered_remote_copy_lag_seconds) > {copy_lag_s} "
           "unless on (topic) max by (topic) (tiered_remote_copy_paused) == 1",
           "Closed segments of {{ $labels.topic }} have waited for their upload for {{ $value | humanizeDuration }}"),
-    # Due segments only: a segment that waits for its lag or its cleaner is normal. Counted are started uploads less
-    # failed ones, not bytes: refused bytes are sent again and again.
+    # Due segments only. Started uploads less failed ones count, not bytes: refused bytes are sent again and again.
     Alert("TieredNoUploadFinishes", Severity.PAGE, "15m",
           "max(tiered_remote_copy_lag_seconds unless tiered_remote_copy_paused == 1) > 1800 "
           "and sum(increase(tiered_remote_copy_requests_total[30m])) "
@@ -122,7 +117,7 @@ ALERTS: tuple[Alert, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel of the dashboard; `width` of 24. `exprs` are PromQL expressions with their legends."""
+    """A panel of the dashboard; `width` of 24. `exprs` are PromQL with their legends."""
 
     row: str
     title: str
@@ -184,7 +179,7 @@ PANELS: tuple[Panel, ...] = (
 
 
 def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_URL) -> str:
-    """Return Prometheus' rule file (YAML, with JSON strings where YAML needs quotes)."""
+    """Return Prometheus' rule file: YAML, with JSON strings."""
     values = asdict(limits or Limits())
     lines = ["groups:", "  - name: tiered", "    rules:"]
     for alert in ALERTS:
@@ -202,7 +197,7 @@ def alert_rules(limits: Limits | None = None, *, runbooks_url: str = RUNBOOKS_UR
 
 
 def dashboard() -> str:
-    """Return Grafana's dashboard, as JSON to import; the import asks for the data source."""
+    """Return Grafana's dashboard as JSON; the import asks for the data source."""
     body = {
         "__inputs": [{"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}],
         "title": "tiered",
@@ -219,7 +214,6 @@ def dashboard() -> str:
 
 
 def _panels() -> Iterator[dict[str, object]]:
-    """Yield rows in the order of the table, with as many panels in a row as fit."""
     source = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
     x = y = number = 0
     row = ""
@@ -254,7 +248,7 @@ def _panels() -> Iterator[dict[str, object]]:
 
 
 def systemd_unit(*, executable: str, directory: str, user: str = "tiered", metrics: str = ":9464") -> str:
-    """Return a unit for `tiered run`: reports readiness, restarts if it hangs, drains when stopped."""
+    """Return a systemd unit for `tiered run`."""
     command = shlex.join([executable, "-C", directory, "run", "--metrics", metrics])
     return f"""\
 [Unit]
@@ -292,9 +286,7 @@ WantedBy=multi-user.target
 
 
 class Role(Enum):
-    """Roles of IAM policies, each with least privilege.
-
-    Every action is needed: tests/contract/test_access_policies removes each once and sees a failure.
+    """Roles of IAM policies, each with least privilege (tests/contract/test_access_policies).
 
     | role | reads | creates | deletes | purpose |
     |---|---|---|---|---|
@@ -303,8 +295,7 @@ class Role(Enum):
     | spark | all | pins | pins | reads that pin a manifest |
     | gc | all | nothing | objects that a manifest may name, not manifests; unfinished uploads | `tiered gc --delete` |
 
-    ListBucket is limited to the prefix. Without it a missing object is answered with 403 instead of 404, which does not
-    distinguish "missing" from "not allowed".
+    ListBucket is limited to the prefix. Without it S3 answers 403 instead of 404 for a missing object.
     """
 
     MANAGER = "manager"
@@ -316,7 +307,7 @@ class Role(Enum):
 def iam_policy(
     role: Role, bucket: str, prefix: str = "", *, is_immutable: bool = False, kms_key: str | None = None
 ) -> dict[str, object]:
-    """Return the policy document of a role. `kms_key` is the ARN of the bucket's encryption key, if any.
+    """Return the policy document of a role. `kms_key` is the ARN of the bucket's key, if any.
 
     Raises InvalidRequest for role GC in an immutable bucket.
     """
@@ -341,10 +332,9 @@ def iam_policy(
 def lifecycle_rules(
     prefix: str = "", *, is_immutable: bool = False, is_versioned: bool = False, abort_days: int = ABORT_DAYS
 ) -> list[dict[str, object]]:
-    """Return the lifecycle rules for `prefix`.
+    """Return rules that end incomplete uploads and, in a versioned bucket, expire deleted versions.
 
-    The rules end incomplete uploads and, in a versioned bucket, expire deleted versions. No rule expires objects by
-    age: objects as old as the topic are in use.
+    No rule expires objects by age: objects as old as the topic are in use.
     """
     suffix = f"-{prefix.strip('/').replace('/', '-')}" if prefix.strip("/") else ""
 

@@ -1,8 +1,7 @@
-"""A plan with prices: the decisions of maintenance at some time, priced on the same snapshots; and its flat rows.
+"""A plan with prices: decisions of maintenance, priced on the same snapshots; and its flat rows.
 
-The basis of a saved plan, apart from partition state, is settings, prices, bucket and identity of the topics. It has a
-name for each fact, so that a refusal can say what changed. Every setting counts except `WITHOUT_EFFECT`. So a setting
-that is new in this version makes older plans refused, and no plan is applied to another state than the reviewed one.
+The basis of a saved plan, apart from partition state, is settings, prices, bucket and identity of the topics, by name.
+Every setting counts except `WITHOUT_EFFECT`, so a new setting makes older plans refused.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 COPY_DISABLE = "remote.log.copy.disable"
 Row = dict[str, object]
 
-# In the order of a plan. The sign shows the effect on bytes: + adds, - removes, ~ changes.
+# In the order of a plan. The sign is the effect on bytes: + adds, - removes, ~ changes.
 VERBS = {
     "RollActive": ("~", "roll"),
     "CleanLog": ("~", "clean"),
@@ -95,10 +94,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 class PricedPlan:
     """A plan, its cost, and the `snapshots` it was made from. `problems` are the partitions left out.
 
-    Without `prices` (their file cannot be read) all dollars of `cost` are NaN. `missing` are the partitions with a tier
-    that could not be read: the plan has no decision for them, and no total is known. `unread` are partitions with an
-    oldest page that may expire in part and was not fetched. `basis` is the rest of the state behind the plan
-    (`plan_basis`).
+    Without `prices` all dollars of `cost` are NaN. `missing` are partitions with an unreadable tier: they have no
+    decisions, and no total is known. `unread` are partitions with an oldest page that may expire in part and was not
+    fetched. `basis`: see `plan_basis`.
     """
 
     plan: Plan
@@ -124,7 +122,7 @@ class PricedPlan:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row for each decision, with requests and dollars. Raises ImportError without pandas."""
+        """Return a row for each decision. Raises ImportError without pandas."""
         import pandas
 
         return pandas.DataFrame([line_fields(each) for each in self.cost.lines])
@@ -141,9 +139,8 @@ def priced_plan(
     """Plan and price the maintenance at `at_ms`. Changes nothing.
 
     A plan for a later time assumes no new records and no maintenance until then. `overrides` are topic settings for
-    this plan only. Without `may_ask` no request is sent: pages of old entries that may expire are then only named in
-    `unread`. Raises NotFound for an unknown topic. Raises InvalidRequest for a setting that topics do not have or that
-    contradicts others.
+    this plan only. Without `may_ask` no request is sent, and some pages stay `unread`. Raises NotFound for an unknown
+    topic, InvalidRequest for a setting that topics do not have or that contradicts others.
     """
     names = None if topics is None else sorted(set(topics))
     for name in names or ():
@@ -175,7 +172,7 @@ def priced_plan(
 def _of_unknown(
     snapshots: Sequence[PartitionSnapshot], problems: Mapping[TopicPartition, str]
 ) -> dict[TopicPartition, list[Deferral]]:
-    """Return deferrals for partitions with a remote tier that was never read: no plan covers them."""
+    """Return deferrals for partitions with a remote tier that was never read."""
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in snapshots:
         if each.is_remote_unknown:
@@ -196,7 +193,7 @@ def _overridden(config: Config, overrides: Mapping[str, str]) -> Config:
 def _under(
     manager: LogManager, config: Config, snapshots: Sequence[PartitionSnapshot], asks_for_copies: bool
 ) -> list[PartitionSnapshot]:
-    """Return the same logs under other topic settings. A tier that is being given up stays so."""
+    """Return the same logs under other topic settings. A remote tier that is being given up stays so."""
     found = []
     for each in snapshots:
         topic, before = each.partition.topic, each.rules
@@ -208,7 +205,6 @@ def _under(
 
 
 def known_amount(dollars: float) -> float | None:
-    """Return None for an unknown amount (NaN)."""
     return None if isnan(dollars) else dollars
 
 
@@ -228,7 +224,6 @@ def line_fields(line: DecisionCost) -> dict[str, object]:
 
 
 def decision_row(line: DecisionCost) -> Row:
-    """Return one decision: action, place, range, bytes, requests, dollars once and a month, reason."""
     sign, verb = VERBS[kind_of(line)]
     return {
         **line_fields(line),
@@ -242,7 +237,6 @@ def decision_row(line: DecisionCost) -> Row:
 
 
 def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
-    """Return the sums of each kind of decision in the plan."""
     found: list[Row] = []
     for kind, (sign, verb) in VERBS.items():
         some = [each for each in lines if kind_of(each) == kind]
@@ -263,15 +257,12 @@ def total_rows(lines: Sequence[DecisionCost]) -> list[Row]:
 
 
 def kind_of(line: DecisionCost) -> str:
-    """Return the name of the decision's class in `policies.decisions`."""
+    """Return the class name of the decision."""
     return type(line.decision).__name__
 
 
 def plan_basis(manager: LogManager, config: Config, topics: Iterable[str], prices: PriceTable | None) -> dict[str, str]:
-    """Return the state behind a plan for `topics`, as text by name.
-
-    Settings with their default and deleted topics are left out.
-    """
+    """Return the state behind a plan for `topics`, as text by name, without settings at their default."""
     found = {"prices": _priced_by(prices), "remote.url": config.remote_url or "none"}
     for name in sorted(topics):
         try:
@@ -295,12 +286,10 @@ def _counts(key: str, text: str) -> bool:
 
 
 def _spelled(value: Value) -> str:
-    """Return the same text for equal values, such as ``1d`` and ``24h``."""
     return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
 
 
 def _priced_by(prices: PriceTable | None) -> str:
-    """Return date, region and a digest of all prices."""
     if prices is None:
         return "unknown"
     digits = hashlib.blake2b(repr(prices).encode(), digest_size=4).hexdigest()

@@ -1,13 +1,13 @@
-"""A plan in a file: what to do, and the state behind it; and its application if the state is unchanged.
+"""A plan in a file, with the state behind it; and its application if the state is unchanged.
 
 A file has decisions of maintenance (`tiered plan --out`), or steps of cost advice (`tiered cost advise --out`), which
-`tiered.cost.advice_applying` applies. A step's only settings are those that `policies.cost.cost_advice` proposes:
-whatever such a file says, it cannot cause the loss of a record.
+`tiered.cost.advice_applying` applies. A step can alter only the settings that `policies.cost.cost_advice` proposes, so
+no file can cause the loss of a record.
 
-The fingerprint of a partition covers everything that a decision can depend on: the topic's rules, log start offset,
-closed local segments, segment entries and pages, pending deletes, views. The file also has the rest of the basis
-(`tiered.plans.planning`). New records do not change the fingerprint, and neither does a takeover without other changes.
-Only changes of partitions with decisions matter.
+The fingerprint of a partition covers everything that a decision depends on: the topic's rules, log start offset, closed
+local segments, segment entries and pages, pending deletes, views. New records do not change it, and neither does a
+takeover without other changes. Only partitions with decisions matter. `tiered.plans.planning` has the rest of the
+basis.
 
 | kind, version | content | written |
 |---|---|---|
@@ -46,7 +46,8 @@ _READ = {(KIND, VERSION_OF_DECISIONS), (KIND, VERSION_OF_STEPS), ("tiered-advice
 WRITING = "cannot write the plan"
 READING = "cannot read the saved plan"
 _KINDS: dict[str, type[Decision]] = {kind.__name__: kind for kind in get_args(Decision)}
-# msgspec's decoders are created at import: creating one in two threads at once ends the process (0.22).
+# Created at import: creating it in two threads at once ends the process (msgspec 0.22).
+
 for _kind in _KINDS.values():
     msgspec.json.Decoder(_kind)
 
@@ -118,11 +119,9 @@ Step = AlterStep | RecodeStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """A plan made at `made_ms` for the time `plan.now_ms`, under `settings` (after ``-X``); or `steps`, in order.
+    """A plan made at `made_ms`, under `settings` (after ``-X``), for the time `plan.now_ms`; or `steps`.
 
-    `steps` is None for a plan of decisions; advice may have no step.
-
-    `fingerprints`, by partition, are of the state behind the plan. `basis` is the rest of that state.
+    `steps` are in order, None for a plan of decisions. `fingerprints` and `basis` are the state behind the plan.
     """
 
     plan: Plan
@@ -139,7 +138,6 @@ class SavedPlan:
 
     @property
     def fingerprint(self) -> str:
-        """One fingerprint of the whole plan."""
         if self.steps is not None:
             body = msgspec.json.encode([self.steps, sorted(self.basis.items())])
         else:
@@ -149,14 +147,13 @@ class SavedPlan:
 
 
 def save_plan(priced: PricedPlan, *, made_ms: int, settings: Mapping[str, str]) -> SavedPlan:
-    """Return the plan with the fingerprints of the state that it was made from."""
     plan = priced.plan
     found = {each.partition: fingerprint(each) for each in priced.snapshots if each.partition in plan.decisions}
     return SavedPlan(plan=plan, made_ms=made_ms, settings=dict(settings), fingerprints=found, basis=dict(priced.basis))
 
 
 def fingerprint(snapshot: PartitionSnapshot) -> str:
-    """Return 16 hex digits that change with the state that a decision can depend on (module text)."""
+    """Return 16 hex digits of the state that a decision can depend on (module text)."""
     state = hashlib.blake2b(digest_size=8)
     facts: list[object] = [snapshot.log_start_offset, snapshot.is_tiered, snapshot.cleaner_offset]
     facts.append(snapshot.rules)
@@ -174,7 +171,7 @@ def fingerprint(snapshot: PartitionSnapshot) -> str:
 
 
 def changed_partitions(saved: SavedPlan, snapshots: Iterable[PartitionSnapshot]) -> list[TopicPartition]:
-    """Return the plan's partitions with another state now, or without a readable state."""
+    """Return the plan's partitions with another or no readable state now."""
     now = {each.partition: fingerprint(each) for each in snapshots}
     return sorted(name for name, before in saved.fingerprints.items() if now.get(name) != before)
 
@@ -189,7 +186,7 @@ def apply_saved(
 ) -> dict[TopicPartition, Applied]:
     """Carry out the plan, as `LogManager.apply`. Raises Conflict, and does nothing, if the state changed.
 
-    The manager must be open with the plan's settings. Raises InvalidRequest for a plan for a later time.
+    The manager must have the plan's settings. Raises InvalidRequest for a plan for a later time.
     """
     check_unchanged(saved, manager, now_ms)
     plan = Plan(now_ms=max(now_ms, saved.plan.now_ms), decisions=saved.plan.decisions)
@@ -197,10 +194,7 @@ def apply_saved(
 
 
 def check_unchanged(saved: SavedPlan, manager: LogManager, now_ms: int) -> None:
-    """Raise Conflict if a partition of the plan or its basis has changed.
-
-    Raises InvalidRequest for a plan for a later time.
-    """
+    """Raise Conflict if the state behind the plan changed, InvalidRequest for a plan for a later time."""
     if saved.is_for_later:
         raise InvalidRequest("cannot apply the saved plan, it was made for a later time", at_ms=saved.plan.now_ms)
     topics = {name.topic for name in saved.plan.decisions}
@@ -247,7 +241,7 @@ _FILE = msgspec.json.Decoder(PlanFile)
 
 
 def encode_plan(saved: SavedPlan) -> bytes:
-    """Encode as indented JSON; `decode_plan` is the inverse."""
+    """Encode as indented JSON."""
     partitions = [
         PlannedPartition(
             name.topic,
@@ -275,7 +269,7 @@ def encode_plan(saved: SavedPlan) -> bytes:
 
 
 def decode_plan(body: bytes) -> SavedPlan:
-    """Decode a saved plan. Raises InvalidRequest for other bytes, and for inconsistent changes by hand."""
+    """Decode a saved plan. Raises InvalidRequest for other bytes and inconsistent edits."""
     try:
         file = _FILE.decode(body)
         if (file.kind, file.schema_version) not in _READ:
@@ -315,15 +309,12 @@ def _decision(fields: Mapping[str, object]) -> Decision:
 
 
 def write_plan(saved: SavedPlan, path: str) -> None:
-    """Write the file at `path` completely, replacing an existing one.
-
-    Raises as `tiered.config.user_files.write_given`.
-    """
+    """Write the file at `path` completely, replacing an existing one. Raises as `write_given`."""
     write_given(path, encode_plan(saved), WRITING)
 
 
 def read_plan(path: str) -> SavedPlan:
-    """Read a plan. Raises NotFound, and InvalidRequest, which names the file, for a file that is no plan."""
+    """Read a plan. Raises NotFound, and InvalidRequest for a file that is no plan."""
     body = read_given(path, READING, "make one with 'tiered plan --out FILE'")
     try:
         return decode_plan(body)

@@ -1,5 +1,1 @@
-"""Status of a node and its tiers.
-
-`status_report` gathers figures and problems, and flattens them for output, `tier_history` records figures
-over time, `sync_status` compares both tiers, `compaction_status` describes the compacted logs.
-"""
+"""Status of a node and its tiers: figures, problems, history, agreement of disk and bucket."""

@@ -25,10 +25,7 @@ _OF_LOG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCleaningStatus:
-    """One compacted log. `state` is the cleaning state in this process.
-
-    `uncleanable` is the reason why the cleaner skips the log, if it does.
-    """
+    """One compacted log. `state` is the cleaning state in this process; `uncleanable` why it is skipped."""
 
     log: LogToClean
     state: str
@@ -38,10 +35,9 @@ class LogCleaningStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanerMetrics:
-    """Kafka's gauges of the same names (`LogCleaner`, `LogCleanerManager`).
+    """Kafka's gauges of the same names (`LogCleaner`, `LogCleanerManager`), in whole numbers.
 
-    All are whole numbers, the largest over all threads. Of each thread the last pass counts. `time_since_last_run_ms`
-    is None before the first pass.
+    Each is the largest over all threads' last passes. `time_since_last_run_ms` is None before the first pass.
     """
 
     max_dirty_percent: int
@@ -56,10 +52,7 @@ class CleanerMetrics:
 def compaction_status(
     manager: LogManager, now_ms: int, topics: Iterable[str] | None = None, *, may_ask: bool = True
 ) -> dict[TopicPartition, LogCleaningStatus]:
-    """Return every compacted log of the topics (None: all), by name. Changes nothing.
-
-    `may_ask` as in `status_report`.
-    """
+    """Return the compacted logs of the topics (None: all), by name. `may_ask` as in `status_report`."""
     take = manager.snapshots if may_ask else partial(snapshots_at_hand, manager)
     snapshots = [each for each in take(now_ms, topics) if each.rules.cleanup_compact]
     states = {each.name: str(each.log.cleaning.now) for each in manager.partitions.all(topics)}
@@ -79,10 +72,7 @@ def compaction_status(
 def unread_logs(
     manager: LogManager, found: Mapping[TopicPartition, LogCleaningStatus], topics: Iterable[str] | None = None
 ) -> dict[TopicPartition, LogError]:
-    """Return the compacted logs of the topics (None: all) without a status, and the reasons.
-
-    A status needs the disk of the log only.
-    """
+    """Return the compacted logs of the topics (None: all) without a status, and the reasons."""
     problems, config = dict(manager.problems), manager.config
     wanted = None if topics is None else set(topics)
     return {
@@ -115,7 +105,7 @@ def log_row(each: LogCleaningStatus, now_ms: int) -> dict[str, object]:
 
 
 def state_word(each: LogCleaningStatus) -> str:
-    """Return the cleaning state as one word. Only the process that runs the cleaner knows of a running pass."""
+    """Return the cleaning state as one word. Only the cleaner's process knows of a running pass."""
     if each.uncleanable is not None:
         return "uncleanable"
     if each.state != "none":

@@ -1,7 +1,7 @@
-"""Status of a node: figures of its partitions, and its problems with start, cause and next step; also as flat rows.
+"""Status of a node: figures of its partitions and problems with next steps; also as flat rows.
 
-A read-only manager gathers the report. Its own findings are of this moment. The start of a problem, and problems that
-only a writer meets (a failed upload), are in the report of the running manager (`tiered.node.problems`).
+A read-only manager finds the problems of this moment. The start of a problem, and problems that only a writer meets (a
+failed upload), are in the report of the running manager (`tiered.node.problems`).
 """
 
 from __future__ import annotations
@@ -78,10 +78,8 @@ class StatusReport:
     | `holder` | process that holds a log directory; None if there is none, or it cannot be determined |
     | `unread` | the partitions with an unreadable tier, and the errors; figures of this tier are None in the rows |
     | `storage` | price of the remote storage; empty without `prices` |
-    | `deleted` | deleted topics that may have objects in the bucket; empty for a report of some topics |
+    | `deleted` | deleted topics that may have objects in the bucket, without figures; empty for some topics |
     | `deferrals` | why closed segments are not copied yet |
-
-    Topics in `deleted` have no figures, because their figures need requests (`TopicAdmin.deleted_partitions`).
     """
 
     now_ms: int
@@ -103,7 +101,7 @@ class StatusReport:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a process works in this directory: it reports, or it holds the lock without a report."""
+        """Whether a process works in this directory: it reports, or it holds the lock."""
         return self.is_reported or self.holder is not None
 
     @property
@@ -180,7 +178,6 @@ def status_report(
 def _put_off(
     manager: LogManager, figures: Iterable[PartitionFigures], errors: Mapping[TopicPartition, LogError]
 ) -> dict[TopicPartition, list[Deferral]]:
-    """Return why closed segments are not copied yet. Reads the logs of partitions with such segments only."""
     waiting = [each for each in figures if each.is_tiered and uncopied(each)]
     if not waiting:
         return {}
@@ -206,7 +203,7 @@ def _put_off(
 
 
 def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | None = None) -> list[PartitionSnapshot]:
-    """Return snapshots as `manager.snapshots`, from memory: sends no request and notes no problem."""
+    """Return snapshots from memory: sends no request and notes no problem."""
     return manager.partitions.snapshots(
         now_ms,
         manager.partitions.all(topics),
@@ -219,8 +216,8 @@ def snapshots_at_hand(manager: LogManager, now_ms: int, topics: Iterable[str] | 
 def unread_partitions(manager: LogManager, topics: Iterable[str] | None = None) -> dict[TopicPartition, LogError]:
     """Return the partitions of some topics (None: all) with an unreadable tier, and the errors.
 
-    A partition that did not open has no figures of either tier. A partition with an unread manifest has none of the
-    remote tier. A problem that leaves both tiers readable is not included.
+    A partition that did not open has no figures; one with an unread manifest has none of the remote tier. Problems that
+    leave both tiers readable are not included.
     """
     problems = dict(manager.problems)
     wanted = None if topics is None else set(topics)
@@ -235,7 +232,7 @@ def is_unseen(manager: LogManager, held: Partition) -> bool:
 
 
 def holder_line(holder: int, work: WorkReport | None, now_ms: int) -> str:
-    """Return a line about a process that holds a log directory without a current report of its own."""
+    """Return a line about a process that holds a log directory without a current report."""
     begin = f"process {holder} runs on this directory"
     if work is None or work.is_ended or work.pid != holder:
         return f"{begin}, and has written no report of its maintenance"
@@ -272,7 +269,6 @@ def _reported(reported: ReportedProblem, where: str) -> Problem:
 
 
 def _is_of_now(work: WorkReport, holder: int | None, now_ms: int) -> bool:
-    """Return whether the process that wrote the report still works in this directory."""
     return work.is_at_work(now_ms) and holder in (None, work.pid)
 
 
@@ -281,10 +277,9 @@ def _is_back(
     found: Mapping[TopicPartition, PartitionStatus],
     errors: Mapping[TopicPartition, LogError],
 ) -> bool:
-    """Return whether the offline directory of an ended process's report is readable again.
+    """Return whether an offline directory in an ended process's report is readable again.
 
-    True if the report named an offline log directory, and this manager has opened the partition in it. Other problems
-    are excluded: a read-only manager cannot disprove a problem that only a writer meets (a full disk, another writer).
+    Other problems are excluded: a read-only manager cannot disprove a problem that only a writer meets.
     """
     return reported.code == ErrorCode.DIRECTORY_OFFLINE and reported.name in found and reported.name not in errors
 
@@ -292,10 +287,7 @@ def _is_back(
 def _of_partitions(
     errors: Mapping[TopicPartition, LogError], reported: Mapping[TopicPartition, ReportedProblem]
 ) -> Iterable[Problem]:
-    """Yield the problems found now, with the start that the running manager knows.
-
-    Then yield the problems that only the running manager meets.
-    """
+    """Yield the problems found now, with the reported start, then those that only the running manager meets."""
     for name in sorted({*errors, *reported}):
         known = _reported(reported[name], str(name)) if name in reported else None
         if name not in errors:
@@ -321,7 +313,6 @@ def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool)
     """Yield uploads and deletions that were due before `before_ms`."""
     go_on = "the running manager is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
-        # A paused upload is no problem; the status reports it next to the figures.
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
             what = f"upload waits: {counted(each.lag_segments, 'segment')}, {format_bytes(each.lag_bytes)}"
             yield _waiting(each, "upload", what, each.lag_since_ms, go_on)
@@ -337,7 +328,7 @@ def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step:
 
 
 def storage_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageDollars]:
-    """Return dollars a month of every open partition with remote objects, without a request.
+    """Return dollars a month of each open partition with remote objects, without a request.
 
     Always for all topics, because they fill the price bands together.
     """
@@ -346,15 +337,12 @@ def storage_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartitio
 
 
 def all_usage(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageUsage]:
-    """Return the remote storage of every open partition with objects there, without a request."""
+    """Return the remote storage of each open partition with objects there, without a request."""
     return {each.name: usage_for(each, prices) for each in manager.partitions.all() if each.manifest() is not None}
 
 
 def usage_for(held: Partition, prices: PriceTable, rows: Iterable[SegmentEntry] | None = None) -> StorageUsage:
-    """Return the remote storage of one partition; empty without a manifest.
-
-    `rows` as in `policies.cost.storage_cost.usage_of`.
-    """
+    """Return a partition's remote storage, empty without a manifest; `rows` as in `usage_of`."""
     manifest = held.manifest()
     return (
         StorageUsage()
@@ -406,7 +394,7 @@ class StatusFacts(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def topic_row(report: StatusReport, topic: Topic) -> Row:
-    """Return the sums over a topic's partitions that have figures."""
+    """Return the sums over a topic's partitions with figures."""
     names, found, problems = topic.partitions(), report.partitions, report.errors
     return {
         **_figures(report, [found[name] for name in names if name in found], len(names)),
@@ -417,7 +405,7 @@ def topic_row(report: StatusReport, topic: Topic) -> Row:
 
 
 def partition_row(report: StatusReport, name: TopicPartition) -> Row:
-    """Return the row of one partition; without figures if it did not open."""
+    """Return the row of a partition; without figures if it did not open."""
     status, problems = report.partitions.get(name), report.errors
     figures = _figures(report, [status] if status is not None else [], 1)
     del figures["offsets"]  # the row has first and next offset instead
@@ -433,7 +421,6 @@ def partition_row(report: StatusReport, name: TopicPartition) -> Row:
 
 
 def status_facts(report: StatusReport) -> StatusFacts:
-    """Return the facts of the report other than rows."""
     prices = report.prices.of(None) if report.prices is not None else None
     return StatusFacts(
         prices=StatusPrices(prices.as_of, prices.region, prices.storage_class) if prices is not None else None,
@@ -461,11 +448,10 @@ def status_facts(report: StatusReport) -> StatusFacts:
 
 
 def _figures(report: StatusReport, some: Sequence[PartitionStatus], count: int) -> dict[str, object]:
-    """Return the sums of some partitions; all None if there is none.
+    """Return the sums of some partitions. A sum is None if one of `count` partitions lacks the figure.
 
-    A sum is None if one of `count` partitions lacks the figure. A partition that did not open lacks all figures. A
-    partition with an unread manifest lacks the figures of the remote tier. Its bytes at risk are the upper bound: all
-    bytes on its disk.
+    A partition that did not open lacks all figures, one with an unread manifest those of the remote tier: its bytes at
+    risk are the upper bound, all bytes on its disk.
     """
     if not some:
         return dict.fromkeys(_FIGURES)
@@ -496,7 +482,7 @@ def _earliest(times: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferralCause:
-    """Deferrals of one action for one reason, over partitions. `until_ms` is the earliest known end."""
+    """Deferrals of one action for one reason. `until_ms` is the earliest known end."""
 
     action: str
     code: Code
@@ -508,7 +494,6 @@ class DeferralCause:
 
     @property
     def words(self) -> str:
-        """Words such as ``not copied yet``."""
         return _NOT_YET[self.action]
 
 
@@ -537,7 +522,7 @@ def deferral_rows(deferrals: Mapping[TopicPartition, Sequence[Deferral]]) -> lis
 def causes(
     deferrals: Mapping[TopicPartition, Sequence[Deferral]], *, without: Iterable[Code] = ()
 ) -> list[DeferralCause]:
-    """Group deferrals by action and reason: 200 partitions with one reason are one cause."""
+    """Group the deferrals of all partitions by action and reason."""
     left_out = frozenset(without)
     found: dict[tuple[str, Code, str], list[tuple[str, Deferral]]] = {}
     for name, some in sorted(deferrals.items()):
@@ -559,7 +544,7 @@ def causes(
 
 
 def deferral_lines(deferrals: Mapping[TopicPartition, Sequence[Deferral]], now_ms: int) -> list[str]:
-    """Format a line for each reason; pauses and problems have their own lines."""
+    """Format a line for each reason, without pauses and problems."""
     from policies.deferrals import Code
 
     return [cause_line(each, now_ms) for each in causes(deferrals, without=(Code.PAUSED, Code.REMOTE_UNKNOWN))]

@@ -1,7 +1,6 @@
 """Agreement of disk and bucket by partition: content of both, manifest, writer, distance.
 
-The newest manifest of each partition is fetched from the bucket, with one small request each, in parallel. The result
-also names the manifest that the manager knew before. Changes nothing.
+The newest manifest of each partition is fetched, one small request each, in parallel. Changes nothing.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ _OF_MANIFEST = TierSync.__struct_fields__[6:-1]
 def tier_sync(
     manager: LogManager, topics: Iterable[str] | None = None, *, storage: Storage | None = None
 ) -> list[TierSync]:
-    """Compare some topics (None: all), by name, without partitions that could not be opened.
-
-    Raises NotFound for an unknown topic.
-    """
+    """Compare the opened partitions of some topics (None: all), by name. Raises NotFound."""
     from concurrent.futures import ThreadPoolExecutor  # ``tiered status`` without the section does not need it
 
     names = None if topics is None else {manager.topics.get(name).name for name in topics}

@@ -1,9 +1,6 @@
 """History of both tiers: bytes on disk and in the bucket, copy lag, bytes at risk, dollars a month.
 
-A running manager notes the figures every five minutes. Times without a running manager have no points. For the time
-before the first note `still_there` returns the little that the bucket itself proves.
-
-Points are thinned with age:
+A running manager notes the figures every five minutes. Points are thinned with age:
 
 | step | of all topics together | of each of a dozen | of each of a hundred | of each of a thousand |
 |---|---|---|---|---|
@@ -11,19 +8,15 @@ Points are thinned with age:
 | 1 h | 30 days | 2 weeks | 2 days | 4 hours |
 | 1 d | 3 years | 3 years | 4 months | 2 weeks |
 
-A step has one point: its last values, but the maximum of copy lag and bytes at risk, because large values matter there.
-Topics share `TOPIC_POINTS_MAX` points; the `TOPICS_MAX` largest topics have some. The total is half a megabyte at most.
+A step has one point: its last values, but the maximum of copy lag and bytes at risk. The `TOPICS_MAX` largest topics
+share `TOPIC_POINTS_MAX` points: half a megabyte at most. A wrong clock leaves points in the past or the future. Points
+in the future are removed first, and readers ask for a range up to now.
 
-Times are stored as given. A clock that was wrong for a while leaves points in the past or in the future. Each takes one
-place, points in the future are removed first, and readers ask for a range up to now.
-
-The file is ``tier-history.bin`` in the first online log directory: zlib (its Adler-32 detects damage) over msgpack. The
-content is the steps, and for each name (``""`` is the sum) and step the columns as differences from value to value. It
-is replaced as a whole (`local.storage.storage.replace_file`) after a maintenance run, if the last note is from another
-five-minute step, and at the end. After a crash the file has all notes up to the last one or the one before. Notes are
-read from all log directories, because the first one may have been offline. Only displays depend on the notes. A damaged
-file is replaced by a new one. A file of a newer version is not changed, and no notes are written until that version
-runs again.
+The file is ``tier-history.bin`` in the first online log directory: zlib (its Adler-32 detects damage) over msgpack of
+the steps and, for each name (``""`` is the sum) and step, the columns as differences. It is replaced as a whole after a
+maintenance run in a new five-minute step, and at the end. After a crash it has all notes up to the last one or the one
+before. Notes are read from all log directories, because the first may have been offline. A damaged file is replaced; a
+file of a newer version stays unchanged, and no notes are written.
 """
 
 from __future__ import annotations
@@ -75,10 +68,9 @@ _TIME, _LAG, _AT_RISK, _MISSING = 0, 3, 4, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPoint:
-    """State of the tiers at `at_ms`, in bytes, and dollars a month of remote storage.
+    """Both tiers at `at_ms`: bytes, and dollars a month of remote storage at the prices of that time.
 
-    Dollars use the prices of that time. None: unknown, because the bucket was not read yet. `missing_partitions` could
-    not be opened and are not counted.
+    None: unknown, because the bucket was not read yet. `missing_partitions` could not be opened and are not counted.
     """
 
     at_ms: int
@@ -101,7 +93,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Series:
-    """Points of one topic or of all, by step. Times ascend within a step; one point a step at most."""
+    """Points of one topic or of all, by step: ascending times, at most one point a step."""
 
     def __init__(self) -> None:
         self._rungs = {step: tuple(array("q") for _ in range(_COLUMNS)) for step in STEPS}
@@ -117,12 +109,11 @@ class Series:
         return min(times) * 1000 if times else None
 
     def has(self, at_ms: int) -> bool:
-        """Return whether the shortest step around that time has a point."""
+        """Return whether the shortest step around a time has a point."""
         step_ms = min(STEPS)
         return any(each.at_ms // step_ms == at_ms // step_ms for each in self.points(step_ms, at_ms - step_ms, at_ms))
 
     def add(self, point: TierPoint) -> None:
-        """Add a point to every step."""
         row = _row(point)
         for step_ms, rung in self._rungs.items():
             _put(step_ms, rung, row)
@@ -133,7 +124,7 @@ class Series:
                 _put(step_ms, rung, row)
 
     def trim(self, now_ms: int, counts: Mapping[int, int], share: float = 1.0) -> None:
-        """Remove points above a share of the limits: points in the future first, then the oldest."""
+        """Remove points above a share of the limits: in the future first, then the oldest."""
         for step_ms, count_max in counts.items():
             rung, keep = self._rungs[step_ms], max(1, int(count_max * share))
             while len(rung[_TIME]) > keep:
@@ -142,13 +133,13 @@ class Series:
                     column.pop(at)
 
     def points(self, step_ms: int, since_ms: int, until_ms: int) -> list[TierPoint]:
-        """Return the points of one step within ``[since_ms, until_ms]``, by time."""
+        """Return points within ``[since_ms, until_ms]``, by time."""
         rung = self._rungs[step_ms]
         begin, end = (bisect_left(rung[_TIME], at) for at in (-(-since_ms // 1000), until_ms // 1000 + 1))
         return [_point(row) for row in zip(*(column[begin:end] for column in rung), strict=True)]
 
     def step_for(self, span_ms: int, until_ms: int) -> int:
-        """Return the shortest step with points that reach as far back as longer steps' within a span."""
+        """Return the shortest step whose points reach as far back in a span as those of longer steps."""
         since_ms = until_ms - span_ms
         firsts = {step: self._first(step, since_ms, until_ms) for step in STEPS if STEPS[step] * step >= span_ms}
         oldest = min((at for at in firsts.values() if at is not None), default=None)
@@ -162,12 +153,12 @@ class Series:
         return times[at] if at < len(times) and times[at] * 1000 <= until_ms else None
 
     def columns(self) -> list[list[list[int]]]:
-        """Return the columns by step, for a file: each column's first value, then differences."""
+        """Return columns by step, for a file: each one's first value, then differences."""
         return [[_differences(column) for column in self._rungs[step]] for step in STEPS]
 
     @classmethod
     def of_columns(cls, steps: Iterable[int], columns: list[list[list[int]]]) -> Series:
-        """Rebuild a series from columns, without unknown steps. Raises ValueError for invalid columns."""
+        """Rebuild a series, without unknown steps. Raises ValueError for invalid columns."""
         made = cls()
         for step, found in zip(steps, columns, strict=True):
             if step in STEPS:
@@ -183,11 +174,11 @@ class TierSeries:
         self.topics: dict[str, Series] = {}
 
     def of(self, topic: str | None) -> Series:
-        """Return the series of one topic, of all for None; empty if there is none."""
+        """Return the series of a topic (None: of all); empty if there is none."""
         return self.total if topic is None else self.topics.get(topic, Series())
 
     def add(self, total: TierPoint, topics: Mapping[str, TierPoint]) -> None:
-        """Add the state at one time; of too many topics only the largest."""
+        """Add the state at one time, of the largest topics only."""
         self.total.add(total)
         for name, point in topics.items():
             self.topics.setdefault(name, Series()).add(point)
@@ -224,7 +215,6 @@ class TierSeries:
         return made
 
     def _forget(self, now_ms: int, topics: Mapping[str, TierPoint]) -> None:
-        """Remove deleted topics, and the smallest if there are too many."""
         for name in [each for each in self.topics if each not in topics]:
             newest = self.topics[name].newest_ms
             if newest is None or now_ms - newest > FORGOTTEN_MS:
@@ -235,7 +225,7 @@ class TierSeries:
 
 
 def stretches(points: Iterable[TierPoint], step_ms: int) -> Iterator[list[TierPoint]]:
-    """Yield runs of points without a gap. More than two steps without a point are a gap."""
+    """Yield runs of points without a gap of more than two steps."""
     run: list[TierPoint] = []
     for point in points:
         if run and point.at_ms - run[-1].at_ms > 2 * step_ms:
@@ -273,7 +263,6 @@ def _point(row: tuple[int, ...]) -> TierPoint:
 
 
 def _put(step_ms: int, rung: tuple[array[int], ...], row: tuple[int, ...]) -> None:
-    """Insert a row at its place, or merge it with the point of the same step."""
     times, begin = rung[_TIME], row[_TIME] * 1000 // step_ms * step_ms
     at = len(times)
     if times and begin <= times[-1] * 1000:
@@ -316,9 +305,9 @@ class TierJournal:
         self._complaint = ""
 
     def note(self, now_ms: int, *, is_last: bool = False) -> None:
-        """Note the state after a maintenance run; the last note replaces the note of the same step.
+        """Note the state after a maintenance run. A disk error is logged, and the next run tries again.
 
-        A disk error is logged, and the next maintenance run tries again.
+        The last note replaces the note of its step.
         """
         at = now_ms // min(STEPS)
         if (at == self._noted and not is_last) or self._is_off:
@@ -346,9 +335,9 @@ class TierJournal:
             self._is_written = True
 
     def _begun(self) -> TierSeries | None:
-        """Return the earlier notes; None if they must not be overwritten.
+        """Return earlier notes; None if a newer version wrote them.
 
-        Raises the disk's errors for the file that is to be replaced: a failed read must not discard years of notes.
+        Raises the disk's errors: a failed read must not discard years of notes.
         """
         storage, root = self._manager.directories.first_online()
         with suppress(NotFound):
@@ -362,10 +351,10 @@ class TierJournal:
 
 
 def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoint]]:
-    """Return the state of the tiers, of all topics together and of each, without a request.
+    """Return the state of all topics together and of each, without a request.
 
-    Not counted: partitions that did not open. None: remote figures of topics with a remote tier not read since the
-    start, and dollars while the prices cannot be read.
+    Partitions that did not open are not counted. None: remote figures of topics with a remote tier not read since the
+    start, and dollars without readable prices.
     """
     found: dict[str, list[PartitionStatus]] = {topic.name: [] for topic in manager.topics.all()}
     for snapshot in snapshots_at_hand(manager, now_ms):
@@ -413,7 +402,6 @@ def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = Fals
 
 
 def _dollars(manager: LogManager) -> dict[str, float] | None:
-    """Return dollars a month by topic; None while the prices cannot be read."""
     try:
         prices = configured_prices(manager.config)
     except LogError as error:
@@ -426,17 +414,16 @@ def _dollars(manager: LogManager) -> dict[str, float] | None:
 
 
 def _known_sum(values: Iterable[Figure | None], zero: Figure | int = 0) -> Figure | int | None:
-    """Return the sum over all topics; a figure unknown for one topic is unknown."""
+    """Return the sum; None if a figure is unknown."""
     known = list(values)
     return None if None in known else sum((each for each in known if each is not None), zero)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierHistory:
-    """Notes within ``[since_ms, until_ms]``, by time, one for each `step_ms` with a running manager.
+    """Notes within ``[since_ms, until_ms]``, by time, at most one for each `step_ms`.
 
-    `topic` is None for all topics together. `begun_ms` is the time of the oldest note, None without notes. Times are in
-    ms.
+    `topic` is None for all topics together. `begun_ms` is the time of the oldest note, None without notes.
     """
 
     topic: str | None
@@ -450,7 +437,7 @@ class TierHistory:
         return [{"topic": self.topic, **asdict(each)} for each in self.points]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a DataFrame with `at` as a time in UTC. Raises ImportError without pandas."""
+        """Return a DataFrame with `at` as a time in UTC. Raises ImportError."""
         import pandas
 
         names = ["topic", *TierPoint.__dataclass_fields__]
@@ -469,8 +456,7 @@ def tier_history(
 ) -> list[TierHistory]:
     """Return the last `span_ms` before `now_ms`, of all topics together or of each of `topics`.
 
-    Reads files, takes no lock. The step is the shortest that was recorded over the whole span. Raises NotFound for a
-    topic without a note.
+    Takes no lock. The step is the shortest recorded over the whole span. Raises NotFound for a topic without notes.
     """
     disk = storage or DiskStorage()
     found = read_series([(disk, root) for root in config.data_dirs])
@@ -498,9 +484,8 @@ def history_of(found: TierSeries, topic: str | None, now_ms: int, span_ms: int) 
 def still_there(manager: LogManager, topics: Iterable[str] | None = None) -> list[tuple[int, int]]:
     """Return (time, bytes): a lower bound of the bytes in the bucket at that time, ascending in both.
 
-    The bound counts today's segments by the commit time of their entries. Entries in pages of old entries are not read;
-    their page's creation time counts. Objects deleted since are not counted. Entries of an external layout, which have
-    no time, are left out.
+    Today's segments count from the commit of their entries, or from the creation of an entry's page. Entries of an
+    external layout have no time and are left out.
     """
     came: list[tuple[int, int]] = []
     for held in manager.partitions.all(topics):
