@@ -1,9 +1,8 @@
-"""Problems that do not resolve by themselves: groups by cause, next steps, and the report of a running manager.
+"""Problems that do not resolve by themselves: groups by cause, next steps, the report of a manager.
 
-A `local.verify.findings.Finding` is one result of a check. A problem lasts: the manager meets it again in every
-maintenance run, so it has a time and a count. Two problems have one cause if they are of one kind and their texts
-differ only in facts that name the place: ``key=value`` pairs (except ``cause=``, ``class=``, ``code=``, ``status=``),
-and the name of the place. A next step is never a command that could have printed the error (`status`, `doctor`).
+The manager meets a problem again in every maintenance run. Problems have one cause if they are of one kind and their
+texts differ only in the name of the place and in ``key=value`` facts (except ``cause=``, ``class=``, ``code=``,
+``status=``). A next step is never a command that could have printed the error (`status`, `doctor`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tiered.config.units import counted
 
 NAMES_SHOWN = 3  # places that a line names
 _FACT = re.compile(r"\b(?!(?:cause|class|code|status)=)\w+=\S+")
-# Kinds of late work: their texts differ in figures, so the kind alone is the cause.
+# Kinds of late work: the kind alone is the cause.
 _LATE = {"upload": "upload waits", "deletion": "deletion waits past the grace period"}
 _RUNBOOKS, _HOW_TO = "docs/runbooks", "docs/how-to"
 _KEY_RING = "the file of key_ring in [remote] of tiered.toml, or of TIERED_KEY_RING"
@@ -78,7 +77,6 @@ class Problem:
 
     @property
     def cause(self) -> str:
-        """The text without the facts that name the place."""
         return self.kind if self.kind in _LATE else _without_place(_FACT.sub("", self.what), self.where)
 
 
@@ -109,7 +107,6 @@ class ProblemGroup:
 
     @property
     def line(self) -> str:
-        """``orders/0: WHAT``, ``200 partitions (orders/0, orders/1, orders/2, ...): WHAT``."""
         thing = "partition" if all(each.partition is not None for each in self.members) else "place"
         return group_line(self.places, self.what, thing)
 
@@ -128,7 +125,7 @@ def shared_places(places: Sequence[str], thing: str = "partition") -> str:
 
 
 def store_problems(errors: Mapping[TopicPartition, LogError]) -> dict[TopicPartition, LogError]:
-    """The problems of a store that is unavailable, refuses access or does not exist; the disk is sound."""
+    """The problems of an unavailable store or bucket; the disk is sound."""
     away = (Unavailable, AccessDenied, NotFound)
     return {name: error for name, error in errors.items() if isinstance(error, away)}
 
@@ -145,13 +142,12 @@ def problems_of(errors: Mapping[TopicPartition, LogError]) -> list[Problem]:
 
 
 def uncleanable_problem(name: TopicPartition, reason: str) -> Problem:
-    """The problem of a log that cannot be cleaned."""
     what = f"uncleanable: {' '.join(reason.split())}"
     return Problem(where=str(name), partition=name, kind="uncleanable", what=what)
 
 
 def group_problems(problems: Iterable[Problem]) -> list[ProblemGroup]:
-    """The groups of these problems, the oldest first, else in the order of each group's first problem."""
+    """The groups of these problems, the oldest first, else in the order of their first problems."""
     found: dict[tuple[str, str, str], list[Problem]] = {}
     for each in sorted(problems, key=lambda each: (each.since_ms is None, each.since_ms or 0)):
         found.setdefault(_cause_key(each), []).append(each)
@@ -159,13 +155,13 @@ def group_problems(problems: Iterable[Problem]) -> list[ProblemGroup]:
 
 
 def same_cause(problems: Sequence[Problem], where: str) -> list[Problem]:
-    """The problems with the same cause as in `where`; none if there is no problem there."""
+    """The problems with the same cause as in `where`; empty without a problem there."""
     keys = {_cause_key(each) for each in problems if each.where == where}
     return [each for each in problems if _cause_key(each) in keys]
 
 
 def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[UnreadPartitions]:
-    """An object for each cause, with the partitions that have null figures."""
+    """Return a row for each cause."""
     return [
         UnreadPartitions(cause=each.what, kind=each.first.kind, count=len(each.members), partitions=list(each.places))
         for each in group_problems(problems_of(unread))
@@ -173,7 +169,7 @@ def unread_rows(unread: Mapping[TopicPartition, LogError]) -> list[UnreadPartiti
 
 
 def is_same_problem(one: LogError | None, other: LogError) -> bool:
-    """Whether two errors have one class and the same message, apart from their facts."""
+    """Whether two errors have one class and one message, apart from their facts."""
     return one is not None and type(one) is type(other) and one.attempt == other.attempt
 
 
@@ -214,7 +210,6 @@ def step_of(kind: str, facts: Mapping[str, object]) -> str:
 
 
 def lacks_key(error: LogError) -> bool:
-    """Whether the error names a key that the key ring lacks."""
     return isinstance(error, AccessDenied | InvalidRequest) and _key(error.facts) is not None
 
 
@@ -241,8 +236,7 @@ class ReportedProblem(msgspec.Struct, frozen=True, kw_only=True):
     |---|---|
     | `kind` | the class of the error |
     | `count` | the number of maintenance runs that met it |
-    | `code` | the error's code (`local.errors.ErrorCode`), None for an error without one |
-    | `next_step` | the next step of the operator |
+    | `code` | `local.errors.ErrorCode`, None for an error without one |
     """
 
     topic: str | None
@@ -266,9 +260,8 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of one manager, for other processes.
 
     ``work-report.json`` is in the first online log directory. It is replaced whole: after a maintenance run that
-    changed something, at most every KEEP_INTERVAL_MS otherwise, and at the end. Only displayed status depends on it: a
-    file that is lost, damaged or of another version counts as none. A crash leaves the last report of a running
-    manager; its age shows that the manager has ended.
+    changed something, at most every KEEP_INTERVAL_MS otherwise, and at the end. Only displayed status depends on it: an
+    unreadable file counts as none. After a crash the age of the last report shows that the manager has ended.
 
     | field | meaning |
     |---|---|
@@ -335,12 +328,7 @@ class WorkJournal:
         wall_ms: int | None = None,
         suspicion: ClockSuspicion | None = None,
     ) -> None:
-        """Report a maintenance run with these problems. Raises errors of the disk.
-
-        `of_node` is the error that ended the run, None without one.
-
-        A failed write loses only displayed status, and the next run tries again.
-        """
+        """Report a maintenance run; `of_node` is the error that ended it. Raises errors of the disk."""
         known = {each.name: each for each in self._report.troubles}
         met: list[tuple[TopicPartition | None, LogError]] = [] if of_node is None else [(None, of_node)]
         met += [(name, problems[name]) for name in sorted(problems)]
@@ -357,7 +345,6 @@ class WorkJournal:
             self.keep()
 
     def keep(self) -> None:
-        """Write the report."""
         storage, root = self._place()
         replace_file(storage, join(root, REPORT_FILE), msgspec.json.encode(self._report))
         self._written = self._report
@@ -370,7 +357,7 @@ class WorkJournal:
 
 
 def read_report(places: Sequence[tuple[Storage, str]]) -> WorkReport | None:
-    """The newest report in any of the log directories; None if none can be read."""
+    """The newest readable report in the log directories; None without one."""
     found = []
     for storage, root in places:
         try:

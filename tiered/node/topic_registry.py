@@ -1,15 +1,12 @@
 """The topics of a node: their ids, partition counts and own settings, in one small file.
 
-``topics.json`` is at the root of every log directory, next to Kafka's checkpoints, and is replaced whole. A broker
-reads directories there and ignores unknown files. The settings are the topic's own, as text under Kafka's names.
-`tiered.config.config` layers defaults and overrides on top. A file without `was_tiered` or `version` (later additions)
-is read as false and 0.
+``topics.json`` is at the root of every log directory, where a broker ignores unknown files. Settings are the topic's
+own, as text under Kafka's names. Later additions to the format, `was_tiered` and `version`, default to false and 0.
 
-With several log directories each has a copy, so that no lost disk loses the topics. A change raises `version` and is
-written to each copy in turn. A copy that cannot be written is skipped if another takes the change. The copy with the
-highest version is valid: a crash in between leaves the change made or not made, and `heal` updates the other copies.
-While a copy is unavailable, the version rises by two. That copy may be ahead by one unreported change, which must not
-win over the changes made without it.
+Each log directory has a copy, so that no lost disk loses the topics. A change raises `version` and replaces each copy
+in turn; a copy that cannot be written is skipped if another takes the change. The copy with the highest version is
+valid: a crash in between leaves the change made or not made, and `heal` updates the other copies. While a copy is
+unavailable, the version rises by two: that copy may be ahead by one unreported change, which must not win.
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ _log = logging.getLogger(__name__)
 class Topic:
     """A topic; `properties` are its own settings, unparsed. Partitions are numbered from 0.
 
-    `was_tiered`: the bucket may hold objects of the topic. It is set before the first manifest is written, and never
-    reset.
+    `was_tiered`: the bucket may hold its objects. It is set before the first manifest is written, and never reset.
     """
 
     name: str
@@ -61,17 +57,10 @@ class DeletedTopic:
 
 
 class TopicRegistry:
-    """The topics of a node. Reads the file once and writes it on every change.
-
-    A change becomes visible after it was written. Thread safe; changes wait for each other.
-    """
+    """The topics of a node: read once, written on every change before it is visible. Thread safe."""
 
     def __init__(self, places: Places) -> None:
-        """`places` are the log directories and their storages.
-
-        Raises Corrupt if a file does not hold topics. Raises DiskFailed or AccessDenied if no copy was found and one
-        could not be read.
-        """
+        """Raises Corrupt if a file does not hold topics, DiskFailed or AccessDenied without a readable copy."""
         self._file = CopiedFile(places, FILE, _FILE, FORMAT_VERSION, "topic registry")
         newest = self._read()
         self._version = newest.version
@@ -92,7 +81,7 @@ class TopicRegistry:
         return self._topics[name]
 
     def check_new(self, topic: Topic) -> None:
-        """Check a new topic. Raises InvalidRequest for a taken name or an invalid partition count."""
+        """Raise InvalidRequest for a taken name or an invalid partition count."""
         check_topic(topic.name)
         if topic.name in self._topics:
             raise InvalidRequest(
@@ -114,10 +103,7 @@ class TopicRegistry:
             self._write({**self._topics, **{each.name: each for each in topics}})
 
     def alter(self, name: str, properties: dict[str, str], *, is_tiered: bool = False) -> Topic:
-        """Replace the topic's own settings, durable on return.
-
-        With `is_tiered` it has `was_tiered` from now on; this cannot be undone.
-        """
+        """Replace the topic's own settings, durable on return. `is_tiered` sets `was_tiered`."""
         with self._changing:
             known = self.get(name)
             altered = replace(known, properties=properties, was_tiered=known.was_tiered or is_tiered)
@@ -137,7 +123,7 @@ class TopicRegistry:
         return self._deleted
 
     def forget(self, topic_id: str) -> None:
-        """Remove a deleted topic without remains from the list."""
+        """Remove a deleted topic without remains from `deleted`."""
         with self._changing:
             self._write(self._topics, tuple(each for each in self._deleted if each.topic.topic_id != topic_id))
 
@@ -149,7 +135,6 @@ class TopicRegistry:
                 self._write_copies(self._topics, self._deleted, behind)
 
     def _read(self) -> _File:
-        """Return the newest of the copies."""
         copies = self._file.read()
         if copies.damaged:
             raise copies.damaged[0]
@@ -172,7 +157,6 @@ class TopicRegistry:
     def _write_copies(
         self, topics: dict[str, Topic], deleted: Sequence[DeletedTopic], at: Iterable[int] | None = None
     ) -> list[LogError]:
-        """Write all copies, or those `at` these places; return the errors of copies left unchanged."""
         ordered = [topics[name] for name in sorted(topics)]
         body = _File(format_version=FORMAT_VERSION, topics=ordered, version=self._version, deleted=list(deleted))
         return self._file.write(msgspec.json.format(msgspec.json.encode(body), indent=1), self._version, at)
@@ -190,7 +174,7 @@ T = TypeVar("T", bound=_Versioned)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies(Generic[T]):
-    """What was found of a file: the copy with the highest version, and the errors of copies that cannot be read."""
+    """The copy with the highest version, and the errors of copies that cannot be read."""
 
     newest: T | None
     damaged: list[Corrupt]
@@ -198,9 +182,9 @@ class Copies(Generic[T]):
 
 
 class CopiedFile(Generic[T]):
-    """A small JSON file with a copy in every log directory. A copy is replaced whole; the highest version is valid.
+    """A small JSON file with a copy in every log directory; the highest version is valid.
 
-    `versions` are those of the copies, None for a copy that is missing or unknown.
+    `versions` are those of the copies, None for a missing or unknown one.
     """
 
     def __init__(

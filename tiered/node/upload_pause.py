@@ -7,14 +7,13 @@
 | `retention.*` | still expires records in the bucket |
 | resume | the next copy starts at the unchanged remote end, so the entries stay without a gap |
 
-It differs from KIP-950's ``remote.log.copy.disable``, with which `retention.*` also expires records never copied.
+With KIP-950's ``remote.log.copy.disable`` in contrast `retention.*` also expires records never copied.
 
-``uploads-paused.json`` is at the root of every log directory (a broker reads only directories there) and is replaced
-whole. The highest `version` is valid, so a disk that was offline during a change does not restore the old state. One
-process at a time writes it, under a lock of its own, in parallel to a running manager and without the directory's lock.
-The manager reads it at the start of a maintenance run and of a task, and before each copy. A crash leaves the change
-made or not made. An unreadable file pauses everything: a damaged file must not resume uploads against the operator's
-decision.
+``uploads-paused.json`` is at the root of every log directory and is replaced whole. The highest `version` is valid, so
+a disk that was offline during a change does not restore the old state. One process at a time writes it, under a lock of
+its own, also while a manager runs. The manager reads it at the start of a maintenance run and of a task, and before
+each copy. A crash leaves the change made or not made. An unreadable file pauses everything: damage must not resume
+uploads.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class UploadPauses:
         self._file = _current(_read(directories.places()))
 
     def refresh(self) -> None:
-        """Read the file again. Never raises: state that cannot be read now stays unchanged."""
+        """Read the file again. Never raises: unreadable state stays unchanged."""
         with self._lock:
             before = self._file
             places = self._directories.places()
@@ -78,7 +77,7 @@ class UploadPauses:
                 _log.warning("the upload pauses changed: %s", _summary(self._file))
 
     def of(self, topic: Topic) -> Pause | None:
-        """Return since when and why uploads of a topic are paused, as of the last `refresh`."""
+        """Return since when and why uploads of a topic are paused; None if not."""
         return _pause_of(self._file, topic)
 
     def pause(self, names: Iterable[str] | None = None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
@@ -92,14 +91,13 @@ class UploadPauses:
         return resume_uploads(self._directories.places(), names)
 
     def by_topic(self) -> dict[str, Pause]:
-        """As `paused_topics`."""
         return paused_topics(self._directories.places())
 
 
 def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
-    """Pause the uploads of some topics (None: of all, future topics included); all pauses, by topic.
+    """Pause the uploads of some topics (None: of all, also future ones); return all pauses, by topic.
 
-    Durable on return. An existing pause is unchanged. Raises NotFound for an unknown topic, and Conflict while another
+    Durable on return. An existing pause is unchanged. Raises NotFound for an unknown topic, Conflict while another
     process changes pauses.
     """
     registry, mark = TopicRegistry(places), _mark(now_ms, reason)
@@ -107,30 +105,30 @@ def pause_uploads(places: Places, names: Iterable[str] | None, *, now_ms: int, r
 
 
 def resume_uploads(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
-    """Resume the uploads of some topics (None: of all); the remaining pauses, by topic.
+    """Resume the uploads of some topics (None: of all); return the remaining pauses, by topic.
 
-    With None, topics paused one by one are resumed too. Durable on return; a topic that is not paused is no error.
-    Raises NotFound for an unknown topic, InvalidRequest for some topics while all are paused, and Conflict while
-    another process changes pauses.
+    None also resumes topics paused one by one. Durable on return. A topic that is not paused is no error. Raises
+    NotFound for an unknown topic, InvalidRequest for some topics while all are paused, Conflict while another process
+    changes pauses.
     """
     registry = TopicRegistry(places)
     return _replace(places, _selected(registry, names), partial(_without_pauses, registry=registry))
 
 
 def dry_run_pause(places: Places, names: Iterable[str] | None, *, now_ms: int, reason: str = "") -> dict[str, Pause]:
-    """The pauses after `pause_uploads`, with the same errors; changes nothing."""
+    """The pauses after `pause_uploads`, with its errors; changes nothing."""
     registry, mark = TopicRegistry(places), _mark(now_ms, reason)
     return _by_topic(_with_pauses(_current(_read(places)), _selected(registry, names), mark), registry)
 
 
 def dry_run_resume(places: Places, names: Iterable[str] | None) -> dict[str, Pause]:
-    """The pauses after `resume_uploads`, with the same errors; changes nothing."""
+    """The pauses after `resume_uploads`, with its errors; changes nothing."""
     registry = TopicRegistry(places)
     return _by_topic(_without_pauses(_current(_read(places)), _selected(registry, names), registry), registry)
 
 
 def paused_topics(places: Places) -> dict[str, Pause]:
-    """The topics with paused uploads, by name. Changes nothing."""
+    """The topics with paused uploads, by name."""
     return _by_topic(_current(_read(places)), TopicRegistry(places))
 
 
@@ -147,10 +145,7 @@ def _selected(registry: TopicRegistry, names: Iterable[str] | None) -> list[Topi
 
 
 def _with_pauses(file: _File | None, topics: Sequence[Topic] | None, mark: _Paused) -> _File:
-    """Return the file with these topics paused (None: all).
-
-    `file` None stands for an unreadable file, which pauses all.
-    """
+    """Return the file with these topics paused (None: all). An unreadable `file` (None) pauses all."""
     if file is None and topics is not None:
         raise InvalidRequest(
             f"cannot pause uploads, {FILE} is unreadable, so all uploads are paused: run 'tiered resume' first"
@@ -163,7 +158,7 @@ def _with_pauses(file: _File | None, topics: Sequence[Topic] | None, mark: _Paus
 
 
 def _without_pauses(file: _File | None, topics: Sequence[Topic] | None, registry: TopicRegistry) -> _File:
-    """The file with these topics resumed (None: all); topics that no longer exist are left out."""
+    """Return the file with these topics resumed (None: all), without topics that no longer exist."""
     if topics is None:
         return _NOTHING
     if file is None or file.all is not None:
@@ -182,7 +177,6 @@ def _by_topic(file: _File | None, registry: TopicRegistry) -> dict[str, Pause]:
 
 
 def _pause_of(file: _File | None, topic: Topic) -> Pause | None:
-    """Since when and why uploads of `topic` are paused, by a pause of all first; None if not paused."""
     if file is None:
         return Pause(since_ms=None, reason=f"{FILE} is unreadable; 'tiered resume' writes it again")
     found = file.all or file.topics.get(topic.topic_id)
@@ -194,14 +188,13 @@ def _pause_of(file: _File | None, topic: Topic) -> Pause | None:
 def _replace(
     places: Places, topics: Sequence[Topic] | None, change: Callable[[_File | None, Sequence[Topic] | None], _File]
 ) -> dict[str, Pause]:
-    """Replace the pauses under the lock, in every directory that accepts them; all pauses then, by topic.
+    """Replace the pauses under the lock, in every directory that accepts them; return all pauses.
 
     `change` gets the current pauses (None: unreadable). Raises the last error if no directory accepted them.
     """
     lock = _lock(places)
     try:
         copies = _read(places)
-        # By two if a copy is unavailable: it may be ahead by one unreported change.
         version = (copies.newest.version if copies.newest is not None else 0) + (2 if copies.unavailable else 1)
         file = msgspec.structs.replace(change(_current(copies), topics), version=version)
         errors = _copied_file(places).write(msgspec.json.encode(file), version)
@@ -217,7 +210,6 @@ def _copied_file(places: Places) -> CopiedFile[_File]:
 
 
 def _lock(places: Places) -> StorageFile:
-    """Take the lock in the first available directory. Raises Conflict while another process has it."""
     failed: LogError | None = None
     for storage, root in places:
         try:

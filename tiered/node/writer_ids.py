@@ -1,8 +1,8 @@
 """The names of writers in manifests.
 
-A manager's name has the machine, the node, and a part for each start; a job's has its kind and its id. A node's part is
-the same at every start with the same directories. So a reader of a manifest can see whether the manager of these
-directories was the last writer. The name decides nothing: only the epoch decides which process may commit.
+A manager's name has the machine, the node, and a part for each start; a job's has its kind and id. The node's part is
+the same at every start, so a reader sees whether the last writer was of these directories. Only the epoch decides which
+process may commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _MANAGER = re.compile(r".+-([0-9a-f]{8})-[0-9a-f]{8}")
 
 
 def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
-    """The name of a manager that starts on these directories."""
     import socket
     import uuid
 
@@ -33,7 +32,7 @@ def new_writer_id(storage: Storage, directories: Sequence[str]) -> str:
 
 
 def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
-    """Eight characters for the node named in the first readable directory; None if no directory names a node."""
+    """Eight characters for the node named in the first readable directory; None without a node's name."""
     for directory in directories:
         try:
             found = read_meta_properties(storage, directory)
@@ -45,13 +44,13 @@ def node_mark(storage: Storage, directories: Sequence[str]) -> str | None:
 
 
 def signed_for(writer_id: str, storage: Storage, directory: str) -> str:
-    """Return a writer id for a job on this directory's node: a later manager of the node counts as the same writer."""
+    """Return a job's writer id of this node: a later manager of the node counts as the same writer."""
     mark = node_mark(storage, [directory])
     return writer_id if mark is None else f"{writer_id}@{mark}"
 
 
 def is_of_other_node(writer_id: str, mark: str | None) -> bool:
-    """Whether the writer id is that of a writer of another node, with a log of its own; False if unknown."""
+    """Whether the writer id is another node's; False if unknown."""
     if mark is not None and writer_id.startswith((RESTORE, ADOPT)):
         return "@" in writer_id and not writer_id.endswith(f"@{mark}")
     found = _MANAGER.fullmatch(writer_id)
@@ -60,6 +59,5 @@ def is_of_other_node(writer_id: str, mark: str | None) -> bool:
 
 
 def is_of_node(writer_id: str, mark: str | None) -> bool:
-    """Whether the name is of a manager of that node."""
     parts = writer_id.split("-")
     return mark is not None and len(parts) >= 3 and parts[-2] == mark

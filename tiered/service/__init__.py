@@ -1,5 +1,1 @@
-"""A manager as a long-running service.
-
-`worker` runs maintenance in a loop, frees a full disk, and logs the start and the end of problems. `systemd` talks to
-the service manager.
-"""
+"""A manager as a long-running service: maintenance in a loop, relief of a full disk, log lines, systemd."""

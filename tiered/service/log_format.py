@@ -1,8 +1,7 @@
 """Log lines as JSON: one object a line, with the message's facts as fields.
 
-A message of this project is a constant text followed by ``name=%s`` for each fact. Here the facts become fields of the
-object, and `message` is the text without them, so lines of one kind can be counted. A fact with the name of a standard
-field (`time`, `level`, `logger`, `message`, `error`) gets an underscore.
+A message is a constant text followed by ``name=%s`` for each fact; `message` is the text alone, so lines of one kind
+can be counted. A fact named as a standard field (`time`, `level`, `logger`, `message`, `error`) gets an underscore.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _OURS = ("time", "level", "logger", "message", "error")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON; never raises for the content of a record."""
+    """Formats a record as one line of JSON; never raises for its content."""
 
     def format(self, record: logging.LogRecord) -> str:
         text, facts = split_facts(record)

@@ -1,8 +1,7 @@
 """Counters, histograms and trace spans of disk, store and maintenance since the start of the process.
 
-A manager's storage, its store and its worker report to an `Observations`; `tiered.observe.metrics` reads it. The spans
-are those of OpenTelemetry's API, the only use of that package; without it there are none. The surrounding program
-configures the export (``opentelemetry-instrument tiered run``, or an SDK in an embedding program).
+`tiered.observe.metrics` reads them. Spans are OpenTelemetry's; without that package there are none. The surrounding
+program configures the export.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ ROUND_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistogramCounts:
-    """Counts of a histogram. `buckets` are cumulative: (upper bound in s, count up to it).
-
-    The last bound is infinity.
-    """
+    """Counts of a histogram. `buckets` are cumulative: (upper bound in s, count), the last bound infinity."""
 
     buckets: tuple[tuple[float, int], ...]
     count: int
@@ -83,7 +79,6 @@ class Observations:
         self._counts: Counter[tuple[str, ...]] = Counter()
 
     def of(self, name: str) -> Mapping[tuple[str, ...], int]:
-        """Return the counts of one name, by their labels."""
         with self._lock:
             return {
                 labels: count for (each, *rest), count in self._counts.items() if each == name for labels in [(*rest,)]
@@ -106,7 +101,7 @@ class Observations:
 
     @contextmanager
     def around(self, op: str, key: str) -> Iterator[None]:
-        """Measure one call to the store (`remote.store.middleware.store_wrapper.Around`)."""
+        """Measure one call to the store (an `Around`)."""
         started = time.perf_counter()
         kind = _request_kind(op, key)
         if kind is not None:
@@ -128,7 +123,6 @@ class Observations:
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """Measure one maintenance run."""
         started = time.perf_counter()
         try:
             yield
@@ -156,10 +150,7 @@ def open_observed(
     progress: OnProgress = lambda progress: None,
     takes_over: bool = False,
 ) -> LogManager:
-    """Open a manager as `LogManager.open`, with disk and store observed.
-
-    `around` wraps each call to the store too. Raises as `LogManager.open`.
-    """
+    """Open a manager as `LogManager.open`, disk and store observed; `around` wraps each store call too."""
     inner = store if store is not None else configured_store(config)
 
     def both(op: str, key: str) -> AbstractContextManager[object]:
@@ -179,7 +170,7 @@ def open_observed(
 
 
 def _request_kind(op: str, key: str) -> str | None:
-    """Return which of Kafka's three kinds of remote requests a call is; None for index requests."""
+    """Return Kafka's kind of a remote request; None for index requests."""
     if op == "delete":
         return "delete"
     if not is_segment_object(key) or key.endswith(INDEXES_SUFFIX):
@@ -193,8 +184,6 @@ def _topic(key: str) -> str:
 
 
 class Tracer(Protocol):
-    """Returns a context manager for each timed operation."""
-
     def span(self, name: str, **attributes: str | int) -> AbstractContextManager[object]: ...
 
 
@@ -236,8 +225,5 @@ def tracer(provider: object | None = None) -> Tracer:
 
 
 def store_spans(spans: Tracer) -> Around:
-    """Return spans around each store call: ``tiered.store.get`` and so on, with the key.
-
-    `remote.store.middleware.store_wrapper` calls them.
-    """
+    """Return spans around each store call: ``tiered.store.get`` and so on, with the key."""
     return lambda op, key: spans.span(f"tiered.store.{op}", key=key)

@@ -1,8 +1,7 @@
 """Notifications to systemd: ready, reloading, stopping, alive. Without a socket nothing is sent.
 
-The protocol is a datagram of ``KEY=value`` lines to the socket that ``NOTIFY_SOCKET`` names (sd_notify(3)). A name that
-begins with ``@`` is in Linux's abstract namespace. With ``WATCHDOG_USEC`` systemd expects a message in each such period
-and restarts a silent service. `Heartbeat` sends it from a thread as long as the work shows progress.
+The protocol is a datagram of ``KEY=value`` lines to the socket in ``NOTIFY_SOCKET`` (sd_notify(3)); ``@`` begins a name
+in Linux's abstract namespace. With ``WATCHDOG_USEC`` systemd restarts a service that is silent for such a period.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ SILENCE_S = 900.0  # work without progress for so long hangs: every call to a st
 
 
 class ServiceManager:
-    """Sends notifications to the service manager. Never raises: the service must run without one too.
-
-    Thread safe.
-    """
+    """Sends notifications to the service manager. Never raises. Thread safe."""
 
     def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
         """`watchdog_s` is the watchdog period in seconds, None without a watchdog."""
@@ -60,7 +56,6 @@ class ServiceManager:
         self.send_state("WATCHDOG=1")
 
     def send_state(self, *lines: str) -> None:
-        """Send one datagram."""
         if self._address is None:
             return
         body = "\n".join(line.replace("\n", " ") for line in lines).encode()
@@ -101,7 +96,7 @@ class Heartbeat:
             self._thread.join()
 
     def beat(self) -> bool:
-        """Notify once, if there was progress; return whether it was sent."""
+        """Notify once if there was progress; return whether it was sent."""
         if self._clock() - self._last_seen_s() > self._silence_s:
             return False
         self._service.alive()

@@ -1,7 +1,6 @@
 """Maintenance runs of a manager, one after another, with their report and notes on the tiers.
 
-The loop continues after a run that failed as a whole because of the disk or the store: no room for a checkpoint, no
-permission to write it, no answer. The error is noted and the next run tries again. Other errors of a run (another
+A run that failed because of the disk or the store is noted, and the next run tries again. Other errors (another
 configuration, another process that holds the directory) are raised to the caller, which passes the time.
 """
 
@@ -41,13 +40,9 @@ _log = logging.getLogger(__name__)
 class DiskRelief:
     """Relieves a full disk before each maintenance run: segments with a remote copy are dropped early.
 
-    Not thread safe: maintenance runs are sequential.
-
-    `Partition.check_appendable` refuses appends before this helps. The relief waits for no copy in progress: the store
-    may not answer, and the disk would fill in that time.
-
-    A segment that only this disk has is never dropped. A dropped segment frees its bytes after
-    ``file.delete.delay.ms``. Until then they count as free, so that no more is dropped than needed.
+    It waits for no copy in progress: the store may not answer. A segment that only this disk has is never dropped.
+    Dropped segments count as free at once, although their bytes are freed after ``file.delete.delay.ms``. Not thread
+    safe.
     """
 
     def __init__(self, manager: LogManager) -> None:
@@ -56,7 +51,7 @@ class DiskRelief:
         self._leaving: list[tuple[int, int, str, int]] = []  # dropped at, delay in ms, directory, bytes
 
     def relieve(self, now_ms: int) -> int:
-        """Drop segments as needed; return their bytes. Problems of partitions are in the manager, not raised."""
+        """Drop segments as needed; return their bytes. Problems of partitions are in the manager."""
         directories = self._manager.directories.facts()
         self._find_space(directories)
         least = self._manager.config.int_of(RELIEF_FREE_MIN)
@@ -117,10 +112,7 @@ class _Known:
 
 
 class ProblemWatch:
-    """Compares the problems after each maintenance run with the ones before. Not thread safe.
-
-    Counts are of partitions, by the class of the error.
-    """
+    """Compares the problems of maintenance runs, counted by class of error. Not thread safe."""
 
     def __init__(self) -> None:
         self.begun = Counter[str]()
@@ -129,11 +121,10 @@ class ProblemWatch:
 
     @property
     def oldest_since_ms(self) -> int | None:
-        """Start of the longest lasting problem; None without one."""
         return min((each.since_ms for each in self._known.values()), default=None)
 
     def note(self, problems: Mapping[TopicPartition, LogError], of_node: LogError | None, now_ms: int) -> None:
-        """Compare with the previous maintenance run. An error of another class is another problem."""
+        """Compare with the previous run. An error of another class is another problem."""
         errors: dict[TopicPartition | None, LogError] = dict(problems.items())
         if of_node is not None:
             errors[None] = of_node
@@ -177,8 +168,7 @@ class Worker:
         """`interval_ms` is the caller's pause between maintenance runs, for readers of the report.
 
         With `waits` false a run leaves tasks that wait for the store to their own threads (`LogManager.tick`). A
-        `clock_guard` checks the times of runs against jumps of the clock; without it the times are used as they are.
-        `counted` is a monotonic counter of milliseconds, independent of the wall clock.
+        `clock_guard` checks the times of runs against jumps of the clock. `counted` returns monotonic ms.
         """
         self.manager = manager
         self.clock_guard = clock_guard
@@ -199,10 +189,7 @@ class Worker:
         )
 
     def problem_lines(self) -> list[str]:
-        """Return a line for each problem of the node and each cause of partition problems.
-
-        A log is uncleanable until a pass succeeds: after a restart no run has met the cause yet.
-        """
+        """Return a line for each problem of the node and each cause of partition problems."""
         problems = problems_of(self.manager.problems)
         known = {each.where for each in problems}
         for name, uncleanable in self.manager.cleaning.uncleanable_of(self.manager.partitions.all()).items():
@@ -217,19 +204,15 @@ class Worker:
 
     @property
     def round_age_ms(self) -> int:
-        """Time since the end of the last run, or since the start; independent of clock jumps."""
+        """Monotonic ms since the end of the last run, or since the start."""
         return self._counted() - self._ended_at
 
     @property
     def report(self) -> WorkReport:
-        """The report of the runs so far."""
         return self._journal.report
 
     def round(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Run maintenance once; return whether more work waits.
-
-        `round_error` is the error that ended the run early, None for a complete run.
-        """
+        """Run maintenance once; return whether more work waits. `round_error` ended the run early."""
         before, self.round_error, is_busy = self.round_error, None, False
         wall_ms, now_ms = now_ms, self._believed(now_ms)
         try:
@@ -251,7 +234,6 @@ class Worker:
         return is_busy
 
     def end(self, now_ms: int) -> None:
-        """Report that the manager has stopped."""
         wall_ms, now_ms = now_ms, self._believed(now_ms)
         self._note(now_ms, wall_ms, is_ended=True)
         self._notes.note(now_ms, is_last=True)

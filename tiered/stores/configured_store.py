@@ -44,10 +44,9 @@ def configured_store(config: Config, *, policy: RetryPolicy | None = None) -> Ob
 def addressed_store(
     url: str, options: Mapping[str, object], config: Config, *, writes_segments: bool = False
 ) -> ObjectStore:
-    """The store at `url`, under the settings of `config`, which has no file. Raises as `configured_store`.
+    """The store at `url` under the settings of `config`, which has no file. Raises as `configured_store`.
 
-    If the caller writes no segments, object settings that only S3 has are no error for another store: they may be meant
-    for the target of a copy.
+    Without `writes_segments` object settings that only S3 has are no error for another store.
     """
     values = config.topic_properties("")
     if not (writes_segments or url.startswith("s3:")):
@@ -62,7 +61,6 @@ def _settled_store(
     key_ring: str | None,
     policy: RetryPolicy | None = None,
 ) -> ObjectStore:
-    """Open a store with every setting of the store. A store that cannot honour one refuses it."""
     store = open_store(url, _with_client(url, options, values), policy=policy, objects=object_settings(values))
     if parse(IMMUTABLE, values[IMMUTABLE]):
         store = ImmutableStore(store)
@@ -72,7 +70,7 @@ def _settled_store(
 
 
 def store_options(config: Config) -> dict[str, object]:
-    """The options of the file; for S3 with the configured client unless the options name one."""
+    """The options of the file; for S3 with the configured client unless they name one."""
     return _with_client(config.remote_url or "", config.remote_options, config.topic_properties(""))
 
 
@@ -84,7 +82,7 @@ def _with_client(url: str, given: Mapping[str, object], values: Mapping[str, str
 
 
 def object_settings(values: dict[str, str]) -> ObjectSettings:
-    """The settings that S3 gets with every object; "default" sends nothing."""
+    """The settings of every object in S3; "default" sends nothing."""
     storage_class, encryption = values["remote.storage.class"], values["remote.sse"]
     return ObjectSettings(
         storage_class=None if storage_class == "default" else storage_class,
@@ -100,7 +98,7 @@ def _rate(values: dict[str, str], name: str) -> int | None:
 
 
 def release(directory: LogDirectories, store: ObjectStore | None) -> None:
-    """Release the directory and the store as a crash would: nothing is written."""
+    """Release the directory and the store as a crash would: writes nothing."""
     try:
         directory.abandon()
     finally:
@@ -109,8 +107,6 @@ def release(directory: LogDirectories, store: ObjectStore | None) -> None:
 
 
 class _ForwardingStore:
-    """Forwards every other method of the store protocol through `_forward`."""
-
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
 
@@ -130,15 +126,12 @@ class _ForwardingStore:
 
 
 class ShortDeadlineStore(_ForwardingStore):
-    """A store with short deadlines while a command opens, so that an unavailable store delays no command.
+    """A store with short deadlines while a command opens. Thread safe, except `haste`.
 
     | phase | a call | after an unanswered call |
     |---|---|---|
     | in haste (`haste`) | is tried once, for HASTE_S at most | every further call fails at once, until its end |
     | afterwards | is tried as any other store's | is tried as any other store's |
-
-    A store that answers, however many calls it takes, is used as usual: only an unanswered call ends the calls.
-    Thread safe, except that one thread enters `haste`.
     """
 
     def __init__(self, inner: ObjectStore, budget: RetryBudget, limit_s: float = HASTE_S) -> None:
@@ -158,7 +151,7 @@ class ShortDeadlineStore(_ForwardingStore):
 
     @contextmanager
     def haste(self) -> Iterator[None]:
-        """Within this context calls have short deadlines."""
+        """Give the calls in this context short deadlines. One thread enters it."""
         self._is_hasty, self._silent = True, None
         try:
             with self._budget.closed():
@@ -191,9 +184,7 @@ class ShortDeadlineStore(_ForwardingStore):
 
 
 class BriefStore(_ForwardingStore):
-    """A store that bounds the sum of unanswered waits, over all partitions and all calls. Thread safe.
-
-    It is for commands that show figures and change nothing.
+    """A store that bounds the unanswered waits of all calls together. For reading commands. Thread safe.
 
     | the store | unanswered waits, in total | then |
     |---|---|---|
@@ -251,7 +242,6 @@ class BriefStore(_ForwardingStore):
         return WatchedStore(self._inner, self._watchdog, Deadlines(call_s=left_s))
 
     def _timed(self, ask: Callable[[float], object]) -> object:
-        """The result of `ask`, which gets the seconds left for unanswered calls."""
         with self._lock:
             left_s = (ANSWERED_S if self._has_answered else self._limit_s) - self._vain_s
             silent = self._silent

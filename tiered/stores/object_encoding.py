@@ -7,9 +7,9 @@
 | bulk ingest, bucket compaction | settings of the job over the manifest's (`with_key_of`) |
 | merge, recode, copy, repair | the encoding of the entry that is rewritten (`encoding_of_entry`), changed where asked |
 
-A writer that has no view of the node's configuration never writes plaintext behind encrypted entries. If its settings
-name no key, the key of the newest encrypted entry is used. A rewriting writer encrypts plaintext entries if the
-settings name a key. Only ``rewrite recode --decrypt`` removes encryption.
+A writer without the node's configuration never writes plaintext behind encrypted entries: if its settings name no key,
+the newest encrypted entry's key is used. A rewriting writer encrypts plaintext entries if the settings name a key. Only
+``rewrite recode --decrypt`` removes encryption.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ _NOTHING: Mapping[str, str] = {}
 class EncodingChoice:
     """The object encoding without secrets: codec ("none", "zstd"), key id, storage class.
 
-    `level` is zstd's for new objects, None for its default. Entries do not record it, so it takes no part in
-    comparisons.
+    `level` is zstd's, None for its default; entries do not record it, so it takes no part in comparisons.
     """
 
     codec: str = "none"
@@ -58,10 +57,7 @@ class EncodingChoice:
     level: int | None = field(default=None, compare=False)
 
     def object_encoding(self, keys: KeyRing) -> ObjectEncoding:
-        """The encoding, with the key ring of the uploading process.
-
-        Raises InvalidRequest for an unknown codec.
-        """
+        """The encoding with this process's key ring. Raises InvalidRequest for an unknown codec."""
         if self.codec not in _CODES:
             raise InvalidRequest("cannot rewrite, unknown object encoding", codec=self.codec, known=",".join(_CODES))
         return ObjectEncoding(
@@ -71,17 +67,16 @@ class EncodingChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
-    """The settings of topics in a bucket, as a command knows them. It can be pickled, and holds no secret.
+    """The settings of a bucket's topics, as a command knows them. It can be pickled, and holds no secret.
 
-    With `is_node` all layers of `config` apply, as on the node itself. Otherwise `config` has no file: only its
-    environment and overrides apply, over the topic's own settings.
+    With `is_node` all layers of `config` apply, else only its environment and overrides, over the topic's own settings.
     """
 
     config: Config
     is_node: bool = True
 
     def of(self, topic: str, own: Mapping[str, str]) -> dict[str, str]:
-        """The settings of a topic whose manifest has `own`. Raises InvalidRequest for an unknown own setting."""
+        """The settings of a topic; `own` are its manifest's. Raises InvalidRequest for an unknown one."""
         if self.is_node:
             return self.config.topic_properties(topic, own)
         of_store = {STORAGE_CLASS: self.config.topic_properties("")[STORAGE_CLASS]}
@@ -95,10 +90,10 @@ def own_settings(topic: str, own: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def encoding_of(settings: Mapping[str, str], keys: KeyRing, entries: Iterable[SegmentEntry] = ()) -> ObjectEncoding:
-    """The encoding of new data objects under `settings`; missing settings have their defaults.
+    """The encoding of new data objects; missing settings have their defaults.
 
-    `entries` are segment entries that the new objects replace or follow, ascending; see `with_key_of`.
-    Raises InvalidRequest for a key that `keys` lacks.
+    The new objects replace or follow `entries`, ascending (`with_key_of`). Raises InvalidRequest for a key that `keys`
+    lacks.
     """
     return object_encoding(with_key_of(settings, entries), keys)
 
@@ -113,7 +108,7 @@ def with_key_of(settings: Mapping[str, str], entries: Iterable[SegmentEntry]) ->
 
 
 def encoding_of_settings(settings: Mapping[str, str]) -> EncodingChoice:
-    """The encoding that `settings` name; missing settings have their defaults. Needs no key ring."""
+    """The encoding that `settings` name; missing settings have their defaults."""
     said = object_encoding({**settings, KEY_ID: ""}, NO_KEYS)
     return EncodingChoice(
         codec=CODECS[said.codec],
@@ -124,10 +119,7 @@ def encoding_of_settings(settings: Mapping[str, str]) -> EncodingChoice:
 
 
 def encoding_of_entry(entry: SegmentEntry, settings: Mapping[str, str] = _NOTHING) -> EncodingChoice:
-    """The encoding of `entry`; a plaintext entry gets the key of the settings if they name one.
-
-    The storage class is that of the settings if they name one: the store was opened with it.
-    """
+    """The encoding of `entry`; a key for plaintext and a storage class come from the settings if named."""
     said = encoding_of_settings(settings)
     return EncodingChoice(
         codec=entry.codec,

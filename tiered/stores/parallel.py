@@ -1,8 +1,6 @@
 """Run one function on several values in a bounded number of daemon threads.
 
-`concurrent.futures` waits for its threads at the end of the process and of its pool. A thread that waits for a hanging
-store would block the end of an interrupted process. These threads are daemons: an interrupted caller returns at once
-and leaves the running calls alone.
+The threads of `concurrent.futures` are waited for at the end of the process: a hanging store would block it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ POLL_S = 0.5  # longest delay of a signal
 def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, name: str) -> list[R]:
     """The results of `work`, in order. Raises the first error: later values are not started.
 
-    Running calls are waited for after an error. After an interrupt of the caller nothing is started or waited for.
+    After an error the running calls are waited for; after an interrupt nothing is.
     """
     if len(things) < 2:
         return [work(each) for each in things]

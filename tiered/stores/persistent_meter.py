@@ -1,14 +1,12 @@
 """A meter of a manager's store with persistent counts: requests per month and topic.
 
-``remote-requests.json`` is in the first log directory. It holds the store's url, the start and end of the counting, and
-for each calendar month (UTC) the counts by topic directory. It is replaced whole, at most once in KEEP_INTERVAL_MS and
-at the end, and only if something was counted. A crash loses the counts since the last write. A file that is unreadable,
-or of another store, is started over: the counts serve a bill estimate, and nothing else depends on them.
+``remote-requests.json`` is in the first log directory: the store's url, the start and end of the counting, and the
+counts by calendar month (UTC) and topic directory. It is replaced whole, at most once in KEEP_INTERVAL_MS and at the
+end. A crash loses the counts since the last write. An unreadable file, or one of another store, is started over: only a
+bill estimate depends on it. Retries after a failed request are not counted.
 
-Times are the manager's times. A clock that was never set (before EARLIEST_MS: an empty battery at the first start) does
-not count. Nothing is written until the time is valid; the start of the meter is then computed back from the counted
-time. Counts dated in the future, by a clock that had been ahead, are counted in the present month. Retries after a
-failed request are not counted (`remote.store.middleware.metered_store`).
+A clock before EARLIEST_MS was never set: nothing is written until it is valid, and the start of the meter is then
+computed back. Counts dated in the future are counted in the present month.
 """
 
 from __future__ import annotations
@@ -39,11 +37,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHistory:
-    """The recorded counts.
+    """The recorded counts of `months` (``2026-11``, ascending), each by topic directory.
 
-    `months` are ``2026-11`` and so on, ascending, each with counts by topic directory.
-    The first month counts from `since_ms`, the last up to `upto_ms`, both in ms. `begun` is the time of each topic
-    directory's first request: its counts cover the time since then, not the whole metered time.
+    The first month counts from `since_ms`, the last up to `upto_ms`. `begun` is the time of each topic directory's
+    first request: its counts cover the time since then.
     """
 
     version: int = VERSION
@@ -54,9 +51,9 @@ class RequestHistory:
     begun: Mapping[str, int] = field(default_factory=dict)
 
     def rate_since_ms(self, now_ms: int) -> int:
-        """The start of the counts that represent a present month: the last RATE_DAYS, extended to a month's start.
+        """The start of the counts that represent a present month: the last RATE_DAYS, from a month's start.
 
-        So neither last year's backfill nor a long standstill distorts the estimate of a month's bill.
+        Older backfills and standstills do not distort the estimate.
         """
         start_ms = _start_of(month_of(now_ms))
         if now_ms - start_ms < RATE_DAYS * DAY_MS:
@@ -64,7 +61,7 @@ class RequestHistory:
         return max(self.since_ms, start_ms)
 
     def recent(self, directory: str, now_ms: int) -> tuple[RequestCounts, int]:
-        """The recent counts of one topic, and the length in ms of their period up to now."""
+        """Return one topic's recent counts, and the length of their period in ms."""
         since_ms = self.rate_since_ms(now_ms)
         counts = (
             each.get(directory, RequestCounts()) for name, each in self.months.items() if name >= month_of(since_ms)
@@ -72,7 +69,6 @@ class RequestHistory:
         return sum(counts, RequestCounts()), max(0, now_ms - max(since_ms, self.begun.get(directory, since_ms)))
 
     def total(self) -> RequestCounts:
-        """The sum of all recorded counts."""
         return sum((counts for each in self.months.values() for counts in each.values()), RequestCounts())
 
 
@@ -92,10 +88,7 @@ class PersistentMeter(MeteredStore):
         read_only: bool = False,
         counted: Callable[[], int] = counted_ms,
     ) -> None:
-        """`place` returns the directory for the file; with `read_only` nothing is written.
-
-        `counted` is a monotonic clock, in ms.
-        """
+        """`place` returns the directory for the file, `counted` monotonic ms; `read_only` writes nothing."""
         super().__init__(inner)
         self._place = place
         self._read_only = read_only
@@ -108,7 +101,7 @@ class PersistentMeter(MeteredStore):
     def keep(self, now_ms: int | None = None) -> None:
         """Write the counts: with `now_ms` only after KEEP_INTERVAL_MS, without it at once.
 
-        A disk that refuses is logged; the counts stay for the next attempt.
+        A disk error is logged; the counts stay for the next attempt.
         """
         self._now_ms = self._now_ms if now_ms is None else now_ms
         is_early = now_ms is not None and 0 <= now_ms - self._kept_ms < KEEP_INTERVAL_MS
@@ -127,11 +120,10 @@ class PersistentMeter(MeteredStore):
         self._is_written = True
 
     def history(self) -> RequestHistory:
-        """The recorded counts and later ones. For a read-only open only the counts in the file."""
+        """The recorded counts and later ones; in a read-only open only the recorded ones."""
         return self._begun() if self._read_only else self._with(self.counts_by_topic())
 
     def close(self) -> None:
-        """Close the store, once."""
         if not self._is_closed:
             self._is_closed = True
             super().close()
@@ -151,7 +143,7 @@ class PersistentMeter(MeteredStore):
 
 
 def persistent_meter(store: ObjectStore | None, directory: LogDirectories, now_ms: int) -> PersistentMeter | None:
-    """The meter of a manager's store; it writes nothing in a read-only open."""
+    """The meter of a manager's store; writes nothing in a read-only open."""
     if store is None:
         return None
     return PersistentMeter(store, directory.first_online, now_ms, read_only=directory.read_only)
@@ -170,10 +162,7 @@ def read_history(storage: Storage, root: str) -> RequestHistory | None:
 
 
 def added(history: RequestHistory, more: Mapping[str, RequestCounts], now_ms: int) -> RequestHistory:
-    """`history` plus counts of the month of `now_ms`, without months that are too old.
-
-    Its counts of later months are added to that month: a clock had been ahead.
-    """
+    """`history` plus counts of the month of `now_ms`, without too old months; later months are merged."""
     name, history = month_of(now_ms), _not_ahead(history, now_ms)
     month = dict(history.months.get(name, {}))
     begun = {topic: at for each in history.months.values() for topic in each if (at := history.begun.get(topic))}
@@ -207,10 +196,7 @@ def _not_ahead(history: RequestHistory, now_ms: int) -> RequestHistory:
 
 
 def _begun_at(history: RequestHistory, topic: str, now_ms: int) -> int:
-    """The start of a topic's counts if none is recorded: now, or its first month with counts.
-
-    For requests before the first record, only the start of the meter is known.
-    """
+    """The start of a topic's counts if none is recorded: now, or its first month with counts."""
     known = [_start_of(name) for name, each in history.months.items() if topic in each]
     if known or not history.months:
         return max([history.since_ms, *known[:1]])

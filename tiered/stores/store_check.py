@@ -1,12 +1,11 @@
-"""Check, before the first write and every week, that a store really creates only if absent; ask it for its time.
+"""Check that a store creates only if absent, before the first write and weekly; ask it for its time.
 
-Without that primitive two writers can both commit, each reading back only its own manifest. The disk of one then drops
-segments that no manifest names. So a store that overwrites is refused, unless the operator declares that no other
-process ever writes there. The check includes racing creates of one name: a store may refuse a second create and still
-check first and write later.
+Without that primitive two writers can both commit, and each reads back only its own manifest. The disk of one then
+drops segments that no manifest names. So a store that overwrites is refused, unless the operator declares a single
+writer. The check includes racing creates: a store may refuse a second create and still check first and write later.
 
-The log directory records the answer, so that a short command does not check again. It holds for this URL, client,
-endpoint and options (recorded as a hash without secrets), and for MAX_AGE_MS: another server may use the address later.
+The log directory records the answer for this URL, client, endpoint and options (a hash without secrets), and for
+MAX_AGE_MS: another server may use the address later.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CLOCK_WAIT_S = 5.0  # for the first answer, before the first maintenance
 
 
 class StoreCheck:
-    """Checks that a store creates objects only if absent, and records the answer in a log directory. Thread safe."""
+    """Checks that a store creates only if absent; the log directory has the answer. Thread safe."""
 
     def __init__(
         self,
@@ -67,10 +66,9 @@ class StoreCheck:
                 self._checked_ms = found if _is_fresh(found, now_ms) else self._ask(store, now_ms)
 
     def renew(self, store: ObjectStore, now_ms: int) -> None:
-        """Check again if the answer is too old; nothing if no check was ever made.
+        """Check again if the answer is too old; nothing if no check was ever made. Raises as `ensure`.
 
-        An unavailable store is checked later; its last answer holds until then. Raises as `ensure`. For an hour the
-        same error is raised without a check, so that a store without the guarantee is not checked all the time.
+        While the store is unavailable its last answer holds. A refusal is raised again for an hour without a check.
         """
         if self._checked_ms is None or _is_fresh(self._checked_ms, now_ms):
             return
@@ -99,7 +97,7 @@ class StoreCheck:
         return now_ms
 
     def _remembered(self, store: ObjectStore) -> int | None:
-        """When this very store passed the check; None if it did not."""
+        """Return when this store passed the check; None if it did not."""
         storage, root = self._place()
         try:
             found = _REMEMBERED.decode(storage.read(join(root, FILE)))
@@ -109,7 +107,6 @@ class StoreCheck:
         return found.checked_ms if is_same else None
 
     def _way(self, store: ObjectStore) -> str:
-        """A hash of client, endpoint and options. It identifies the store; the disk must not hold its options."""
         named = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
         import hashlib
 
@@ -121,10 +118,7 @@ class StoreCheck:
 
 
 def check_writers(store: ObjectStore, now_ms: int) -> None:
-    """Check the store for a long-running writer without a log directory: a sidecar.
-
-    Raises InvalidRequest for a store that overwrites, and errors of the store during the check.
-    """
+    """Check the store for a long-running writer without a log directory: a sidecar. Raises as `ensure`."""
     if not _allows_writers(store, now_ms):
         raise InvalidRequest(_REFUSED, store=store.url)
 
@@ -154,22 +148,20 @@ def _is_fresh(checked_ms: int | None, now_ms: int) -> bool:
 
 
 def has_own_clock(url: str) -> bool:
-    """Whether another machine stamps the objects at `url`."""
+    """Whether another machine's clock stamps the objects at `url`."""
     return url.startswith(("s3://", "hdfs://"))
 
 
 def store_clock_of(store: ObjectStore | None, now_ms: Callable[[], int]) -> StoreClock | None:
-    """A clock that asks the store; None without a store, or if it uses this machine's clock."""
+    """A clock that asks the store; None without a store with a clock of its own."""
     return StoreClock(store, now_ms) if store is not None and has_own_clock(store.url) else None
 
 
 class StoreClock:
     """Asks one store for its time, in its own thread, one request at a time.
 
-    It is a reference for a machine with a wrong clock (`tiered.config.clock_guard`). An object is put, its stamp read,
-    and the object deleted: stores stamp objects, to the second, by their own clock. Only S3 and HDFS have a clock other
-    than this machine's. S3 refuses requests signed a quarter of an hour off, without stating the difference. Then it
-    has not answered, and the object cannot be deleted either.
+    An object is put, its stamp read (in whole seconds), and the object deleted. S3 refuses requests signed a quarter of
+    an hour off: then it has not answered.
     """
 
     def __init__(self, store: ObjectStore, now_ms: Callable[[], int]) -> None:
@@ -179,10 +171,7 @@ class StoreClock:
         self._asking: threading.Thread | None = None
 
     def ask(self, told: Callable[[int], None], wait_s: float = 0.0) -> None:
-        """Call `told` with the store's time if it answers; wait for it at most `wait_s`.
-
-        Does nothing while a request is open.
-        """
+        """Call `told` with the store's time if it answers; wait `wait_s` at most. One request at a time."""
         if self._asking is None or not self._asking.is_alive():
             asking = threading.Thread(target=self._ask, args=(told,), name="tiered-store-clock", daemon=True)
             try:
