@@ -144,10 +144,7 @@ class Config:
 
     @property
     def fetch_cache_dir(self) -> str:
-        """The directory of the persistent fetch cache, absolute; empty for none.
-
-        Raises InvalidRequest for a path inside a log directory: a Kafka broker refuses other folders there.
-        """
+        """The persistent fetch cache, absolute; empty for none. Raises InvalidRequest inside a log directory."""
         path = self.topic_properties("")["remote.fetch.cache.dir"]
         if not path:
             return ""
@@ -182,7 +179,6 @@ class Config:
         return list(effective.values())
 
     def _layers(self, topic: str, own: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
-        """The layers over the built-in defaults, lowest first."""
         yield f"{self.path} [defaults]", self.defaults
         for glob, settings in self.topics.items():
             if fnmatchcase(topic, glob):

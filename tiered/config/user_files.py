@@ -37,10 +37,7 @@ def read_given(path: str, attempt: str, hint: str, *, name: str = "file") -> byt
 
 
 def check_target(path: str, attempt: str, *, name: str = "file") -> None:
-    """Check, before long work, that a file can be written.
-
-    Raises InvalidRequest for a directory and for an empty name, NotFound without its directory, AccessDenied.
-    """
+    """Check, before long work, that a file can be written. Raises InvalidRequest, NotFound, AccessDenied."""
     facts: dict[str, object] = {name: path or "''"}
     if not path:
         raise InvalidRequest(f"{attempt}, the name is empty", **facts)

@@ -60,9 +60,9 @@ def cost_advice(
     least_dollars: float = 0.01,
     rates: Mapping[str | None, float] | None = None,
 ) -> AdvisedCosts:
-    """Return advice that saves at least `least_dollars` a month, for tiered topics (None: all).
+    """Return advice for tiered topics (None: all) that saves at least `least_dollars` a month.
 
-    Changes nothing. `rates` as in `simulate_costs`. Raises NotFound for an unknown topic.
+    `rates` as in `simulate_costs`. Raises NotFound for an unknown topic.
     """
     prices = configured_prices(manager.config)
     found = measured_streams(manager, now_ms, topics, rates=rates)

@@ -270,7 +270,6 @@ def _shares(rows: Sequence[SegmentEntry], held: Partition) -> tuple[float, float
 
 
 def _samples(held: Sequence[Partition]) -> Iterable[tuple[TopicPartition, Segment]]:
-    """Yield the newest closed local segments of any partition, then the active ones."""
     closed = [(each, info) for each in held for info in each.log.segments() if not info.is_empty]
     newest = sorted(closed, key=lambda pair: (pair[1].is_active, -(pair[1].max_timestamp_ms or 0)))
     for partition, info in newest[:SAMPLES_MAX]:

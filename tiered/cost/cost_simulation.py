@@ -219,9 +219,8 @@ class CostSimulation(SimulatedCosts):
 class CostLab(SimulatedCosts):
     """A comparison of the `chosen` settings with those of `today`.
 
-    `curve` has the cost of the chosen settings at each step `along` one setting, `curve_today` the same with today's
-    other settings. The values of `chosen` and of today are steps. `by_class` is the cost of each class by the monthly
-    read share.
+    `curve` has the cost of the chosen settings at each step `along` one setting, `curve_today` that of today's other
+    settings; `by_class` has the cost of each class by the monthly read share.
     """
 
     streams: tuple[Stream, ...]

@@ -133,7 +133,6 @@ def deleted_label(topic: str) -> str:
 
 
 def _deleted_facts(manager: LogManager, prices: PriceTable) -> tuple[list[TopicFacts], dict[TopicPartition, LogError]]:
-    """Return remaining remote data of deleted topics by name, and errors of unreadable partitions."""
     usage: dict[str, list[StorageUsage]] = {}
     unread: dict[TopicPartition, LogError] = {}
     for each in manager.topics.deleted_partitions():

@@ -104,10 +104,9 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
 
 
 def broker_settings(entries: Sequence[Entry]) -> dict[str, str]:
-    """Return the settings of the entries, under tiered's names, for ``[defaults]``.
+    """Return the settings of the entries, under tiered's names and units, for ``[defaults]``.
 
-    Hours and minutes become ms. Raises InvalidRequest, with the names in the file, for a value that Kafka refuses and
-    for contradicting settings.
+    Raises InvalidRequest, with the names in the file, for a value that Kafka refuses and for contradictions.
     """
     from tiered.config.config import check_combination
 
@@ -194,7 +193,7 @@ def _our_name(name: str) -> str | None:
 
 
 def _rank(name: str) -> int:
-    """Return 0 for the finest name of a setting, more for coarser ones: ms, minutes, hours."""
+    """Return 0 for the finest name of a setting, 1 for minutes, 2 for hours."""
     return 1 if name in _LATER else {"minutes": 1, "hours": 2}.get(name.rpartition(".")[2], 0)
 
 

@@ -52,7 +52,6 @@ class Sample:
             )
 
     def of(self, jobs: Sequence[SegmentJob]) -> tuple[SegmentJob, ...]:
-        """Return the drawn segments, in their order."""
         count = math.ceil(self.share * len(jobs))
         drawn = set(sorted(range(len(jobs)), key=lambda at: self._lot(jobs[at]))[:count])
         return tuple(job for at, job in enumerate(jobs) if at in drawn)
@@ -85,10 +84,7 @@ def verify_bucket(
     should_stop: Callable[[], bool] = lambda: False,
     telling: Telling = lambda size_bytes: nullcontext(lambda read_bytes: None),
 ) -> BucketVerdict | None:
-    """Check the metadata, and with `deep` or a `sample` the content of segments. Changes nothing.
-
-    Returns None if `should_stop` ended it early. `missing` as in `plan_scrub`. Raises Unavailable.
-    """
+    """Check metadata, and content with `deep` or `sample`. None if stopped early. Raises Unavailable."""
     plan = plan_scrub(store, names, deep=deep or sample is not None, missing=missing)
     if sample is not None:
         plan = replace(plan, jobs=sample.of(plan.jobs))

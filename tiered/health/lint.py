@@ -77,10 +77,7 @@ def lint_place(
     environ: Mapping[str, str] | None = None,
     topics: Sequence[str] | None = None,
 ) -> list[Finding]:
-    """Return the findings for the node with its ``tiered.toml`` at `path`, for all topics or `topics`.
-
-    Raises NotFound for a missing file or topic, Corrupt if the topics cannot be read.
-    """
+    """Return the findings for the node with its ``tiered.toml`` at `path`. Raises NotFound, Corrupt."""
     lines = TomlLines.read(path)
     overrides, environ = overrides or {}, environ or {}
     found = [*lines.file_findings, *_keys_of_file(lines), *_keys_elsewhere(overrides, environ)]
@@ -104,10 +101,7 @@ def lint_config(
     is_whole: bool = True,
     with_defaults: bool = True,
 ) -> list[Finding]:
-    """Return the findings for a loaded configuration. `is_whole`: `topics` are all topics of the node.
-
-    With `with_defaults` the settings of future topics are checked too.
-    """
+    """Return the findings for a loaded configuration; `is_whole`: `topics` are all topics of the node."""
     lines = lines or TomlLines(config.path or "", {})
     found = list(_own_keys(topics))
     if found:
@@ -323,7 +317,6 @@ def _of_topic(config: Config, topic: Topic | None, prices: PriceTable, lines: To
         yield _NO_URL.found(lines.where_from(effective[key]), key=key, topics=affected)
 
     def place(keys: Sequence[str]) -> str:
-        """Return the place of the first key that was set explicitly, else of the first key."""
         explicit = (effective[key] for key in keys if effective[key].origin != "default")
         return lines.where_from(next(explicit, effective[keys[0]]))
 

@@ -124,7 +124,6 @@ class RepairPlan:
 
     @property
     def repairs(self) -> tuple[PageRepair | SegmentRepair, ...]:
-        """The repairs in their order."""
         return (*self.pages, *self.segments)
 
     @property
@@ -403,9 +402,8 @@ def _sharing(log: MetadataLog, manifest: Manifest, old: SegmentEntry) -> list[Se
 def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[SegmentEntry] = ()) -> Change:
     """Replace one entry by another with the same offsets.
 
-    The old entry is found by all its fields, because damaged entries may share a name. Its objects become pending
-    deletes, except objects of entries in `spares`. If the old entry was removed, the new objects become pending
-    deletes.
+    The old entry is found by all its fields: damaged entries may share a name. Its objects become pending deletes,
+    except those of entries in `spares`; without it the new objects do.
     """
     assert (old.base_offset, old.next_offset) == (new.base_offset, new.next_offset), "a repair moves no offsets"
     needed = {key for entry in (*spares, new) for key in (entry.data_key, entry.indexes_key)}

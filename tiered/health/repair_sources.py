@@ -324,7 +324,6 @@ def _entry_of(store: ObjectStore, prefix: str, key: str, page: PageEntry, modifi
 
 
 def _ranges(bundle: IndexBundle, body_bytes: int) -> dict[str, IndexRange]:
-    """Return the positions of the sections, as `encode_bundle` places them."""
     body, ranges = encode_bundle(bundle)
     if len(body) != body_bytes:
         raise Corrupt("cannot repair a manifest page, an index bundle has another format", size_bytes=body_bytes)

@@ -104,11 +104,10 @@ def plan_scrub(
     settings: SettingsOf = own_settings,
     missing: Sequence[RemotePartitionName] = (),
 ) -> ScrubPlan:
-    """Run the shallow scrub, and list the jobs of a deep one.
+    """Run the shallow scrub, and list the jobs of a deep one. `settings` returns a topic's effective ones.
 
-    `settings` returns a topic's settings from its own. A partition that cannot be surveyed becomes a finding.
-    Partitions `missing` have no object: each is a finding unless its topic was deleted. Raises the store's error if it
-    is unreachable, or refuses every partition.
+    A partition that cannot be surveyed becomes a finding, as does each of `missing` (without objects) unless its topic
+    was deleted. Raises the store's error if it is unreachable, or refuses every partition.
     """
     surveys: dict[RemotePartitionName, BucketReport] = {}
     refused: list[LogError] = []
@@ -172,10 +171,7 @@ def read_segments(
     task_bytes: int = TASK_BYTES,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> list[SegmentResult] | None:
-    """Return the results of all jobs, also those in `state`; None if stopped early. Raises Unavailable.
-
-    `progress` gets the bytes of each job.
-    """
+    """Return the results of all jobs, also those in `state`; None if stopped early. Raises Unavailable."""
     done = state.results(job.identity for job in plan.jobs) if state is not None else {}
     for result in done.values():
         progress(result.read_bytes)

@@ -55,16 +55,10 @@ class UnreadPartitions(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem of one place.
+    """One problem of one place: a partition, a log directory, or ``node``.
 
-    | field | content |
-    |---|---|
-    | `where` | the partition, the log directory, or ``node`` |
-    | `partition` | None for a problem of no single partition |
-    | `kind` | the class of the error, or the kind of late work |
-    | `next_step` | empty if it is not known |
-    | `since_ms` | None if the start is unknown |
-    | `count` | the maintenance runs that met the problem, 0 for a problem of this moment |
+    `kind` is the error's class or the kind of late work. `since_ms` is None if the start is unknown. `count` is the
+    number of maintenance runs that met the problem, 0 for a problem of this moment.
     """
 
     where: str
@@ -230,14 +224,7 @@ def _without_place(text: str, where: str) -> str:
 
 
 class ReportedProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem of a partition, or of the node (no topic then).
-
-    | field | meaning |
-    |---|---|
-    | `kind` | the class of the error |
-    | `count` | the number of maintenance runs that met it |
-    | `code` | `local.errors.ErrorCode`, None for an error without one |
-    """
+    """A problem of a partition, or of the node (no topic), that `count` runs met; `kind` is its error's class."""
 
     topic: str | None
     partition: int | None
@@ -263,13 +250,8 @@ class WorkReport(msgspec.Struct, frozen=True, kw_only=True):
     changed something, at most every KEEP_INTERVAL_MS otherwise, and at the end. Only displayed status depends on it: an
     unreadable file counts as none. After a crash the age of the last report shows that the manager has ended.
 
-    | field | meaning |
-    |---|---|
-    | `round_ms` | when the last maintenance ended, by the manager's time |
-    | `wall_ms` | the same by the machine's clock, which may be in doubt |
-    | `doubted_ms` | since when the machine's clock is in doubt |
-    | `interval_ms` | the pause after a maintenance run |
-    | `is_ended` | the manager ended in order |
+    Maintenance ended at `round_ms` by the manager's time, at `wall_ms` by the machine's clock, which is in doubt since
+    `doubted_ms`. `is_ended`: the manager ended in order.
     """
 
     version: int = REPORT_VERSION
@@ -309,7 +291,6 @@ class WorkJournal:
     def __init__(
         self, place: Callable[[], tuple[Storage, str]], *, pid: int, started_ms: int, interval_ms: int
     ) -> None:
-        """`place` returns the log directory for the file."""
         self._place = place
         self._report = WorkReport(pid=pid, started_ms=started_ms, round_ms=started_ms, interval_ms=interval_ms)
         self._written: WorkReport | None = None

@@ -182,10 +182,7 @@ class Copies(Generic[T]):
 
 
 class CopiedFile(Generic[T]):
-    """A small JSON file with a copy in every log directory; the highest version is valid.
-
-    `versions` are those of the copies, None for a missing or unknown one.
-    """
+    """A small JSON file with a copy in every log directory; the highest of `versions` is valid."""
 
     def __init__(
         self, places: Places, name: str, decoder: msgspec.json.Decoder[T], format_version: int, thing: str

@@ -307,10 +307,7 @@ class Role(Enum):
 def iam_policy(
     role: Role, bucket: str, prefix: str = "", *, is_immutable: bool = False, kms_key: str | None = None
 ) -> dict[str, object]:
-    """Return the policy document of a role. `kms_key` is the ARN of the bucket's key, if any.
-
-    Raises InvalidRequest for role GC in an immutable bucket.
-    """
+    """Return the policy document of a role. Raises InvalidRequest for role GC in an immutable bucket."""
     if role is Role.GC and is_immutable:
         raise InvalidRequest("cannot write a policy, an immutable bucket deletes nothing", role=role.value)
     root = f"arn:aws:s3:::{bucket}/{_root(prefix)}"

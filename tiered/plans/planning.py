@@ -172,7 +172,6 @@ def priced_plan(
 def _of_unknown(
     snapshots: Sequence[PartitionSnapshot], problems: Mapping[TopicPartition, str]
 ) -> dict[TopicPartition, list[Deferral]]:
-    """Return deferrals for partitions with a remote tier that was never read."""
     found: dict[TopicPartition, list[Deferral]] = {}
     for each in snapshots:
         if each.is_remote_unknown:

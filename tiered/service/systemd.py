@@ -23,7 +23,6 @@ class ServiceManager:
     """Sends notifications to the service manager. Never raises. Thread safe."""
 
     def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
-        """`watchdog_s` is the watchdog period in seconds, None without a watchdog."""
         self.watchdog_s = watchdog_s
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
 

@@ -167,8 +167,8 @@ class Worker:
     ) -> None:
         """`interval_ms` is the caller's pause between maintenance runs, for readers of the report.
 
-        With `waits` false a run leaves tasks that wait for the store to their own threads (`LogManager.tick`). A
-        `clock_guard` checks the times of runs against jumps of the clock. `counted` returns monotonic ms.
+        Without `waits` a run leaves tasks that wait for the store to their own threads (`LogManager.tick`). `counted`
+        returns monotonic ms.
         """
         self.manager = manager
         self.clock_guard = clock_guard

@@ -277,10 +277,7 @@ def _is_back(
     found: Mapping[TopicPartition, PartitionStatus],
     errors: Mapping[TopicPartition, LogError],
 ) -> bool:
-    """Return whether an offline directory in an ended process's report is readable again.
-
-    Other problems are excluded: a read-only manager cannot disprove a problem that only a writer meets.
-    """
+    """Return whether a reported offline log directory is readable again; no other problem is disproved."""
     return reported.code == ErrorCode.DIRECTORY_OFFLINE and reported.name in found and reported.name not in errors
 
 
@@ -310,7 +307,6 @@ def _uncleanable(name: TopicPartition, uncleanable: Uncleanable) -> Problem:
 
 
 def _late(found: Iterable[PartitionStatus], before_ms: int, *, is_at_work: bool) -> Iterable[Problem]:
-    """Yield uploads and deletions that were due before `before_ms`."""
     go_on = "the running manager is behind or fails: docs/runbooks/copy-lag-grows.md" if is_at_work else _BEGIN_WORK
     for each in found:
         if each.paused is None and each.lag_since_ms is not None and each.lag_since_ms <= before_ms:
@@ -328,10 +324,7 @@ def _waiting(status: PartitionStatus, kind: str, what: str, since_ms: int, step:
 
 
 def storage_costs(manager: LogManager, prices: PriceTable) -> dict[TopicPartition, StorageDollars]:
-    """Return dollars a month of each open partition with remote objects, without a request.
-
-    Always for all topics, because they fill the price bands together.
-    """
+    """Return dollars a month of each open partition with remote objects: all share the price bands."""
     found = all_usage(manager, prices)
     return dict(zip(found, storage_dollars(list(found.values()), prices), strict=True))
 

@@ -305,10 +305,7 @@ class TierJournal:
         self._complaint = ""
 
     def note(self, now_ms: int, *, is_last: bool = False) -> None:
-        """Note the state after a maintenance run. A disk error is logged, and the next run tries again.
-
-        The last note replaces the note of its step.
-        """
+        """Note the state after a maintenance run. A disk error is logged, and the next run tries again."""
         at = now_ms // min(STEPS)
         if (at == self._noted and not is_last) or self._is_off:
             return
@@ -335,10 +332,7 @@ class TierJournal:
             self._is_written = True
 
     def _begun(self) -> TierSeries | None:
-        """Return earlier notes; None if a newer version wrote them.
-
-        Raises the disk's errors: a failed read must not discard years of notes.
-        """
+        """Return earlier notes; None if a newer version wrote them. Raises the disk's errors, to keep the file."""
         storage, root = self._manager.directories.first_online()
         with suppress(NotFound):
             storage.read(join(root, FILE))
@@ -383,7 +377,7 @@ def look(manager: LogManager, now_ms: int) -> tuple[TierPoint, dict[str, TierPoi
 
 
 def read_series(places: Iterable[tuple[Storage, str]], *, is_writer: bool = False) -> TierSeries:
-    """Return the notes of all log directories. A damaged file counts as missing.
+    """Return the notes of all log directories; a damaged file counts as missing.
 
     With `is_writer` raises InvalidRequest for a file of a newer version.
     """
@@ -456,7 +450,7 @@ def tier_history(
 ) -> list[TierHistory]:
     """Return the last `span_ms` before `now_ms`, of all topics together or of each of `topics`.
 
-    Takes no lock. The step is the shortest recorded over the whole span. Raises NotFound for a topic without notes.
+    The step is the shortest recorded over the whole span. Raises NotFound for a topic without notes.
     """
     disk = storage or DiskStorage()
     found = read_series([(disk, root) for root in config.data_dirs])

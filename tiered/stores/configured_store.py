@@ -31,10 +31,7 @@ CLOSE_S = 1.0  # for the client of a store that did not answer
 
 
 def configured_store(config: Config, *, policy: RetryPolicy | None = None) -> ObjectStore | None:
-    """The configured store; None without one. Raises InvalidRequest for an invalid url, option or setting.
-
-    `policy` is the retry policy of its calls; None: the default.
-    """
+    """The configured store; None without one. Raises InvalidRequest for an invalid url, option or setting."""
     if config.remote_url is None:
         return None
     values = config.topic_properties("")
@@ -225,7 +222,6 @@ class BriefStore(_ForwardingStore):
         return self._timed(lambda left_s: getattr(self._within(left_s), verb)(*args, **more))
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[object]:
-        """A listing sends its requests while it is read."""
         infos: Iterator[object] | None = None
         end = object()
 

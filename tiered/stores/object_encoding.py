@@ -92,8 +92,8 @@ def own_settings(topic: str, own: Mapping[str, str]) -> Mapping[str, str]:
 def encoding_of(settings: Mapping[str, str], keys: KeyRing, entries: Iterable[SegmentEntry] = ()) -> ObjectEncoding:
     """The encoding of new data objects; missing settings have their defaults.
 
-    The new objects replace or follow `entries`, ascending (`with_key_of`). Raises InvalidRequest for a key that `keys`
-    lacks.
+    The objects replace or follow `entries`, ascending (`with_key_of`). Raises InvalidRequest for a key missing in
+    `keys`.
     """
     return object_encoding(with_key_of(settings, entries), keys)
 

@@ -1,6 +1,6 @@
 """Run one function on several values in a bounded number of daemon threads.
 
-The threads of `concurrent.futures` are waited for at the end of the process: a hanging store would block it.
+An interrupted process ends without waiting for calls to a hanging store, unlike with `concurrent.futures`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ POLL_S = 0.5  # longest delay of a signal
 
 
 def side_by_side(work: Callable[[T], R], things: Sequence[T], *, threads: int, name: str) -> list[R]:
-    """The results of `work`, in order. Raises the first error: later values are not started.
-
-    After an error the running calls are waited for; after an interrupt nothing is.
-    """
+    """The results of `work`, in order. Raises the first error, after the end of the running calls."""
     if len(things) < 2:
         return [work(each) for each in things]
     waiting = deque(enumerate(things))

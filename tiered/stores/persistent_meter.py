@@ -51,10 +51,7 @@ class RequestHistory:
     begun: Mapping[str, int] = field(default_factory=dict)
 
     def rate_since_ms(self, now_ms: int) -> int:
-        """The start of the counts that represent a present month: the last RATE_DAYS, from a month's start.
-
-        Older backfills and standstills do not distort the estimate.
-        """
+        """The start of the counts that represent a present month: RATE_DAYS ago, from a month's start."""
         start_ms = _start_of(month_of(now_ms))
         if now_ms - start_ms < RATE_DAYS * DAY_MS:
             start_ms = _start_of(month_of(start_ms - 1))
@@ -99,10 +96,7 @@ class PersistentMeter(MeteredStore):
         self._steady_ms, self._opened_ms = counted, counted()
 
     def keep(self, now_ms: int | None = None) -> None:
-        """Write the counts: with `now_ms` only after KEEP_INTERVAL_MS, without it at once.
-
-        A disk error is logged; the counts stay for the next attempt.
-        """
+        """Write the counts: with `now_ms` only after KEEP_INTERVAL_MS. A disk error is only logged."""
         self._now_ms = self._now_ms if now_ms is None else now_ms
         is_early = now_ms is not None and 0 <= now_ms - self._kept_ms < KEEP_INTERVAL_MS
         counts = self.counts_by_topic()

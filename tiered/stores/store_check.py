@@ -56,10 +56,7 @@ class StoreCheck:
         self._refused_ms = 0
 
     def ensure(self, store: ObjectStore, now_ms: int) -> None:
-        """Check the store unless a recent answer is known.
-
-        Raises InvalidRequest for a store that overwrites, and errors of the store during the check.
-        """
+        """Check the store unless a recent answer is known. Raises InvalidRequest for a store that overwrites."""
         with self._lock:
             if not _is_fresh(self._checked_ms, now_ms):
                 found = self._remembered(store)
