@@ -14,7 +14,7 @@ Order of effects for a segment:
 
 1. The good bytes are uploaded and verified.
 2. One manifest is committed as a co-writer of the current epoch, so a manager keeps running. Its new entry has exactly
-the offsets of the old one (rule P11).
+   the offsets of the old one (rule P11).
 3. The damaged objects are pending deletes for the grace period.
 
 A crash before the commit leaves objects that no manifest names; plan again. Bytes are put under an old name only if
@@ -403,7 +403,7 @@ def put_in_place(old: SegmentEntry, new: SegmentEntry, *, spares: Sequence[Segme
     """Replace one entry by another with the same offsets.
 
     The old entry is found by all its fields: damaged entries may share a name. Its objects become pending deletes,
-    except those of entries in `spares`; without it the new objects do.
+    except those of entries in `spares`. If the old entry was removed, the new objects become pending deletes.
     """
     assert (old.base_offset, old.next_offset) == (new.base_offset, new.next_offset), "a repair moves no offsets"
     needed = {key for entry in (*spares, new) for key in (entry.data_key, entry.indexes_key)}
