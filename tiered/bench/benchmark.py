@@ -1,18 +1,15 @@
 """The speed of this machine, disk and bucket, and our code's share of it: `tiered bench`.
 
-Every figure has a raw reference, measured next to it in the same run on the same bytes: a file written and synced, a
-file read, an object put and got. Their ratio is the cost of our code. The reference alone is the speed of the hardware
-and the store. The run uses its own directory, below a given one, and its own prefix in a bucket. Both are removed when
-the run ends, is stopped, or fails. A killed process leaves them: names begin with ``tiered-bench-``, which no other
-part of the system uses.
+The run uses its own directory and its own prefix in a bucket, and removes both at its end or failure. A killed process
+leaves them, with names that begin with ``tiered-bench-``.
 
-| part | measures | reference |
+| part | measures | reference, on the same bytes in the same run |
 |---|---|---|
-| `measure_disk` | fsync, appends, reads, lookups, compaction | the same bytes through system calls |
-| `measure_bucket` | upload, ranged reads, cold random reads | the same bytes through the store's operations |
+| `measure_disk` | fsync, appends, reads, lookups, compaction | system calls |
+| `measure_bucket` | upload, ranged reads, cold random reads | the store's operations |
 
-Times are elapsed times, of a clock that the caller may pass. The page cache is warm after a write: reads measure our
-code, not the disk. Other work on the machine at the same time is included in the figures.
+Times are elapsed times and include other work on the machine. The page cache is warm after a write: reads measure our
+code, not the disk.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ _DELETE_PAGE = 1000
 WRITERS = 8
 KEYS_SHARE = 10  # records of a key, before compaction
 
-# The figures of a complete run, in order: name, measured operation, reference.
+# In order of a complete run: name, measured operation, reference.
 _FIGURES = {
     "fsync": ("write 4 KiB and fsync, one after another", "none: this is the figure of the disk"),
     "append, fsync each": (
@@ -83,10 +80,7 @@ OnMeasured = Callable[["Measured"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The size of a run: `size_bytes` of records in each part.
-
-    `fsyncs` are timed in sequence. `lookups` on the disk and `cold_reads` in the bucket use places drawn by `seed`.
-    """
+    """`size_bytes` of records in each part; `lookups` and `cold_reads` use places drawn by `seed`."""
 
     size_bytes: int = 64 << 20
     value_bytes: int = 1000
@@ -97,7 +91,7 @@ class BenchOptions:
 
     @classmethod
     def of(cls, size_bytes: int) -> BenchOptions:
-        """Options with single operations in proportion to the size: fewer below 64 MiB. Raises as `check`."""
+        """Return options with fewer single operations below 64 MiB. Raises as `check`."""
         share = min(1.0, size_bytes / (64 << 20))
         made = cls(
             size_bytes=size_bytes,
@@ -120,10 +114,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One figure: `count` operations over `size_bytes` took `seconds`, the reference `reference_seconds`.
-
-    `latencies_ms` are percentiles of single operations if each was timed; `reference_latencies_ms` the reference's.
-    """
+    """One figure: `count` operations over `size_bytes` took `seconds`, the reference `reference_seconds`."""
 
     name: str
     what: str
@@ -151,10 +142,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """The figures in order; not all of them if the run was stopped.
-
-    `requests` are the requests to the bucket, including the clean-up's. They are None if the bucket was a local folder.
-    """
+    """The figures in order. `requests` to the bucket include the clean-up's; None for a local folder."""
 
     measured: tuple[Measured, ...]
     machine: Mapping[str, str]
@@ -235,11 +223,10 @@ def run_benchmark(
     on_measured: OnMeasured = lambda measured: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> BenchReport:
-    """Measure in a directory made below `directory`, and in `store` (None: a folder in that directory).
+    """Measure in a new directory below `directory`, and in `store` (None: a folder in that directory).
 
-    `store` must hold only the objects of this run, which deletes them all. The store is not closed. Raises
-    InvalidRequest for options that cannot be measured, DiskFailed, and the store's errors; files and objects are
-    removed then too.
+    `store` must hold only the objects of this run, which deletes them all, after an error too. The store is not closed.
+    Raises InvalidRequest for options that cannot be measured, DiskFailed, and the store's errors.
     """
     from tiered.bench.measurements import folder_store, measure_bucket, measure_disk
 
@@ -272,10 +259,10 @@ def run_benchmark(
 
 
 def predict_requests(*, now_ms: int, options: BenchOptions | None = None) -> RequestCounts:
-    """The requests of a run to a bucket, its clean-up included, counted in a rehearsal against memory.
+    """Return the requests of a run to a bucket, clean-up included, counted in a rehearsal against memory.
 
-    The store's URL is not that of a memory store. For every other store a manager first checks races of creates
-    (`tiered.stores.store_check`), so the rehearsal must do it too.
+    The URL is not that of a memory store: for other stores a manager first checks races of creates
+    (`tiered.stores.store_check`).
     """
     from tiered.bench.measurements import measure_bucket
 
@@ -298,10 +285,7 @@ def predict_requests(*, now_ms: int, options: BenchOptions | None = None) -> Req
 
 @contextmanager
 def emptied(store: ObjectStore) -> Iterator[None]:
-    """Delete all objects of the store at the end, also after an error.
-
-    The store's prefix must be the caller's own.
-    """
+    """Delete all objects of the store at the end, also after an error. Its prefix must be the caller's."""
     try:
         yield
     finally:

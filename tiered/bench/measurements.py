@@ -1,8 +1,4 @@
-"""The parts of `tiered.bench.benchmark`, each compared with its reference.
-
-The disk's part measures fsyncs, appends, reads, lookups and compaction, beside plain system calls. The bucket's part
-measures upload, ranged reads and cold random reads, beside the store's plain operations.
-"""
+"""The parts of `tiered.bench.benchmark`, each compared with its reference."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ SEGMENTS = 4  # so that uploads and commits overlap, as in production
 
 
 def measure_disk(bench: Bench) -> None:
-    """Measure all parts, in the order of the table of `tiered.bench.benchmark`. Raises Stopped."""
+    """Measure all parts, in the order of `tiered.bench.benchmark`. Raises Stopped."""
     _fsync(bench)
     with LogManager.open(local_config(os.path.join(bench.root, "data")), now_ms=bench.now_ms) as manager:
         for topic in (EACH, GROUP, BULK):
@@ -53,16 +49,13 @@ def measure_disk(bench: Bench) -> None:
 
 
 def local_config(directory: str, settings: Mapping[str, str] | None = None) -> Config:
-    """A configuration of logs in `directory` without a bucket; only the measured code flushes or rolls."""
+    """Return a configuration without a bucket, under which only the measured code flushes or rolls."""
     given = {"min.cleanable.dirty.ratio": "0", "segment.bytes": "256MiB", "append.batch.bytes": str(BATCH_BYTES)}
     return Config.load(None, {**given, **(settings or {})}, {}, local_dir=directory)
 
 
 def records(bench: Bench, size_bytes: int, *, keys: int | None = None) -> list[Record]:
-    """Records of about `size_bytes`; with `keys` different keys in rotation, or one for each.
-
-    Values do not compress.
-    """
+    """Return incompressible records of about `size_bytes`, with `keys` different keys or one for each."""
     filler = Random(bench.options.seed).randbytes(bench.options.value_bytes + 256)  # noqa: S311 - the same every time
     count, size = max(1, size_bytes // (bench.options.value_bytes + 32)), bench.options.value_bytes
     return [
@@ -72,7 +65,7 @@ def records(bench: Bench, size_bytes: int, *, keys: int | None = None) -> list[R
 
 
 def log_files(bench: Bench, topic: str, data: str = "data") -> list[str]:
-    """The ``.log`` files of the one partition, in offset order."""
+    """Return the ``.log`` files of the one partition, in offset order."""
     directory = os.path.join(bench.root, data, f"{topic}-0")
     return [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(".log")]
 
@@ -83,7 +76,6 @@ def _fsync(bench: Bench) -> None:
 
 
 def _append_each(bench: Bench, manager: LogManager) -> None:
-    """Measure appends with an fsync before each acknowledgement."""
     batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
     took = bench.each_timed(_appends(manager, EACH, batches, Durability.FLUSHED))
     pieces = _pieces(log_files(bench, EACH)[0], len(batches))
@@ -92,7 +84,6 @@ def _append_each(bench: Bench, manager: LogManager) -> None:
 
 
 def _append_group(bench: Bench, manager: LogManager) -> None:
-    """Measure appends of several writers that share their fsyncs."""
     batches = _batches(records(bench, bench.options.fsyncs * BATCH_BYTES))
     shares = [batches[at::WRITERS] for at in range(WRITERS)]
 
@@ -211,9 +202,6 @@ def _random_reads(path: str, sizes: Sequence[int], chance: Random) -> Iterator[b
             yield os.pread(file.fileno(), size, chance.randrange(max(1, file_bytes - size)))
 
 
-# -- the bucket --------------------------------------------------------------------------------------------------------
-
-
 def folder_store(root: str) -> ObjectStore:
     """A store in a folder below `root`."""
     from remote.store.open_store import open_store
@@ -231,10 +219,7 @@ def measure_bucket(bench: Bench, store: ObjectStore) -> None:
 
 
 def _upload(bench: Bench, store: ObjectStore) -> None:
-    """Measure the upload of segments by a manager's maintenance, with checks and commits.
-
-    The reference puts the same files unchanged.
-    """
+    """Measure uploads by a manager's maintenance; the reference puts the same files unchanged."""
     segment = max(1 << 20, bench.options.size_bytes // SEGMENTS)
     settings = {"remote.storage.enable": "true", "segment.bytes": str(segment)}
     config = replace(local_config(os.path.join(bench.root, DATA), settings), remote_url=store.url)

@@ -1,7 +1,4 @@
-"""Map exceptions to one line on stderr and an exit code; no other module does this.
-
-`MEANINGS` describes each code; ``docs/reference/exit-codes.md`` is generated from it.
-"""
+"""Map exceptions to one line on stderr and an exit code; docs/reference/exit-codes.md has `MEANINGS`."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Exit(IntEnum):
-    """Exit codes of the process; see the module text."""
+    """Exit codes of the process; `MEANINGS` describes them."""
 
     DONE = 0
     FAILED = 1
@@ -46,7 +43,7 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-# The meaning of each code, and the caller's next step.
+# Meaning and next step of the caller.
 MEANINGS: dict[Exit, tuple[str, str]] = {
     Exit.DONE: ("done", "none"),
     Exit.FAILED: (
@@ -90,7 +87,7 @@ MEANINGS: dict[Exit, tuple[str, str]] = {
     ),
 }
 
-# The first matching class decides. An offset that no longer exists is not an error of the command line.
+# The first matching class decides.
 _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (OffsetOutOfRange, Exit.FAILED),
     (InvalidRequest, Exit.USAGE),
@@ -101,7 +98,7 @@ _CODES: tuple[tuple[type[BaseException], Exit], ...] = (
     (KeyboardInterrupt, Exit.INTERRUPTED),
 )
 
-# The next step for disk errors, by errno name.
+# By errno name.
 _HINTS = {
     "erofs": "the file system is mounted read-only; status, plan, consume and dump work there, other commands do not",
     "eacces": "no permission; run as the owner of the files, or name another directory with -C",
@@ -113,7 +110,7 @@ _HINTS = {
     "enametoolong": "the name is longer than the file system allows",
     "emfile": "too many open files; raise the limit, see ulimit -n",
 }
-# The next step for store errors, by error code.
+# By error code.
 _CREDENTIALS = "they come from AWS_PROFILE, AWS_ACCESS_KEY_ID, a shared file or a role: docs/runbooks/store-fails.md"
 _HINTS |= {
     "NoSuchBucket": "create the bucket, or correct the url",
@@ -134,7 +131,7 @@ _DIVERGED = (
 )
 _FENCED = f"{_DIVERGED}; or make this log the writer again: tiered run --take-over"
 
-# The extra of this package that installs each dependency.
+# By extra of this package: the dependencies that it installs.
 _EXTRAS = {
     "s3": ("s3fs", "aiobotocore", "botocore", "boto3", "aiohttp"),
     "spark": ("pyspark", "pyarrow", "pandas"),
@@ -144,7 +141,6 @@ _EXTRAS = {
 _OF_TIERED = ("starlette", "anyio", "uvicorn", "h11")  # installed with the package; all else works without them
 _OWN_PACKAGES = ("local", "policies", "remote", "tiered")
 
-# Priority among several errors.
 _WORST = (Exit.CORRUPTION, Exit.CONFLICT, Exit.USAGE, Exit.FAILED, Exit.UNAVAILABLE, Exit.FINDINGS)
 
 
@@ -155,7 +151,7 @@ def exit_code(error: BaseException | type[BaseException]) -> Exit:
 
 
 def worst(errors: Iterable[LogError]) -> Exit:
-    """Return the exit code for several errors; DONE for none."""
+    """Return the exit code of highest priority for several errors; DONE for none."""
     codes = {exit_code(error) for error in errors}
     return next((code for code in _WORST if code in codes), Exit.DONE)
 
@@ -166,10 +162,7 @@ def stopped_code(stop: Stop) -> Exit:
 
 
 def unread_code(errors: Iterable[LogError]) -> Exit:
-    """Return the exit code of a command that printed null figures, from the errors that prevented the reads.
-
-    DONE without errors. CORRUPTION outranks UNAVAILABLE, which outranks all other causes (UNHEALTHY).
-    """
+    """Return the code for null figures: CORRUPTION, else UNAVAILABLE, else UNHEALTHY; DONE for no errors."""
     codes = {exit_code(error) for error in errors}
     known = next((code for code in (Exit.CORRUPTION, Exit.UNAVAILABLE) if code in codes), Exit.UNHEALTHY)
     return known if codes else Exit.DONE
@@ -192,7 +185,6 @@ def one_line(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str | None:
-    """The next step for errors without an external code; notes on the exception come first."""
     if notes := getattr(error, "__notes__", ()):
         return "; ".join(notes)
     facts, code = (error.facts, error.code) if isinstance(error, LogError) else ({}, None)
@@ -212,10 +204,7 @@ def _hint(error: BaseException) -> str | None:
 
 
 def _missing(error: ImportError) -> str:
-    """Return the missing package; fsspec wraps the failed import in an ImportError without a name.
-
-    An import that fails inside the packages of this project is no missing package: its own message is the cause.
-    """
+    """Return the line for a missing package, which fsspec names only in the cause of its ImportError."""
     package = (error.name or getattr(error.__cause__, "name", None) or "").partition(".")[0]
     if package in ("", *_OWN_PACKAGES):
         return f"cannot import a module, install the package again: {error}"

@@ -191,7 +191,7 @@ class JobCommand(BucketCommand):
             yield SparkRunner(spark, job_id=job_id, should_stop=self.should_stop)
 
     def tasks_of(self, bucket: Bucket) -> TaskBucket:
-        """Return the bucket for the executor: the open store, or with Spark its description for tasks."""
+        """Return the open bucket, or with Spark its description for tasks."""
         if self.is_on_spark:
             return task_bucket(self.session, bucket, is_configured=self.url is None)
         from tiered.jobs.job_bucket import OpenBucket
@@ -265,9 +265,6 @@ def task_bucket(session: Session, bucket: Bucket, *, is_configured: bool) -> Tas
         key_ring, values = config.key_ring, config.topic_properties("")
     settings = {name: value for name, value in values.items() if value != DEFAULTS[name]}
     return TaskBucket(url=bucket.url, options=dict(bucket.options), key_ring=key_ring, settings=settings)
-
-
-# -- the bucket -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +400,7 @@ def open_target(
     rate: str | None,
     is_configured: bool,
 ) -> ObjectStore:
-    """Open the store that a rewrite writes to, with that storage class and server-side encryption of the settings.
+    """Open the store that a rewrite writes to, with that class and the settings' server-side encryption.
 
     The settings are those of the configuration if the source bucket `is_configured`, else those of -X.
     """
@@ -435,14 +432,14 @@ def parse_rate(text: str) -> int:
 
 
 def report_findings(name: TopicPartition, found: Sequence[Finding]) -> None:
-    """Print a line on stderr for each inconsistency in a bucket of an external layout."""
+    """Print a line on stderr for each inconsistency of an external layout."""
     for each in found:
         where = f" offsets {each.offsets[0]} to {each.offsets[1] - 1}" if each.offsets is not None else ""
         click.echo(f"! {name}: {each.where}:{where} {' '.join(each.what.split())}", err=True)
 
 
 def findings_code(found: Sequence[Finding]) -> Exit:
-    """Return CORRUPTION if findings make segments unreadable, FINDINGS if they come from the batches."""
+    """Return CORRUPTION if a segment is unreadable, FINDINGS for any other finding, else DONE."""
     from local.verify.findings import Severity
 
     if any(each.severity is Severity.CORRUPT for each in found):

@@ -1,7 +1,6 @@
-"""The ``tiered`` command: global options, lazily imported commands, and exit handling.
+"""The ``tiered`` command: global options, lazily imported commands, exit handling.
 
-Listing the commands imports none of them; each imports the library when it runs. Data is on stdout, messages on
-stderr.
+Data is on stdout, messages on stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tiered.cli.session import Session, complete_settings, completions, parse_se
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name: (module in this package, one line of help); in the order in which a new user needs them.
+# name: (module in this package, one line of help), in the order of use by a new user
 COMMANDS = {
     "demo": ("node.demo", "Run a complete demo on real data: both tiers, compaction, Spark. Needs no setup."),
     "init": ("node.init", "Write a tiered.toml and test the object store."),
@@ -86,8 +85,6 @@ _WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO
 
 
 class _LazyGroup(click.Group):
-    """A group that imports a command when it is looked up."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -175,7 +172,7 @@ def main(
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """The entry point: run a command and exit with its code."""
+    """Run a command and exit with its code: the entry point."""
     _fill_closed_streams()
     if instruction := os.environ.get("_TIERED_COMPLETE"):
         from tiered.cli.node.generate import answer
@@ -183,14 +180,13 @@ def run(arguments: Sequence[str] | None = None) -> None:
         sys.exit(answer(instruction))
     words = list(sys.argv[1:] if arguments is None else arguments)
     code = invoke(words)
-    # Skip the interpreter's clean-up: all resources are closed, the process ends, and the cycle search and tear-down
-    # would cost a seventh of a short command.
+    # Skip the interpreter's clean-up, a seventh of a short command: all resources are closed.
     gc.freeze()
     sys.exit(code)
 
 
 def invoke(words: list[str]) -> int:
-    """Run a command and return its exit code. An error is one line on stderr, with a traceback under ``--debug``."""
+    """Run a command; return its exit code. An error prints a line, and under ``--debug`` a traceback."""
     is_debug = "--debug" in words  # click consumes the list
     if is_debug:
         from local.lock_ranks import check_ranks
@@ -244,7 +240,7 @@ def _flushed(code: int) -> int:
 
 
 def _lose_stdout(error: OSError) -> Exit:
-    """Discard unwritable output, or the interpreter reports it at exit. A closed pipe means the reader has finished."""
+    """Discard unwritable output, or the interpreter reports it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return Exit.DONE
@@ -253,11 +249,9 @@ def _lose_stdout(error: OSError) -> Exit:
 
 
 def _fill_closed_streams() -> None:
-    """Replace standard streams that were closed (``>&-``).
+    """Replace closed standard streams (``>&-``), or the next opened file gets their descriptor.
 
-    Otherwise the next opened file gets their descriptor, and prints would write into it. The replacements are opened in
-    the opposite direction, so that reading stdin and writing stdout fail as on a closed stream. Output to stderr is
-    discarded.
+    Each opens in the opposite direction: reading stdin and writing stdout fail as on a closed stream.
     """
     for fd, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:

@@ -1,4 +1,4 @@
-"""How a command declares its command line: the parameters of its function are its arguments and options.
+"""Command lines from signatures: the parameters of a command's function are its arguments and options.
 
     @command("list", transactions)
     def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: str = OUTPUT) -> int:
@@ -8,10 +8,8 @@
 | `bool` | a flag |
 | `int`, `int | None` | a whole number, if no `type` is given |
 | `tuple`, `dict` | may be repeated |
-| `T | None` of an argument | may be left out |
+| `T | None` of an argument | may be omitted |
 | a dataclass, with the default GROUP | its fields are arguments and options; the parameter is an instance |
-
-The constants at the end are the options that several commands share.
 """
 
 from __future__ import annotations
@@ -36,23 +34,15 @@ from tiered.cli.session import Session, complete_settings, complete_topics, pars
 from tiered.config.units import parse_bytes, parse_duration
 
 _CODES = "Exit codes: 0 done, 1 failed, 2 usage; all of them: tiered --help."
-# `remote.external.external_layout.WORDS`; importing it loads more than a command line needs.
+# `remote.external.external_layout.WORDS`, whose import is slow
 LAYOUTS = ("tiered", "auto", "aiven", "local-tiered-storage", "pinterest", "logs")
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _COUNT_MAX = 2**63 - 1  # limit of an iterator's slice
 
 
-# Parsers for partitions, positions and moments on the command line.
-#
-# Invalid text raises InvalidRequest, which names the text.
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A start position: exactly one field is set.
-
-    `last` counts records back from the end; `timestamp_ms` is absolute.
-    """
+    """A start position; exactly one field is set. `last` counts records back from the end."""
 
     offset: int | None = None
     last: int | None = None
@@ -67,7 +57,6 @@ def parse_partition(text: str) -> tuple[str, int | None]:
     if not slash:
         return check_topic(text), None
     if not _NUMBER.fullmatch(number) or number.startswith("-"):
-        # The slash may belong to an invalid topic name or precede an invalid partition.
         raise InvalidRequest("invalid TOPIC/PARTITION, the partition is not a number", text=repr(text))
     partition = TopicPartition(topic, int(number))
     return partition.topic, partition.partition
@@ -82,7 +71,7 @@ def parse_one_partition(text: str, attempt: str) -> TopicPartition:
 
 
 def parse_partition_at(text: str) -> tuple[TopicPartition, int | None]:
-    """Parse ``orders/3`` or ``orders/3@17``: partition and offset. Raises InvalidRequest without a partition."""
+    """Parse ``orders/3`` or ``orders/3@17``. Raises InvalidRequest without a partition."""
     name, at, offset = text.partition("@")
     topic, number = parse_partition(name)
     if number is None or (at and not (_NUMBER.fullmatch(offset) and not offset.startswith("-"))):
@@ -123,10 +112,7 @@ def parse_share(option: str, text: str) -> float:
 
 
 class Number(click.FloatRange):
-    """A click type: a number that is not NaN and not infinite.
-
-    Python parses ``nan`` and ``1e400`` as floats, and click's ranges do not reject them.
-    """
+    """A click type: a finite number. Click's ranges accept ``nan`` and ``1e400``."""
 
     def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
@@ -151,7 +137,7 @@ def parse_position(text: str, now_ms: int) -> Position:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Return ms since the epoch: ``-2h`` before `now_ms`, a number of ms, or RFC 3339 (UTC without a zone)."""
+    """Return ms since the epoch: ``-2h`` before `now_ms`, a number of ms, or RFC 3339 (default UTC)."""
     if text.startswith("-"):
         ago = parse_duration(text[1:])
         if ago is not None:
@@ -210,7 +196,7 @@ def argument(metavar: str | None = None, **attributes: object) -> Any:  # noqa: 
 
 
 def option(form: str, text: str, **attributes: object) -> Any:  # noqa: ANN401 - stands for a value of any type
-    """Declare an option in its `form` (``-n, --name NAME``) with its help `text` and the attributes of click."""
+    """Declare an option in its `form` (``-n, --name NAME``) with its help `text` and click's attributes."""
     names, _, metavar = form.partition(" ") if ", " not in form else form.replace(", ", ",").partition(" ")
     return Declared(tuple(names.split(",")), {"metavar": metavar or None, "help": text, **attributes})
 
@@ -223,11 +209,10 @@ def command(
     has_progress: bool = False,
     **attributes: Any,  # noqa: ANN401 - click's
 ) -> Callable[[Callable[..., object]], Any]:
-    """Make a command of a function, and add it to `group`. `has_progress` adds ``--progress``.
+    """Make a command of a function, with its docstring as help, and add the command to `group`.
 
-    The help ends with the `example`, which is without the program's name.
-
-    The help text is the docstring of the function. The function gets the session if it has a parameter for it.
+    The function gets the session if it has a parameter for it. `example` omits the program's name. `has_progress` adds
+    ``--progress``.
     """
 
     def declared(function: Callable[..., object]) -> click.Command:
@@ -325,7 +310,7 @@ class LayoutWords(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The options for the layout of a bucket that other software may have filled."""
+    """The layout options of a bucket that other software may have filled."""
 
     layout: str = option(
         "--layout",

@@ -2,18 +2,13 @@
 
 | mode | on stderr |
 |---|---|
-| auto | a bar on a terminal, else only messages |
+| auto | a bar on a terminal (of copies and loading after one second), else only messages |
 | plain | a line every ten seconds, on a terminal too |
-| json | one object a line, as in ``docs/reference/schemas/progress.json``: events, and all messages as events |
+| json | an event a line (``docs/reference/schemas/progress.json``); each write to `sys.stderr` is a ``message`` event |
 | none | only messages |
 
-`byte_progress`, `copy_progress` and `load_progress` choose the display by the mode. Work that is counted in other units
-(`Progress.expect`, `Progress.advance`) has events only. A bar of a copy or of loading appears after a second, so quick
-work shows nothing.
-
-Under ``json`` every write to ``sys.stderr``, log lines included, becomes an event of kind ``message``. The error that
-ends a command is no event: it is the last line, as in the other modes. A meter only counts up, and its last event is
-always written.
+Work in units other than bytes (`Progress.expect`, `Progress.advance`) has events only. The error that ends a command is
+the last line and no event. A meter only counts up, and its last event is always written.
 """
 
 from __future__ import annotations
@@ -49,7 +44,7 @@ R = TypeVar("R")
 
 
 class Progress:
-    """Counts the finished and the expected work of one command, and sends events of it under ``json``. Thread safe."""
+    """Counts the finished and the expected work of one command; events under ``json``. Thread safe."""
 
     def __init__(
         self, operation: str = "", write: Callable[[str], object] | None = None, clock: Clock = time.monotonic
@@ -99,7 +94,7 @@ class Progress:
         return report
 
     def track(self, work: object, done: int, total: int) -> None:
-        """Set the finished part of one piece of work, whose total is expected from its first report on.
+        """Set the finished part of one piece of work; its first report adds `total` to the expected work.
 
         A piece that starts again counts only beyond its previous progress.
         """
@@ -124,14 +119,14 @@ class Progress:
             self._send("message", message=text)
 
     def end(self) -> None:
-        """Send the last event, whatever the outcome."""
+        """Send the last event."""
         with self._lock:
             self._waits_for = None
             self._send("progress", is_last=True)
 
     @contextmanager
     def use(self, mode: str, operation: str) -> Iterator[None]:
-        """Use this mode inside the block; ``json`` holds `sys.stderr` for events until the last one is written."""
+        """Use this mode inside the block. Under ``json`` events replace `sys.stderr` until the last event."""
         if self.sends_events:  # a command inside another, `run` in `apply --auto`, uses the outer mode
             yield
             return
@@ -182,7 +177,6 @@ class Progress:
 
 
 def _readable(text: str | None) -> str | None:
-    """Return a path as valid Unicode: paths may not be UTF-8, JSON must be."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -192,7 +186,7 @@ def _write_line(stream: TextIO, text: str) -> None:
 
 
 class _Messages(io.TextIOBase):
-    """A replacement of stderr that turns lines into messages; a flush ends a partial line, such as a question."""
+    """A stderr that turns lines into messages; a flush ends a partial line, such as a question."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -289,10 +283,7 @@ class Bars:
 
 @contextmanager
 def byte_progress(session: Session, verb: str, size_bytes: int, *, bar_least_bytes: int = 1) -> Iterator[Advance]:
-    """Return a callback for finished bytes, callable from any thread. `verb` as in "scrubbed 3 of 5 GiB".
-
-    Work of less than `bar_least_bytes` shows no bar.
-    """
+    """Yield a thread-safe callback for finished bytes, without a bar below `bar_least_bytes`."""
     progress = session.progress
     if progress.sends_events:
         progress.expect(size_bytes)
@@ -342,7 +333,7 @@ def _byte_columns() -> Sequence[ProgressColumn]:
 
 @contextmanager
 def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
-    """As `copy_progress_of`, for all partitions of a manager."""
+    """Report the copies of all partitions of a manager, as `copy_progress_of`."""
     with copy_progress_of(session) as report:
         if report is not None:
             for held in manager.partitions.all():
@@ -352,7 +343,7 @@ def copy_progress(session: Session, manager: LogManager) -> Iterator[None]:
 
 @contextmanager
 def copy_progress_of(session: Session) -> Iterator[OnCopy | None]:
-    """Report copies: a bar for each on a terminal, a line every ten seconds, events, or None if no report is wanted."""
+    """Yield a callback for copies, with a bar for each on a terminal; None if no report is wanted."""
     progress = session.progress
     if progress.sends_events:
         yield lambda name, base_offset, done, size_bytes: progress.track((name, base_offset), done, size_bytes)
@@ -390,10 +381,7 @@ def _copy_columns() -> Sequence[ProgressColumn]:
 
 @contextmanager
 def load_progress(session: Session) -> Iterator[OnProgress]:
-    """Report the loading of logs: a bar for each directory on a terminal, elsewhere a line every ten seconds.
-
-    Under ``json`` loading is the step that the command waits for.
-    """
+    """Yield a callback for the loading of logs, which under ``json`` is a step to wait for."""
     progress = session.progress
     if progress.sends_events:
         yield lambda loaded: progress.wait_for(_loading(loaded))

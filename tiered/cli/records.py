@@ -20,7 +20,7 @@ _PASSED_OVER = frozenset(
     ("topic", "partition", "offset", "timestampType", "keySize", "valueSize", "sequence", "batch", "control")
 )
 
-# Converts an input line (without its end) and its number to a record. Raises InvalidRequest, naming the line.
+# Converts an input line (without its end) and its number. Raises InvalidRequest, naming the line.
 ReadLine = Callable[[bytes, int], Record]
 Field = Callable[[TopicPartition, StoredRecord], bytes]
 
@@ -43,10 +43,10 @@ _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 
 
 def parse_template(template: str) -> Field:
-    r"""Return a function that formats a record by ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes).
+    r"""Return a formatter of records: ``%T %p %o %k %v %t`` (ms) ``%d`` (RFC 3339) ``%h %K %S`` (sizes).
 
-    It also replaces ``\n`` and ``\t``. Null prints as nothing. Raises InvalidRequest for an unknown sign, and for a
-    template without any sign.
+    It also replaces ``\n`` and ``\t``. Null prints as nothing. Raises InvalidRequest without any sign, or for an
+    unknown one.
     """
     if not template:
         raise InvalidRequest("invalid template, it is empty and would print nothing: such as '%k %v\\n'")
@@ -193,7 +193,7 @@ def _timestamp(value: object, line: int) -> int | None:
 
 
 def _headers(value: object, line: int) -> tuple[Header, ...]:
-    """Parse headers as ``consume -o jsonl`` prints them (objects with key and value), or as a plain object."""
+    """Parse headers as ``consume -o jsonl`` prints them, or a plain object."""
     pairs: list[tuple[object, object]]
     if isinstance(value, dict):
         pairs = list(value.items())

@@ -1,9 +1,8 @@
-"""Results on stdout: a table for people; JSON, JSON lines or CSV for programs.
+"""Results on stdout: a table, JSON, JSON lines or CSV.
 
-A command prints a `Result`, whose last field is the list of its rows. The struct is also the schema: the files under
-``docs/reference/schemas`` are generated from it. JSON is one object with `schema_version`; within one version fields
-are only added. JSON and CSV have every field of a row with raw numbers. The table has the annotated fields with human
-units. Output to anything but a terminal is plain text.
+A command prints a `Result`, whose last field is the list of its rows. The struct is also the JSON schema; within one
+version fields are only added. JSON and CSV have every field with raw numbers, the table the annotated fields with human
+units.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Column:
 
 
 def text(title: str, show: Callable[..., str] = str, *, of: Callable[[Any], object] | None = None) -> Column:
-    """Annotate a field that the table shows. With `of` the cell is made from the whole row.
+    """Annotate a field that the table shows; with `of` the cell is made from the whole row.
 
-    An annotation is evaluated late, so a lambda in it cannot use names of its module.
+    A lambda in an annotation cannot use names of its module, because the annotation is evaluated late.
     """
     return Column("", title, show, of=of)
 
@@ -62,7 +61,7 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
     def of(cls, *sources: object, **values: object) -> Self:
         """Take each field from `values`, else from the first source with an attribute of its name.
 
-        A source of None has None for every field. A field without a source needs a default, else it raises TypeError.
+        A source of None has None for every field. A field without source and default raises TypeError.
         """
         for name in cls.__struct_fields__:
             if name not in values:
@@ -74,7 +73,7 @@ class Struct(msgspec.Struct, forbid_unknown_fields=True):
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """Take each field from a flat row; other fields of the row are left out."""
+        """Take each field from a flat row, and ignore other fields of the row."""
         return cls(**{name: fields[name] for name in cls.__struct_fields__})
 
 
@@ -86,7 +85,7 @@ class PartitionRow(Struct):
 
 
 class Result(Struct, tag_field="schema_version", tag=SCHEMA_VERSION):
-    """What a command prints. The last field is the list of rows."""
+    """The output of a command. The last field is the list of rows."""
 
 
 class Work(Result):
@@ -132,10 +131,7 @@ def _is_raw() -> bool:
 def print_result(
     result: msgspec.Struct, output: str, *, columns: Sequence[Column] | None = None, rows: Iterable[msgspec.Struct] = ()
 ) -> None:
-    """Print `result` in one of FORMATS. `columns` replaces the annotated columns of the table.
-
-    `rows` follow those of the result. They are written as they arrive, so their number is unlimited.
-    """
+    """Print `result`, then `rows` as they arrive. `columns` replaces the annotated columns of the table."""
     field = msgspec.structs.fields(type(result))[-1]
     row_type = get_args(field.type)[0]
     if output == "table":
@@ -193,7 +189,7 @@ def _write_rows(what: str, rows: Iterable[Row], names: Sequence[str], output: st
 
 
 def _write_json(what: str, rows: Iterable[Mapping[str, object]], facts: Mapping[str, object]) -> None:
-    """Write one object, its list row by row; nothing is written before the first row arrives."""
+    """Write one object, its list row by row, from the arrival of the first row on."""
     rest = iter(rows)
     first = next(rest, None)
     opening = _json({"schema_version": SCHEMA_VERSION, **facts, what: []})
@@ -234,12 +230,11 @@ def pairs(values: Mapping[str, object]) -> str:
 
 
 def print_table(rows: Iterable[Row | msgspec.Struct], columns: Sequence[Column]) -> None:
-    """Print rows as a table: as wide as the terminal, elsewhere as wide as needed and without escape codes.
+    """Print rows as a table: as wide as the terminal, elsewhere as wide as needed, without escape codes.
 
-    Rows that do not fit on a terminal, even with wrapped texts, are shown as lines of title and value.
-
-    ROWS_AT_ONCE rows are laid out together, so that any number of rows takes little memory. Except on a terminal later
-    groups are at least as wide as earlier ones, and only the first has a heading.
+    Rows that do not fit on a terminal are shown as lines of title and value. To bound memory, ROWS_AT_ONCE rows are
+    laid out together. Off a terminal later groups are at least as wide as earlier ones, and only the first has a
+    heading.
     """
     is_terminal = sys.stdout.isatty()
     widths, rest, is_first = [0] * len(columns), iter(rows), True
@@ -271,7 +266,7 @@ def _width(text: str) -> int:
 
 
 def _plain_line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    """Format like rich, without the tenth of a second that rich takes for a hundred lines."""
+    """Format like rich, which takes 0.1 s for a hundred lines."""
     padded = []
     for cell, column, width in zip(cells, columns, widths, strict=True):
         cell = cell.rstrip() if column.is_number else cell
@@ -320,10 +315,9 @@ def _table(
 
 
 def _fitting(block: Sequence[Sequence[str]], columns: Sequence[Column], room: int) -> list[int] | None:
-    """Return the column widths on a terminal of `room`; None if they do not fit and no column wraps well.
+    """Return the column widths on a terminal of `room`; None if they do not fit.
 
-    Long texts wrap, the widest first, but no column gets narrower than FOLDED_MIN. Numbers, names and headings never
-    wrap: a broken one can be neither read nor copied.
+    Long texts wrap, the widest first, down to FOLDED_MIN. Numbers, names and headings never wrap.
     """
     from rich.cells import cell_len
 

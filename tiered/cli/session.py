@@ -1,15 +1,11 @@
-"""The common state of commands: directory, overrides, configuration, manager, clock, messages.
+"""The common state of commands: directory, overrides, configuration, manager, clock, output, signals.
 
-A command stops on SIGTERM or Ctrl-C and reloads the configuration on SIGHUP (`stop_signals`):
-
-| signal | effect |
+| signal, in the main thread | effect |
 |---|---|
 | first SIGTERM or SIGINT | remembered, wakes a sleeper; work in progress ends and all is closed in order |
 | first one within `Stop.breaking_off` (a start) | interrupts: a start has no work to finish |
 | second one | interrupts at once |
-| any number of SIGHUP | remembered once, wakes a sleeper |
-
-Only for the main thread, which receives signals.
+| any number of SIGHUP (reload) | remembered once, wakes a sleeper |
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
     from tiered.service.observations import Observations
 
 
-# By command: an alternative that works while another manager holds the directory. Other commands must wait.
+# By command: an alternative that works while another manager holds the directory.
 INSTEAD = {
     "topic alter": (
         "without stopping it: write the settings below [topics.'{name}'] of tiered.toml, which "
@@ -61,7 +57,7 @@ WAIT_MS_MAX = 2**31 - 1  # limit of poll(2); about 25 days
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One invocation. Creates library objects on request, so that a command pays only for its own use."""
+    """One invocation. Creates library objects on request."""
 
     directory: str
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -100,11 +96,7 @@ class Session:
         return dict(config.remote_options) if is_inside else {}
 
     def prices(self) -> PriceTable:
-        """Return the configured prices, for cost estimates of a job.
-
-        Without a configuration these are the built-in prices. If the configured prices cannot be read, a warning is
-        printed and the built-in prices are returned.
-        """
+        """Return the configured prices; built-in ones without a configuration, or (warning) if unreadable."""
         from policies.cost.prices import BUILT_IN
         from tiered.config.config import FILE, Config
         from tiered.config.price_file import configured_prices
@@ -118,7 +110,7 @@ class Session:
             return BUILT_IN
 
     def topics(self) -> TopicRegistry:
-        """Read the directory's topics file: no log is opened and no store request is sent."""
+        """Read the directory's topics file, without a log or the store."""
         from local.storage import DiskStorage
         from tiered.node.topic_registry import TopicRegistry
 
@@ -137,11 +129,11 @@ class Session:
         is_hasty: bool = False,
         is_brief: bool = False,
     ) -> LogManager:
-        """An open manager; the caller closes it. When writing, it is the only one of the directory (else Conflict).
+        """Open a manager, which the caller closes. Raises Conflict if another one writes, unless `read_only`.
 
-        - `is_alone`: it sends no store request.
-        - `is_hasty`: an unavailable store does not delay the open (`tiered.stores.configured_store`), and a bucket
-          that refuses access is a problem of the partitions. The caller prints problems.
+        - `is_alone`: no store request.
+        - `is_hasty`: an unavailable store does not delay the open (`tiered.stores.configured_store`), refused access is
+          a problem of the partitions. The caller prints problems.
         - `is_brief`: an unavailable store does not delay later requests either; only for figures.
         - `known` and `takes_over`: as in `LogManager.open`.
         - `observations`: disk and store are measured, and store calls are traced.
@@ -186,7 +178,7 @@ class Session:
     def set_up_logging(self, *, is_daemon: bool = False, reports_problems: bool = False) -> None:
         """Log to stderr: warnings; with -v or in a daemon every change; with --debug all of this package.
 
-        A command that `reports_problems` itself suppresses them in the manager's log.
+        `reports_problems`: the command prints problems, the manager's log omits them.
         """
         import logging
 
@@ -206,10 +198,7 @@ class Session:
         )
 
     def report_problems(self, problems: Mapping[TopicPartition, LogError]) -> None:
-        """Print a line on stderr for each cause of problems, even with -q, with the number of partitions.
-
-        If the key ring lacks a key, the line gives the next step.
-        """
+        """Print a line on stderr for each cause of problems, even with -q, with the number of partitions."""
         from tiered.node.problems import group_problems, lacks_key, next_step, problems_of
 
         by_name = {str(name): error for name, error in problems.items()}
@@ -221,7 +210,7 @@ class Session:
     def report_served_alone(
         self, problems: Mapping[TopicPartition, LogError], partitions: Collection[TopicPartition]
     ) -> None:
-        """Print a line for each reason why the remote tier of a partition is unknown and only the disk answers."""
+        """Print a line for each reason why only the disk answers for a partition."""
         from tiered.node.problems import group_problems, problems_of, store_problems
 
         store_errors = store_problems({name: error for name, error in problems.items() if name in partitions})
@@ -234,7 +223,7 @@ class Session:
         unread: Mapping[TopicPartition, LogError],
         otherwise: Exit = Exit.DONE,
     ) -> Exit:
-        """Report problems, and return the exit code: that of the partitions with null figures, or `otherwise`."""
+        """Report problems; return the exit code of the partitions with null figures, or `otherwise`."""
         self.report_problems(problems)
         return unread_code(unread.values()) or otherwise
 
@@ -256,17 +245,17 @@ def _whole(directory: str) -> str:
 
 
 def topic_problems(manager: LogManager, topics: Collection[str]) -> dict[TopicPartition, LogError]:
-    """Return the problems of the partitions of these topics; of all topics if none is named."""
+    """Return the problems of the partitions of these topics; of all if none is named."""
     return {name: error for name, error in manager.problems.items() if not topics or name.topic in topics}
 
 
 def now_ms() -> int:
-    """Read the wall clock. Only the command line reads the time."""
+    """Read the wall clock, which only the command line does."""
     return time.time_ns() // 1_000_000
 
 
 def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
-    """Parse ``retention.ms=7d`` to key and value. Raises InvalidRequest without ``=``, and for bytes not UTF-8."""
+    """Parse ``retention.ms=7d`` to key and value. Raises InvalidRequest without ``=`` or for no UTF-8."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InvalidRequest(f"invalid {option}, it is not of the form key=value", text=repr(text))
@@ -278,7 +267,7 @@ def parse_setting(text: str, option: str = "-X") -> tuple[str, str]:
 
 
 def completions(known: Mapping[str, str], incomplete: str) -> list[CompletionItem]:
-    """Return the candidates that begin as typed; `known` has a help text for each."""
+    """Return the candidates that begin as typed; `known` has the help text of each."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(each, help=text) for each, text in known.items() if each.startswith(incomplete)]
@@ -292,7 +281,7 @@ def complete_settings(ctx: click.Context, parameter: click.Parameter, incomplete
 
 
 def complete_topics(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a topic of this node, and where partitions are allowed ``orders/0`` and so on after the slash."""
+    """Complete a topic of this node, after a slash its partitions where allowed."""
     from tiered.config.units import counted
 
     directory = ctx.find_root().params.get("directory") or os.environ.get("TIERED_DIR") or "."
@@ -319,11 +308,7 @@ UNNAMED = "--option requires --remote URL; the options of the configured bucket 
 
 
 def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, object]:
-    """A click callback: repeated ``name=value`` as options of the store's client.
-
-    The values true and false are booleans. A table (``client_kwargs={"region_name": "eu-central-1"}``) is a JSON
-    object.
-    """
+    """Parse ``name=value`` of the store's client: true and false are booleans, ``{...}`` is a JSON object."""
     switches: dict[str, object] = {"true": True, "false": False}
     pairs = (parse_setting(value, parameter.opts[0]) for value in values)
     return {
@@ -333,7 +318,7 @@ def store_options(ctx: click.Context, parameter: click.Parameter, values: tuple[
 
 
 def _table(option: str, name: str, text: str) -> dict[str, object]:
-    """Parse a table. Raises InvalidRequest; the error does not show the text, which may contain a secret."""
+    """Parse a JSON object. Raises InvalidRequest without the text, which may contain a secret."""
     try:
         return dict(json.loads(text))
     except ValueError:
@@ -343,7 +328,7 @@ def _table(option: str, name: str, text: str) -> dict[str, object]:
 
 
 def note_instead(error: Conflict) -> None:
-    """Add to an error the alternative for this invocation's command, if there is one."""
+    """Add to an error the alternative of this invocation's command, if any."""
     context = click.get_current_context(silent=True)
     if context is None or error.code is not ErrorCode.DIRECTORY_HELD:
         return
@@ -353,7 +338,7 @@ def note_instead(error: Conflict) -> None:
 
 
 class Stop:
-    """The signal that asked the process to stop, None before the first."""
+    """The signal that asked the process to stop; None before the first."""
 
     def __init__(self, wake_fd: int) -> None:
         self.signal: int | None = None
@@ -373,7 +358,7 @@ class Stop:
 
     @contextmanager
     def breaking_off(self) -> Iterator[None]:
-        """Within the block the first signal interrupts, too: raises KeyboardInterrupt, or Terminated for a SIGTERM."""
+        """Within the block also the first signal raises KeyboardInterrupt, or Terminated for a SIGTERM."""
         self._is_breaking_off = True
         try:
             if self.signal is not None:
@@ -388,9 +373,9 @@ class Stop:
         return is_to_reload
 
     def wait(self, timeout_s: float | None, fd: int | None = None) -> bool:
-        """Sleep until `fd` is readable, a signal comes or the time is over (None: never); whether `fd` is readable.
+        """Sleep until `fd` is readable, a signal or the timeout (25 days at most). Whether `fd` is readable.
 
-        Waits 25 days at most. A signal that came just before is not missed: it is a byte in a pipe.
+        A signal just before the call also wakes it: the signal is a byte in a pipe.
         """
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)

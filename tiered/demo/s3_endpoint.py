@@ -1,10 +1,7 @@
 """An S3 server on loopback for the demo and the tests: moto, in a process of its own.
 
-The child chooses a free port and prints it on its stdout. It ends when its stdin ends, or when its parent process
-changes. It therefore always ends with this process. Its objects are lost then.
-
-moto serves one request at a time and holds objects in memory: it suits tests of correctness and demonstrations, not
-measurements of throughput.
+The child prints its port on stdout, and ends when its stdin ends or its parent process changes. Objects are in memory.
+moto serves one request at a time, so throughput cannot be measured with it.
 """
 
 from __future__ import annotations
@@ -29,10 +26,7 @@ _INSTALL = "pip install 'tiered[demo]'"
 
 
 class S3Endpoint:
-    """A running server, as a context manager. Raises InvalidRequest if moto is not installed.
-
-    The credentials in `options` are arbitrary: the server accepts any, and listens on loopback alone.
-    """
+    """A running server, as a context manager; accepts any credentials. Raises InvalidRequest without moto."""
 
     def __init__(self) -> None:
         for library in ("moto", "flask"):
@@ -66,7 +60,7 @@ class S3Endpoint:
         }
 
     def create_bucket(self, name: str) -> None:
-        """Create a bucket; no error if it exists. Names have 3 characters or more."""
+        """Create a bucket, if it does not exist. Names have 3 characters or more."""
         connection = http.client.HTTPConnection(HOST, self._port, timeout=STOP_TIMEOUT_S)
         try:
             connection.request("PUT", f"/{name}")

@@ -1,7 +1,7 @@
 """The small files of a log as sheets of rows: indexes, snapshots, checkpoints, objects of a bucket.
 
-Each file is small and read completely. Fields have the names of Kafka's dump tool, if it has them. An index is compared
-with the ``.log`` file of its segment, which is read for this purpose (`local.verify.index_checks`).
+Each file is read completely. Fields have the names of Kafka's dump tool, if it has them. An index is compared with the
+``.log`` file of its segment (`local.verify.index_checks`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiered.inspect.dump_sources import FileSource, Kind
 
 
 class _Entry(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """A row. Of a file with several sheets a line of JSON names the sheet as `section`."""
+    """A row. `section` names the sheet, in a line of JSON of a file with several sheets."""
 
     section: str | UnsetType = UNSET
 
@@ -116,7 +116,7 @@ class ChunkEntry(_Entry, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Rows of one kind: structs, or the stored fields of a manifest. `facts` are facts of the file without rows."""
+    """Rows of one kind: structs, or stored fields of a manifest. `facts` of the file have no rows."""
 
     name: str
     rows: Sequence[msgspec.Struct | dict[str, object]]
@@ -223,7 +223,7 @@ def _transactions(data: bytes, path: str) -> Section:
 def _producers(data: bytes, path: str) -> Section:
     """Decode producers. `firstSequence` is computed back from the last one, with wrap-around at 2^31-1.
 
-    A producer without a remembered batch (only a marker is left) has no fields of a batch.
+    A producer of which only a marker remains has no fields of a batch.
     """
     rows = []
     for each in decode_snapshot(data, path=path):
@@ -271,7 +271,6 @@ def _chunk(chunks: ChunkTable, at: int) -> ChunkEntry:
 
 
 def _manifest(data: bytes, sealer: Sealer) -> list[Section]:
-    """Return a sheet for each list of a manifest; the other fields of the manifest are facts."""
     manifest = msgspec.to_builtins(STORED_MANIFEST.stored(decode_manifest(data, sealer=sealer)))
     lists = {name: manifest.pop(name) for name in ("segments", "unlinked", "unlinked_pages", "spills")}
     lists["unlinked_pages"] = [{**page.pop("spill"), **page} for page in lists["unlinked_pages"]]

@@ -1,11 +1,7 @@
-"""Batches and records as typed rows, named and ordered as Kafka's `DumpLogSegments` prints them.
+"""Batches and records as typed rows, with the names and the order of Kafka's `DumpLogSegments`.
 
-In JSON the fields have Kafka's names (``baseOffset``, ``partitionLeaderEpoch``). The rows are msgspec structs and not
-dataclasses, because a segment may have ten million of them.
-
-A decoder of keys, values and headers never loses bytes. Bytes that it cannot read (text that is no UTF-8, a number of
-another width, invalid JSON) become ``{"base64": "..."}``, a form that `tiered append --jsonl` accepts too. The caller
-handles null.
+A decoder of keys, values and headers never loses bytes. Bytes that it cannot read (no UTF-8, a number of another width,
+invalid JSON) become ``{"base64": "..."}``, which `tiered append --jsonl` accepts. The caller handles null.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ _CONTROL_TYPES = (
     "KRAFT_VOTERS",
 )
 
-# (key, value) of a record in the form to show.
+# (key, value) of a record in the form to show
 DecodeRecord = Callable[[bytes | None, bytes | None], tuple[object, object]]
 # Returns a value that msgspec can write as JSON.
 Decoder = Callable[[bytes], object]
@@ -213,7 +209,7 @@ def decode_with(key: Decoder, value: Decoder) -> DecodeRecord:
 def decode_coordinator(
     read: Callable[[bytes | None, bytes | None], tuple[object, object]],
 ) -> DecodeRecord:
-    """Return a decoder by `local.records.coordinator_records`; other records are shown as text."""
+    """Return a decoder by `local.records.coordinator_records`, of other records as text."""
 
     def decode(key: bytes | None, value: bytes | None) -> tuple[object, object]:
         try:
@@ -292,7 +288,7 @@ class FlatRecord(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fie
 
 
 def write_jsonl(rows: Iterable[RecordRow]) -> None:
-    """Write a line to stdout for each record as it arrives, with the facts of its batch in ``batch``."""
+    """Write each record as a line on stdout when it arrives, with its batch in ``batch``."""
     encode = msgspec.json.Encoder().encode
     sys.stdout.flush()
     write = sys.stdout.buffer.write
@@ -301,10 +297,7 @@ def write_jsonl(rows: Iterable[RecordRow]) -> None:
 
 
 def flat(rows: Iterable[RecordRow]) -> Iterator[FlatRecord]:
-    """Yield records merged with the facts of their batch.
-
-    Keys and values that are no text or number become JSON, undecoded bytes become ``base64:...``.
-    """
+    """Yield records with their batch's facts; objects become JSON, undecoded bytes ``base64:...``."""
     for row in rows:
         batch, control = row.batch, row.control
         yield FlatRecord(

@@ -1,7 +1,6 @@
 """A file to inspect, on disk or in a bucket: name, size, byte ranges, neighbouring files, chunks of a stored segment.
 
-The name determines the kind of a file, as in Kafka's own tool. A bucket's objects are read in the requested ranges, so
-a segment of any size takes one chunk of memory.
+The name determines the kind of a file, as in Kafka's own tool. Objects are read in the requested ranges.
 """
 
 from __future__ import annotations
@@ -62,8 +61,6 @@ _REPEATED, _RESERVED = 1, 3
 
 
 class Kind(Enum):
-    """Content type of a file."""
-
     LOG = names.LOG
     STORED_LOG = "a segment as it is stored in the bucket"
     OFFSET_INDEX = names.OFFSET_INDEX
@@ -84,10 +81,7 @@ _BY_NAME = (Kind.LEADER_EPOCHS, Kind.PARTITION_METADATA, Kind.META_PROPERTIES, K
 
 
 def kind_of(path: str) -> Kind | None:
-    """Return the kind of a file by its name; None for an unknown file.
-
-    The suffixes ``.deleted``, ``.swap`` and ``.cleaned`` are ignored.
-    """
+    """Return the kind of a file by its name, ignoring ``.deleted``, ``.swap`` and ``.cleaned``."""
     name = path.rpartition("/")[2]
     for suffix in _ON_ITS_WAY:
         name = name.removesuffix(suffix)
@@ -112,10 +106,7 @@ def _is_stored(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A file or an object. `place` names it in messages.
-
-    `is_object` also means that the upload was complete: objects are never partial.
-    """
+    """A file or an object, which is never partial. `place` names it in messages."""
 
     place: str
     size_bytes: int
@@ -202,12 +193,12 @@ def open_file(path: str, storage: Storage | None = None) -> FileSource:
 
 
 def open_object(store: ObjectStore, key: str) -> FileSource:
-    """Open an object; the store still belongs to the caller. Raises NotFound."""
+    """Open an object; the caller closes the store. Raises NotFound."""
     return FileSource(f"{store.url.rstrip('/')}/{key}", store.head(key).size_bytes, store, key)
 
 
 def url_in_bucket(path: str) -> str | None:
-    """Return the ``file://`` url of a file in a directory that is a bucket or its copy; None elsewhere."""
+    """Return the ``file://`` url of a file in a bucket's directory, or in a copy of one; None elsewhere."""
     whole = os.path.abspath(path)
     return f"file://{whole}" if _root_of(whole) is not None else None
 
@@ -223,8 +214,7 @@ def _root_of(path: str) -> tuple[str, str] | None:
 def split_object_url(url: str) -> tuple[str, str]:
     """Split an object's url into the store's url and the key.
 
-    The store is a bucket for ``s3://`` and ``memory://`` and a directory for ``file://``. For ``file://`` it is the
-    bucket if the path is a segment's path in a bucket, else the file's directory.
+    For ``file://`` the store is the bucket if the path is a segment's path in a bucket, else the file's directory.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "file":
@@ -245,10 +235,7 @@ class IndexPlace:
 
 
 def index_of_segment(target: str) -> IndexPlace:
-    """Return the index of a ``.log`` on disk or in a bucket; an index is its own.
-
-    Raises InvalidRequest for a file without an index.
-    """
+    """Return the index of a ``.log`` on disk or in a bucket, or of an index itself. Raises InvalidRequest."""
     suffix = next((each for each in _STORED if target.endswith(each)), None)
     if suffix is not None and ("://" in target or suffix != LOG):
         return IndexPlace(target=target.removesuffix(suffix) + INDEXES_SUFFIX, section=SECTION)
@@ -262,10 +249,9 @@ def index_of_segment(target: str) -> IndexPlace:
 
 
 def index_of_offset(source: PartitionSource, url: str | None, offset: int | None) -> IndexPlace:
-    """Return the index of the segment with `offset` (None: the first segment).
+    """Return the index of the segment with `offset` (None: the first segment), a local one if possible.
 
-    A local segment is preferred to a remote one in the bucket at `url`. Raises OffsetOutOfRange, Unavailable, and
-    InvalidRequest for an external layout.
+    `url` is the bucket's. Raises OffsetOutOfRange, Unavailable, and InvalidRequest for an external layout.
     """
     first, following = source.start_offset(), source.next_offset()
     wanted = first if offset is None else offset
@@ -283,23 +269,16 @@ def index_of_offset(source: PartitionSource, url: str | None, offset: int | None
     return IndexPlace(target=f"{url.rstrip('/')}/{key}", section=SECTION)
 
 
-# Stored segments (``.log.zst``, ``.log.enc``, ``.log.zst.enc``), opened chunk by chunk.
-#
-# A reader of a partition uses segment entries. These functions use one object's name, damaged or not, named by a
-# manifest or not. The chunk borders come from the object's ``.indexes`` object or, for zstd without encryption, from
-# its frames. An encrypted object also needs its wrapped data key, which is in its segment entry: the manifests are
-# searched for the entry, newest first.
-#
-# A chunk that cannot be opened is left out and noted in `damage` (the first one only). The next chunk is read, because
-# chunks of compressed or encrypted objects have whole batches. Positions are bytes of the segment. Memory: one chunk.
+# Stored segments (``.log.zst``, ``.log.enc``, ``.log.zst.enc``) are opened by name, chunk by chunk. The chunk borders
+# come from the object's ``.indexes`` object or, for zstd without encryption, from its frames. The wrapped data key of
+# an encrypted object is in its segment entry, for which the manifests are searched, newest first. A chunk that cannot
+# be opened is omitted, and `damage` has the first one. The next chunk is read, because chunks of compressed or
+# encrypted objects have whole batches. Positions are bytes of the segment. Memory: one chunk.
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk's position in the object and in the segment.
-
-    `open` converts the stored bytes; it raises Corrupt.
-    """
+    """A chunk's position in the object and in the segment. `open` converts stored bytes; raises Corrupt."""
 
     stored_start: int
     stored_length: int
@@ -421,7 +400,6 @@ def _cipher(source: FileSource, keys: KeyRing) -> ObjectCipher | None:
 
 
 def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, SegmentEntry]:
-    """Return the partition's prefix, and the entry that names the object."""
     if source.store is None or (found := _OBJECT.match(source.key)) is None:
         hint = "its key is in a manifest: name the object by its url, or the file in a copy of the bucket"
         raise InvalidRequest(f"cannot dump an encrypted segment, {hint}", path=source.place)
@@ -436,7 +414,6 @@ def _row_of(source: FileSource, keys: KeyRing) -> tuple[str, SegmentEntry]:
 
 
 def _manifests(store: ObjectStore, prefix: str) -> Iterator[Manifest]:
-    """Yield manifests, newest first, until the first deleted one."""
     chain = ManifestChain(store, prefix)
     manifest = chain.newest(None)
     for _ in range(MANIFESTS_READ):
@@ -465,10 +442,9 @@ def _ranges_of(body: bytes, start: int) -> Callable[[int, int], memoryview]:
 
 
 def frames(read: Callable[[int, int], bytes], size_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, length, content bytes) of the zstd frames of a file, in order, without decompression.
+    """Yield (position, length, content bytes) of the zstd frames of a file, then raise Corrupt at damage.
 
-    Raises Corrupt if no frame starts at a position, a frame does not state its content size, or the file ends inside a
-    frame. The frames before the damage are yielded first.
+    Damage: no frame starts at a position, a frame does not state its content size, or the file ends inside a frame.
     """
     at = 0
     while at < size_bytes:

@@ -1,11 +1,5 @@
 """Content of a segment, damaged or not, as typed rows or byte by byte: the library of ``tiered dump``.
 
-    with closing(open_file("data/orders-0/00000000000000000000.log")) as source:
-        dump = LogDump.of_file(source)
-        for row in dump.batches():
-            ...
-        print(dump.problem, dump.invalid_bytes)
-
 Memory is one run of batches. Unreadable content is reported at the end (`problem`), after all readable rows. A batch
 with a wrong checksum has `isvalid` false and is not decoded; the rows after it follow.
 """
@@ -74,7 +68,7 @@ class HexField:
 
 
 def batch_fields(batch: memoryview, position: int, *, with_records: bool = True) -> Iterator[HexField]:
-    """Yield the fields of one whole batch, of any format. Raises Corrupt, see the module text."""
+    """Yield the fields of one whole batch, of any format; a field ``damaged`` has the rest before Corrupt."""
     cursor = _Cursor(batch, 0, len(batch), position)
     if batch[legacy.MAGIC_AT] != MAGIC:
         yield from _to_its_end(cursor, _legacy_fields(cursor, batch))
@@ -111,7 +105,6 @@ class _Cursor:
         return field
 
     def take(self, name: str, size: int, say: Say = str, depth: int = 0) -> HexField:
-        """Read the next number of `size` bytes."""
         field = self.bytes(name, size, depth, "")
         return HexField(
             field.at, field.data, name, say(int.from_bytes(field.data, "big", signed=True)), depth, self._is_inflated
@@ -141,10 +134,7 @@ def _record_section(batch: memoryview, header: dict[str, int], position: int) ->
 
 
 def _to_its_end(cursor: _Cursor, fields: Iterator[HexField]) -> Iterator[HexField]:
-    """Yield the fields, then the bytes left after them or after damage as one more field.
-
-    Raises Corrupt if bytes are left.
-    """
+    """Yield the fields, then the bytes left, also after damage, as one field. Raises Corrupt if any are."""
     try:
         yield from fields
         if cursor.remaining:
@@ -214,7 +204,6 @@ def _or_null(size: int) -> str:
 
 
 def _time(timestamp_ms: int) -> str:
-    """Format as RFC 3339; the plain number outside the calendar's years."""
     try:
         moment = datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC)
     except (ValueError, OverflowError, OSError):
@@ -266,10 +255,7 @@ assert sum(size for _, size, _ in _HEADER) == HEADER_BYTES == struct.calcsize(">
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Filter of records by offset, timestamp and key.
-
-    Offsets are in ``[from_offset, to_offset)``, timestamps in ``[since_ms, until_ms)``. `key` is the key's bytes.
-    """
+    """Offsets in ``[from_offset, to_offset)``, timestamps in ``[since_ms, until_ms)``, bytes of the key."""
 
     from_offset: int | None = None
     to_offset: int | None = None
@@ -314,9 +300,8 @@ class LogDump:
     """The batches and records of a segment, or of a partition. Iterate once, then read the attributes.
 
     `problem` is the first problem, at byte `at`, or None. `is_torn`: the bytes end inside a batch, without other
-    damage. `invalid_bytes` follow the last valid batch. `gaps` counts records that do not follow the record before them
-    (compaction leaves gaps). `first_gaps` are the first few, as (offset, next offset). Both are counted without a
-    filter only.
+    damage. `invalid_bytes` follow the last valid batch. Only without a filter, `gaps` counts records that do not follow
+    the record before them, as after compaction, and `first_gaps` has the first few as (offset, next offset).
     """
 
     def __init__(
@@ -354,7 +339,7 @@ class LogDump:
     def of_batches(
         cls, runs: Iterable[memoryview], partition: TopicPartition, selection: Filter = EVERYTHING
     ) -> LogDump:
-        """Dump whole batches, such as `TieredReader.batches` yields; they have no position."""
+        """Dump whole batches, such as `TieredReader.batches` yields, without positions."""
         walks = (BatchRuns(lambda start, length, run=run: run[start : start + length], len(run)) for run in runs)  # type: ignore[misc]
         return cls(walks, partition, selection, with_position=False)
 
@@ -363,10 +348,7 @@ class LogDump:
             yield from self._rows(run, self._mask(run))
 
     def hex_batches(self, *, with_records: bool = True) -> Iterator[tuple[BatchRow, Iterator[HexField]]]:
-        """Yield each batch and its bytes, field by field.
-
-        The fields of a damaged batch end at the damage; `problem` describes it.
-        """
+        """Yield each batch and its bytes, field by field, up to a damage, which `problem` describes."""
         for run in self._walk():
             for row in np.flatnonzero(self._mask(run)).tolist():
                 at, size = int(run.table.positions[row]), int(run.table.sizes[row])
@@ -442,10 +424,7 @@ class LogDump:
         return mask & held
 
     def _steps(self, run: Run, *, with_control: bool) -> Iterator[tuple[int, Columns | None]]:
-        """Yield decoded steps of the run, each with its first row.
-
-        The columns are None for a batch that cannot be decoded; the problem is noted.
-        """
+        """Yield decoded steps of the run, each with its first row; None for a batch with a problem."""
         done = 0
         try:
             for columns in kernels.decode_in_steps(

@@ -17,11 +17,7 @@ from tiered.config.config import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """One partition's directory. `size_bytes` is of all its files.
-
-    `is_future`: a future replica that a move fills. `is_deleted`: renamed to be deleted, after a move, a
-    topic deletion or a restore; it is deleted automatically.
-    """
+    """One partition's directory and all its files. `is_deleted`: renamed, to be deleted automatically."""
 
     partition: TopicPartition
     size_bytes: int
@@ -51,8 +47,7 @@ def describe_log_dirs(
 ) -> list[LogDirStatus]:
     """Return every configured directory, in order, with the partitions of `topics` (empty: all).
 
-    Takes no lock. Raises the errors of `LogDirectories` for all directories, such as InvalidRequest for directories of
-    different nodes.
+    Takes no lock. Raises the errors of `LogDirectories`, such as InvalidRequest for directories of different nodes.
     """
     disk = storage or DiskStorage()
     dirs = LogDirectories(disk, config.data_dirs, read_only=True, cordoned=config.cordoned_dirs)
@@ -64,7 +59,7 @@ def describe_log_dirs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedMove:
-    """A partition's move to another log directory. `free_bytes` None: the file system does not report it."""
+    """A move to another log directory. `free_bytes` None: the file system does not report it."""
 
     partition: TopicPartition
     source: str

@@ -1,6 +1,6 @@
 """Content of a bucket as a table: segments, view segments, manifest pages, pending deletes.
 
-Only manifests and pages are read, no segment: a few requests for each partition and one for each page.
+Only manifests and pages are read: a few requests for each partition and one for each page.
 
 | `kind` | row |
 |---|---|
@@ -85,28 +85,21 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """Options of the table. `now_ms` is the time for ages."""
+    """`now_ms` is the time for ages."""
 
     prices: PriceTable = BUILT_IN
     now_ms: int
 
 
 def segment_rows(store: ObjectStore, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """Yield the rows of one partition from its newest manifest. Object keys include the partition's prefix.
-
-    Raises the errors of reading manifests and pages.
-    """
+    """Yield the rows of one partition from its newest manifest. Raises the errors of manifests and pages."""
     yield from rows_in(MetadataLog(store, name.prefix), name, options)
 
 
 def rows_in(log: MetadataLog, name: RemotePartitionName, options: TableOptions) -> Iterator[Row]:
-    """Yield rows as `segment_rows`, from the manifests of this log.
-
-    Rows of an external layout have no record counts.
-    """
+    """Yield rows as `segment_rows`; those of an external layout have no record counts."""
     manifest = log.refresh()
-    # Listed at once: if a page is deleted during the listing, the newest manifest is read again before any row is
-    # yielded.
+    # A list: if a page is deleted during the listing, the newest manifest is read again before any row is yielded.
     yield from log.ask(manifest, lambda index: list(_rows_of(index, name, options)))
 
 
@@ -183,7 +176,6 @@ def _of_pending_pages(index: MetadataIndex) -> Iterator[PendingDelete]:
 
 
 def _full(row: Row) -> Row:
-    """Return the row with a null for every missing column."""
     return {column: row.get(column) for column in COLUMNS}
 
 

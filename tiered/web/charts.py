@@ -1,10 +1,8 @@
 """All charts: SVG of lines, of lines over time, of bars for table cells, and bars in text.
 
-Every drawing has a title and a description in words; a table next to it has the figures. Colours are classes of the
-stylesheet and never the only sign: lines differ in marker shape or dash pattern, and each has its name at its end.
-
-Charts over time fit a phone screen: the frame is 340 units wide and never shown larger, so text stays readable on a
-phone and does not grow on a wide screen. A gap shows missing data. A point with no neighbour is a dot.
+Every drawing has a title and a description in words. Colours are classes of the stylesheet and never the only sign:
+lines differ in marker shape or dash pattern, and each has its name at its end. Charts over time are 340 units wide to
+fit a phone screen. A gap shows missing data. A point with no neighbour is a dot.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ Run = Sequence[tuple[int, float]]  # (ms, value), by time, without a gap
 
 
 class _Size(NamedTuple):
-    """The size of a drawing and its margins, in its own units."""
-
     width: int
     height: int
     left: int
@@ -61,7 +57,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """One line over time: runs of points with gaps between them. `style` is a class of the stylesheet."""
+    """Runs of points with gaps between them. `style` is a class of the stylesheet."""
 
     name: str
     style: str
@@ -89,10 +85,7 @@ def binary_top(value: float) -> float:
 
 
 def bar(parts: Sequence[tuple[str, float]], most: float) -> Html:
-    """Draw parts of a sum in sequence, each (class, value), as a share of `most`.
-
-    The caller puts the figures in words next to it.
-    """
+    """Draw parts of a sum in sequence, each (class, value), as a share of `most`, without figures."""
     drawn, reached = [], 0.0
     for name, value in parts:
         begin, reached = reached, reached + max(0.0, value)
@@ -106,10 +99,7 @@ def bar(parts: Sequence[tuple[str, float]], most: float) -> Html:
 
 
 def text_bar(parts: Iterable[tuple[str, float]], most: float, width: int) -> str:
-    """Draw parts of a sum in sequence, each (letter, value), as a share of `most`, which is `width` letters long.
-
-    Each part ends at its cumulative sum, so rounding errors do not add up.
-    """
+    """Draw parts of a sum, each (letter, value), without added rounding; `most` is `width` letters long."""
     drawn, reached = "", 0.0
     for letter, value in parts:
         reached += value
@@ -129,7 +119,7 @@ def line_chart(
     marks: Sequence[Mark] = (),
     rules: Sequence[tuple[float, str]] = (),
 ) -> Html:
-    """Draw lines over one axis, from zero. `words` describe the chart; `rules` are labelled vertical lines."""
+    """Draw lines over one axis, from zero. `words` describe the chart; `rules` are labelled verticals."""
     xs = [x for line in lines for x, _ in line.points] + [x for x, _ in x_ticks]
     low, high = min(xs, default=0.0), max(xs, default=1.0)
     top = nice_top(max((y for line in lines for _, y in line.points), default=0.0))
@@ -160,8 +150,7 @@ def time_chart(
 ) -> Html:
     """Draw lines over ``[since_ms, until_ms]``, from zero; `show` formats a value.
 
-    `words` describe the chart; `rules` are labelled vertical lines. `top_of` is the scale: `nice_top`, or `binary_top`
-    for bytes.
+    `words` describe the chart; `rules` are labelled vertical lines; `top_of` is the scale.
     """
     values = [value for line in lines for run in line.runs for _, value in run]
     frame = _Frame(_SMALL, since_ms, max(until_ms, since_ms + 1), top_of(max(values, default=0.0)))
@@ -176,9 +165,6 @@ def time_chart(
         [_end(frame, line, show, ends[number]) for number, line in enumerate(named)],
     ]
     return frame.drawn(id_, "times", title, words, inner)
-
-
-# -- scales ------------------------------------------------------------------------------------------------------------
 
 
 def bytes_label(value: float) -> str:
@@ -219,7 +205,7 @@ def _months(since_ms: int, until_ms: int, count_max: int) -> list[tuple[int, str
 
 
 def thinned(run: Run, since_ms: int, until_ms: int, *, most: bool) -> Run:
-    """Keep at most one point per unit of width: the last or the largest; the first and the last stay."""
+    """Keep at most one point per unit of width, the last or the largest; the first and the last stay."""
     width = max(1, until_ms - since_ms) / (_SMALL.width - _SMALL.left - _SMALL.right)
     found: list[tuple[int, float]] = []
     for at, value in run:
@@ -245,13 +231,8 @@ def name_heights(
     return found
 
 
-# -- parts of a drawing ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Places values from `low` to `high` and from 0 to `top` within the margins of a drawing."""
-
     size: _Size
     low: float
     high: float
@@ -274,7 +255,6 @@ class _Frame:
         return self.size.height - self.size.bottom
 
     def grid(self, show: Callable[[float], str]) -> list[Html]:
-        """Return horizontal lines with their values."""
         found = []
         for step in range(_TICKS + 1):
             value = self.top * step / _TICKS
@@ -323,7 +303,6 @@ def _line(frame: _Frame, at: int, line: Line, name_y: float) -> list[Html]:
 
 
 def _dot(at: int, x: float, y: float) -> Html:
-    """Return a marker shape for each line, for readers that cannot distinguish colours."""
     name = f"dot s{at}"
     if at % 3 == 0:
         return tag("circle", class_=name, cx=x, cy=y, r=3.5)

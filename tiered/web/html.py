@@ -1,7 +1,7 @@
 """HTML that is escaped by construction, and the common parts of all pages.
 
-Every value that is not `Html` becomes text: topic names, error messages and reasons are untrusted input, and enter a
-page only through `tag`, which escapes content and attributes.
+Every value that is not `Html` is untrusted text and enters a page only through `tag`, which escapes content and
+attributes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Child: TypeAlias = "str | int | Iterable[Child] | None"
 
 
 def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """``<name ...>children</name>``. `class_` is class, `aria_label` aria-label; None and False leave one out."""
+    """``<name ...>children</name>``. `class_` is class, `aria_label` aria-label; None and False omit one."""
     given = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID:
         return Html(f"<{name}{given}>")
@@ -73,14 +73,11 @@ def _attribute(key: str, value: str | int | float | bool | None) -> str:
     return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
 
 
-# -- common parts -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A column: its title, and whether it holds numbers or text that must not wrap.
+    """A column. `is_short`: text that must not wrap. `sort` is the name by which a link sorts.
 
-    `sort` is the name by which a link sorts. `cell` makes a cell from a row; without it rows are sequences of cells.
+    `cell` makes a cell from a row; without it rows are sequences of cells.
     """
 
     title: str
@@ -114,9 +111,9 @@ def shown(row: Row, name: str, show: Callable[[int], str] = format_count) -> str
 def frame(
     title: str, here: str, now_ms: int, *children: Child, refresh_s: int | None = REFRESH_S, script: str | None = None
 ) -> str:
-    """A whole document. `here` is the path of its section; a refreshing page refreshes with and without the script.
+    """A whole document with the stylesheet, `script` as a module, and the navigation.
 
-    `script` is the path of a module of this page.
+    `here` is the path of the page's section. A page with `refresh_s` refreshes with and without the script.
     """
     head = [
         _LINKS,
@@ -180,8 +177,7 @@ def table(
 ) -> Html:
     """Rows under headings; the first cell names its row.
 
-    `sorts` are links by a heading's `sort`; numbers sort largest first, names alphabetically. `sorted_by` is the
-    current order.
+    `sorts` are links by a heading's `sort`; numbers sort largest first, names alphabetically.
     """
     links = sorts or {}
     head = [_heading(each, links, is_sorted=each.sort is not None and each.sort == sorted_by) for each in headings]
@@ -201,7 +197,7 @@ def problem_boxes(report: StatusReport, problem: Iterable[Problem]) -> list[Html
 
 
 def problem_box(report: StatusReport, problem: Problem) -> Html:
-    """Place, cause, start time and next step of a problem."""
+    """Return place, cause, start time and next step of a problem."""
     words = f": {problem.what} ({since(problem, report.now_ms)})"
     return tag("div", tag("strong", place(problem)), words, tag("div", "Next: ", problem.next_step), class_="trouble")
 
@@ -301,9 +297,6 @@ def _cell(at: int, content: Child, heading: Heading) -> Html:
     return tag("th", shown, scope="row", class_=name) if at == 0 else tag("td", shown, class_=name)
 
 
-# -- forms -------------------------------------------------------------------------------------------------------------
-
-
 def field(id_: str, label: str, value: str, *, name: str | None = None, example: str = "") -> Html:
     """A text field."""
     control = tag("input", type="text", id=id_, name=name or id_, value=value, placeholder=example, size=10)
@@ -318,9 +311,6 @@ def choice(id_: str, label: str, options: Mapping[str, str], chosen: str, *, cla
 
 def button(words: str) -> Html:
     return tag("button", words)
-
-
-# -- problems and pauses -----------------------------------------------------------------------------------------------
 
 
 def boxes(report: StatusReport, groups: Iterable[ProblemGroup], query: Mapping[str, str]) -> list[Html]:

@@ -1,5 +1,1 @@
-"""Commands for a bucket.
-
-remote, restore, fork, import, adopt, gc, scrub, repair, rewrite, rotate-keys, compact in the bucket, pipeline,
-backfill.
-"""
+"""Commands for a bucket, such as restore, import, gc, scrub, rewrite and pipeline."""

@@ -97,7 +97,7 @@ class PipelineCommand(JobCommand):
         """As `JobCommand.spark`. Raises InvalidRequest if speculative tasks are enabled."""
         with super().spark(description) as spark:
             if spark.conf.get("spark.speculation", "false") == "true":
-                # A second attempt of a node's work would fail on the first one's lock, and its result would win.
+                # A second attempt would fail on the first one's lock, and its result would win.
                 raise InvalidRequest(
                     "cannot run the pipeline, speculative tasks are enabled", fix="--conf spark.speculation=false"
                 )

@@ -1,4 +1,1 @@
-"""Commands for records.
-
-append, consume, dump, get-offsets, delete-records, transactions.
-"""
+"""Commands for records: append, consume, dump, get-offsets, delete-records, transactions."""

@@ -1,7 +1,7 @@
 """``tiered append``: append lines of a file, or JSON lines, as records.
 
-Input that was read is never discarded: a bad line, a signal or an error ends the command after all records before it
-were appended, and the count is printed.
+Input that was read is never discarded: a bad line, a signal or an error ends the command after the records before it
+are appended, and the count is printed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,6 @@ class Appended(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LineForm:
-    """How a line becomes a record."""
-
     separator: str | None = option("-K SEP", "Set the separator of key and value in a line; default: no keys.")
     is_empty_null: bool = option("-Z", "Treat an empty value as null: a tombstone.")
     is_jsonl: bool = option("--jsonl", "Read lines as JSON objects: key, value, timestamp, headers.")
@@ -127,7 +125,7 @@ def append(
             except LogError as error:
                 failure = error
             failure = appended.make_durable() or failure
-        # The records are durable, and the manager is closed.
+        # The records are durable and the manager is closed.
         rows = [AppendedRange.of(each) for each in appended.shares()]
         if rows or (output == "json" and failure is None):
             print_result(Appended(rows), output)
@@ -151,7 +149,7 @@ def _timeout_ms(text: str | None, acks: str) -> int:
 
 
 class _AppendedRecords:
-    """The appended records: for each partition first offset, next offset and count."""
+    """For each partition: first offset, next offset and count."""
 
     def __init__(self, manager: LogManager, topic: str, partition: int | None) -> None:
         self.count = 0
@@ -161,7 +159,7 @@ class _AppendedRecords:
         self._rows: dict[TopicPartition, tuple[int, int, int]] = {}
 
     def append(self, records: list[Record]) -> None:
-        """Append one partition after another, so that those before a failing one count. Raises as the manager does."""
+        """Append partition by partition: the records of those before a failing one count."""
         if self._partition is None:
             shares = self._manager.appender.split(self._topic, records)
         else:
@@ -170,7 +168,7 @@ class _AppendedRecords:
             self._append_share(name, share)
 
     def make_durable(self) -> LogError | None:
-        """Flush the appended records to disk; return the error of each failed partition, which then does not count."""
+        """Flush the records; return an error if a partition failed. A failed partition does not count."""
         failure: LogError | None = None
         for name in list(self._rows):
             try:
@@ -189,16 +187,12 @@ class _AppendedRecords:
         ]
 
     def take(self, shares: Sequence[Share]) -> None:
-        """Add the records of an earlier command."""
         for each in shares:
             self._rows[each.name] = (each.base_offset, each.next_offset, each.records)
             self.count += each.records
 
     def _append_owned(self, name: TopicPartition, share: list[Record]) -> AppendResult:
-        """Append to a partition. If only the remote tier knows the end of an empty log, ask the store again.
-
-        The number of attempts is that of any store call.
-        """
+        """Append to a partition; retry once if Unavailable, as only the remote tier may know the log end."""
         try:
             return self._append_to(name, share)
         except Unavailable:
@@ -210,7 +204,7 @@ class _AppendedRecords:
         return result
 
     def _append_share(self, name: TopicPartition, share: list[Record]) -> None:
-        """Append a share; if the log refuses a record (nothing was added then), halve the share up to that record."""
+        """Append a share; if the log refuses a record (and adds nothing), halve the share up to that record."""
         try:
             result = self._append_owned(name, share)
         except InvalidRequest:
@@ -226,7 +220,6 @@ class _AppendedRecords:
 
 
 def _counted(session: Session, fd: int, runs: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """Yield the runs and count their bytes after use. The size of a pipe is unknown."""
     if not session.progress.sends_events:
         yield from runs
         return
@@ -259,15 +252,13 @@ def _records(runs: Iterator[list[bytes]], read: ReadLine) -> Iterator[list[Recor
             raise failure
 
 
-# Read lines from a descriptor in runs: whole lines, in order, with bounded delay.
-#
-# Data that was read is never discarded. A run ends when it is full, one second after its first line, at the end of the
-# input, or at a stop signal. Only an incomplete line, cut short by a signal, is not returned.
+# A run has whole lines, in order. It ends when it is full, one second after its first line, at the end of the input,
+# or at a stop signal. Only a line that a signal cuts short is discarded.
 
 
 @contextmanager
 def open_lines(path: str) -> Iterator[int]:
-    """Return the descriptor of a file, or of stdin for ``-``. Raises InvalidRequest when stdin is closed."""
+    """Yield the descriptor of a file, or of stdin for ``-``. Raises InvalidRequest if stdin is closed."""
     if path == "-":
         if sys.stdin is None:
             raise InvalidRequest("cannot read lines, stdin is closed: name a file")
@@ -281,7 +272,7 @@ def open_lines(path: str) -> Iterator[int]:
 
 
 def line_runs(fd: int, size: int, stop: Stop) -> Iterator[list[bytes]]:
-    """Yield runs of 1 to `size` lines, ``\\n`` cut off (text above). Raises DiskFailed if the input is unreadable."""
+    r"""Yield runs of 1 to `size` lines without ``\n``. Raises DiskFailed for unreadable input."""
     lines: list[bytes] = []
     pieces: list[bytes] = []  # of a line that is still incomplete
     read_bytes = 0
@@ -328,12 +319,12 @@ def _sliced(lines: list[bytes], size: int) -> Iterator[list[bytes]]:
 
 
 class RemoteAppend:
-    """Waits for the bucket for one command: a check before, progress after; repeated input is not appended again."""
+    """Waits for the bucket for one command; repeated input is not appended again."""
 
     def __init__(
         self, session: Session, manager: LogManager, topic: str, partition: int | None, timeout_ms: int
     ) -> None:
-        """Raises the problem that keeps the topic's records from the bucket: nothing was appended then."""
+        """Raises the problem that keeps the topic's records from the bucket, before any append."""
         from local.storage import DiskStorage
         from tiered.manager.remote_acks import MARKS_FILE, AppendMarks, check_remote_acks
 
@@ -346,7 +337,7 @@ class RemoteAppend:
         self._key: str | None = None
 
     def appended_before(self, source: str, **how: object) -> list[Share] | None:
-        """Return the records of the same input that an earlier command appended and did not see in the bucket."""
+        """Return the records of this input that an earlier command appended but did not see in the bucket."""
         from tiered.manager.remote_acks import input_key
 
         if source == "-":
@@ -361,7 +352,7 @@ class RemoteAppend:
         return shares
 
     def wait(self, shares: Sequence[Share], stop: Stop) -> bool:
-        """Wait until the bucket holds them; False if asked to stop before. Raises the problem that prevents it."""
+        """Wait until the bucket holds the records; False on a stop. Raises the problem that prevents it."""
         from tiered.manager.remote_acks import wait_for_bucket
 
         if not shares:
@@ -393,7 +384,7 @@ class RemoteAppend:
         return True
 
     def _note(self, shares: Sequence[Share]) -> None:
-        """Save the mark. If that fails, the command still waits: the records are already appended."""
+        """Save the mark. After a failure the command still waits: the records are appended."""
         if self._key is None:
             return
         try:

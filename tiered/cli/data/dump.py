@@ -1,12 +1,11 @@
 """``tiered dump``: stored data by batch, record or entry, under Kafka's field names.
 
-It reads a file as it is, on the disk or in a bucket, so it can show a damaged one: it prints the readable part and then
-names the damage (exit 4).
+It prints the readable part of a damaged file and then names the damage (exit 4).
 
 | a ``.log`` that ends inside a batch | result |
 |---|---|
-| on the disk | a crash tore it: a finding (exit 3), because recovery truncates it |
-| in the bucket | damage (exit 4), because an upload is atomic |
+| on the disk | a finding (exit 3): a crash tore it, recovery truncates it |
+| in the bucket | damage (exit 4): an upload is atomic |
 """
 
 from __future__ import annotations
@@ -68,8 +67,6 @@ _TEXT_COLUMNS = ["is_control", "timestamp_type", "compresscodec", "isvalid", "he
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decoding:
-    """How keys and values are printed."""
-
     encoding: str = option(
         "--encoding", "Set the encoding of keys and values.", choices=["utf8", "base64", "hex"], default="utf8"
     )
@@ -102,8 +99,6 @@ class _Decoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Selection:
-    """Which records are printed."""
-
     from_offset: int | None = option("--from-offset", "Select records at or above this offset.", type=click.IntRange(0))
     to_offset: int | None = option("--to-offset", "Select records below this offset.", type=click.IntRange(0))
     key: str | None = option("--key", "Select records with exactly this key, written in --encoding.")
@@ -114,7 +109,6 @@ class _Selection:
     until: str | None = option("--until @TIME", "Select records before this time.")
 
     def filter(self, encoding: str) -> Filter:
-        """Return the filter; keys are written in `encoding`."""
         from tiered.inspect.dump_rows import encode
         from tiered.inspect.dumping import Filter
 
@@ -138,7 +132,7 @@ class _Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where the data is: with `url` in a partition of that bucket, else where the target says."""
+    """With `url` a partition of that bucket, else the target."""
 
     options: dict[str, object] = option(
         "--option NAME=VALUE", "Option of the store of the URL.", callback=store_options
@@ -149,11 +143,10 @@ class _Place:
 
     @property
     def is_any_bucket(self) -> bool:
-        """Whether an option is set that only applies to a partition of a bucket."""
+        """Whether an option is set that needs the `url` of a bucket."""
         return bool(self.topic_id) or self.layout.is_given
 
     def open(self, session: Session, topic: str) -> AbstractContextManager[LogManager | RemoteLog]:
-        """Open both tiers of this node, or any bucket alone."""
         if self.url is None:
             return session.manager(read_only=True, is_hasty=True)
         session.set_up_logging()
@@ -166,8 +159,6 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """The options, as typed."""
-
     target: str = argument("FILE|URL|TOPIC/PARTITION[@OFFSET]")
     output: str | None = option(
         "-o, --output", "Set the output format. text: the lines of Kafka's own tool.", choices=[*FORMATS, "text"]
@@ -194,7 +185,6 @@ class _Request:
 
     @property
     def is_deep(self) -> bool:
-        """Whether to show records, not only batches."""
         return not self.batches and (
             self.by_record or self.deep_iteration or self.prints_data or (self.output == "jsonl" and not self.by_byte)
         )
@@ -228,7 +218,7 @@ def dump(session: Session, request: _Request = GROUP) -> int:
 
 
 def _index_request(session: Session, request: _Request) -> _Request:
-    """The same options for the index of the named segment, or of the segment that holds the offset."""
+    """The same options for the index of the segment that is named or holds the offset."""
     from dataclasses import replace
 
     from tiered.inspect.dump_sources import index_of_offset, index_of_segment
@@ -256,7 +246,7 @@ def _is_file(target: str) -> bool:
 
 @contextmanager
 def _opened(session: Session, request: _Request) -> Iterator[FileSource]:
-    """Open the file or object. Options of the configured store apply if the url is in that store."""
+    """Open the target. Options of the configured store apply to a url in that store."""
     from tiered.inspect.dump_sources import is_encrypted, open_file, open_object, split_object_url, url_in_bucket
 
     target = request.target
@@ -275,9 +265,6 @@ def _opened(session: Session, request: _Request) -> Iterator[FileSource]:
     store = keyed_store(open_store(url, request.place.options or session.store_options_of(target)), _key_ring(session))
     with closing(store):
         yield open_object(store, key)
-
-
-# -- logs
 
 
 def _dump_log(session: Session, request: _Request, source: FileSource) -> int:
@@ -309,7 +296,7 @@ def _dump_log(session: Session, request: _Request, source: FileSource) -> int:
 
 
 def _start_offset(reader: TieredReader, partition: TopicPartition, wanted: int | None) -> int:
-    """Return the start offset: `wanted`, clamped to the log. An offset on the disk needs no request."""
+    """Return `wanted`, clamped to the log. An offset on the disk needs no request."""
     if wanted is not None and reader.source(partition).is_local(wanted):
         return wanted
     start, following = reader.offsets(partition)
@@ -317,7 +304,6 @@ def _start_offset(reader: TieredReader, partition: TopicPartition, wanted: int |
 
 
 def _key_ring(session: Session) -> str | None:
-    """The configured key file; None without a configuration."""
     from local.errors import NotFound
 
     try:
@@ -336,7 +322,7 @@ def _keys(session: Session) -> KeyRing:
 
 
 def _dump_partition(session: Session, request: _Request) -> int:
-    """Dump a partition over both tiers, from its start or ``@OFFSET``; one run of batches in memory at a time."""
+    """Dump both tiers of a partition with one run of batches in memory at a time."""
     if "/" not in request.target:
         expected = "'a file of a log, a url, or TOPIC/PARTITION[@OFFSET]'"
         raise InvalidRequest(
@@ -417,9 +403,6 @@ def _print_gaps(session: Session, log: LogDump, path: str) -> None:
             session.say(f"  {first} is followed by {second}")
 
 
-# -- the other files
-
-
 def _dump_file(session: Session, request: _Request, source: FileSource) -> int:
     from tiered.inspect import dump_files
 
@@ -488,7 +471,6 @@ def _print_sections(request: _Request, sections: list[Section], source: FileSour
 
 
 def _print_findings(session: Session, findings: Iterable[Finding]) -> int:
-    """Print each finding on stderr; the exit code is that of the worst."""
     from local.verify.findings import Severity
 
     ordered = sorted(findings, key=lambda each: -each.severity)

@@ -49,7 +49,7 @@ class DumpedField(Struct, rename="camel"):
 
 
 class _OfLog(Result):
-    """With topic and partition for a partition, without for a file."""
+    """Topic and partition are set for a partition, not for a file."""
 
     topic: str | UnsetType = UNSET
     partition: int | UnsetType = UNSET
@@ -207,7 +207,7 @@ def _field_lines(field: HexField) -> Iterator[str]:
 
 
 def _short(field: HexField) -> str:
-    """Format a moment without the number, which the bytes already show."""
+    """Format a moment without the number, which the bytes show."""
     return field.value.rpartition(": ")[2] if field.name in _MOMENTS else field.value
 
 
@@ -267,5 +267,4 @@ def shown(value: object) -> str:
 
 
 def _optional(value: object) -> str:
-    """Format like Java's OptionalLong."""
     return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from tiered.read.bucket_reader import RemoteLog
     from tiered.read.reader import TieredReader
 
-# Kafka's names and codes (`local.records.offset_spec`, `tiered.read.offset_listing`), and the words of `consume
-# --from`.
+# Kafka's names and codes (`tiered.read.offset_listing`), and the words of `consume --from`
 _SPECS = {
     "latest": -1,
     "end": -1,
@@ -65,8 +64,6 @@ VIEW = "compacted"  # `remote.manifest.view.DEFAULT_VIEW`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where the records are: both tiers of this node, its disk alone, or any bucket."""
-
     is_local: bool = option("--local", "Read only the log on this disk, even if it diverged.")
     url: str | None = REMOTE
     topic_id: str | None = option("--topic-id ID", "Choose one of several topics of this name in that bucket.")
@@ -167,7 +164,7 @@ def _records(
 
 
 def _report_inconsistencies(bucket: RemoteLog, partitions: list[TopicPartition]) -> Exit:
-    """Print inconsistencies of a bucket of an external layout. Exit 4 if they made segments unreadable."""
+    """Print inconsistencies of an external layout. Exit 4 if they made segments unreadable."""
     found = {partition: bucket.findings(partition) for partition in partitions}
     for partition, findings in found.items():
         report_findings(partition, findings)
@@ -245,7 +242,6 @@ def get_offsets(
 def _found(
     manager: LogManager, partitions: list[TopicPartition], requested: int, isolation: Isolation
 ) -> tuple[dict[TopicPartition, FoundOffset | None], dict[TopicPartition, LogError]]:
-    """Return the offset of each partition, and the errors of partitions that could not be read."""
     found: dict[TopicPartition, FoundOffset | None] = {}
     unread: dict[TopicPartition, LogError] = {}
     for name in partitions:
@@ -340,10 +336,7 @@ def _requested(target: str | None, before: int | None, file: IO[bytes] | None) -
 
 
 def read_offsets(text: bytes) -> dict[TopicPartition, int]:
-    """Read Kafka's ``{"partitions": [{"topic": .., "partition": .., "offset": ..}], "version": 1}``.
-
-    Raises InvalidRequest for anything else, and for a duplicate partition.
-    """
+    """Read Kafka's JSON file of offsets, version 1. Raises InvalidRequest, also for a duplicate partition."""
     import json
 
     try:
@@ -401,7 +394,6 @@ def list_open(session: Session, targets: tuple[str, ...] = PARTITIONS, output: s
     from tiered.partition.hanging_transactions import open_transactions
 
     with session.manager(read_only=True, is_brief=True) as manager:
-        # The error of a requested partition that did not open ends the command.
         partitions = manager.partitions.all()
         if names:
             partitions = [manager.partitions.find(name) for name in _partitions(manager, names)]

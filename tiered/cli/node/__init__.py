@@ -1,4 +1,1 @@
-"""Commands for a node.
-
-init, run, status, plan, apply, doctor, log-dirs, web, verify, demo, bench, generate.
-"""
+"""Commands for a node: init, run, status, plan, apply, doctor, log-dirs, web, verify, demo, bench."""

@@ -123,7 +123,6 @@ def bench(
 
 
 def _root(session: Session, directory: str | None) -> str:
-    """Return the log directory, if it is known and exists."""
     if directory is not None:
         return os.path.abspath(directory)
     try:
@@ -135,7 +134,7 @@ def _root(session: Session, directory: str | None) -> str:
 
 @contextmanager
 def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
-    """The configured bucket under a prefix of this run. All objects and folders are deleted at the end."""
+    """The configured bucket under a prefix of this run, which is deleted at the end."""
     if not remote:
         yield None
         return
@@ -148,7 +147,7 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
 
     config = session.config()
     url = f"{(config.remote_url or '').rstrip('/')}/{PREFIX}{new_ulid(now_ms())}"
-    # The minimum billing period of a colder class is too expensive for a short measurement.
+    # A colder class bills a minimum period.
     own = {**config.overrides, "remote.storage.class": "default"}
     folder = unquote(url.removeprefix("file://")) if url.startswith("file://") else None
     if folder is not None:
@@ -171,7 +170,7 @@ def _store(session: Session, *, remote: bool) -> Iterator[ObjectStore | None]:
 
 
 def _predict(session: Session, options: BenchOptions, output: str, *, remote: bool, dry_run: bool, yes: bool) -> None:
-    """Print the requests and cost of a run, and ask. Raises NotFound and InvalidRequest if no bucket is usable."""
+    """Print the requests and cost of a run, and ask. Raises NotFound and InvalidRequest."""
     from policies.cost.storage_cost import request_cost
     from tiered.bench.benchmark import predict_requests
 

@@ -99,7 +99,6 @@ def demo(
 
 @contextmanager
 def _progress(session: Session) -> Iterator[Report]:
-    """A bar for each step on a terminal, elsewhere a line at its start; on stderr."""
     if session.is_quiet:
         yield lambda name, share: None
         return
@@ -205,7 +204,7 @@ def _elsewhere(result: DemoResult, command: str) -> str:
 
 
 def _own_command() -> str:
-    """This program's command in short form; it also works without an active environment."""
+    """This program's command, which also works without an active environment."""
     called, relative = sys.argv[0], os.path.relpath(sys.argv[0])
     if not called.endswith("tiered") or os.path.dirname(called) in os.get_exec_path()[1:]:
         return "tiered"

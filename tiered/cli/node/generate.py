@@ -1,7 +1,4 @@
-"""``tiered config``: settings, explained, checked and exported; ``tiered generate``: files for other systems.
-
-The generated files come from the metric and alert tables and from the access policies.
-"""
+"""``tiered config``: explain, check and export settings; ``tiered generate``: files for other systems."""
 
 from __future__ import annotations
 
@@ -230,7 +227,7 @@ def example_of(known: Property) -> str:
 
 
 class AliasedGroup(click.Group):
-    """`aliases` maps aliases to documented names. Command lists and completion have only the latter."""
+    """`aliases` maps aliases, which help and completion omit, to documented names."""
 
     aliases: Mapping[str, str] = {}
 
@@ -309,14 +306,12 @@ _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")  # names that systemd a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bucket:
-    """The bucket that a policy or rules are for."""
-
     immutable: bool = option("--immutable", "Deny every delete; default: from remote.immutable.")
     options: dict[str, object] = REMOTE_OPTIONS
     url: str | None = option("--remote URL", "Name the bucket; default: the configured one.")
 
     def place(self, session: Session) -> tuple[str, dict[str, object], bool]:
-        """Return (url, client options, whether it is immutable) of the named or the configured bucket."""
+        """Return (url, client options, is immutable) of the named or the configured bucket."""
         if self.url is not None:
             return self.url, self.options, self.immutable
         if self.options:
@@ -393,7 +388,7 @@ def lifecycle(
 
 
 def answer(instruction: str) -> int:
-    """Print the candidates for the word under the cursor, as the ``bash_complete`` script and similar ones ask."""
+    """Print the completions of the word under the cursor, as ``bash_complete`` and similar scripts ask."""
     kind = get_completion_class(instruction.partition("_")[0])
     if kind is None or not instruction.endswith("_complete"):
         return 1

@@ -71,7 +71,6 @@ def init(
 
 
 def _defaults(broker_file: str | None) -> tuple[dict[str, str], list[Ignored]]:
-    """Return the topic defaults: a broker's settings, if its file was given; and the settings without effect."""
     if broker_file is None:
         return {}, []
     from tiered.health.broker_file import broker_settings, read_entries, without_effect
@@ -93,7 +92,7 @@ def _file_above(path: str) -> str | None:
 
 
 def configuration(url: str, options: Mapping[str, object], defaults: Mapping[str, str] | None = None) -> str:
-    """The text of a new ``tiered.toml``: tiering on for every topic, the rest `defaults` or Kafka's defaults."""
+    """The text of a new ``tiered.toml``: tiering for every topic, else `defaults` or those of Kafka."""
     from tiered.topics.config_export import toml_text
 
     own = {name: text for name, text in (defaults or {}).items() if name != "remote.storage.enable"}

@@ -131,7 +131,7 @@ def move(
         print_result(LogDirsMove([moved]), output)
         session.say("nothing changed")
         return
-    # No other process reads here: the old files need no grace period.
+    # No other process reads here.
     with session.manager(overrides={"file.delete.delay.ms": "0"}) as manager:
         size_bytes = sum(info.size_bytes for info in manager.partitions.find(name).log.segments())
         with byte_progress(session, "moved", size_bytes) as advance:
@@ -225,7 +225,7 @@ def placement(
     session.say(f"brokers in turn: {order} --start {start} --shift {shift}")
     rows = [Replicas(topic, number, list(each)) for number, each in assigned.items()]
     if output == "json":
-        # The file of ``kafka-reassign-partitions --reassignment-json-file``.
+        # The file of ``kafka-reassign-partitions``.
         click.echo(json.dumps(msgspec.to_builtins(Placement(1, rows))))
     else:
         print_table(rows, _columns({each.broker_id: each.rack for each in fleet}))

@@ -1,7 +1,4 @@
-"""``tiered plan``: decisions with reasons, bytes and money; ``tiered apply``: saved plans and saved advice.
-
-A saved plan or advice is applied only if the state behind it is unchanged.
-"""
+"""``tiered plan``: decisions with reasons, bytes and cost; ``tiered apply``: saved plans and advice."""
 
 from __future__ import annotations
 
@@ -143,7 +140,6 @@ def plan(
 
 
 def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
-    """Return the next command: `run` for the current settings, `apply` for a saved plan, if it can be applied."""
     if out is not None:
         later = ", for review only: a plan for a later time cannot be applied"
         return f"; saved {out}{later if is_later else f'; next: tiered apply {out}'}"
@@ -153,7 +149,7 @@ def _following(out: str | None, *, is_later: bool, is_what_if: bool) -> str:
 
 
 def _plan_facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
-    """The JSON fields next to the rows; the moment of the plan if it is not now."""
+    """The JSON fields other than the rows; the moment of the plan if it is not now."""
     from tiered.node.problems import unread_rows
     from tiered.status.status_report import deferral_rows
 
@@ -168,7 +164,6 @@ def _plan_facts(priced: PricedPlan, *, is_later: bool) -> dict[str, Any]:
 
 
 def _paused(priced: PricedPlan) -> list[str]:
-    """A line for each topic with paused uploads: the plan has none of them."""
     topics = {each.partition.topic: each.paused for each in priced.snapshots if each.paused is not None}
     found = []
     for name, pause in sorted(topics.items()):
@@ -254,7 +249,6 @@ def apply(
 
 
 def _auto(session: Session, *, dry_run: bool, output: str) -> int:
-    """Do the work of `run --once`; with `dry_run` only show that of `plan`."""
     from tiered.cli.node.run import run
 
     context = click.get_current_context()
@@ -265,7 +259,6 @@ def _auto(session: Session, *, dry_run: bool, output: str) -> int:
 
 
 def _check(session: Session, saved: SavedPlan, output: str) -> None:
-    """Show the steps of advice. Raises Conflict if the state behind the plan has changed."""
     from tiered.cost.advice_applying import check_advice
     from tiered.plans.saved_plan import check_unchanged
 

@@ -1,6 +1,4 @@
-"""``tiered run``: the loop around `LogManager.tick`; ``tiered web``: pages about a directory of another process.
-
-Only this module gives background work the time.
+"""``tiered run``: the loop around `LogManager.tick`; ``tiered web``: pages about another process.
 
 | a SIGTERM or Ctrl-C | effect |
 |---|---|
@@ -8,8 +6,8 @@ Only this module gives background work the time.
 | after the start | the current step ends, logs are closed, problems are printed; uploads have ten seconds |
 | a second one | the step is interrupted; the next start completes or undoes its work |
 
-With ``--once`` all work runs in order before the end; without it, uploads run in their own threads. A SIGHUP is
-remembered from the start on, and handled once all is loaded.
+With ``--once`` all work runs in order before the end; without it, uploads run in their own threads. A SIGHUP during the
+start is handled after it.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessControl:
-    """Access control and encryption of the pages: token and certificate files, and names of this server."""
+    """Access control and encryption of the pages."""
 
     token_file: str | None = option(
         "--token-file FILE", "Require the token in this file, on loopback too.", type=click.Path()
@@ -184,9 +182,9 @@ def _served(
 
 
 def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
-    """Run maintenance until it finds no work. A SIGTERM before that is no success: work may remain.
+    """Run maintenance until it finds no work; not DONE after a SIGTERM before that.
 
-    Checkpoints that wait for space are no failure: all work was done, and the next start recovers.
+    Checkpoints that wait for space are no failure: the next start recovers.
     """
     while worker.round(now_ms(), should_stop=lambda: stop.is_set) and not stop.is_set:
         pass
@@ -200,10 +198,9 @@ def _work_off(session: Session, worker: Worker, stop: Stop) -> int:
 
 
 class _Loop:
-    """Runs maintenance for ever; sleeps after a run that left no work.
+    """Runs maintenance until a signal, or until a newer writer fences this one; sleeps without work.
 
-    A partition with a problem is tried again. Only a newer writer in the bucket ends the loop: this one is fenced. The
-    configuration is read again after a SIGHUP, and when its file has changed.
+    Partitions with a problem are tried again. A SIGHUP or a changed file reloads the configuration.
     """
 
     def __init__(
@@ -211,7 +208,7 @@ class _Loop:
     ) -> None:
         self._session, self._worker, self._stop, self._service, self._seen = session, worker, stop, service, seen
         self._is_resting = False
-        # Not the file's current time: a start is slow, and a change during it has not been read.
+        # Not the file's current time: it may have changed during the start.
         self._read_ns = worker.manager.config.changed_ns
 
     def last_seen_s(self) -> float:
@@ -265,9 +262,6 @@ def _print_summary(session: Session, manager: LogManager) -> None:
         session.say(f"requests: {manager.store.counts()}")
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
 @command("web", example="web --listen 127.0.0.1:8080")
 def web(
     session: Session,
@@ -303,8 +297,8 @@ def web(
 def serving_pages(session: Session, option: str, listen: str, pages: Pages, access: AccessControl) -> Iterator[None]:
     """Serve the pages at the address from `option` within the block.
 
-    The address and a generated token are printed on stderr. Raises InvalidRequest for an unusable address and for a
-    file without a token or a certificate, NotFound for a missing file.
+    Prints address and generated token on stderr. Raises InvalidRequest for an unusable address and for a file without a
+    token or a certificate, NotFound for a missing file.
     """
     from tiered.web.http.server import WebServer, is_loopback, parse_address
 
@@ -333,10 +327,7 @@ def _read_only(session: Session, known: ManifestMemoryCache | None = None, *, is
 
 
 def _gate(access: AccessControl, *, is_open: bool) -> tuple[Gate, str | None]:
-    """Return the gate, and the token if one was generated.
-
-    Raises NotFound and InvalidRequest for a file without a token.
-    """
+    """Return the gate, and the token if one was generated. Raises NotFound and InvalidRequest."""
     import secrets
 
     from tiered.web.http.server import Gate, own_names

@@ -242,7 +242,7 @@ def _print_sync(sync: list[TierSync], output: str) -> None:
 
 
 def _print_summary(session: Session, report: StatusReport, *, has_words: bool) -> None:
-    """Print a line for each cause of problems, even with -q: stdout does not have them."""
+    """Print a line for each cause of problems, even with -q."""
     for each in group_problems(report.problems):
         click.echo(f"! {_line(each, report)}", err=True)
     if has_words:
@@ -252,14 +252,13 @@ def _print_summary(session: Session, report: StatusReport, *, has_words: bool) -
 
 
 def _nothing_here(session: Session) -> str:
-    """The message for an empty directory: it is new, or its disk was lost, which the bucket cannot show."""
     config = session.config()
     lost = f"; if a disk was lost: tiered restore TOPIC --to {shlex.quote(config.data_dirs[0])} --take-over"
     return f"there is no topic; next: tiered topic create NAME{('' if config.remote_url is None else lost)}"
 
 
 def paused_lines(report: StatusReport) -> list[str]:
-    """A line for each topic with paused uploads: since when, why, and the bytes at risk."""
+    """Return a line for each topic with paused uploads."""
     rows = [TopicFigures.of_fields(topic_row(report, topic)) for topic in report.topics]
     return [_paused_line(row, report.now_ms) for row in rows if row.is_paused]
 
@@ -276,7 +275,7 @@ def _paused_line(row: TopicFigures, now_ms: int) -> str:
 
 
 def deleted_lines(report: StatusReport) -> list[str]:
-    """A line that the figures exclude deleted topics, if there are any."""
+    """Return a line about deleted topics, which the figures exclude, if there are any."""
     if not report.deleted:
         return []
     names = ", ".join([*report.deleted[:_NAMES_MAX], *(["..."] if len(report.deleted) > _NAMES_MAX else [])])
@@ -312,7 +311,6 @@ def _sections(text: str | None) -> frozenset[str]:
 
 
 def _selected(columns: Sequence[Column], sections: Collection[str]) -> Sequence[Column]:
-    """Select the columns of the table by section; other formats always have every field."""
     if not sections:
         return columns
     wanted = {column for name in sections for column in _SECTIONS[name]}
@@ -321,7 +319,7 @@ def _selected(columns: Sequence[Column], sections: Collection[str]) -> Sequence[
 
 
 def show_history(session: Session, topics: Sequence[str], span_ms: int, output: str) -> None:
-    """Show the history of the last `span_ms`, oldest first: of each of `topics`, or of all together without topics."""
+    """Show the history of the last `span_ms`, oldest first: of each topic, or of all together."""
     from tiered.status.tier_history import tier_history
 
     found = tier_history(session.config(), now_ms(), span_ms=span_ms, topics=topics)
@@ -345,7 +343,7 @@ class Synced(Result):
 
 
 def sync_columns(now_ms: int) -> tuple[Column, ...]:
-    """Return the columns of the table, which combine some facts."""
+    """Return the columns of the table, some of which combine facts."""
     return (
         Column("topic", "TOPIC"),
         Column("partition", "PART", is_number=True),

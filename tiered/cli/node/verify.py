@@ -156,7 +156,6 @@ def _index_intervals(session: Session, storage: Storage) -> tuple[int, dict[str,
 
 
 def _own_names() -> frozenset[str]:
-    """The manager's own files in a log directory, next to Kafka's."""
     from tiered.node import problems, topic_registry, upload_pause
     from tiered.status import tier_history
     from tiered.stores import persistent_meter, store_check
@@ -172,7 +171,7 @@ def _own_names() -> frozenset[str]:
 
 
 def _paths(session: Session, targets: Sequence[str]) -> list[str]:
-    """Return the existing path of that name, else the topic's directories; without a word all log directories."""
+    """Return existing paths, else directories of the named topics; without targets all log directories."""
     if not targets:
         return list(session.config().data_dirs)
     found: list[str] = []

@@ -1,4 +1,1 @@
-"""Commands for topics and their settings.
-
-topic, pause and resume, config, placement, compact, compaction, view, cost.
-"""
+"""Commands for topics and their settings: topic, pause, resume, compact, compaction, view, cost."""

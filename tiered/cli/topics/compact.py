@@ -177,7 +177,6 @@ def _clean(session: Session, job: JobCommand, topic: str, roll: bool) -> int:
 
 
 def _compacted(name: TopicPartition, applied: Applied | None) -> CompactedPartition:
-    """A row without figures if there was nothing to clean."""
     if applied is None or not applied.cleaned:
         return CompactedPartition.of(name, None, is_cleaned=False)
     last = applied.cleaned[-1]
@@ -196,11 +195,7 @@ def _reduction(before: int, after: int) -> float:
     return round(1 - after / before, 4) if before else 0.0
 
 
-# -- in the bucket -----------------------------------------------------------------------------------------------------
-
-
 def _in_bucket(session: Session, job: JobCommand, target: str, job_id: str | None, *, dry_run: bool) -> int:
-    """`target` is ``TOPIC[/PARTITION]``."""
     from remote.keys import new_ulid
     from tiered.jobs.bucket_compaction import compact_partitions, plan_compaction
 

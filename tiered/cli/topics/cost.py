@@ -209,7 +209,7 @@ def _basis_line(report: CostReport) -> str:
 
 
 def report_estimates(measured: Iterable[Measured]) -> None:
-    """Print on stderr, even with -q, the topics without figures, and the reason."""
+    """Print the topics without figures and the reason on stderr, even with -q."""
     for each in measured:
         if each.warning is not None and not each.is_unread:  # the problem lines report it
             click.echo(f"warning: {each.warning}", err=True)
@@ -292,7 +292,7 @@ class CostSimulate(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Axes:
-    """The values of each setting to simulate, as typed; None for the value as it is."""
+    """The values of each setting to simulate; None for the current value."""
 
     retention: str | None = option("--retention TIMES", "Set retentions, as 7d,30d,90d or 1d..365d; -1 for no limit.")
     local: str | None = option("--local TIMES", "Set local retentions, as 1h,1d.")
@@ -350,7 +350,7 @@ def simulate(
 
 
 def read_axes(typed: dict[str, str | None]) -> dict[str, list[int | float | str]]:
-    """Return the given options as values by fields of `policies.cost.scenarios.Scenario`. Raises InvalidRequest."""
+    """Return the given options as values by field of `Scenario`. Raises InvalidRequest."""
     from tiered.cost.cost_simulation import AXES
 
     given = {"class" if name == "storage_class" else name: text for name, text in typed.items()}

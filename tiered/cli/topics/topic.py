@@ -1,7 +1,6 @@
 """``tiered topic``: create, alter, delete, list, describe; ``tiered pause`` and ``tiered resume``.
 
-A dry run prints its rows on stdout and its messages on stderr, and changes nothing. While uploads are paused, no record
-is lost and no gap remains.
+A dry run prints its rows on stdout and its messages on stderr, and changes nothing.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def create(
 
 
 def _warn_of_namesakes(session: Session, created: Sequence[Topic]) -> None:
-    """Warn about topics of one name: a reader of the bucket alone must choose between them."""
+    """Warn about topics of one name, between which a reader of the bucket alone must choose."""
     from remote.store.open_store import open_store
     from tiered.config.secrets import keyed_store
     from tiered.read.bucket_reader import living_ids, topic_ids
@@ -234,7 +233,6 @@ def list_topics(session: Session, output: str = OUTPUT) -> None:
 
 
 def _print(topics: Sequence[Topic], output: str) -> None:
-    """Print the result for programs; people got it on stderr."""
     if output != "table":
         print_result(_listed(topics), output)
 
@@ -332,7 +330,7 @@ class DeletedTopic(Work):
 
 
 def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> None:
-    """Every effective setting; as a table only the settings that differ from the built-in defaults."""
+    """Show every effective setting; in a table only those that differ from the built-in defaults."""
     topic = planned.topic
     settings = [
         EffectiveSetting.of(each, property=each.name)
@@ -353,7 +351,7 @@ def show_new(session: Session, planned: topic_dry_run.NewTopic, output: str) -> 
 
 
 def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: str) -> None:
-    """The effective settings that would change."""
+    """Show the effective settings that would change."""
     settings = [
         ChangedSetting(after.name, before.value, after.value, after.origin, before.origin)
         for before, after in ((each.before, each.after) for each in planned.changes)
@@ -376,7 +374,7 @@ def show_altered(session: Session, planned: topic_dry_run.AlteredTopic, output: 
 
 
 def show_deleted(session: Session, planned: topic_dry_run.TopicLoss, output: str) -> None:
-    """The data that each partition would lose, and the references that retain some of it."""
+    """Show the data that each partition would lose, and the references that retain some of it."""
     topic = planned.topic
     totals = {name: _sum(planned.partitions, name) for name in ("offsets", "local_bytes", "remote_bytes")}
     delays = {"file_delete_delay_ms": planned.file_delay_ms, "delete_grace_ms": planned.grace_ms}

@@ -1,5 +1,1 @@
-"""Serving the pages and metrics over HTTP.
-
-`server` serves the pages, `metrics_server` the metrics and health, `gate` checks names and tokens, `serving` runs
-uvicorn in a thread.
-"""
+"""HTTP for pages and metrics: `server` has the two servers, `serving` runs uvicorn in a thread."""

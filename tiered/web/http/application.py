@@ -1,12 +1,8 @@
 """The Starlette application: HTTP around pure functions from an address to a response.
 
-Every response, errors included, has headers that keep a browser from loading from or sending to another site. Pages
-are not cacheable. Content that is constant for the process (stylesheet, scripts) is cached and revalidated by ETag.
-A route allows GET and HEAD unless it names another method. Large responses are compressed.
-
-Responses are computed in threads, at most ANSWER_S each, so that an event loop never blocks: a slow disk or a held
-lock does not extend the wait. Threads are daemons: a hanging thread keeps no process alive. At most ANSWERS_MAX
-responses are computed at a time, further requests queue. The server's connection limit bounds the queue.
+Headers keep a browser from loading from or sending to another site. Pages are not cacheable; stylesheet and scripts are
+revalidated by ETag. Responses are computed in daemon threads within ANSWER_S, so a slow disk or a held lock does not
+block the event loop. Requests above ANSWERS_MAX queue; the server's connection limit bounds the queue.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def application(routes: Sequence[Route], within: Sequence[Middleware] = ()) -> ASGIApp:
-    """Build the application: `routes` behind the common headers; `within` sees a request before its route."""
+    """Build the application of `routes`; `within` sees a request before its route."""
     made = Starlette(
         routes=list(routes),
         middleware=[
@@ -89,7 +85,7 @@ async def answered(request: Request, answering: Answering, make: Callable[[], An
 
 
 def page(status: HTTPStatus, title: str, inner: Sequence[Html]) -> Response:
-    """A page without any data of the logs."""
+    """Return a page without any data of the logs."""
     return Response(bare_page(title, list(inner)), status, media_type=HTML_TYPE)
 
 
@@ -101,7 +97,6 @@ def target_of(scope: Scope) -> str:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Answer a request that Starlette rejects: an unknown address, or a method that is not allowed."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         found = page(HTTPStatus.METHOD_NOT_ALLOWED, "Read-only", [tag("p", "These pages change nothing.")])
@@ -116,17 +111,13 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _place(error: Exception) -> str:
-    """Return the type and place of an exception. Its message is omitted because it may contain any data."""
+    """Return the type and place of an exception, without its message, which may contain any data."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"kind={type(error).__name__} at={at.filename.rpartition('/')[2]}:{at.lineno}"
 
 
 class _Outside:
-    """Middleware: add the default headers and refuse requests with too large a head.
-
-    Headers that the response sets itself win. The parser refuses a large head that arrives in pieces; a head that
-    arrives at once is complete before the parser checks its size.
-    """
+    """Middleware: default headers, unless the response sets them; refuses too large a head in one piece."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -151,11 +142,8 @@ _TOO_LONG = Response(
 )
 
 
-# -- answers in threads ------------------------------------------------------------------------------------------------
-
-
 class Answering:
-    """Computes the responses of one server. Call it only in the thread of the server's loop."""
+    """Computes the responses of one server. Only for the thread of the server's loop."""
 
     def __init__(self, *, limit_s: float = ANSWER_S, count_max: int = ANSWERS_MAX) -> None:
         self._limit_s = limit_s

@@ -1,4 +1,4 @@
-"""The two servers, read-only: the pages of `tiered web` and `run --ui`, and the metrics of `run --metrics`.
+"""The two read-only servers: pages (`tiered web`, `run --ui`) and metrics (`run --metrics`).
 
 | server | serves | access |
 |---|---|---|
@@ -11,11 +11,11 @@
 | Origin | a form that a page of another site sends |
 | token | any client that can reach the address; a header for programs, a form and a cookie for browsers |
 
-The cookie holds a random word of this process, never the token. It lasts until the process or the browser ends. Beyond
-one machine, TLS of the server, a proxy or a tunnel must protect both in transit. A refused request gets no data.
+The cookie holds a random word of this process, never the token, and is a session cookie. Beyond one machine, TLS of the
+server, a proxy or a tunnel must protect both in transit. A refused request gets no data.
 
-Concurrent requests for the same figures share one response. Figures that are not ready within a deadline are a 503,
-never old figures.
+Concurrent requests for the same figures share one response. Figures that miss their deadline are a 503, never old
+figures.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_token(token: str, **facts: object) -> str:
 
 
 class Gate:
-    """Checks requests by their headers alone. Thread safe: immutable."""
+    """Checks requests by their headers alone. Immutable, so thread safe."""
 
     def __init__(self, *, token: str | None = None, hosts: Collection[str] = ()) -> None:
         """`hosts` are further names of this server. Raises InvalidRequest if the token is easy to guess."""
@@ -119,10 +119,7 @@ class Gate:
 
 
 def own_names() -> set[str]:
-    """This machine's names: the host name, the host name without its domain, and the looked-up full name.
-
-    A name server that does not answer does not delay the start: then only the first two are known.
-    """
+    """Return this machine's names; without the full name if its look-up takes longer than LOOK_UP_S."""
     name, found = socket.gethostname(), list[str]()
     looking = threading.Thread(target=lambda: found.append(socket.getfqdn()), name="tiered-own-name", daemon=True)
     looking.start()
@@ -131,7 +128,7 @@ def own_names() -> set[str]:
 
 
 def names_here(header: str, hosts: Collection[str]) -> bool:
-    """Whether a Host header is one of `hosts` (lower case), a name of this machine, a plain address, or empty.
+    """Whether a Host header is one of `hosts` (lower case), a name of this machine, an address, or empty.
 
     A browser in a DNS rebinding attack sends none of these.
     """
@@ -153,7 +150,7 @@ def _is_address(name: str) -> bool:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Parse an address: ``:9464`` is loopback; ``0.0.0.0:9464`` all; ``[::1]:9464``. Raises InvalidRequest."""
+    """Parse ``:9464`` (loopback), ``0.0.0.0:9464`` (all) or ``[::1]:9464``. Raises InvalidRequest."""
     host, colon, port = text.rpartition(":")
     is_number = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS
     if not colon or not is_number or int(port) > 65535 or (":" in host and not host.startswith("[")):
@@ -177,7 +174,7 @@ class WebServer(ServerInThread):
     def __init__(
         self, host: str, port: int, pages: Pages, gate: Gate, *, option: str = "--listen", tls: Tls | None = None
     ) -> None:
-        """Port 0 takes any free port. Raises InvalidRequest for an address or a certificate that cannot be used."""
+        """Port 0 takes any free port. Raises InvalidRequest for an unusable address or certificate."""
         page_routes = _PageRoutes(pages, gate)
         routes = [
             Route("/login", page_routes.take_token, methods=["POST"]),
@@ -188,8 +185,6 @@ class WebServer(ServerInThread):
 
 
 class _AccessMiddleware:
-    """Pass a request to its route, or refuse it."""
-
     def __init__(self, app: ASGIApp, refusal_of: Callable[[Request], Response | None]) -> None:
         self._app, self._refusal_of = app, refusal_of
 
@@ -199,7 +194,7 @@ class _AccessMiddleware:
 
 
 class _PageRoutes:
-    """The two routes, and what they refuse. Logs the first, the tenth, the hundredth wrong token and so on."""
+    """The two routes, and the refusals. Logs the first, the tenth, the hundredth wrong token and so on."""
 
     def __init__(self, pages: Pages, gate: Gate) -> None:
         self._pages, self._gate = pages, gate
@@ -222,7 +217,6 @@ class _PageRoutes:
         return await answered(request, self._answering, lambda: self._pages(target))
 
     async def take_token(self, request: Request) -> Response:
-        """Accept the token from the form."""
         if not self._gate.wants_token:
             raise HTTPException(HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": "GET, HEAD"})
         if not self._gate.is_own(request.headers):
@@ -287,10 +281,10 @@ class MetricsServer(ServerInThread):
         answer_s: float = ANSWER_S,
         hosts: Collection[str] = (),
     ) -> None:
-        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0 takes any free port.
+        """`answers` by path; `pages` answers all others, on a loopback address alone. Port 0: any free port.
 
         `answer_s` limits the time to compute a response. A request by name must use `host`, a name of this machine or
-        one of `hosts`. Raises InvalidRequest for an address or a certificate that cannot be used.
+        one of `hosts`. Raises InvalidRequest for an unusable address or certificate.
         """
         is_own = is_loopback(host)
         names = {host, *hosts, *(() if is_own else own_names())}
@@ -332,7 +326,7 @@ class _MetricsRoute:
 
 
 def metrics_answer(text: Callable[[Form], str]) -> Answer:
-    """Return the metrics in the requested format."""
+    """Return a function that answers with the metrics in the requested format."""
 
     def answer(accept: str) -> Answered:
         form = form_of(accept)
@@ -342,7 +336,7 @@ def metrics_answer(text: Callable[[Form], str]) -> Answer:
 
 
 def health_answer(problem_lines: Callable[[], list[str]]) -> Answer:
-    """Return the health: 200 without problems, 503 with the list of problems otherwise."""
+    """Return a function that answers 200 without problems, else 503 with the list of problems."""
 
     def answer(accept: str = "") -> Answered:
         found = problem_lines()

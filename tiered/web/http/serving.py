@@ -1,18 +1,15 @@
 """Run uvicorn in its own thread with its own event loop, from `start` to `close`.
 
-It installs no signal handlers (only the main thread could), trusts no proxy headers and logs no requests. Its errors
-use the application's logging. The application makes the responses.
+It installs no signal handlers, trusts no proxy headers and logs no requests. Its errors use the application's logging.
 
-`close` works in this order:
+`close` works in this order, and always returns: a loop that does not end stays in its daemon thread.
 
 1. Accept no new connection.
 2. Wait up to DRAIN_S for responses in progress.
 3. Close all other connections.
 
-It always returns: a loop that does not end stays in its daemon thread, which keeps no process alive.
-
-Slow, silent and too many connections have limits, which uvicorn does not have. Each connection waits for one thing at a
-time, and each wait has a limit:
+Each connection waits for one thing at a time, within a limit that uvicorn does not have. Bytes that trickle in extend
+no limit.
 
 | it waits for | limit |
 |---|---|
@@ -20,9 +17,8 @@ time, and each wait has a limit:
 | the rest of the request, its response, and the client that reads it | EXCHANGE_S |
 | another request | IDLE_S |
 
-Bytes that trickle in extend no limit. At most CONNECTIONS_MAX connections are open. One more closes the connection
-that has waited longest for its client, so idle clients cannot block others. A server listens with a `Listener`, which
-counts sockets from `accept` on, before the TLS handshake, and closes new ones above SOCKETS_MAX.
+At most CONNECTIONS_MAX connections are open. One more closes the connection that has waited longest for its client. A
+`Listener` counts sockets from `accept` on, before the TLS handshake, and closes new ones above SOCKETS_MAX.
 """
 
 from __future__ import annotations
@@ -68,10 +64,7 @@ class Places:
         return len(self._busy) + len(self._waiting)
 
     def enter(self, connection: BoundConnection) -> None:
-        """Add a waiting connection.
-
-        If there is no room, the longest-waiting connection is closed, or this one if all others are being answered.
-        """
+        """Add a waiting connection. Above the limit close the longest-waiting one, or this one if none waits."""
         self.wait(connection)
         if len(self) > self._count_max:
             longest = next(iter(self._waiting))
@@ -94,7 +87,7 @@ class Places:
 
 
 class BoundConnection(H11Protocol):
-    """A connection within the limits of this module. Each server has a subclass with its own `places`."""
+    """A connection with limits of time. Each server has a subclass with its own `places`."""
 
     places: ClassVar[Places]
     head_s: ClassVar[float] = HEAD_S
@@ -148,7 +141,7 @@ class BoundConnection(H11Protocol):
         self.transport.abort()
 
     def _look(self) -> bool:
-        """Update whether a request is being answered. Waiting for the client ends when the whole body has arrived."""
+        """Update whether a request is being answered, which starts when its whole body has arrived."""
         cycle: RequestResponseCycle | None = self.cycle  # uvicorn's type is not Optional, its value is
         if cycle is None or cycle.response_complete:
             return False
@@ -171,12 +164,12 @@ class Listener(socket.socket):
     count_max = SOCKETS_MAX
 
     def __init__(self, family: socket.AddressFamily) -> None:
-        # Without the protocol number asyncio leaves Nagle's algorithm on, and each response waits 40 ms for an ACK.
+        # Without the protocol number asyncio leaves Nagle's algorithm on: each response waits 40 ms for an ACK.
         super().__init__(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._held: list[socket.socket] = []
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Raises ConnectionAbortedError for a socket above the limit, as the kernel does for a disconnected client."""
+        """Raises ConnectionAbortedError above the limit, as the kernel does for a disconnected client."""
         client, address = super().accept()
         self._held = self.open_clients()
         if len(self._held) >= self.count_max:
@@ -203,10 +196,7 @@ class ServerInThread:
     def __init__(
         self, host: str, port: int, application: ASGIApp, *, name: str, option: str, tls: Tls | None = None
     ) -> None:
-        """Port 0 takes any free port. `option` names the source of the address for the error message.
-
-        Raises InvalidRequest for an address or a certificate that cannot be used.
-        """
+        """Port 0: any free port. Raises InvalidRequest for an unusable certificate, or address (of `option`)."""
 
         class Connection(BoundConnection):
             places = Places()
@@ -248,7 +238,7 @@ class ServerInThread:
 
 
 class _Server(Server):
-    """A server that ticks once a second (for the Date header), not ten times: an idle daemon sleeps."""
+    """A server that ticks once a second, not ten times, so that an idle daemon sleeps."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -285,7 +275,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _config(application: ASGIApp, connection: type[BoundConnection], tls: Tls | None) -> Config:
-    """Return uvicorn's configuration. Raises InvalidRequest for a certificate that cannot be used."""
+    """Raises InvalidRequest for a certificate that cannot be used."""
     config = Config(
         application,
         http=connection,

@@ -1,8 +1,8 @@
-"""The cost of other settings: bars for a terminal, a page in a file without scripts or network, and the cost lab.
+"""The cost of other settings: bars in a terminal, a file without scripts or network, the cost lab.
 
 The lab shows today's bill next to the bill of other settings, simulated from the topics' own history. Its controls are
-a form, so all works without the script. With the script they are sliders, and results update as they move (`lab.js`).
-Only the part with the id ``results`` changes then. Topics are measured at most once a minute and simulated on request.
+a form; with the script (`lab.js`) they are sliders that update the part with the id ``results``. Topics are measured at
+most once a minute and simulated on request.
 """
 
 from __future__ import annotations
@@ -66,9 +66,6 @@ _NAMES = {kind: kind.replace("_", " ") for kind in KINDS}
 _Basis = tuple[Sequence[Measured], int, PriceTable]  # measured topics, the number of the others, the prices
 
 
-# -- in a terminal -----------------------------------------------------------------------------------------------------
-
-
 def chart_lines(simulation: CostSimulation, width: int) -> list[str]:
     """Return bars of dollars a month, scaled to the most expensive one, and a legend of the marks."""
     costs = [simulation.today, *simulation.found]
@@ -116,11 +113,8 @@ def number(value: float | None, unit: str) -> str:
             return f"{value:.2f}"
 
 
-# -- a page in a file --------------------------------------------------------------------------------------------------
-
-
 def cost_page(simulation: CostSimulation) -> str:
-    """Return the page. Every figure of a bar is in its row too, so it is readable without colours."""
+    """Return the page. Every figure of a bar is also in its row, readable without colours."""
     prices, today = simulation.prices, simulation.today
     costs = [(shown(each.variant), each) for each in (today, *simulation.found)]
     more = (
@@ -160,7 +154,6 @@ def _figure(title: str, show: Callable[[ScenarioCost], str]) -> Heading:
 
 
 def _kinds(caption: str, costs: Sequence[tuple[str, ScenarioCost]], more: Sequence[Heading] = ()) -> Html:
-    """The cost of each of the named settings, as a bar of its kinds and in figures."""
     most = max(cost.total for _, cost in costs) or 1.0
     kinds = _used_kinds([cost for _, cost in costs])
     headings = (
@@ -186,9 +179,6 @@ def _break_evens(caption: str, lines: Iterable[BreakEven]) -> Html:
     return tag("div", table(caption, headings, rows), id="lines")
 
 
-# -- the lab -----------------------------------------------------------------------------------------------------------
-
-
 class Laboratory:
     """The cost lab over a manager. Thread safe."""
 
@@ -209,7 +199,7 @@ class Laboratory:
         return lab_page(loaded.value, query, loaded.at_ms, left_out, note)
 
     def facts(self, query: Mapping[str, str]) -> dict[str, object]:
-        """The same as facts for programs. Also raises InvalidRequest if there is nothing to simulate."""
+        """The page's facts for programs. Also raises InvalidRequest if there is nothing to simulate."""
         deadline = self._loader.deadline()
         loaded = self._lab(query, self._measured(query, deadline), deadline)
         return {**age_facts(self._cache, loaded, self._now_ms(), cache_ms=MEASURED_MS), **lab_facts(loaded.value)}
@@ -264,11 +254,8 @@ def _along(query: Mapping[str, str]) -> str:
     return FIELD_OF[text]
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
 def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int = 0, note: Child = None) -> str:
-    """The page; `left_out` is the number of tiered topics that are not simulated."""
+    """Return the page; `left_out` is the number of tiered topics that are not simulated."""
     topics = ", ".join(lab.topics)
     words = f"The monthly cost of {topics} under other settings, simulated from their segments and requests."
     rest = f" Smaller topics ({left_out:,}) are not included; name one to see it." if left_out else ""
@@ -286,7 +273,7 @@ def lab_page(lab: CostLab, query: Mapping[str, str], now_ms: int, left_out: int 
 
 
 def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note: Child = None) -> str:
-    """The page without anything to simulate; `why` has a line for each topic with stored data."""
+    """Return the page without anything to simulate; `why` has a line for each topic with stored data."""
     if why:
         form = _settings_form(_topic_fields(query), tag("div", button("Simulate"), class_="do"))
         lines = tag("ul", [tag("li", each) for each in why], id="nothing")
@@ -302,7 +289,7 @@ def nothing_page(now_ms: int, query: Mapping[str, str], why: Sequence[str], note
 
 
 def lab_facts(lab: CostLab) -> dict[str, object]:
-    """The same as facts for programs and other charts."""
+    """Return the page's facts for programs."""
 
     def fields_of(cost: ScenarioCost) -> dict[str, object]:
         return {**cost_fields(cost), "requests_per_month": round(cost.counts.billed)}
@@ -330,9 +317,6 @@ def lab_facts(lab: CostLab) -> dict[str, object]:
     }
 
 
-# -- controls ----------------------------------------------------------------------------------------------------------
-
-
 def _form(lab: CostLab, query: Mapping[str, str]) -> Html:
     asked_class = lab.chosen.variant.storage_class
     today = f"current ({class_word(str(lab.value_today('storage_class')))})"
@@ -356,7 +340,6 @@ def _settings_form(*controls: Child) -> Html:
 
 
 def _topic_fields(query: Mapping[str, str]) -> list[Html]:
-    """The topic, and its rate if it cannot be measured."""
     return [
         field("topic", "Topic", query.get("topic", ""), example=f"the largest {TOPICS_MAX}"),
         field("rate", "Arrival rate", query.get("rate", ""), example="measured; 20GiB/d"),
@@ -364,7 +347,7 @@ def _topic_fields(query: Mapping[str, str]) -> list[Html]:
 
 
 def _slider(lab: CostLab, name: str) -> Html:
-    """The steps in order, with today's value among them; ``""`` is today's value."""
+    """The steps in order, with today's value among them as ``""``."""
     today, selection = lab.value_today(name), getattr(lab.chosen.variant, name)
     today_rank = _rank(today) if isinstance(today, (int, float)) else float("inf")
     labels = {_rank(value): (value_words(name, value), shown_value(name, value)) for value in STEPS[name]}
@@ -381,9 +364,6 @@ def _slider(lab: CostLab, name: str) -> Html:
 
 def _rank(value: int | float) -> float:
     return float("inf") if value == FOR_EVER_MS else float(value)
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
 
 
 def _results(lab: CostLab, query: Mapping[str, str]) -> list[Child]:
@@ -479,22 +459,18 @@ def _curve(lab: CostLab) -> Html:
 
 
 def _drawing(chart: Html) -> Html:
-    """A wide chart: on a small screen it scrolls, also by keyboard."""
     return tag("div", chart, class_="drawing", tabindex=0, role="group", aria_label="Chart")
 
 
 def _figures_of(words: str, headings: Sequence[Heading], rows: Iterable[Sequence[Child]]) -> Html:
-    """The table of a chart, closed until it is wanted."""
     return tag("details", tag("summary", "The figures of this chart"), table(words, headings, rows))
 
 
 def _at(value: int | float) -> float:
-    """Return the logarithm of a step, because steps grow by factors."""
     return log(max(1.0, float(value)))
 
 
 def _classes(lab: CostLab) -> Html:
-    """The cost of each storage class by read volume: where lines cross, another class becomes cheaper."""
     names = [name for name in lab.by_class if name != "EXPRESS_ONEZONE"]  # so expensive that it would hide all others
     lines = [
         Line(name=class_word(name), points=[(share, cost.total) for share, cost in lab.by_class[name]])

@@ -1,8 +1,8 @@
 """The history of both tiers on the overview and topic pages: three small charts and a table.
 
 The charts show the notes of running managers (`tiered.status.tier_history`). A line is broken where no manager ran or
-the bucket was not read. Before the first note one dotted line shows a lower bound from the bucket: the bytes that the
-bucket holds today and already held then.
+the bucket was not read. Before the first note a dotted line shows a lower bound: the bytes that the bucket holds today
+and already held then.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def history_section(
     query: Mapping[str, str],
     selection: Mapping[str, str],
 ) -> Html | None:
-    """The part of a page with the id ``history``; `path` and the query `selection` link to the same page."""
+    """Return the part with the id ``history``; `path` and the query `selection` link to the same page."""
     if history is None:
         return None
     span = requested_span(query, history.series.of(topic).oldest_ms, now_ms)
@@ -158,7 +158,6 @@ def _known(stretch: Sequence[TierPoint], field: str) -> list[list[tuple[int, flo
 
 
 def _still(still: Sequence[tuple[int, int]], found: TierHistory) -> Run:
-    """The lower bound of earlier bytes, from the start of the shown span to the first note; empty if none."""
     until = found.until_ms if found.begun_ms is None else min(found.begun_ms, found.until_ms)
     if until <= found.since_ms:
         return []

@@ -1,8 +1,7 @@
 """The pages of maintenance: the plan and the state of compaction. Read-only.
 
-The plan has the decisions of the next round with reasons, bytes, requests and dollars. The query can give another
-moment, one topic, and other settings; the page ends with the equivalent command line. The compaction page shows how
-dirty each log is, which changes would help, and the last cleaner passes.
+The query of a plan can give another moment, one topic, and other settings; the page ends with the equivalent command
+line.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ _LogRow = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The parameters of a plan. `after_ms` counts from now; `settings` are overrides, as ``-X`` has them."""
+    """The parameters of a plan. `after_ms` counts from now; `settings` are overrides as of ``-X``."""
 
     topic: str = ""
     after: str = ""
@@ -76,7 +75,7 @@ class Selection:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Selection:
-        """Parse a query. Raises InvalidRequest for an invalid moment. Settings are checked where they are used."""
+        """Parse a query. Raises InvalidRequest for an invalid moment. The user of the settings checks them."""
         settings = tuple((name, query[name].strip()) for name in SETTINGS if query.get(name, "").strip())
         kind = query.get("kind", "")
         found = cls(
@@ -113,7 +112,7 @@ class Selection:
 def plan_page(
     priced: PricedPlan, selection: Selection, query: Mapping[str, str], now_ms: int, note: Child = None
 ) -> str:
-    """The page; `note` is shown above the plan."""
+    """Return the page; `note` is shown above the plan."""
     lines = [each for each in priced.cost.lines if selection.kind in ("", kind_of(each))]
     page, some = paged(lines, query)
     found: list[Child] = [note, _left_out(priced), _form(selection), _sums(priced)]
@@ -136,7 +135,7 @@ def plan_page(
 
 
 def plan_facts(priced: PricedPlan, selection: Selection, query: Mapping[str, str]) -> dict[str, object]:
-    """The same as facts for programs, a page of decisions at a time."""
+    """Return the page's facts for programs, a page of decisions at a time."""
     lines = [each for each in priced.cost.lines if selection.kind in ("", kind_of(each))]
     page, some = paged(lines, query)
     cost = priced.cost
@@ -156,7 +155,6 @@ def plan_facts(priced: PricedPlan, selection: Selection, query: Mapping[str, str
 
 
 def _totals(priced: PricedPlan, selection: Selection) -> list[Row]:
-    """The sums of each kind, with a link that selects the kind."""
     return [
         {
             **row,
@@ -168,7 +166,6 @@ def _totals(priced: PricedPlan, selection: Selection) -> list[Row]:
 
 
 def _put_off(priced: PricedPlan) -> list[Child]:
-    """A line for each reason of deferrals of copying, cleaning or dropping."""
     found = causes(priced.plan.deferrals)
     if not found:
         return []
@@ -250,7 +247,6 @@ def _left_out(priced: PricedPlan) -> list[Html]:
 
 
 def _sign(row: Row) -> Html:
-    """The sign, and its meaning for screen readers."""
     sign = str(row["sign"])
     return tag("span", sign, " ", class_="sign", title=_SIGNS[sign])
 
@@ -262,7 +258,6 @@ def _caption(count: int, selection: Selection) -> Html | str:
 
 
 def _commands(selection: Selection) -> Sequence[str]:
-    """The command line of the same plan; a plan for a later moment cannot be applied."""
     words = ["tiered", "plan", *([selection.topic] if selection.topic else [])]
     for name, value in selection.settings:
         words += ["-X", f"{name}={value}"]
@@ -327,9 +322,6 @@ _DEFERRALS = (
 )
 
 
-# -- compaction --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
     """The state of compaction at one moment; `runs` oldest first."""
@@ -342,7 +334,7 @@ class Compaction:
 
 
 def compaction_data(manager: LogManager, now_ms: int) -> Compaction:
-    """Collect the state of compaction without a store request. Dirtiest logs first."""
+    """Collect the state of compaction without a store request, dirtiest logs first."""
     found = compaction_status(manager, now_ms, may_ask=False).values()
     return Compaction(
         logs=sorted(found, key=_urgency),
@@ -388,7 +380,7 @@ def compaction_page(found: Compaction, query: Mapping[str, str], note: Child = N
 
 
 def compaction_facts(found: Compaction, query: Mapping[str, str]) -> dict[str, object]:
-    """The same as facts for programs, one page of logs at a time."""
+    """Return the page's facts for programs, one page of logs at a time."""
     page, some = paged(found.logs, query)
     return {
         "now_ms": found.now_ms,

@@ -10,13 +10,11 @@ directory and the bucket as of its opening.
 | older than AGE_MAX_MS (after an idle time) | also waits up to FIRST_S for the new one |
 | none, because the store hangs for minutes | after FIRST_S opens the disk alone, and every page says so |
 
-The banner above every page has the time of its data (`age_banner`), and a mark if the data is older than its limit. A
-manager is closed when no page uses it any more.
+A manager is closed when no page uses it any more.
 
 `DataLoader` loads page data: a reader waits at most DEADLINE_S, however long the manager blocks. Concurrent requests
 for the same data share one load. A load that misses the deadline continues, and its result serves later requests. Until
-then requests get the last result, however old, or `Unavailable`. At most THREADS_MAX loads run at a time: a load that
-hangs for ever costs a thread, not the page.
+then requests get the last result, however old, or `Unavailable`. At most THREADS_MAX loads run at a time.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ RESULTS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[T]):
-    """A result of a load that started at `at_ms`. `late_since_ms`: start of a newer load that has not ended.
+    """A result of a load that started at `at_ms`. `read_ms` is when the tiers were read, None for `at_ms`.
 
-    `read_ms` is when the tiers were read, None for `at_ms`.
+    `late_since_ms`: start of a newer load that has not ended.
     """
 
     value: T
@@ -69,7 +67,7 @@ class Loaded(Generic[T]):
 
 
 class PageDeadline:
-    """The time that a request for a page may wait, shared by all loads of the page."""
+    """The time that a request may wait, shared by all loads of the page."""
 
     def __init__(self, deadline_s: float, elapsed_s: Callable[[], float] = time.monotonic) -> None:
         self._elapsed_s = elapsed_s
@@ -89,7 +87,7 @@ class DataLoader:
         self._running: dict[str, _Load] = {}
 
     def deadline(self) -> PageDeadline:
-        """Return a full deadline, shared by the consecutive loads of one page."""
+        """Return a full deadline, for the consecutive loads of one page."""
         return PageDeadline(self._deadline_s)
 
     def get(
@@ -97,9 +95,8 @@ class DataLoader:
     ) -> Loaded[T]:
         """Return the result of `make`, or its result under this key that is less than `keep_ms` old.
 
-        With `keep_ms` 0 a result serves only the requests that waited for it. Waits for its own deadline, or for the
-        rest of `deadline`. Raises the exceptions of `make`, and Unavailable if there is no result by the deadline and
-        no earlier one.
+        With `keep_ms` 0 a result serves only the requests that waited for it. Raises the exceptions of `make`, and
+        Unavailable without any result by `deadline` (None: a full one).
         """
         now = self._now_ms()
         with self._lock:
@@ -157,7 +154,7 @@ class _Load:
 
 
 class ManagerCache:
-    """See the module text. Thread safe."""
+    """The manager to read. Thread safe."""
 
     def __init__(
         self,
@@ -178,20 +175,20 @@ class ManagerCache:
 
     @classmethod
     def of(cls, manager: LogManager) -> ManagerCache:
-        """Use always the given manager; the caller owns it."""
+        """Always use the given manager, which the caller owns."""
         cache = cls(manager.config, lambda: manager, lambda: 0)
         cache._held = _Held(manager, 0, is_ours=False)
         return cache
 
     @contextmanager
     def manager(self) -> Iterator[LogManager]:
-        """The manager to read, valid until the block ends. Raises as `seen`."""
+        """Yield the manager to read, valid until the block ends. Raises as `seen`."""
         with self.seen() as (manager, _):
             yield manager
 
     @contextmanager
     def seen(self) -> Iterator[tuple[LogManager, int | None]]:
-        """The manager to read, valid until the block ends, and when it read the tiers (None: a running manager).
+        """Yield the manager to read, and when it read the tiers (None: a running manager), for the block.
 
         Raises Unavailable while there is no manager yet, and the error of the first open if it failed.
         """
@@ -210,7 +207,7 @@ class ManagerCache:
         keep_ms: int = 0,
         deadline: PageDeadline | None = None,
     ) -> Loaded[T]:
-        """As `DataLoader.get`, from a manager to read, with the age of its data."""
+        """Return `DataLoader.get` of data from a manager to read, with the age of the data."""
 
         def read() -> tuple[T, int | None]:
             with self.seen() as (manager, read_ms):
@@ -221,7 +218,7 @@ class ManagerCache:
         return Loaded(value, loaded.at_ms, loaded.late_since_ms, read_ms)
 
     def stale(self) -> tuple[int, str] | None:
-        """(time, reason) if the data is older than it should be, else None."""
+        """Return (time, reason) if the data is older than it should be, else None."""
         now = self._now_ms()
         with self._lock:
             held, since, error = self._held, self._opening_since_ms, self._error
@@ -302,7 +299,6 @@ class ManagerCache:
                 self._give_back(each)
 
     def _open_local_tier(self, now_ms: int) -> None:
-        """Open the disk alone; one open at a time, and only while there is no full one."""
         with self._lock:
             if self._open_alone is None or self._held is not None or self._is_alone or self._is_closed:
                 return
@@ -318,7 +314,7 @@ class ManagerCache:
             self._give_back(new)
 
     def _make_current(self, new: _Held) -> bool:
-        """Make this manager the current one unless a better one exists; return whether it is."""
+        """Make this manager the current one unless a better one exists."""
         with self._lock:
             if self._held is not None or self._is_closed:
                 return False
@@ -326,7 +322,7 @@ class ManagerCache:
             return True
 
     def _give_back(self, held: _Held) -> None:
-        """End one use; the last use closes the manager. Its creator counts as the first use."""
+        """End one use; the last use closes the manager."""
         with self._lock:
             held.users -= 1
             is_over = held.users == 0 and held.is_ours
@@ -342,11 +338,8 @@ class _Held:
         self.users = 1
 
 
-# -- the age of the data -----------------------------------------------------------------------------------------------
-
-
 def age_banner(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> list[Html]:
-    """The age of a page's data, with a mark if it is older than AGE_MAX_MS and `cache_ms` allow."""
+    """Return the age of a page's data, marked if older than AGE_MAX_MS and `cache_ms` allow."""
     why = _why_old(cache, loaded, now_ms, cache_ms)
     age_ms = max(0, now_ms - loaded.data_ms)
     age = tag("p", f"Data of {stamp(loaded.data_ms)}, {lasted(age_ms)} old.", id="age", class_="faint")
@@ -354,13 +347,12 @@ def age_banner(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_m
 
 
 def age_facts(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, *, cache_ms: int = 0) -> Mapping[str, object]:
-    """The same for programs; `stale` is the reason for old data, else null."""
+    """Return the age for programs; `stale` is the reason for old data, else null."""
     why = _why_old(cache, loaded, now_ms, cache_ms)
     return {"data_ms": loaded.data_ms, "age_ms": max(0, now_ms - loaded.data_ms), "stale": why}
 
 
 def _why_old(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, cache_ms: int) -> str | None:
-    """None for data within its limit that waits for no newer open."""
     stale = cache.stale()
     if stale is not None:
         _, why = stale
@@ -378,9 +370,6 @@ def _why_old(cache: ManagerCache, loaded: Loaded[Any], now_ms: int, cache_ms: in
 
 def _note(words: str) -> Html:
     return tag("div", words, class_="trouble", id="late", role="alert")
-
-
-# -- a store that is not used ------------------------------------------------------------------------------------------
 
 
 def silent_store(url: str) -> ObjectStore:

@@ -1,8 +1,4 @@
-"""The pages of topics: the overview with the page of problems, a topic, and a partition.
-
-The overview has topics, bytes at risk, problems and dollars. A topic has its partitions, settings and problems; a
-partition its segments in both tiers, drawn over offsets and time, and as a table.
-"""
+"""The pages of topics: the overview with the page of problems, a topic, and a partition."""
 
 from __future__ import annotations
 
@@ -49,11 +45,8 @@ from tiered.web.pages.segment_map import Window, records_left, remote_kind, segm
 NOT_READ = "unknown"
 
 
-# -- the overview ------------------------------------------------------------------------------------------------------
-
-
 def unknown_remote(row: Row) -> bool:
-    """Whether no bucket state was read for any partition, so that the remote tier has no figures."""
+    """Whether the bucket was read for no partition, so that the remote tier has no figures."""
     return bool(row.get("is_tiered")) and row.get("remote_segments") is None
 
 
@@ -84,7 +77,6 @@ def problem_counts(report: StatusReport) -> Counter[str]:
 
 
 def _state(row: Row) -> Child:
-    """The text of the last column: a word, never only a colour."""
     return tag("span", f"{row['stuck']:,} stuck", class_="bad") if row["stuck"] else "ok"
 
 
@@ -113,7 +105,7 @@ def overview(
     note: Child = None,
     history: HistoryData | None = None,
 ) -> str:
-    """The page; `query` may hold ``q`` (part of a name), ``sort`` (a column, largest first), ``page`` and ``span``."""
+    """Return the page. `query` has ``q`` (part of a name), ``sort`` (largest first), ``page``, ``span``."""
     if not report.topics:
         problems = worst_problems(report, report.problems)
         return frame("Overview", "/", report.now_ms, note, _work(report), problems, _begin(has_remote))
@@ -135,7 +127,7 @@ def overview(
 
 
 def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Mapping[str, int]) -> list[Html]:
-    """A search, the requested page of the list, and links to the others; `problems` counts problems by topic."""
+    """Return a search, the requested page of the list, and links; `problems` counts problems by topic."""
     selection = _selection(query)
     rows = _sorted(_found(everything, selection["q"]), selection["sort"])
     page, some = paged(rows, query)
@@ -153,21 +145,17 @@ def topic_list(everything: Sequence[Row], query: Mapping[str, str], problems: Ma
 
 
 def _selection(query: Mapping[str, str]) -> dict[str, str]:
-    """The query parts that every link to the same page repeats."""
     return {name: query.get(name, "") for name in ("q", "sort", "span")}
 
 
 def found_topics(report: StatusReport, query: Mapping[str, str]) -> dict[str, object]:
-    """The same for programs: ``tiered status -o json`` of the topics that match a search, all pages at once."""
+    """Return ``tiered status -o json`` of the topics that match a search, all pages at once."""
     rows = _found([topic_row(report, topic) for topic in report.topics], query.get("q", ""))
     return {**msgspec.structs.asdict(status_facts(report)), "topics": _sorted(rows, query.get("sort", ""))}
 
 
 def problems_page(report: StatusReport, query: Mapping[str, str], note: Child = None) -> str:
-    """All problems, or all of one ``topic``, grouped by cause; a ``page`` of them.
-
-    ``alike`` is a place: list each place that has the same problem as it.
-    """
+    """Return the problems by cause: all, those of ``topic``, or those with the cause of place ``alike``."""
     here, now, topic, alike = "/troubles", report.now_ms, query.get("topic", ""), query.get("alike", "")
     problems = [each for each in report.problems if not topic or (each.partition and each.partition.topic == topic)]
     problems = same_cause(problems, alike) if alike else problems
@@ -212,7 +200,6 @@ def _search(selection: Mapping[str, str]) -> Html:
 
 def _sums(report: StatusReport, rows: Sequence[Row]) -> Html:
     def total(name: str, show: Callable[[float], str]) -> str:
-        """The sum over topics with a known figure, and the number of the other topics."""
         known = [float(str(row[name])) for row in rows if row.get(name) is not None]
         missing = len(rows) - len(known)
         if not known:
@@ -285,9 +272,6 @@ def _fine_print(report: StatusReport) -> Html:
     return tag("p", words, dollars_of, class_="faint")
 
 
-# -- a topic -----------------------------------------------------------------------------------------------------------
-
-
 _PARTITIONS = (
     Heading("Partition", cell=lambda row: tag("a", str(row["name"]), href=partition_path(row["name"]))),
     figure("Log start", "log_start_offset"),
@@ -314,7 +298,7 @@ _REMOTE_STATES = {"expired": "expired, unlinked next", "compacted": "readable, c
 def topic_page(
     report: StatusReport, topic: Topic, query: Mapping[str, str], note: Child = None, history: HistoryData | None = None
 ) -> str:
-    """The page of one topic; `report` is for that topic alone, `history` has its notes."""
+    """Return the page of one topic; `report` and `history` are for that topic."""
     names, here = topic.partitions(), topic_path(topic.name)
     page, some = paged(names, query)
     problems = [each for each in report.problems if each.partition is None or each.partition.topic == topic.name]
@@ -339,20 +323,17 @@ def topic_page(
 
 
 def topic_facts(report: StatusReport, topic: Topic) -> dict[str, object]:
-    """The same for programs: ``tiered status -p TOPIC -o json``."""
+    """Return ``tiered status -p TOPIC -o json``."""
     return {
         **msgspec.structs.asdict(status_facts(report)),
         "partitions": [partition_row(report, name) for name in topic.partitions()],
     }
 
 
-# -- a partition -------------------------------------------------------------------------------------------------------
-
-
 def partition_page(
     report: StatusReport, snapshot: PartitionSnapshot, query: Mapping[str, str], note: Child = None
 ) -> str:
-    """The page of one partition; `report` is for its topic."""
+    """Return the page of one partition; `report` is for its topic."""
     name = snapshot.partition
     here = partition_path(name)
     window = Window.of(snapshot, query)
@@ -373,15 +354,12 @@ def partition_page(
 
 
 def partition_facts(report: StatusReport, name: TopicPartition) -> dict[str, object]:
-    """For programs: ``tiered status -p -o json`` of this partition alone."""
+    """Return ``tiered status -p -o json`` of this partition alone."""
     return {**msgspec.structs.asdict(status_facts(report)), "partitions": [partition_row(report, name)]}
 
 
 def segment_rows(snapshot: PartitionSnapshot, window: Window) -> list[Row]:
-    """The content of each tier in a window, by offset.
-
-    It lists local segments, segment entries, and manifest pages whose entries are not loaded.
-    """
+    """Return local segments, segment entries, and pages with unloaded entries in a window, by offset."""
     local = [("local", each, _local_state(snapshot, each)) for each in snapshot.segments]
     remote = [("remote", each, _remote_state(snapshot, each)) for each in snapshot.committed_parts]
     found: list[Row] = [

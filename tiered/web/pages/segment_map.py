@@ -9,9 +9,8 @@
 | expired | below the log start offset: its files or its entry are about to be deleted | the same | a fifth |
 | hole | | a gap between two segments: no record remains of these offsets | a line |
 
-Colour is never the only sign: within a strip each kind has its own height. Bars too close to be distinguished are
-drawn as one bar, of the most important kind among them. A hole at least one unit wide is always visible. Links zoom
-into a part of the offsets (`Window`). The table on the same page has the same content in words.
+Colour is never the only sign: each kind has its own height within a strip. Bars too close to be distinguished are drawn
+as one bar of their most important kind. A hole at least one unit wide is always visible.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ Row: TypeAlias = tuple[int, int, int | None, str, float]  # base offset, next of
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of an axis, half open, its kind, and the share of its offsets that still have a record."""
+    """A half-open range of an axis, its kind, and the share of its offsets that still have a record."""
 
     start: int
     stop: int
@@ -105,7 +104,7 @@ class Window:
 
 
 def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
-    """Both drawings, the key, and a description of their ranges; `here` is the page's path."""
+    """Return both drawings, the key, and a description of their ranges; `here` is the page's path."""
     local, rows = local_pieces(snapshot), remote_pieces(snapshot)
     stored = sorted([*rows, *holes(rows)], key=lambda each: each.start)
     pieces = [each for each in (*local, *stored) if window.holds(each.start, each.stop)]
@@ -127,12 +126,12 @@ def segment_map(snapshot: PartitionSnapshot, window: Window, here: str) -> Html:
 
 
 def local_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
-    """The segments of the disk, by offset."""
+    """Return the segments of the disk, by offset."""
     return [Piece(each.base_offset, each.next_offset, _local_kind(snapshot, each)) for each in snapshot.segments]
 
 
 def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
-    """The segment entries and manifest pages of the bucket, by offset."""
+    """Return the segment entries and manifest pages of the bucket, by offset."""
     found = []
     for row in snapshot.committed_parts:
         ranges = row.ranges() if isinstance(row, PageEntry) else [(row.base_offset, row.next_offset)]
@@ -141,7 +140,7 @@ def remote_pieces(snapshot: PartitionSnapshot) -> list[Piece]:
 
 
 def holes(stored: Sequence[Piece]) -> list[Piece]:
-    """The offsets between pieces of the bucket that no piece covers."""
+    """Return the offsets between pieces of the bucket that no piece covers."""
     found, reached = [], stored[0].stop if stored else 0
     for piece in stored:
         if piece.start > reached:
@@ -165,7 +164,7 @@ def records_left(row: SegmentEntry | PageEntry) -> float:
 
 
 def bars(pieces: Iterable[Piece], begin: int, end: int, top: int) -> list[Html]:
-    """The background and at most WIDTH bars: neighbours together narrower than two units are merged."""
+    """Return the background and at most WIDTH bars; neighbours narrower than two units together are one."""
     scale = WIDTH / (end - begin)
     drawn: list[_Bar] = []
     for each in pieces:
@@ -184,8 +183,6 @@ def bars(pieces: Iterable[Piece], begin: int, end: int, top: int) -> list[Html]:
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """A piece on its strip, in units."""
-
     left: float
     right: float
     kind: str
@@ -203,7 +200,6 @@ class _Bar:
         return _Bar(self.left, max(self.right, later.right), kind, min(self.records_left, later.records_left))
 
     def drawn(self, top: int) -> Html:
-        """Draw the bar, followed by one unit of background if there is room, to separate adjacent segments."""
         width = self.right - self.left
         height: float = HEIGHTS[self.kind]
         if self.kind == "compacted":
@@ -242,7 +238,6 @@ def _strips(
 
 
 def _zoom(window: Window, here: str) -> Html:
-    """Links and a form to zoom, move and reset, all usable by keyboard."""
     steps = [
         tag("a", words, href=link(here, {"from": str(start), "to": str(stop)}))
         for words, (start, stop) in window.steps().items()
@@ -315,14 +310,12 @@ def _counted(local: Sequence[Piece], window: Window) -> str:
 
 
 def _rows_in(row: SegmentEntry | PageEntry, window: Window) -> int:
-    """Count the visible entries; of a manifest page without loaded entries count all."""
     if not window.holds(row.base_offset, row.next_offset):
         return 0
     return row.segment_count if isinstance(row, PageEntry) else 1
 
 
 def _key(kinds: Sequence[str]) -> Html:
-    """The legend: each kind as drawn, with its word and meaning."""
     items = [tag("li", _sample(kind), tag("strong", kind), f" {_MEANINGS[kind]}") for kind in kinds]
     return tag("ul", items, class_="key-list")
 

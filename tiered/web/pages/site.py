@@ -1,12 +1,8 @@
 """Route an address to its page: HTML, or JSON under ``?format=json``.
 
-Pages read only the manager's memory and the disk. No page sends a store request, none changes data. Page data is
-loaded in threads (`tiered.web.pages.manager_cache`): if a disk hangs or a lock is held for long, the reader gets the
-last result, marked as old. A result serves all readers for CACHE_MS. Thread safe.
-
-The stylesheet and the scripts are served here too: no page loads from another site. Everything works without the
-script: the page then reloads as a whole. The script reloads in the background, leaves fields that have input unchanged,
-and pauses while the page is not visible.
+Pages read only the manager's memory and the disk; none sends a store request or changes data. If a disk hangs or a lock
+is held for long, the reader gets the last result, marked as old. A result serves all readers for CACHE_MS. Without the
+script a page reloads as a whole. No page loads from another site. Thread safe.
 """
 
 from __future__ import annotations
@@ -99,7 +95,7 @@ class Site:
         self._lab: Laboratory | None = None
 
     def answer(self, target: str) -> Answered:
-        """The response to a GET of `target` (path and query)."""
+        """Return the response to a GET of `target` (path and query)."""
         path, _, text = target.partition("?")
         if path in _ASSETS:
             kind, name = _ASSETS[path]
@@ -120,7 +116,7 @@ class Site:
         return HTTPStatus.OK, JSON_TYPE if is_json else HTML_TYPE, body
 
     def _routed(self, path: str, query: Query) -> _Forms:
-        """Load the data of an address; return the functions that make the page and the JSON of it."""
+        """Load the data of an address; return the functions that make its page and its JSON."""
         deadline = self._loader.deadline()
         match _parts(path):
             case []:
@@ -169,7 +165,6 @@ class Site:
     def _forms(
         self, loaded: Loaded[T], page: Callable[[T, list[Html]], str], facts: Callable[[T], Mapping[str, object]]
     ) -> _Forms:
-        """The page with a note on the age of its data, and the facts with that age."""
         return (
             lambda: page(loaded.value, age_banner(self._cache, loaded, self._now_ms())),
             lambda: _encoded({**age_facts(self._cache, loaded, self._now_ms()), **facts(loaded.value)}),
@@ -180,8 +175,6 @@ class Site:
         has_remote = self._cache.config.remote_url is not None
         return overview(report, query, has_remote=has_remote, note=note, history=history)
 
-    # -- page data -----------------------------------------------------------------------------------------------------
-
     def _load(
         self, key: str, read: Callable[[LogManager], T], deadline: PageDeadline | None = None, keep_ms: int = CACHE_MS
     ) -> Loaded[T]:
@@ -191,7 +184,6 @@ class Site:
         return self._load("status", lambda manager: self._report(manager, None), deadline)
 
     def _history(self, topic: str | None, deadline: PageDeadline) -> HistoryData | None:
-        """Return the history, or None if it is not available now: the page is shown without it."""
 
         def read() -> HistoryData:
             disk = self._storage or DiskStorage()
@@ -224,7 +216,6 @@ class Site:
         )
 
     def _partition(self, topic: str, number: str) -> Loaded[tuple[StatusReport, PartitionSnapshot]]:
-        """Raises NotFound, and the errors of reading a partition."""
 
         def read(manager: LogManager) -> tuple[StatusReport, PartitionSnapshot]:
             report = self._report(manager, topic)
