@@ -15,14 +15,11 @@ Keys are below ``<store url>/<topic>-<topic id>/<partition>/``, the partition's 
 | ``meta/pin/<ulid>.json`` | a reader's pin, or a fork's reference, see `gc.pins`, `gc.fork_references` |
 | ``meta/probe/<ulid>`` | written and removed by `remote.store.probe` |
 
-Numbers are padded with zeros, so a listing is in order. `last` is the last offset, inclusive, as in Kafka's names;
-`next` is exclusive. The times in a page's name are hints for people and other tools, 0 where unknown or before 1970.
-The manifest has the exact times.
-
-A key in an entry may begin with a slash. It is then the full key, from the root, of another partition's object
-(`remote.gc.fork_references`).
-
-A name is used once: the epoch separates writers, and the ulid separates the attempts of one writer.
+- Numbers are padded with zeros, so a listing is in order. `last` is the last offset, inclusive, as in Kafka's names;
+  `next` is exclusive. The times in a page's name are hints, 0 where unknown or before 1970.
+- A key in an entry that begins with a slash is the full key, from the root, of another partition's object
+  (`remote.gc.fork_references`).
+- A name is used once: the epoch separates writers, and the ulid separates the attempts of one writer.
 """
 
 from __future__ import annotations
@@ -101,7 +98,7 @@ def topic_begin(topic: str) -> str:
 
 
 def parse_topic_directory(name: str) -> tuple[str, str] | None:
-    """Return (topic, topic id), None for anything else. The fixed width of the id separates them."""
+    """(topic, topic id); None for anything else. The fixed width of the id separates them."""
     topic, dash, topic_id = name[: -TOPIC_ID_LENGTH - 1], name[-TOPIC_ID_LENGTH - 1 :][:1], name[-TOPIC_ID_LENGTH:]
     if dash != "-":
         return None
@@ -198,18 +195,12 @@ def stem_of(key: str) -> str:
 
 
 def full_key(prefix: str, key: str) -> str:
-    """Return the full key of an object named by an entry of the partition at `prefix`.
-
-    A key that begins with a slash is another partition's object, in full (`remote.gc.fork_references`).
-    """
+    """The full key of an object named by an entry of the partition at `prefix`."""
     return key[1:] if key.startswith("/") else prefix + key
 
 
 def object_identity(prefix: str, key: str) -> str:
-    """Return the object's name from its topic's directory on: ``orders-<topic id>/3/data/...``. `key`: as in an entry.
-
-    Encryption and authentication bind objects to it (`remote.segments.encryption`, `remote.manifest.sealing`).
-    """
+    """The object's name from its topic's directory on: ``orders-<topic id>/3/data/...``."""
     home, own = (home_of(key), own_part(key)) if is_in_other_topic(key) else (prefix, key)
     return "/".join(home.rstrip("/").split("/")[-2:]) + "/" + own
 

@@ -1,7 +1,6 @@
 """A segment in the object store: its entry in the manifest and its states.
 
-States and codes are KIP-405's. Only COPY_FINISHED is visible to readers. Retention never counts entries of the other
-states.
+States and codes are KIP-405's. Readers and retention see only COPY_FINISHED.
 
 | state | stored in |
 |---|---|
@@ -78,10 +77,8 @@ class SegmentEntry:
 
     `cleaned_through` is the checkpoint at upload time, or a later one at which the segment was unchanged: every record
     was compared with all newer records below it. It is never above the manifest's `next_offset`. So a bucket that lacks
-    older records holds the newer records that replaced them.
-
-    Only for a copy (`made_by` None) is it certain that later cleanings of the local segment removed records and changed
-    nothing else. See `remote.segments.encryption` and `remote.manifest.writer_roles`.
+    older records holds the newer records that replaced them. Only for a copy (`made_by` None) is it certain that later
+    cleanings of the local segment removed records and changed nothing else.
     """
 
     ulid: str
@@ -114,11 +111,7 @@ class SegmentEntry:
         return self.data_crc32c if self.segment_crc32c is None else self.segment_crc32c
 
     def is_named(self, base_offset: int, last_offset: int, ulid: str) -> bool:
-        """Whether these are the fields of the object's name.
-
-        A job learns the base of the next entry only at its commit, after its objects have names. So its entries may
-        reach further than their names say.
-        """
+        """Whether these are the fields of the object's name. A job's entry may reach further."""
         if (base_offset, ulid) != (self.base_offset, self.ulid):
             return False
         is_end = last_offset + 1 == self.next_offset
@@ -126,7 +119,6 @@ class SegmentEntry:
 
     @property
     def offsets(self) -> tuple[int, int]:
-        """The half-open range of the offsets."""
         return self.base_offset, self.next_offset
 
     @property

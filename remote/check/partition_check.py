@@ -1,7 +1,7 @@
 """A consistency check of everything in the bucket below one partition's prefix.
 
-The order of reads is: the listing, the manifests, the objects that the newest manifest names. So a concurrent writer
-causes no finding.
+The listing is read first, then the manifests, then the objects that the newest one names: a concurrent writer causes no
+finding. `survey_partition` omits the last row of checks.
 
 | subject | checks |
 |---|---|
@@ -10,18 +10,13 @@ causes no finding.
 | entries of the newest manifest, of log and views | their objects exist, with the sizes and names of the entry |
 | pages | the manifest's summary of a page agrees with its entries |
 | pending deletes | no entry names them; a deleted one is no finding |
+| contents of segments | indexes decode, every chunk has its CRC, the caller's `CheckContents` |
 
-`check_partition` also reads inside segments (`remote.fetch.segment_check`): indexes decode, every chunk has its CRC,
-and the caller's `CheckContents` checks the bytes. `survey_partition` does not: other callers may check entries one by
-one, anywhere.
-
-Severities:
-
-- CORRUPT: every failed check above.
-- WARNING: a hole between two entries above the log start, or an object with an unknown name. It belongs to other
-  software and is never touched.
-- INFO: objects that no manifest names, with their bytes. Uploads of an older epoch can never be named. The writer of
-  the present epoch may be about to name its uploads.
+| severity | finding |
+|---|---|
+| CORRUPT | every failed check above |
+| WARNING | a hole between two entries above the log start; an object with an unknown name, which is never touched |
+| INFO | objects that no manifest names, with their bytes; only uploads of the present epoch may still be named |
 
 Memory: the entries of the manifests, one name for each object, one range of a segment.
 """
@@ -145,9 +140,9 @@ class ObjectKind(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class BucketReport:
-    """The result of a check. `objects` are kinds by full key, `manifest` is the newest one that decodes.
+    """The result. `entries` have objects of the right size, `suspects` are all other entries.
 
-    `entries` have objects of the right size, so that their content can be checked; `suspects` are all others.
+    `objects` are kinds by full key, `manifest` is the newest one that decodes.
     """
 
     prefix: str
@@ -166,7 +161,7 @@ class BucketReport:
 def check_partition(
     store: ObjectStore, prefix: str, check_contents: CheckContents | None = None, *, keys: KeyRing = NO_KEYS
 ) -> BucketReport:
-    """Check one partition, see the module text. Without `check_contents` only the chunks' CRCs are checked.
+    """Check one partition with its contents. Without `check_contents` only the chunks' CRCs are checked.
 
     Raises the store's errors if it cannot be reached. All damage of bytes is a finding, and so is an object that the
     store refuses while it serves others.
@@ -182,7 +177,7 @@ def check_partition(
 
 
 def survey_partition(store: ObjectStore, prefix: str) -> BucketReport:
-    """Check everything but the content of segments and indexes, see the module text. Raises as `check_partition`."""
+    """Check everything but the content of segments and indexes. Raises as `check_partition`."""
     return _Check(store, prefix).run()
 
 
@@ -245,7 +240,6 @@ class _Check:
         return report
 
     def _manifests(self, listed: dict[str, ObjectInfo]) -> Iterator[Manifest]:
-        """Yield the manifests that decode, ascending: the listed ones and later commits."""
         gc_boundary = self._gc_boundary(listed)
         names = sorted(sequence for key in listed if (sequence := parse_manifest_key(key)) is not None)
         names = [sequence for sequence in names if sequence > gc_boundary]
@@ -264,7 +258,6 @@ class _Check:
             following += 1
 
     def _gc_boundary(self, listed: dict[str, ObjectInfo]) -> int:
-        """Return the newest GC boundary: manifests up to it are void, whether they exist or not."""
         reached = 0
         for key in sorted(key for key in listed if parse_boundary_key(key) is not None):
             try:
@@ -341,10 +334,7 @@ class _Check:
             before = manifest
 
     def _loss(self, before: Manifest, manifest: Manifest) -> str | None:
-        """Return how `manifest` loses objects or offsets of its parent, as text; None without a loss.
-
-        None too if a page that it unlinked is deleted. A salvaged manifest lacks entries, so it is not compared.
-        """
+        """How `manifest` loses objects or offsets of its parent; None without a loss, or if a page is deleted."""
         if self._salvaged_sequences & {before.sequence, manifest.sequence}:
             return None
         try:
@@ -367,7 +357,6 @@ class _Check:
         return [*entries, *manifest.segments]
 
     def _page_rows(self, page: PageEntry, *, reports_errors: bool) -> Sequence[SegmentEntry]:
-        """Return the sound entries of a page; report the others if requested."""
         found = self._asked(page.key, lambda: self._pages.entries(page), reports_errors=reports_errors)
         if found is None:
             return ()
@@ -387,11 +376,9 @@ class _Check:
             return objects | {each.page.key for each in manifest.pending_page_deletes}
 
     def _named_rows(self, manifest: Manifest) -> list[SegmentEntry]:
-        """Return all entries with objects: the log's, then its compacted views'."""
         return [*self._entries(manifest), *manifest.view_entries]
 
     def _named_keys(self, manifest: Manifest) -> set[str]:
-        """Return the objects of all entries, and the pages."""
         return {*keys_of(self._named_rows(manifest)), *(page.key for page in manifest.pages)}
 
     def _classify(self, listed: dict[str, ObjectInfo]) -> None:
@@ -502,7 +489,6 @@ class _Check:
         return found
 
     def _has_other_objects(self) -> bool:
-        """Whether the store serves other objects of the partition: then it refuses only one object."""
         if self._has_read:
             return can_list(self._store, self._prefix)
         for key in self._others:
@@ -520,13 +506,10 @@ class _Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvage:
-    """`manifest` has the sound entries, None if the manifest itself is not sound; `found` has the others.
+    """The sound entries of a manifest that readers reject (`manifest`), and the others (`found`).
 
-    The sound entries of a manifest that readers reject, for a scrub.
-
-    A scrub reports each contradiction and continues. A salvaged manifest never serves reads, writes or deletes. An
-    entry is left out, with its place as a `Contradiction`, if the decoder rejects it, or if it contradicts itself or an
-    earlier entry. If the manifest's own identity or numbers are not sound, nothing is salvaged.
+    A salvaged manifest never serves reads, writes or deletes. An entry is left out if the decoder rejects it, or if it
+    contradicts itself or an earlier entry. `manifest` is None if its own identity or numbers are not sound.
     """
 
     manifest: Manifest | None
@@ -534,7 +517,7 @@ class Salvage:
 
 
 def salvage_manifest(data: Body, prefix: str) -> Salvage:
-    """Salvage a manifest, see the module text. Raises Corrupt if not even the JSON can be read."""
+    """Salvage a manifest. Raises Corrupt if not even the JSON can be read."""
     found: list[Contradiction] = []
     try:
         fields = _FIELDS.decode(decode_line(data))
@@ -560,7 +543,6 @@ def salvage_manifest(data: Body, prefix: str) -> Salvage:
 
 
 def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[Any]:
-    """Return the entries of one list that the decoder accepts."""
     entries = []
     for at, each in enumerate(_LIST.decode(raw)):
         try:
@@ -571,7 +553,6 @@ def _entries(part: Part, raw: msgspec.Raw, found: list[Contradiction]) -> list[A
 
 
 def _key(raw: msgspec.Raw) -> str | None:
-    """Return the object that a rejected entry names, None if it names none."""
     try:
         fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):

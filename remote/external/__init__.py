@@ -1,5 +1,1 @@
-"""Buckets written by other software.
-
-Aiven's plugin, Kafka's LocalTieredStorage, Pinterest's uploader and plain log directories, read through one interface.
-Start with `external_layout` and `external_formats`.
-"""
+"""Buckets written by other software. Start with `external_layout` and `external_formats`."""

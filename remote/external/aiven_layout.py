@@ -11,11 +11,9 @@ manifest is an unfinished upload or a finished deletion. It does not count, nor 
 | a chunk, or an index | nonce of 12 bytes, ciphertext, tag of 16 bytes: AES-256-GCM |
 | the data key | RSA, OAEP with SHA3-512 for both of its hashes, no label |
 
-The additional data is the manifest's ``aad``, the same for every chunk and index of a segment. It does not contain the
-chunk number, so swapped chunks of one segment decrypt without an error. The CRCs of the batches show the swap.
-
-Private keys are PKCS#8 in PEM, read where they are used and never sent. Source: `RsaEncryptionProvider`,
-`AesEncryptionProvider`.
+The additional data is the manifest's ``aad``, the same for every chunk and index of a segment, without the chunk
+number: swapped chunks of one segment decrypt without an error. The CRCs of the batches show the swap. Private keys are
+PKCS#8 in PEM, read where they are used and never sent. Source: `RsaEncryptionProvider`, `AesEncryptionProvider`.
 
 **The manifest**, ``.rsm-manifest``, is JSON:
 
@@ -96,7 +94,7 @@ EPOCH_MAX = 2**31 - 1
 
 
 class AivenFormat:
-    """See `remote.external.external_layout.ExternalFormat`. `prefixes` precede names unchanged."""
+    """Aiven's layout. `prefixes` precede names unchanged."""
 
     layout = Layout.AIVEN
 
@@ -172,7 +170,6 @@ class AivenFormat:
 
 
 def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, str]]:
-    """Yield (topic, topic id, partition, location of its objects)."""
     parent, _, stub = prefix.rpartition("/")
     parent = f"{parent}/" if parent else ""
     for directory in store.list_prefixes(parent):
@@ -185,7 +182,6 @@ def _places(store: ObjectStore, prefix: str) -> Iterator[tuple[str, str, int, st
 
 
 def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]]:
-    """Return (log, manifest) of the complete segments, by their names."""
     logs: dict[str, ObjectInfo] = {}
     manifests: dict[str, ObjectInfo] = {}
     for info in store.list(place):
@@ -203,7 +199,6 @@ def _whole(store: ObjectStore, place: str) -> list[tuple[ObjectInfo, ObjectInfo]
 
 
 def _blocked(data: ObjectInfo, error: Corrupt) -> ExternalSegment:
-    """Return a segment whose manifest is damaged: only its name is known."""
     return ExternalSegment(
         data_key=data.key,
         base_offset=_base_offset(data),
@@ -239,7 +234,7 @@ class AivenCipher:
         self._aad = aad
 
     def open(self, sealed: Body) -> bytes:
-        """Return the plaintext. Raises Corrupt for bytes not encrypted with this key."""
+        """Raises Corrupt for bytes not encrypted with this key."""
         from cryptography.exceptions import InvalidTag
 
         view = memoryview(sealed)
@@ -252,10 +247,9 @@ class AivenCipher:
 
 
 class PrivateKeys:
-    """RSA keys by the key ids of manifests, from files. No representation shows a key."""
+    """RSA keys by key id, from files that are read on use. No representation shows a key."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        """`files`: a path for each key id. Nothing is read yet."""
         self._files = dict(files)
         self._read: dict[str, RSAPrivateKey] = {}
 
@@ -263,7 +257,7 @@ class PrivateKeys:
         return f"PrivateKeys({', '.join(sorted(self._files)) or 'no keys'})"
 
     def cipher(self, sealing: Sealing, name: str) -> AivenCipher:
-        """Return a segment's cipher. Raises AccessDenied if the key is missing or did not wrap its data key."""
+        """A segment's cipher. Raises AccessDenied if the key is missing or did not wrap its data key."""
         try:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError as error:
@@ -290,10 +284,9 @@ class PrivateKeys:
 
 
 def _unwrapped(key: RSAPrivateKey, wrapped: bytes) -> bytes | None:
-    """Unwrap a key by OAEP with SHA3-512, which the library lacks: RFC 8017, 7.1.2.
+    """Unwrap a key by OAEP with SHA3-512, which the library lacks (RFC 8017, 7.1.2); None for another key.
 
-    None if this key did not wrap it. The timing is not constant. It leaks nothing new, because the reader holds the
-    private key.
+    The timing is not constant. It leaks nothing new, because the reader holds the private key.
     """
     numbers = key.private_numbers()
     modulus, size = numbers.public_numbers.n, (key.key_size + 7) // 8
@@ -312,7 +305,7 @@ def _unwrapped(key: RSAPrivateKey, wrapped: bytes) -> bytes | None:
 
 
 def _masked(data: bytes, seed: bytes) -> bytes:
-    """Return `data` XORed with the MGF1 mask of `seed`; its own inverse."""
+    """`data` XORed with the MGF1 mask of `seed`; its own inverse."""
     blocks = -(-len(data) // _HASH_BYTES)
     mask = b"".join(hashlib.sha3_512(seed + number.to_bytes(4, "big")).digest() for number in range(blocks))
     return bytes(one ^ two for one, two in zip(data, mask, strict=False))
@@ -365,11 +358,7 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AivenManifest:
-    """A decoded manifest.
-
-    `chunks` has zeros in place of checksums. `indexes` has the plugin's names. `indexes` and `facts` are None if the
-    manifest is too old to have them.
-    """
+    """A decoded manifest; `chunks` has zeros as checksums. In an old one `indexes`, `facts` are None."""
 
     chunks: ChunkTable
     indexes: dict[str, IndexRange] | None
@@ -468,7 +457,6 @@ def _chunks(found: _Manifest, *, is_sealed: bool, name: str) -> ChunkTable:
 
 
 def _unpacked(text: str, name: str) -> list[int]:
-    """Return the sizes of a variable chunk index."""
     from local.format.compression import Codec, decompress
 
     try:

@@ -54,10 +54,9 @@ _log = logging.getLogger(__name__)
 
 
 def external_format(store: ObjectStore, options: LayoutOptions) -> ExternalFormat | None:
-    """Return the requested or detected layout; None for this project's own.
+    """The requested or detected layout; None for this project's own.
 
-    Raises InvalidRequest if the object names match no layout, or several. Raises NotFound if the store has no object,
-    or if its root does not exist.
+    Raises InvalidRequest if the object names match no layout, or several, NotFound without an object or a root.
     """
     layout = Layout(options.layout) if options.layout != AUTO else find_layout(store, options.prefixes)
     match layout:
@@ -96,7 +95,6 @@ def find_layout(store: ObjectStore, prefixes: tuple[str, ...] = ("",)) -> Layout
 
 
 def _topic_directories(store: ObjectStore) -> Iterator[Layout]:
-    """Yield the layouts of root directories with a topic id at the end of their names."""
     names = store.list_prefixes("")
     if KAFKA_ROOT in names:
         yield Layout.LOCAL_TIERED_STORAGE
@@ -135,8 +133,7 @@ def _is_there(store: ObjectStore, key: str) -> bool:
 class KafkaLocalFormat:
     """Kafka's LocalTieredStorage: a directory per partition, files per segment, no completion mark.
 
-    It copies a segment's log and indexes one after another, so a segment without one of them is incomplete. The url may
-    or may not include the directory ``kafka-tiered-storage``.
+    The url may or may not include the directory ``kafka-tiered-storage``.
     """
 
     layout = Layout.LOCAL_TIERED_STORAGE
@@ -216,11 +213,7 @@ class LogDirectoryFormat:
 
 
 class PinterestFormat(LogDirectoryFormat):
-    """Pinterest's uploader: a log directory without transactions and epochs.
-
-    A segment is complete only with both indexes. ``_metadata`` and ``offset.wm`` are hints that may lack segments, and
-    are not read: the listing is authoritative.
-    """
+    """Pinterest's uploader: no transactions, no epochs; incomplete ``_metadata`` is not read."""
 
     layout = Layout.PINTEREST
 
@@ -259,7 +252,6 @@ def _segment(
 
 
 def _parts(store: ObjectStore, entry: SegmentEntry, keys: Mapping[str, str]) -> ExternalParts:
-    """Return the index files that the entry names; a file deleted since the listing counts as absent."""
     found: dict[str, bytes] = {}
     for section, key in keys.items():
         where = entry.indexes.get(section)
@@ -307,13 +299,11 @@ def partition_places(store: ObjectStore) -> Iterator[tuple[str, TopicPartition]]
 
 
 def _has_segments(store: ObjectStore, place: str) -> bool:
-    """Whether a ``.log`` is among the first 1000 names directly below a location."""
     names = (info.key[len(place) :] for info in islice(store.list(place), 1000))
     return any((parsed := parse_segment_file(name)) is not None and parsed[1] == LOG for name in names)
 
 
 def _files(store: ObjectStore, place: str) -> dict[int, dict[str, ObjectInfo]]:
-    """Return the segment files directly below a location, by base offset and suffix; no temporary files."""
     found: dict[int, dict[str, ObjectInfo]] = {}
     for info in store.list(place):
         parsed = parse_segment_file(info.key[len(place) :])

@@ -1,4 +1,4 @@
-"""Buckets of other software: the facts of a layout about partitions and segments, without any batch.
+"""Buckets of other software, read-only: partitions and segments of a layout, without any batch.
 
 | layout | writer | a segment counts when |
 |---|---|---|
@@ -7,11 +7,6 @@
 | ``pinterest`` | Pinterest's uploader | its log and both indexes exist |
 | ``logs`` | a Kafka broker's log directory, or a copy of one | its ``.log`` exists |
 
-Everything here is read-only. Keys of these segments are full keys of the store: the objects of one partition may have
-several locations. No layout has checksums: only the CRCs of the batches verify the bytes.
-
-Object names:
-
 | layout | key |
 |---|---|
 | ``aiven`` | ``<prefix><topic>-<topic id>/<partition>/<base 20>-<segment id>.log .indexes .rsm-manifest`` |
@@ -19,8 +14,10 @@ Object names:
 | ``pinterest`` | ``…/<cluster>/<topic>-<partition>/<base 20>.log .index .timeindex``, ``offset.wm``, ``_metadata`` |
 | ``logs`` | ``…/<topic>-<partition>/<base 20>.log`` and Kafka's index files |
 
-Ids are Kafka's: 22 characters of URL-safe base64 that may begin with a dash. So names are cut by fixed widths and never
-split at dashes. Sources: Aiven `ObjectKeyFactory`; kafka `RemoteTopicPartitionDirectory`, `RemoteLogSegmentFileset`.
+Keys of these segments are full keys of the store: the objects of one partition may have several locations. No layout
+has checksums: only the CRCs of the batches verify the bytes. Ids are Kafka's: 22 characters of URL-safe base64 that may
+begin with a dash. So names are cut by fixed widths and never split at dashes. Sources: Aiven `ObjectKeyFactory`; kafka
+`RemoteTopicPartitionDirectory`, `RemoteLogSegmentFileset`.
 """
 
 from __future__ import annotations
@@ -73,10 +70,10 @@ WORDS = (AUTO, *(each.value for each in Layout))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutOptions:
-    """The requested layout of a bucket: one of WORDS.
+    """The requested layout of a bucket: one of WORDS. Picklable; files are read where they are used.
 
     `prefixes` are the values of Aiven's ``key.prefix`` over the years, placed before each name unchanged.
-    `private_keys` are the files of its RSA keys by key id. Picklable; files are read where they are used.
+    `private_keys` are the files of its RSA keys by key id.
     """
 
     layout: str = Layout.TIERED.value
@@ -146,19 +143,14 @@ class ExternalSegment:
 
 
 class Cipher(Protocol):
-    """Decrypts the objects of a layout."""
-
     def open(self, sealed: Body) -> bytes:
-        """Return the plaintext. Raises Corrupt for bytes not encrypted with this key."""
+        """The plaintext. Raises Corrupt for bytes not encrypted with this key."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalParts:
-    """The inputs to read one segment: the chunks of its object, and Kafka's index files.
-
-    An index is None if it does not exist (an empty one is bytes). `chunks` has no checksums.
-    """
+    """The chunks of one segment's object, without checksums; index files, None for an absent one."""
 
     chunks: ChunkTable
     cipher: Cipher | None = None
@@ -217,7 +209,7 @@ def parse_kafka_directory(name: str) -> tuple[str, int, str] | None:
 
 
 def sibling(data_key: str, suffix: str) -> str:
-    """Return the key of a ``.log`` with another suffix."""
+    """The key of a ``.log`` with another suffix."""
     return data_key.removesuffix(LOG) + suffix
 
 
@@ -229,10 +221,7 @@ def _parsed(pattern: re.Pattern[str], name: str) -> tuple[int, str, str] | None:
 
 
 class ExternalObject:
-    """Reads of one segment for a single sequential pass: decoded chunks, without cache and checksum. Thread safe.
-
-    The manifest bounds the size of each chunk: no frame decompresses to more bytes, whatever it declares.
-    """
+    """Sequential reads of one segment. Thread safe. No frame inflates beyond its chunk's size."""
 
     def __init__(self, store: ObjectStore, data_key: str, parts: ExternalParts) -> None:
         self._store = store

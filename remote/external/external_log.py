@@ -40,8 +40,7 @@ ListRows = Callable[[dict[str, Finding]], list[SegmentEntry]]
 class ExternalManifests:
     """The manifests of one external partition, for `MetadataLog(source=...)`. Not thread safe: the log holds its lock.
 
-    `list_rows` lists the bucket and returns the current entries, ascending, without overlaps. It adds findings to its
-    argument, by object.
+    `list_rows` returns the current entries, ascending, without overlaps, and adds findings to its argument, by object.
     """
 
     def __init__(self, name: ExternalName, layout: Layout, list_rows: ListRows) -> None:
@@ -123,8 +122,8 @@ def external_manifests(log: MetadataLog | None) -> ExternalManifests | None:
 class Copy:
     """A segment that holds ``[base_offset, next_offset)``.
 
-    `epochs` are pairs (epoch, start), the first at the base; empty if unknown. Of two otherwise equal copies the one
-    with the larger `stamp_ms` is newer.
+    `epochs`: pairs (epoch, start), ascending; empty if unknown. Of two otherwise equal copies the one with the larger
+    `stamp_ms` is newer.
     """
 
     number: int

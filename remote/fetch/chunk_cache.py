@@ -1,11 +1,8 @@
 """A cache of verified bytes in memory: LRU, and one load for concurrent readers of the same key.
 
-A long stream would evict everything and use none of its bytes again. So bytes that a stream has passed are evicted
-first (`leave_behind`), the last passed first. Their memory is reused while it is still in the processor's caches, which
-makes receiving, checksums and reading twice as cheap. Every LEFT_KEPT-th body stays in normal LRU order, so that the
-rest of an old stream makes room for a new one in time.
-
-Source: bimodal insertion, Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA 2007.
+Bytes that a stream has passed are evicted first, the last passed first: their memory is still in the processor's
+caches. Every LEFT_KEPT-th body stays in normal LRU order, so that the rest of an old stream makes room in time. Source:
+bimodal insertion, Qureshi et al., "Adaptive Insertion Policies for High Performance Caching", ISCA 2007.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ class Slice:
         return self.size_bytes
 
     def view(self) -> memoryview:
-        """Return these bytes; fewer if the body ends earlier."""
+        """These bytes; fewer if the body ends earlier."""
         return memoryview(self.body)[self.start : self.start + self.size_bytes]
 
 
@@ -46,14 +43,11 @@ Loader = Callable[[Sequence[Key]], Mapping[Key, V]]
 
 
 class ChunkCache:
-    """A cache of chunks of data objects and of decoded indexes. Thread safe.
+    """A cache of chunks of data objects and of decoded indexes. Thread safe. `bytes_max` 0 caches nothing.
 
-    `bytes_max` 0 caches nothing. A key always names the same immutable bytes, because objects are never overwritten.
-    The lock guards the bookkeeping only; loads run outside it. Bytes that a reader still holds after their eviction do
-    not count.
-
-    Slices of one body loaded together are one entry: they are used and evicted together, and count with the size of the
-    body. One cached slice holds the whole body in memory.
+    A key always names the same immutable bytes. The lock guards the bookkeeping only; loads run outside it. Bytes that
+    a reader still holds after their eviction do not count. Slices of one body loaded together are one entry: they are
+    used and evicted together, and count with the size of the body. One cached slice holds the whole body in memory.
     """
 
     def __init__(self, bytes_max: int = CACHE_BYTES) -> None:
@@ -76,13 +70,12 @@ class ChunkCache:
         return self._bytes_max
 
     def fetch(self, wanted: Sequence[Key], load: Loader[V], *, ahead: Sequence[Key] = ()) -> list[V]:
-        """Return the value of every key in `wanted`, in order.
+        """The value of every key in `wanted`, in order. Errors of `load` pass through.
 
         `load` gets the keys that are neither cached nor being loaded by another reader. It must return all of these
-        that are `wanted`. If it is called, it also gets the missing keys of `ahead`, and may omit them.
-
-        Errors of `load` pass through. If another reader's load failed, this reader loads by itself and does not wait
-        for a second load. Otherwise the readers of a hanging store would queue, each until its deadline.
+        that are `wanted`. It also gets the missing keys of `ahead`, and may omit them. If another reader's load failed,
+        this reader loads by itself at once: otherwise the readers of a hanging store would queue, each until its
+        deadline.
         """
         found: dict[Key, Value] = {}
         while True:
@@ -111,7 +104,7 @@ class ChunkCache:
                     self._forget(entry)
 
     def peek(self, key: Key) -> Value | None:
-        """Return the cached value without marking it as used."""
+        """The cached value, without marking it as used."""
         with self._lock:
             return self._values.get(key)
 

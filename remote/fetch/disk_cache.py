@@ -1,14 +1,9 @@
 """A persistent cache on disk: a chunk or a segment's indexes is fetched once.
 
 A piece is a file, ``<root>/<2 hex digits>/<32 hex digits of the object's name>-<number>``, with the bytes as the store
-has them: encrypted objects stay encrypted. Object names are never reused, so a piece is never stale.
-
-- Nothing is synced or checksummed here. The reader checks each piece against its index, as it checks a GET, and calls
-  `forget` for a wrong one.
-- The cache may lose any piece at any time. A disk error turns the cache off, and reads continue without it.
-- Only pieces are read or removed: the directory may hold other files.
-- Eviction is LRU. After a restart the order is that of the files' times.
-- One process at a time uses the directory (`LOCK`). Another process reads without a disk cache.
+has them. Object names are never reused, so a piece is never stale. Nothing is synced or checksummed here: the reader
+checks each piece as it checks a GET, and calls `forget` for a wrong one. A disk error turns the cache off. Other files
+in the directory are not touched. One process at a time uses the directory (`LOCK`).
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class DiskCache:
-    """See the module text. Thread safe."""
+    """A disk cache in `root`. Thread safe."""
 
     def __init__(self, storage: Storage, root: str, bytes_max: int, lock: StorageFile | None = None) -> None:
         """`root` must exist; `close` releases `lock`. Raises AccessDenied, DiskFailed."""
@@ -51,7 +46,7 @@ class DiskCache:
 
     @classmethod
     def open(cls, storage: Storage, root: str, bytes_max: int) -> DiskCache | None:
-        """Return the cache in `root`, created if absent; None, with a log line, if it cannot be used."""
+        """The cache in `root`, created if absent; None, with a log line, if it cannot be used."""
         try:
             storage.make_directory(root)
             lock = storage.lock(join(root, LOCK))
@@ -73,7 +68,6 @@ class DiskCache:
         return self._bytes
 
     def get(self, name: str, number: int) -> bytes | None:
-        """Return the piece; None if it is not cached."""
         piece = _file_of(name, number)
         with self._lock:
             if self._is_off or piece not in self._sizes:

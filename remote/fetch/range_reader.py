@@ -1,25 +1,13 @@
 """Reads of remote segments: ranges of the data object in whole chunks, each verified before use.
 
-No client checks a ranged GET. So each read follows these steps:
-
-1. It is widened to chunk boundaries.
-2. Each chunk is compared with the length and CRC32C in the segment's ``.indexes`` object.
+1. A read is widened to chunk boundaries, because no client checks a ranged GET.
+2. Each chunk, from the store or a disk, is compared with the length and CRC32C in the segment's ``.indexes`` object.
 3. A compressed or encrypted chunk is decoded, and the result is compared too (`remote.segments.object_encoding`).
 4. A chunk that differs is fetched once more. If it differs again, the read raises Corrupt with object, range, offsets.
 
-Positions are positions in the segment, independent of the object encoding. The cache holds bytes of the segment. Bytes
-of a plain object are not copied: the cache holds each GET's body in one piece, and a read inside it is a view. A read
-over several bodies is copied once.
-
-A GET's bytes may be cached on disk too (`remote.fetch.disk_cache`); they are verified in the same way.
-
-Adjacent chunks are fetched by one GET. A long read is split into ranges of RANGE_BYTES that are fetched concurrently. A
-miss also fetches `read_ahead_chunks` further chunks, at most to the segment's end; the default is 0. Sequential readers
-use `remote.fetch.read_ahead`.
-
-**Guesses.** `RangePredictor` guesses an offset's position before the indexes of its segment are loaded: offsets and
-bytes grow together. The guessed bytes are requested together with the indexes, which saves a round trip. A wrong guess
-costs one useless GET, so a partition with several wrong guesses pauses guessing.
+Positions are positions in the segment, independent of the object encoding. Adjacent chunks are fetched by one GET, a
+long read by concurrent GETs of RANGE_BYTES. A read inside one GET's body of a plain object is a view of the cache.
+`RangePredictor` guesses an offset's position: these bytes are requested together with the indexes.
 """
 
 from __future__ import annotations
@@ -58,7 +46,7 @@ REST = 32  # segments without a guess in a pause
 
 
 def why_missing(log: MetadataLog, entries: Sequence[SegmentEntry], error: NotFound) -> LogError:
-    """Return the error for a 404: Corrupt if the newest manifest names all of `entries`, so that an object was lost."""
+    """The error for a 404: Corrupt (a lost object) if the newest manifest names all of `entries`."""
     manifest = log.refresh(exact=True)
     if not log.ask(manifest, lambda index: all(index.holds(entry) for entry in entries)):
         return error
@@ -69,9 +57,7 @@ class RemotePartition:
     """One partition, read-only. Thread safe; partitions of one store may share the cache.
 
     All methods raise Unavailable if the store cannot be reached, and AccessDenied for a segment whose key `keys` lacks.
-    Methods on a segment raise NotFound if its objects were deleted: the segment expired after the manifest was read.
-    The caller then refreshes the manifest once and looks again.
-
+    Methods on a segment raise NotFound if the segment expired after the manifest was read: refresh the manifest once.
     If `is_checked` is False there are no chunk checksums: the caller checks the CRCs of batches.
     """
 
@@ -89,7 +75,7 @@ class RemotePartition:
         disk: DiskCache | None = None,
         guesses: RangePredictor | None = None,
     ) -> None:
-        """`metadata` is the chain of a caller that has one. Partitions may share `cache` and `disk`."""
+        """`metadata` is the caller's chain. A miss fetches `read_ahead_chunks` more of the segment."""
         self._store = store
         self._prefix = prefix
         self._cache = ChunkCache() if cache is None else cache
@@ -114,7 +100,7 @@ class RemotePartition:
         return self._log.cached or self._log.refresh()
 
     def refresh(self) -> Manifest:
-        """Return the newest manifest from the store. Raises NotFound without one."""
+        """The newest manifest from the store. Raises NotFound without one."""
         return self._log.refresh()
 
     def indexes(self, segment: SegmentEntry) -> IndexBundle:
@@ -149,7 +135,7 @@ class RemotePartition:
         return position
 
     def place_of_timestamp(self, segment: SegmentEntry, timestamp_ms: int) -> tuple[int, int]:
-        """Return (offset, position) from which to search for a timestamp.
+        """(offset, position) from which to search for a timestamp.
 
         No batch below the offset has a record at or after `timestamp_ms`, even if one time index entry is wrong. A
         batch begins at the position, at or before the batch of that offset.
@@ -160,11 +146,10 @@ class RemotePartition:
         return offset, offset_index.lookup(bundle.offset, segment.base_offset, offset)[1]
 
     def read(self, segment: SegmentEntry, position: int, length: int, *, in_one_piece: bool = False) -> memoryview:
-        """Return verified bytes ``[position, position + length)``; fewer at the segment's end.
+        """Verified bytes ``[position, position + length)``; fewer at the segment's end. Raises Corrupt.
 
         `in_one_piece` also returns fewer at the end of one GET's body, so that nothing is copied. The bytes are
-        immutable and may be a view of the cache. A view holds the whole body in memory, at most RANGE_BYTES. Raises
-        Corrupt.
+        immutable and may be a view of the cache. A view holds the whole body in memory, at most RANGE_BYTES.
         """
         assert position >= 0
         assert length >= 0
@@ -201,7 +186,6 @@ class RemotePartition:
     def _sound(
         self, segment: SegmentEntry, table: ChunkTable, guess: PredictedRange, body: Body
     ) -> Mapping[Key, Slice]:
-        """Return the predicted chunks that are sound; the others are left out."""
         run = table.chunks_of(guess.start, guess.length)
         if table.chunk_range(run[0])[0] != guess.start or sum(table.chunk_range(run[-1])) != guess.start + guess.length:
             return {}
@@ -247,7 +231,6 @@ class RemotePartition:
         return loaded
 
     def _from_disk(self, table: ChunkTable, keys: Sequence[Key], opened: Opener) -> dict[Key, Slice]:
-        """Return the chunks that an earlier read, or an earlier process, stored on disk."""
         found: dict[Key, Slice] = {}
         for name, number in keys if self._disk is not None else ():
             assert self._disk is not None
@@ -369,7 +352,6 @@ def _opened(
 
 
 def _cut_out(chunks: Sequence[Slice], skipped: int, length: int, *, in_one_piece: bool) -> memoryview:
-    """Return `length` bytes after the first `skipped` of adjacent chunks; fewer at their end."""
     runs = [list(run) for _, run in groupby(chunks, key=lambda chunk: id(chunk.body))]
     runs = runs[:1] if in_one_piece else runs
     views = [memoryview(run[0].body)[run[0].start : run[-1].start + run[-1].size_bytes] for run in runs]

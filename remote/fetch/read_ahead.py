@@ -1,16 +1,10 @@
 """Sequential reads of remote segments: likely next bytes are fetched before they are requested.
 
-- The first read fetches only its own range, so a look-up of one record costs one small GET. A jump starts over.
-- Each read that continues the last one multiplies two sizes by GROWTH: the bytes fetched ahead, up to
-  `window_bytes_max`, and the recommended size of the next read (`step_bytes`).
-- Near the end of a segment, the next one's indexes and first chunks are fetched.
-
-A segment is divided into cells of RANGE_BYTES. Once the window has that size, whole cells are fetched, one GET each,
-and a read ends at the end of its cell. So no bytes are joined by copying, and no read waits for two GETs. Cells that
-the stream has passed are evicted first (`RemotePartition.leave_behind`).
-
-A few threads, shared by all streams, fetch ahead into the cache. The real read finds the bytes there or waits for the
-same load. Errors of these threads are not reported: the real read meets and raises them.
+- The first read, and a read after a jump, fetches only its own range. Each read that continues the last one multiplies
+  two sizes by GROWTH: the bytes fetched ahead, up to `window_bytes_max`, and `step_bytes` for the next read.
+- Once the window has the size of a cell (RANGE_BYTES), whole cells are fetched, one GET each, and a read ends at the
+  end of its cell: no bytes are joined by copying. Passed cells are evicted first (`RemotePartition.leave_behind`).
+- A few threads, shared by all streams, fetch ahead into the cache. The real read meets and raises their errors.
 """
 
 from __future__ import annotations
@@ -44,8 +38,7 @@ _threads: _Threads | None = None
 class SequentialReader:
     """The reads of one stream in one partition. Not thread safe; close it at the end.
 
-    `following` returns the segment that the stream reads next, None at the end. Another thread calls it, and it may
-    read the manifest.
+    `following` returns the segment that the stream reads next, None at the end. Another thread calls it.
     """
 
     def __init__(
@@ -130,7 +123,6 @@ class SequentialReader:
             self._left = cell
 
     def _fetch_ahead(self, entry: SegmentEntry, reached: int) -> None:
-        """Request the `_window` bytes after `reached`, as far as their segments are known."""
         while self._flights and self._flights[0].done():
             self._flights.popleft()
         self._come_to(entry, reached)
@@ -148,12 +140,10 @@ class SequentialReader:
             self._covered += length
 
     def _piece(self, missing: int) -> int:
-        """Return the size of the next GET: a whole cell once the window has that size."""
         in_cell = _left_of_cell(self._covered)
         return in_cell if self._window >= RANGE_BYTES else min(in_cell, missing)
 
     def _come_to(self, entry: SegmentEntry, reached: int) -> None:
-        """Forget the segments that the stream has passed."""
         while self._path and self._path[0].ulid != entry.ulid:
             self._path.pop(0)
         if not self._path:
@@ -162,7 +152,6 @@ class SequentialReader:
             self._covered = max(self._covered, reached)
 
     def _crossed(self, entry: SegmentEntry) -> SegmentEntry | None:
-        """Return the segment after `entry`, once another thread has found it; None at the end of the stream."""
         if self._crossing is None or self._crossing[0] != entry.ulid:
             self._crossing = entry.ulid, _pool().submit(self._cross, entry)
         _, found = self._crossing
@@ -244,7 +233,6 @@ class _Threads:
 
 
 def reader_load() -> ReaderLoad:
-    """Return how busy this process's read-ahead threads are."""
     with _lock:
         threads = _threads
     return threads.load if threads is not None else ReaderLoad(queued=0, idle_share=1.0)

@@ -1,10 +1,7 @@
 """A byte by byte check of one remote segment: its indexes object, its chunks, and the caller's checks.
 
-This is the unit of a deep scrub. It needs only an entry and a store, writes nothing, and may run anywhere and
-repeatedly. A difference is a finding with the object, the stored range and the offsets that the range may hold. If a
-plain object is damaged, the caller's check continues on the raw bytes: it can find the damaged offsets more exactly.
-
-Memory: one range of the segment, and its indexes.
+A finding has the object, the stored range and the offsets that the range may hold. In a damaged plain object, the
+caller's check continues on the raw bytes: it can find the damaged offsets more exactly. Memory: one range.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ def only_read(path: str, entry: SegmentEntry, bundle: IndexBundle, read: ReadRan
 def check_segment(
     store: ObjectStore, remote: RemotePartition, entry: SegmentEntry, check_contents: CheckContents = only_read
 ) -> list[Finding]:
-    """Return the findings inside one segment of `store`. Raises errors that make the segment unreachable.
+    """The findings inside one segment of `store`. Raises errors that make the segment unreachable.
 
     `is_unread` marks unknown data: a missing key (a WARNING), missing objects, indexes that cannot be decoded.
     """
@@ -71,7 +68,6 @@ def unreadable(error: LogError, path: str, entry: SegmentEntry | None = None) ->
 
 
 def _of_sections(prefix: str, entry: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
-    """Compare the positions of the indexes with the entry."""
     lengths = [len(getattr(bundle, name)) for name in SECTIONS[:-1]]
     for name, start, length in zip(SECTIONS, accumulate(lengths, initial=0), lengths, strict=False):
         says = entry.indexes.get(name)
@@ -98,7 +94,6 @@ def _of_contents(
 
 
 def _damaged_chunks(remote: RemotePartition, entry: SegmentEntry, bundle: IndexBundle) -> Iterator[Finding]:
-    """Check each chunk alone; yield the stored range of damaged chunks and the offsets they may hold."""
     table = bundle.chunks
     for number in range(len(table)):
         start, length = table.chunk_range(number)

@@ -1,12 +1,10 @@
 """Garbage collection (GC) of the bucket. Start with `delayed_delete`.
 
-Readers' pins and references of forks protect objects from deletion. Every deletion of objects passes
-`object_deletion.delete_objects`, which takes a reason and checks its precondition:
+Every deletion of objects passes `object_deletion.delete_objects`, which takes a reason and checks its precondition:
 
 | module | reason | deletes |
 |---|---|---|
-| `remote.gc.delayed_delete` | PENDING_DELETE, PENDING_PAGE, OLD_MANIFEST, PIN | pending deletes, old manifests, ended
-pins |
+| `remote.gc.delayed_delete` | PENDING_DELETE, PENDING_PAGE, OLD_MANIFEST, PIN | pending deletes, old manifests, pins |
 | `remote.gc.partition_removal` | PENDING_DELETE, PENDING_PAGE | all objects of a deleted partition |
 | `remote.gc.fork_references` | as its caller | the objects that it is given, without those that a fork names |
 | `remote.gc.pins` | PIN | released pins |

@@ -8,17 +8,16 @@
 | 3 | ask the forks, then delete the objects; of a page, first the objects of its entries | a list of deleted objects |
 | 4 | commit a manifest that no longer lists them | nothing |
 
-This writer or the next may repeat each step. A writer that is replaced between steps 2 and 3 still deletes objects
-that its manifest listed as unlinked. No later manifest names these objects. The old writer is fenced in step 4, and
-the next writer removes them from the list.
+This writer or the next may repeat each step. A writer that is replaced between steps 2 and 3 still deletes objects that
+its manifest listed as unlinked. No later manifest names these objects. The old writer is fenced in step 4, and the next
+writer removes them from the list.
 
-Of a page that was unlinked as a whole, step 3 deletes the objects of its entries first, then the page: the page is the
-only list of its objects. A damaged page (read twice, and not as its pending delete describes it) names nothing. Its
-entries' objects stay, and a log line says which. This is safe:
+Of a page that was unlinked as a whole, step 3 deletes the page last: it is the only list of its objects. A damaged page
+(read twice, and not as its pending delete describes it) names nothing. Its entries' objects stay, with a log line:
 
 - No reader loses data: all its entries are below the log start offset, their grace period is over, no pin holds them.
-- The remaining objects are named by no manifest. They become orphans with the next epoch (`remote.gc.orphan_search`).
-  A pending delete that stayed listed would keep the bytes for ever, and no search finds orphans while a listed page
+- The remaining objects are named by no manifest. They become orphans with the next epoch (`remote.gc.orphan_search`). A
+  pending delete that stayed listed would keep the bytes for ever, and no search finds orphans while a listed page
   cannot be read.
 
 **Old manifests** are deleted except pinned ones: only the newest counts, and readers may be about to read an old one.
@@ -73,14 +72,11 @@ def unpinned(log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: in
 def delete_due_objects(
     store: ObjectStore, prefix: str, log: MetadataLog, pins: PinWatch, keys: Collection[str], now_ms: int
 ) -> set[str]:
-    """Steps 1 to 4 for objects whose grace period is over. Returns the deleted keys.
-
-    Raises Fenced, Unavailable, and Corrupt if a pin or a fork's manifest cannot be read.
-    """
+    """Steps 1 to 4 for due objects; return the deleted keys. Raises Fenced, Unavailable, Corrupt."""
     free = unpinned(log, pins, keys, now_ms)
     if not free:
         return free
-    # The last check before a permanent deletion reads the store, not memory (DESIGN, commit protocol 5).
+    # The last check before a permanent deletion reads the store, not memory.
     newest = log.check_still_writer()
     listed = unlinkings_of(newest)  # without objects that another process of this epoch deleted since
     due = [key for key in keys if key in free and key in listed]
@@ -91,10 +87,7 @@ def delete_due_objects(
 
 
 def check_unnamed(index: MetadataIndex, keys: Collection[str]) -> None:
-    """Raise Corrupt if an entry of a page names one of `keys`, pending deletes of this manifest.
-
-    The validation of a manifest covers only its own entries. A key contains its base offset, so it needs one page.
-    """
+    """Raise Corrupt if an entry of a page names one of `keys`, pending deletes of this manifest."""
     for key in keys:
         name = parse_data_key(key)
         if name is None:
@@ -129,10 +122,7 @@ def delete_pages(
     *,
     has_forks: bool = True,
 ) -> None:
-    """Steps 3 and 4, for `pages` that the newest manifest `manifest` lists.
-
-    The caller has proved that they may be deleted. `has_forks` as in `delete_unlinked`. Raises the store's errors.
-    """
+    """Steps 3 and 4, for `pages` that may be deleted; else as `delete_unlinked`."""
     named = {*keys_of(manifest.segments), *keys_of(manifest.view_entries), *(page.key for page in manifest.pages)}
     for pending in pages:
         living = set(keys_of(log.index(manifest).entries_with_dead(pending.page.base_offset, pending.page.next_offset)))

@@ -7,14 +7,11 @@ partition that holds the objects under its prefix.
 - The home applies retention and deletion as if it had no fork, except for the last step: it removes an object that a
   fork names from its list of pending deletes, but does not delete the object. From then on the fork holds the object.
 - A fork only unlinks the objects of other partitions. Once no manifest names such an object, it is an orphan.
+- A pin with the field `fork` (`remote.gc.pins`) announces a fork to its home. Every deletion lists the pins first, so
+  it finds the fork. A fork needs all objects that its newest manifest names, its pending deletes, and all objects that
+  its readers' pins hold.
 
-A pin with the field `fork` (`remote.gc.pins`) announces a fork to its home. Every deletion lists the pins first, so it
-finds the fork. The fork's own manifests say which objects it needs: all that its newest manifest names, its pending
-deletes, and all that its readers' pins hold.
-
-States of a fork, and the effect that leads to each:
-
-| state | effect | a crash after it leaves |
+| state of a fork | effect that leads to it | a crash after it leaves |
 |---|---|---|
 | announced | pin the source's newest manifest, with the fork's prefix in the pin | a pin that expires |
 | started | the fork's manifests, no entries: epoch above the source's, log start offset | the same; the fork is empty |
@@ -29,12 +26,10 @@ Why the check is enough, without a clock:
 2. A later deletion unlinks the object after the check, and lists the forks after that.
 3. If the source is a fork itself, other homes hold some of its objects. The announcement reaches these homes before the
    fork names anything, and the same check of the source's manifest protects the objects.
-
-A clock counts in one place: GC may judge an announcement that expired before the fork existed, and delete it much
-later. So the check requires a pin with time left.
-
-A reader of the forks' manifests lists the forks before **and** after it reads them, because a new fork could appear in
-between and the old one disappear.
+4. A clock counts in one place: GC may judge an announcement that expired before the fork existed, and delete it much
+   later. So the check requires a pin with time left.
+5. A reader of the forks' manifests lists the forks before **and** after it reads them, because a new fork could appear
+   in between and the old one disappear.
 
 A second run takes over the fork's epoch before its check, and removes nothing once a pin of the fork has ended. The run
 that made the fork then checks that the epoch is still its own; otherwise it reports no success. So a fork that was
@@ -84,10 +79,7 @@ def delete_unlinked(
 
 
 def named_by_forks(store: ObjectStore, prefix: str) -> frozenset[str]:
-    """The objects of a partition that its forks name; keys relative to its prefix. One listing if there is no fork.
-
-    Raises Corrupt or NotFound if a manifest or a page of a fork cannot be read, because it may name any object.
-    """
+    """The objects that forks name; keys relative to `prefix`. Raises as `named_by_fork`."""
     forks = forks_of(list_pins(store, prefix))
     while True:
         named = {key for fork in forks for key in named_by_fork(store, fork)}
@@ -109,10 +101,10 @@ def homes_of(keys: Collection[str], prefix: str) -> set[str]:
 
 
 def named_by_fork(store: ObjectStore, fork: str) -> set[str]:
-    """All keys that a fork's newest manifest and its pinned manifests name.
+    """All keys that a fork's newest manifest and its pinned manifests name; none without a manifest.
 
-    Empty while it has no manifest. Expired pins count too: at worst an object stays until GC deletes the pin. A page of
-    such a pin's manifest may be deleted already. Raises Corrupt for a damaged page and NotFound for a lost page.
+    Expired pins count too: at worst an object stays until GC deletes the pin. A page of such a pin's manifest may be
+    deleted already. Raises Corrupt for a damaged page and NotFound for a lost page.
     """
     metadata = MetadataLog(store, fork)
     manifest = metadata.load(exact=True)

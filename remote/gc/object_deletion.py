@@ -24,11 +24,8 @@ skipped (`remote.gc.fork_references`).
 | during the request | some of the objects; deleting a missing object is no error |
 | after it, before the caller's commit | a pending delete without an object, removed by the next run |
 
-Deletions are counted by reason for each store object. Objects that a failed upload could not delete are counted and
-logged once per outage: a store that accepts no bytes often deletes none either, and every maintenance run tries the
-upload again. An outage ends when an object could be deleted or an upload succeeded. These objects are orphans, and
-`tiered gc` finds them. The count is of names under which an object may exist: for an upload without a reply this is
-unknown, and mostly there is no object.
+Objects that a failed upload could not delete are orphans. They are counted, by names under which an object may exist,
+and logged once per outage. An outage ends when an object could be deleted or an upload succeeded.
 """
 
 from __future__ import annotations
@@ -75,10 +72,7 @@ class DeleteReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Facts that the caller read from the store for this deletion; see the module text.
-
-    `manifest` is the newest one, in the caller's own epoch. `epoch` is that of a committed manifest.
-    """
+    """Facts from the store: the newest `manifest`, in the caller's epoch; the `epoch` of a committed one."""
 
     manifest: Manifest | None = None
     named_by_forks: frozenset[str] = frozenset()
@@ -113,7 +107,7 @@ def _is_pending_delete(evidence: Evidence) -> _Check:
 
 
 def _is_pending_page(evidence: Evidence) -> _Check:
-    """The page itself, or an object of an entry: the name of an entry begins inside the page's offsets."""
+    """The page itself, or an object whose name begins inside the page's offsets."""
     manifest, forks = evidence.manifest, evidence.named_by_forks
     pages = [each.page for each in manifest.pending_page_deletes] if manifest is not None else []
     names = {page.key for page in pages}

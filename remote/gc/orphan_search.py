@@ -7,12 +7,12 @@ The rule needs no clock and no writer role:
 3. Once a manifest of epoch E is committed, the name of every commit of an older epoch is taken. So no manifest can
    newly name an object of an epoch below E.
 4. An object of such an epoch is an orphan for good if that manifest, its pages, its views and its pending deletes do
-   not name it. Any process may delete it, not only the writer.
+   not name it. Any process may delete it, not only the writer. A grace period is not needed for safety.
 5. Only the writer of epoch E knows its next commit, so objects of epoch E itself are left alone.
 
 Manifests, boundaries, pins and probes follow other rules (`remote.gc.delayed_delete`, `remote.store.probe`). An object
-whose name does not parse belongs to other software and is never touched. The grace period before a deletion is not
-needed for safety. Source: P13 of the commit protocol (docs/explanation/commit-protocol.md).
+whose name does not parse belongs to other software and is never touched. Source: P13 of the commit protocol
+(docs/explanation/commit-protocol.md).
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ class Orphan:
 
 
 def unreferenced_objects(listed: Iterable[ObjectInfo], *, epoch: int, named: Collection[str]) -> list[Orphan]:
-    """The orphans among `listed`; keys are relative to the prefix.
-
-    `epoch` is that of a committed manifest; `named` the keys that this manifest and every pinned manifest name.
-    """
+    """The orphans among `listed`; `named` by the manifest of `epoch` or a pinned one. Relative keys."""
     found = []
     for info in listed:
         made_in = parse_epoch(info.key)
@@ -60,8 +57,7 @@ def unreferenced_objects(listed: Iterable[ObjectInfo], *, epoch: int, named: Col
 def find_orphans(store: ObjectStore, prefix: str, metadata: MetadataLog, *, now_ms: int) -> list[Orphan]:
     """The orphans of a partition, ordered by name: from a listing, the newest manifest, and the pinned ones.
 
-    Raises Corrupt or NotFound if a manifest, page or pin cannot be read, because it may name any object. Raises the
-    error of `MetadataLog.missing` without a manifest.
+    Raises Corrupt or NotFound for an unreadable manifest, page or pin, and the error of `MetadataLog.missing`.
     """
     listed = [
         ObjectInfo(key=info.key.removeprefix(prefix), size_bytes=info.size_bytes, modified_ms=info.modified_ms)

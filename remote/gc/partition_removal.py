@@ -10,13 +10,13 @@
 | 6 | commit a manifest without them; 5 again for the next page, 4 for the remaining entries | 4, 5, or the end |
 | 7 | all is deleted: delete the manifests before the last (`remote.gc.delayed_delete`) | one manifest, and void ones |
 
-The last manifest stays. It distinguishes "deleted" from "lost", for readers and for a machine that comes back. Only
-manifests and objects that a manifest names are deleted. The grace period is for readers with an older manifest. No new
-reader reads or pins a deleted partition (`remote.gc.pins`), so one grace period is enough for all pages.
+The last manifest stays. It distinguishes "deleted" from "lost". Only manifests and objects that a manifest names are
+deleted. No new reader reads or pins a deleted partition (`remote.gc.pins`), so one grace period is enough for all
+pages.
 
-Two machines that delete the same topic must not fence each other for ever. A removal that was fenced gives way: it only
-reads until the grace period is over and no commit has happened for `PATIENCE_MS`. Then the other removal has died. A
-new removal (a start) takes over at once, so each start costs the other removals at most one fence.
+Two machines that delete the same topic must not fence each other for ever. A removal that was fenced only reads, until
+the grace period is over and no commit has happened for `PATIENCE_MS`: then the other removal has died. A new removal (a
+start) takes over at once, so each start costs the other removals at most one fence.
 """
 
 from __future__ import annotations
@@ -62,10 +62,7 @@ class PartitionRemoval:
         self._gives_way = False
 
     def step(self, now_ms: int, *, grace_ms: int) -> Removal:
-        """Do the next step. Raises Unavailable, and Corrupt for a damaged manifest; the next step starts over.
-
-        WAITING after another machine took over.
-        """
+        """Do the next step; WAITING after a takeover. Raises Unavailable, Corrupt for a damaged manifest."""
         try:
             return self._step(now_ms, grace_ms)
         except LogError as error:
@@ -115,7 +112,6 @@ class PartitionRemoval:
         return Removal.WAITING
 
     def _has_old_manifests(self, manifest: Manifest) -> bool:
-        """Whether the store still has a manifest older than `manifest`, the newest. One listing."""
         first = next(iter(self._store.list(self._prefix + MANIFESTS)), None)
         return first is not None and first.key != self._prefix + manifest_key(manifest.sequence)
 

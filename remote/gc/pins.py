@@ -1,7 +1,7 @@
 """Readers' pins: a reader's claim on a manifest, which keeps it and the objects that it names.
 
-A long read (a backfill, a Spark job) uses one manifest for hours. Until its pin expires or is released, the pin
-protects the manifest from GC, and every object that it names past the grace period.
+Until a pin expires or is released, it protects the manifest from GC, and every object that the manifest names past the
+grace period.
 
 | ``meta/pin/<ulid>.json`` | |
 |---|---|
@@ -16,10 +16,8 @@ Order of effects of `pin_newest`:
 
 1. Read the newest manifest N.
 2. Write the pin. A crash after this step leaves a pin that keeps objects until it expires.
-3. Read the newest manifest again. If the pin was too late, release it and try the next manifest. It was too late if:
-   - N is void now, or
-   - an object of N was unlinked (a pending delete is unlinked too), or
-   - the topic was deleted.
+3. Read the newest manifest again. If the pin was too late, release it and try the next manifest. It was too late if N
+   is void now, an object of N was unlinked (a pending delete is unlinked too), or the topic was deleted.
 
 If the pin was not too late, all objects of N were named at a moment after the pin was written. A later deletion unlinks
 them after that moment, and lists the pins after that. No clock is involved: the reader may stall between two steps.
@@ -55,7 +53,7 @@ the first pin returns the latest replacement. A writer that deletes need not kno
 there. A search for orphans lists all pins.
 
 A deletion checks in this order: the object is listed as unlinked and the grace period is over, **then** the pins, then
-the epoch; then it deletes. `PinWatch` says why a repeated deletion seldom lists the pins.
+the epoch; then it deletes.
 """
 
 from __future__ import annotations
@@ -127,10 +125,9 @@ def pin_newest(
     holder: str,
     fork: str | None = None,
 ) -> tuple[Pin, Manifest]:
-    """Pin the newest manifest of a partition; returns the pin and the manifest.
+    """Pin the newest manifest of a partition; return the pin and the manifest.
 
-    Raises NotFound if there is no manifest, or if the topic was deleted and there is no `fork`. Raises Conflict if
-    manifests are deleted faster than they can be pinned.
+    Raises NotFound without a manifest, or for a deleted topic without `fork`; Conflict if GC deletes each one first.
     """
     for _ in range(TRIES_MAX):
         manifest = log.refresh()
@@ -153,12 +150,12 @@ def pin_newest(
 
 
 def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int], expires_ms: int) -> Pin | None:
-    """Extend the pin to an expiry at or after `expires_ms`; returns the pin as it is in the store then.
+    """Extend the pin to an expiry at or after `expires_ms`; return the pin as it is in the store then.
 
     None if the pin counts for nothing: it was released or has expired, or an object of its manifest is deleted. `clock`
-    returns milliseconds. One GET. If the pin is sure to expire earlier, two PUTs, and between them reads of its
-    manifest and the newest one. In an immutable bucket the returned pin has another name. It may expire earlier, but
-    after at least half of the requested time: concurrent renewals of one pin share the result.
+    returns milliseconds. One GET; for a pin that expires earlier also two PUTs and reads of two manifests. In an
+    immutable bucket the returned pin has another name. It may expire earlier, but after at least half of the requested
+    time: concurrent renewals of one pin share the result.
 
     Raises Corrupt if the pin cannot be read. After Unavailable the pin is sure until its former expiry.
     """
@@ -186,16 +183,12 @@ def renew(store: ObjectStore, prefix: str, pin: Pin, *, clock: Callable[[], int]
 
 
 def end_pin(store: ObjectStore, prefix: str, pin: Pin, *, now_ms: int) -> Pin | None:
-    """Let a fork's pin expire at once; its field `fork` stays. None if the pin does not exist.
-
-    In an immutable bucket the pin expires as planned, and an expired pin is added.
-    """
+    """Let a fork's pin expire now, or add an expired pin if immutable; `fork` stays. None without the pin."""
     found = read_pin(store, prefix, pin.key)
     return _put(store, prefix, replace(found, expires_ms=0), now_ms) if found is not None else None
 
 
 def _longer(pin: Pin, expires_ms: int) -> Pin:
-    """Return the pin that step 2 of a renewal writes."""
     return replace(pin, expires_ms=max(pin.expires_ms, expires_ms), sure_ms=pin.sure_until_ms)
 
 
@@ -213,7 +206,6 @@ def _put_again(store: ObjectStore, prefix: str, pin: Pin) -> Pin:
 
 
 def _put_in_its_place(store: ObjectStore, prefix: str, pin: Pin, now_ms: int) -> Pin:
-    """Write the renewed pin under another name, for an immutable bucket."""
     return _put_again(store, prefix, replace(pin, key=pin_key(new_ulid(now_ms)), renews=pin.renews or pin.key))
 
 
@@ -305,13 +297,9 @@ class Unlinking:
 
 
 class PinWatch:
-    """The pins of one partition, as its writer knows them. Not thread safe: needs the partition's lock.
+    """Cache of a partition's pins in its writer, in memory. Not thread safe: needs the partition's lock.
 
-    Cache of a partition's pins in its writer, so that the writer seldom lists them.
-
-    A listing for each due object would be a listing in a steady loop: in every maintenance run while a pin holds due
-    objects, and in a log with retention at the end of every segment's grace period. Two facts make most of these
-    listings unnecessary. Neither depends on a clock, except for the end of a pin.
+    Two facts make most listings for due objects unnecessary. Neither depends on a clock, except for the end of a pin.
 
     **Fact 1: one listing of the pins after an object was unlinked is enough, for ever.**
 
@@ -321,11 +309,10 @@ class PinWatch:
     3. A listing after that manifest was committed therefore shows every such pin.
     4. Later pins are of later manifests, which do not name the object, or were too late and are released.
 
-    A pin that was seen can be released, expire, or be renewed. One GET of its name shows which.
-
-    A pin that expired by our clock may still be renewed: the holder's clock may be behind, or the renewal started in
-    time. It holds nothing while it is expired. For RENEWAL_LAG_MS it is read again whenever something is due. In an
-    immutable bucket another pin may replace it under another name, so an expiry causes one more listing.
+    A pin that was seen can be released, expire, or be renewed. One GET of its name shows which. A pin that expired by
+    our clock may still be renewed: the holder's clock may be behind, or the renewal started in time. It holds nothing
+    while it is expired. For RENEWAL_LAG_MS it is read again whenever something is due. In an immutable bucket another
+    pin may replace it under another name, so an expiry causes one more listing.
 
     **Fact 2: not deleting is always safe.** While the oldest pin that was seen is valid, no object that was unlinked
     after it is deleted, regardless of other pins. So no request is sent before that pin may have expired. To notice an
@@ -343,12 +330,10 @@ class PinWatch:
     while the manifest still named the object. If a listing showed no fork, forks are not looked up again for the
     objects that the listing covers.
 
-    With a grace period of a day, a log with steady expiry costs one listing a day. A listing does not cover objects
-    that were unlinked less than LISTING_LAG_MS before it. So a store with lagging listings is listed again when the
-    object is due, a grace period after it was unlinked. The entries of a deleted partition are unlinked after the grace
-    period and are due at once. Their unlink time is the time of the deletion, after which no reader gets a pin.
-
-    The knowledge is in memory only: a new process starts without it, and lists.
+    A listing does not cover objects that were unlinked less than LISTING_LAG_MS before it. So a store with lagging
+    listings is listed again when the object is due, a grace period after it was unlinked. The entries of a deleted
+    partition are unlinked after the grace period and are due at once. Their unlink time is the time of the deletion,
+    after which no reader gets a pin.
     """
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
@@ -367,10 +352,7 @@ class PinWatch:
         return self._has_forks
 
     def free(self, due: Mapping[str, Unlinking], *, sequence: int, now_ms: int) -> set[str]:
-        """The keys of `due` that no pin holds. Raises Corrupt if a pin cannot be read.
-
-        `sequence` is that of a committed manifest that lists all of `due`.
-        """
+        """The keys of `due` that no pin holds; the manifest `sequence` lists all of them. Raises Corrupt."""
         free = self._not_held(due, now_ms)
         if any(not self._is_covered(due[key]) for key in free):
             self.refresh(sequence=sequence, now_ms=now_ms)
@@ -378,10 +360,7 @@ class PinWatch:
         return free
 
     def keeps_before(self, sequence: int, now_ms: int) -> bool:
-        """Whether a known pin holds a manifest before `sequence`. Reads a pin again only when that is due.
-
-        False may mean that the pins were never listed. Raises Corrupt if a pin cannot be read.
-        """
+        """Whether a known pin holds a manifest before `sequence`; False may mean that no pins were listed."""
         older = [pin for pin in self._known.values() if pin.sequence < sequence]
         return any(self._stands(pin, now_ms) for pin in sorted(older, key=lambda each: each.sequence))
 
@@ -395,7 +374,6 @@ class PinWatch:
         self._listed_ms, self._listed_at = now_ms, sequence
 
     def _not_held(self, due: Mapping[str, Unlinking], now_ms: int) -> set[str]:
-        """The keys of `due` that no known pin holds. Reads a pin again only when that is due."""
         newest = max((each.sequence for each in due.values()), default=0)
         for pin in sorted(self._known.values(), key=lambda each: each.sequence):
             if pin.sequence >= newest:
@@ -420,6 +398,5 @@ class PinWatch:
         return found.expires_ms > now_ms
 
     def _is_covered(self, one: Unlinking) -> bool:
-        """Whether the pins were listed at least LISTING_LAG_MS after the unlinking."""
         is_before = one.sequence <= self._listed_at
         return is_before and self._listed_ms is not None and one.at_ms + LISTING_LAG_MS <= self._listed_ms

@@ -28,10 +28,7 @@ class RemotePartitionName:
 
 
 def list_topics(store: ObjectStore, topic: str | None = None) -> list[tuple[str, str]]:
-    """(topic, topic id) of all topics, or of all topics of one name, in order. One listing.
-
-    Skips names that this software does not make. Raises NotFound if the store's root does not exist.
-    """
+    """(topic, topic id) of all topics, or of those named `topic`, in order. One listing. Raises NotFound."""
     names = store.list_prefixes("" if topic is None else topic_begin(topic))
     found = [parsed for name in names if (parsed := parse_topic_directory(name)) is not None]
     return sorted(each for each in found if topic in (None, each[0]))
@@ -45,7 +42,7 @@ def partitions_of(store: ObjectStore, topic: str, topic_id: str) -> list[RemoteP
 
 
 def missing_between(names: Iterable[RemotePartitionName]) -> list[RemotePartitionName]:
-    """For each topic, the partitions below its highest one that `names` lacks: never copied, or lost."""
+    """For each topic, the partitions below its highest one that are not in `names`: never copied, or lost."""
     numbers: dict[tuple[str, str], set[int]] = {}
     for name in names:
         numbers.setdefault((name.topic, name.topic_id), set()).add(name.partition)

@@ -3,8 +3,6 @@
 The valid state is the manifest with the highest sequence (`remote.manifest.manifest`). A commit creates manifest N+1,
 whole, **only if absent**. The store decides which writer was first. The protocol uses no clock, no lease and no lock.
 
-States:
-
 | state | entered by | next |
 |---|---|---|
 | READER | the constructor | WRITER, once, by a role that commits (`remote.manifest.writer_roles`) |
@@ -15,15 +13,14 @@ Order of effects:
 1. `become_writer` commits a manifest with epoch + 1, before any upload. That commit **is** the takeover. It also fences
    the former writer: the next commit of that writer must be created at a sequence which is taken.
 2. Objects are uploaded under names that were never used (`remote.upload.segment_upload`). No reader sees them yet.
-3. `commit` creates manifest N+1, which names them. From then on readers see them, and only then may the local tier drop
-   its copies. Entries that do not fit into the manifest are first written to a page (`remote.manifest.page_out`), in
-   the same commit: a manifest never names a page that does not exist.
+3. `commit` creates manifest N+1, which names them. Readers see them from then on, and only then may the local tier drop
+   its copies. Surplus entries are written to a page before that manifest (`remote.manifest.page_out`): a manifest never
+   names a page that does not exist.
 4. Entries leave the manifest before their bytes are deleted. Before a deletion, `check_still_writer` proves from the
    store, not from memory, that this writer's epoch is still the newest.
 
-In doubt:
-A create may end in "taken" (412), "conflict" (409) or nothing (timeout, reset), and still have happened: clients retry
-by themselves and find their own object. So each of these results is followed by reading N+1:
+In doubt: a create may end in "taken" (412), "conflict" (409) or nothing (timeout, reset), and still have happened:
+clients retry by themselves and find their own object. So each of these results is followed by reading N+1:
 
 | N+1 | meaning | reaction |
 |---|---|---|
@@ -36,9 +33,7 @@ by themselves and find their own object. So each of these results is followed by
 A "created" counts only if the GC boundary has not passed N+1. Otherwise the name was free because GC had deleted a
 manifest of that name: the writer slept through other writers' commits (`remote.manifest.manifest_chain`).
 
-Crashes:
-
-| after | remains | readers see | repair |
+| crash after | remains | readers see | repair |
 |---|---|---|---|
 | upload of objects (one or many segments), no commit | objects that no manifest names | N | GC: orphans, older epoch |
 | upload of a page, no commit | a page that no manifest names | N | the retry writes another; orphan in the next epoch |
@@ -58,10 +53,8 @@ Crashes:
 After a backup was restored, epochs are assigned a second time. Two histories of the lost time can look alike: open at
 most one of the disks that hold it. docs/explanation/commit-protocol.md lists the test for each line.
 
-Reading the newest manifest: `remote.manifest.manifest_chain` finds the newest manifest: from a known N by a GET of N+1,
-otherwise by a listing. No read returns a manifest before the cached one. GC of old manifests
-(`remote.gc.delayed_delete`) first creates a boundary. A process reads the boundary before each deletion of other
-objects, and after every create.
+No read returns a manifest before the cached one. A process reads the GC boundary before each deletion of objects other
+than manifests, and after every create.
 """
 
 from __future__ import annotations
@@ -112,7 +105,7 @@ TAKEOVERS_MAX = 16  # takeovers of other writers that one takeover may find in i
 
 
 class ManifestSource(Protocol):
-    """Another source of a reader's manifests than the chain in the bucket. A log with such a source is read-only."""
+    """A source of manifests in place of the chain in the bucket. A log with it is read-only."""
 
     def newest(self, known: Manifest | None) -> Manifest | None:
         """The newest manifest; `known` itself if nothing changed, None if there is none."""
@@ -126,7 +119,7 @@ class ManifestSource(Protocol):
 class MetadataLog:
     """The manifests of one partition. Thread safe; commits of one instance are serialized.
 
-    `prefix` ends in a slash, see `remote.keys.partition_prefix`. All verbs raise Unavailable if the store cannot be
+    `prefix` ends in a slash (`remote.keys.partition_prefix`). All verbs raise Unavailable if the store cannot be
     reached, Corrupt if a manifest is damaged, and Fenced once another writer was seen.
     """
 
@@ -143,8 +136,7 @@ class MetadataLog:
     ) -> None:
         """`copies` caches reads on a disk, for the next start; `known` caches manifests in memory.
 
-        `memory` records the sealed manifests that were seen: then an older state of the bucket is refused. With a
-        `source`, reads ask it for manifests.
+        `memory` records sealed manifests: an older state of the bucket is refused. All manifests come from a `source`.
         """
         self._store = store
         self._prefix = prefix
@@ -185,14 +177,11 @@ class MetadataLog:
         return self._manifest
 
     def index(self, manifest: Manifest) -> MetadataIndex:
-        """Lookups in `manifest`, a manifest of this partition. Pages are read on first use and cached."""
+        """Lookups in `manifest`, a manifest of this partition."""
         return MetadataIndex(manifest, self._pages.entries)
 
     def ask(self, manifest: Manifest, question: Callable[[MetadataIndex], T]) -> T:
-        """Answer `question` from `manifest`, or from the newest manifest if a page of `manifest` was deleted.
-
-        Raises NotFound if a page of the newest manifest is missing too: that is damage.
-        """
+        """Answer `question` from `manifest`; after NotFound (a deleted page) from the newest manifest."""
         try:
             return question(self.index(manifest))
         except NotFound:
@@ -258,7 +247,7 @@ class MetadataLog:
     ) -> Manifest:
         """Take over: commit a manifest with epoch + 1. Creates the first manifest if there is none.
 
-        A concurrent takeover by another writer comes before or after ours; the later one wins.
+        Of concurrent takeovers the later one wins.
 
         - `properties` None keeps the last manifest's; `first_epoch` is the epoch of a first manifest.
         - A writer that `appends` has a log of its own (`Manifest.appender_id`).
@@ -298,7 +287,7 @@ class MetadataLog:
         )
 
     def take_over_if(self, writer_id: str, now_ms: int, *, check_newest: Callable[[Manifest], None]) -> Manifest:
-        """Become the writer if `check_newest` accepts the newest manifest; return the first manifest of the new epoch.
+        """Become the writer if `check_newest` accepts the newest manifest; return the epoch's first one.
 
         Raises the errors of `missing` and `check_newest`, and Conflict if the topic was deleted.
         """
@@ -315,10 +304,9 @@ class MetadataLog:
             )
 
     def join(self, *, epoch: int | None = None) -> Manifest:
-        """Become a co-writer in the newest manifest's epoch, or in `epoch` if that is the newest.
+        """Become a co-writer in the newest epoch, which must be `epoch` if given; return the newest manifest.
 
-        Returns the manifest. Raises the error of `missing` if no writer ever opened the partition, Conflict if its
-        topic was deleted, Fenced if `epoch` is over.
+        Raises the error of `missing` without a manifest, Conflict if the topic was deleted, Fenced if `epoch` is over.
         """
         return self._continue(CO_WRITER, epoch=epoch)
 
@@ -334,15 +322,14 @@ class MetadataLog:
             return self._start(role, newest)
 
     def commit(self, change: Change, now_ms: int, *, touches: tuple[int, int] | None = None) -> Manifest:
-        """Apply `change` to the newest manifest and commit the result; returns the manifest with the change.
+        """Apply `change` to the newest manifest and commit the result; return the manifest with the change.
 
         `touches` is the offset range ``[start, end)`` with all entries that the change removes or replaces: their pages
         are opened first. `change` is a pure function. It may be called several times, also on a manifest that already
         has the change. If it returns its very argument, nothing is committed. Its errors pass through without effect.
 
         Raises Fenced if another writer took over: then nothing of this change is visible. After Unavailable the commit
-        is in doubt; the next commit of the same change resolves that. Raises Conflict to a co-writer if the topic was
-        deleted.
+        is in doubt, until the next commit of the same change. Raises Conflict to a co-writer if the topic was deleted.
         """
         with self._lock:
             self._check_writer()
@@ -378,7 +365,7 @@ class MetadataLog:
         )
 
     def check_still_writer(self) -> Manifest:
-        """Prove from the store that our epoch is the newest; returns the newest manifest.
+        """Prove from the store that our epoch is the newest; return the newest manifest.
 
         Required before each deletion. Raises Fenced if the epoch is not the newest, InvalidRequest for a role that
         deletes nothing.
@@ -433,7 +420,7 @@ class MetadataLog:
         return page
 
     def _create(self, manifest: Manifest, body: bytes) -> Manifest:
-        """Create the manifest; returns the manifest at this sequence. Raises Unavailable if in doubt."""
+        """Create the manifest; return the manifest at this sequence. Raises Unavailable if in doubt."""
         key = self._prefix + manifest_key(manifest.sequence)
         for last in (False,) * (RESENDS_MAX - 1) + (True,):
             try:
@@ -449,10 +436,7 @@ class MetadataLog:
         raise AssertionError("the loop above returns or raises")
 
     def _was_collected(self, manifest: Manifest) -> bool:
-        """Whether the name of a manifest that was just created is void.
-
-        Retries as often as the create itself: the create happened, and without this answer the caller repeats the work.
-        """
+        """Whether the name of a manifest that was just created is void. Retries as often as the create."""
         for _ in range(RESENDS_MAX - 1):
             with suppress(Unavailable):
                 return self._chain.is_void(manifest.sequence)

@@ -7,18 +7,13 @@ Files in ``index/`` of the cache directory, for a partition with the prefix ``or
 | ``orders-<topic id>-3.manifest`` | the manifest object's bytes as in the bucket |
 | ``orders-<topic id>-3-<page's ulid>.page`` | a manifest page that was read |
 
-Every copy is checked before use:
-
 - A manifest's first line has the CRC32C of the rest. The copy counts only if the bucket has the very same line under
-  the very same name (one small GET). Even then it is only the start of the search for newer manifests, GC boundary
-  included.
+  the very same name (one small GET). Even then the search for newer manifests only starts from it.
 - A page's bytes are compared with the size and CRC32C in the manifest that names it.
-- A torn or stale copy, or a copy of another bucket, is ignored. So is a disk that fails.
-
-The copies are bounded by a share of the cache directory's size (`shares`); the least recently used are deleted first,
-over all partitions. One process at a time writes here, the one that holds the cache directory; others only read.
-
-Order of effects: write to a temporary name, rename; no fsync. A crash leaves the old copy, the new one, or a torn one.
+- A torn or stale copy, a copy of another bucket, and a failing disk are ignored. Writes: a temporary name, then a
+  rename; no fsync.
+- The least recently used copies of all partitions are deleted first. Only the process that holds the cache directory
+  writes.
 """
 
 from __future__ import annotations
@@ -63,7 +58,7 @@ class ManifestDiskCache:
         return self._bytes
 
     def manifest(self, prefix: str, sealer: Sealer | None = None) -> tuple[Manifest, bytes] | None:
-        """The last stored manifest and its bytes; None without a sound copy, or without its key."""
+        """The stored manifest and its bytes; None without a sound copy, or without its key."""
         body = self._read(_name(prefix) + MANIFEST)
         if body is None:
             return None
@@ -74,7 +69,7 @@ class ManifestDiskCache:
             return None
 
     def keep_manifest(self, prefix: str, body: bytes, page_keys: Collection[str]) -> None:
-        """Store this manifest in place of the former one, and delete copies of pages that it does not name."""
+        """Store this manifest in place of the former one; delete copies of pages that it does not name."""
         if not self._is_writer:
             return
         self._write(_name(prefix) + MANIFEST, body)
@@ -126,7 +121,7 @@ class ManifestDiskCache:
             _log.warning("cannot write a local copy of the index: directory=%s %s", self._directory, error)
 
     def _has_room(self, name: str, size_bytes: int) -> bool:
-        """Whether a copy of that size may be written; deletes the least recently used copies to make room."""
+        """Delete the least recently used copies to make room; False if that is not enough."""
         if self._bytes_max is None:
             return True
         with self._lock:

@@ -2,13 +2,12 @@
 
 | bytes | field |
 |---|---|
-| line | ``tiered-manifest 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
-| body | one zstd frame: JSON, the fields of `Manifest` in their order |
+| line | ``tiered-head 1 <CRC32C of the body, 8 lower-case hex digits> <its length> <its length inflated>\\n`` |
+| body | one zstd frame: JSON, the fields of `Manifest` in their order, under the names of `STORED_MANIFEST` |
 
 Written to the bucket as ``meta/manifest/<20-digit sequence>``, created only if absent, never changed. Any defect is
-Corrupt: a reader never uses a part of a damaged manifest. A reader ignores unknown fields. A manifest needs no other
-manifest. Older entries are in immutable pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole
-(`remote.manifest.sealing`).
+Corrupt: a reader never uses a part of a damaged manifest. A reader ignores unknown fields. Older entries are in
+immutable pages (`PageEntry`). For an encrypted topic these bytes are sealed as a whole (`remote.manifest.sealing`).
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ _LINE = re.compile(rb"tiered-head ([0-9]{1,9}) ([0-9a-f]{8}) ([1-9][0-9]{0,9}) (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingDelete:
-    """A pending delete: an object that no entry names any more. `key` is relative to the prefix.
-
-    `unlinked_sequence` is the sequence of the first manifest that lists it; the commit sets it.
-    """
+    """A pending delete. Relative `key`; `unlinked_sequence` is of the first manifest that lists it."""
 
     key: str
     size_bytes: ObjectBytes
@@ -79,19 +75,16 @@ class PageEntry:
     | field | meaning |
     |---|---|
     | `base_offset`, `next_offset` | half open: the first entry's base offset, the last entry's next offset |
-    | `min_timestamp_ms` | over the entries with any timestamp |
-    | `max_timestamp_ms` | over the entries with a largest timestamp |
+    | `min_timestamp_ms`, `max_timestamp_ms` | over the entries with any, and with a largest timestamp |
     | `first_stamp_ms` | for retention by time: the first entry's largest timestamp, or else its commit time |
     | `segment_count` and other counts and sizes | sums over the entries |
-    | `aborted_bytes`, `indexes_bytes` | of transaction indexes; of ``.indexes`` objects |
+    | `aborted_bytes`, `indexes_bytes` | of transaction indexes; of ``.indexes`` objects (None if not recorded) |
     | `cleaned_through` | the least of all entries; None if one was never cleaned |
     | `gaps` | the offset ranges between the entries that no entry holds |
     | `epochs` | the leader epochs of the entries, each with its first start offset |
     | `page_bytes`, `page_crc32c` | of the page object |
-    | `other_classes` | storage classes other than the bucket's, by name: (name, entries, `stored_bytes`) |
+    | `other_classes` | storage classes other than the bucket's: (name, entries, `stored_bytes`); None if not recorded |
     | `seal_key_id` | the key that seals the page (`remote.manifest.sealing`); None if it is not sealed |
-
-    `indexes_bytes` and `other_classes` are None in manifests of versions that did not record them.
     """
 
     key: str
@@ -127,8 +120,8 @@ class PageEntry:
 class AppliedJob:
     """Record of a job's commits here, so that a repeated run of the job finds its work done.
 
-    `turn` is the last turn of a job that commits repeatedly: the batch id of a stream, or below 0 for an unfinished job
-    with several passes (`tiered.jobs.bucket_compaction`). It is 0 for all other jobs.
+    `turn`: the batch id of a stream; below 0 for an unfinished `tiered.jobs.bucket_compaction` of several passes; else
+    0.
     """
 
     job_id: str
@@ -138,10 +131,7 @@ class AppliedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPageDelete:
-    """A page that was unlinked as a whole, with the objects of all its entries. Fields as in `PendingDelete`.
-
-    The page object is deleted last: its absence proves that its objects are deleted.
-    """
+    """A page that was unlinked as a whole, with the objects of all its entries. Fields as in `PendingDelete`."""
 
     page: PageEntry
     unlinked_ms: ClockMs
@@ -150,18 +140,16 @@ class PendingPageDelete:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the page and its objects; without ``.indexes`` objects if their size was not recorded."""
+        """Of the page and its objects; without ``.indexes`` objects if their size was not recorded."""
         return self.page.stored_bytes + (self.page.indexes_bytes or 0) + self.page.page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A manifest; see the module text.
+    """A manifest: the newest entries (`segments`), and `pages` for all older ones.
 
-    `segments` ascend and never overlap; an offset in a gap has no record.
-
-    `segments` holds only the newest entries. `pages` stands for all older ones, ascending, each below the first
-    segment. Use `remote.manifest.manifest_lookup` for all entries; the sums below include both.
+    Both ascend and never overlap; each page is below the first segment; an offset in a gap has no record. Use
+    `remote.manifest.manifest_lookup` for all entries. The sums below include both.
 
     | field | meaning |
     |---|---|
@@ -170,7 +158,7 @@ class Manifest:
     | `parent_id` | the commit id of the previous manifest |
     | `properties` | the topic's settings when the writer last recorded them |
     | `views` | the compacted views of the log, by name |
-    | `boundary_number`, `gc_boundary` | the newest GC boundary known to the writer; 0 for none |
+    | `boundary_number`, `gc_boundary` | the newest GC boundary known to the writer (`manifest_chain`); 0 for none |
     | `expired_end_offset` | one above the highest offset in the bucket when entries last left; 0 before; never falls |
     | `expired_epochs` | leader epochs of offsets that were in the bucket and left it, ascending |
     | `appender_id` | the last writer with a log of its own, which may hold records without an entry |
@@ -179,7 +167,6 @@ class Manifest:
     | `deleted_ms` | when the topic was deleted; None for a living topic |
     | `seal_key_id` | the ring's key that seals this manifest (`remote.manifest.sealing`); None: not sealed |
 
-    - Boundaries: `remote.manifest.manifest_chain`.
     - The highest offset that was ever in the bucket is `max_end_offset`, not `expired_end_offset`.
     - `expired_epochs` has no ranges for records that were never copied, when the log start offset rose over them.
     - Jobs commit without a log of their own, so `writer_id` does not identify the appender. `appender_id` is None in
@@ -225,7 +212,7 @@ class Manifest:
 
     @property
     def min_readable_offset(self) -> int:
-        """Entries wholly below it are not readable: below the log start offset, or given up."""
+        """Entries wholly below it are not readable: below the log start offset, or of a disabled tier."""
         return max(self.entries_end_offset, self.log_start_offset) if self.tier_disabled else self.log_start_offset
 
     @property
@@ -364,8 +351,8 @@ def decode_line(data: Body) -> bytes:
 def decode_manifest(data: Body, prefix: str | None = None, *, sealer: Sealer | None = None) -> Manifest:
     """The inverse of `encode_manifest`, fully validated (`remote.manifest.manifest_validation`).
 
-    `prefix` is the partition prefix of the object, None if unknown. Raises Corrupt for any defect, with its place in
-    the manifest, and for a missing seal; AccessDenied if the key of the seal is missing.
+    `prefix` is the partition's, None if unknown. Raises Corrupt for any defect and for a missing seal; AccessDenied if
+    the key of the seal is missing.
     """
     seal = (sealer or _NO_SEALER).open(data)
     text = decode_line(seal.body)

@@ -11,15 +11,13 @@ the one before:
 
 Search for the newest manifest:
 
-* From a known N, GET N+1. A 404 is the cheap answer "nothing new". It is true unless GC deleted N since; then the
-  boundary has passed N. The boundary is read (one more 404) after each walk over manifests, and if the caller needs an
-  `exact` answer. It is also read at every QUIET_MAX-th 404 in a row, so that a reader that slept for long notices.
+* From a known N, GET N+1. A 404 means "nothing new", unless GC deleted N since; then the boundary has passed N. The
+  boundary is read (one more 404) after each walk over manifests, for an `exact` answer, and at every QUIET_MAX-th 404
+  in a row, so that a reader that slept for long notices.
 * The manifests are listed after PROBES_MAX steps, without a known N, and if N is void. The highest name of a listing is
-  never void: GC does not delete the newest manifest, and it is above the boundary. A listing only gives a start; N+1 is
-  still requested.
-* The manifest that a listing shows and its successor are requested concurrently: two sequential replies, listing
-  included, instead of three.
-* Each manifest records how many boundaries its writer knew, so the search for the next boundary starts there.
+  never void: GC does not delete the newest manifest, and it is above the boundary. A listing only gives a start: N+1 is
+  still requested, concurrently with N.
+* Each manifest records how many boundaries its writer knew. The search for the next boundary starts there.
 
 **No manifest.** The other objects of the store show why the listing of a partition shows none:
 
@@ -77,11 +75,7 @@ class ManifestChain:
         self._first_listed: int | None = None  # the lowest sequence of the last full listing
 
     def lacks_first_manifests(self) -> bool:
-        """Whether the chain starts above its boundary: manifests are missing that GC did not delete.
-
-        Known only after a full listing; False if none was needed. This is the state after the first commit to a bucket
-        that was emptied under a writer.
-        """
+        """Whether manifests above the boundary are missing; known only after a full listing, else False."""
         first = self._first_listed
         return first is not None and first > self.gc_boundary + 1 and not self.is_void(first - 1)
 
@@ -150,7 +144,6 @@ class ManifestChain:
         return self._quiet >= QUIET_MAX
 
     def _after_collection(self, latest: Manifest, behind: dict[int, Manifest | None]) -> Manifest:
-        """The newest manifest above the boundary, which has passed `latest`."""
         found = self._newest_listed(max(self.gc_boundary, latest.sequence), behind)
         if found is None:
             facts = {"store": self._store.url, "prefix": self._prefix, "void_upto": self.gc_boundary}
@@ -159,10 +152,7 @@ class ManifestChain:
         return found
 
     def _newest_listed(self, after: int, behind: dict[int, Manifest | None]) -> Manifest | None:
-        """Return the newest listed manifest above `after`, or None.
-
-        Its successor is read too: `behind` gets it, or None if there is none.
-        """
+        """The newest listed manifest above `after`, or None; `behind` gets its successor, or None."""
         listed = after
         for _ in range(RELISTS_MAX):
             names = self._store.list(self._prefix + MANIFESTS, start_after=self._prefix + manifest_key(after))
@@ -209,7 +199,7 @@ class ManifestChain:
         self._pass(number, upto)
 
     def _learn(self, manifest: Manifest) -> None:
-        """Continue the search for boundaries after those that the manifest's writer knew."""
+        """Continue the search for boundaries after the boundaries that the manifest's writer knew."""
         self._note_seal(manifest)
         if manifest.boundary_number > self.boundary_number:
             self.boundary_number = manifest.boundary_number
@@ -248,7 +238,7 @@ def decode_boundary(data: Body) -> int:
 
 
 def missing_manifest_error(store: ObjectStore, prefix: str) -> LogError:
-    """The error of the table. A listing and two GETs; raises the store's errors."""
+    """The error of the module's last table. A listing and two GETs; raises the store's errors."""
     facts = {"store": store.url, "prefix": prefix}
     names = (info.key.removeprefix(prefix) for info in store.list(prefix))
     others = list(islice(filter(_is_ours, names), 1))

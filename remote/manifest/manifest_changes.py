@@ -1,10 +1,8 @@
 """Changes of a writer: pure functions from a manifest to the next, for `MetadataLog.commit`.
 
 A commit with a lost reply may be repeated on a manifest that already has the change. So each change returns such a
-manifest unmodified (the same object: nothing to commit).
-
-A change sees only the manifest's own entries. Older entries are in pages. A caller that changes these passes their
-offsets to `commit` (`touches`), which opens the pages first (`remote.manifest.page_out`).
+manifest unmodified (the same object: nothing to commit). A change sees only the manifest's own entries; `commit` opens
+the pages with the other entries first (`touches`, `remote.manifest.page_out`).
 
 **Jobs** replace entries by others, and append entries. Each change records a note in the manifest, and returns a
 manifest that has the note already unmodified. A replacement is judged group by group against the manifest it is applied
@@ -85,11 +83,10 @@ def add_segments(entries: Sequence[SegmentEntry]) -> Change:
 
 
 def replace_segments(entry: SegmentEntry, ulids: Sequence[str]) -> Change:
-    """Replace the entries that an uploaded segment tiles exactly; their objects become pending deletes.
+    """Replace the entries that a segment tiles exactly (P11); their objects become pending deletes.
 
-    Raises InvalidRequest if the segment does not tile the entries, or if its object name is known already. If entries
-    are missing (they expired since), the manifest keeps the rest, and the objects of the new segment become pending
-    deletes. Source: rule P11 of the commit protocol (docs/explanation/commit-protocol.md).
+    Raises InvalidRequest if it does not tile them, or if its object name is known. If entries have expired since, the
+    objects of the new segment become pending deletes instead.
     """
 
     def change(manifest: Manifest) -> Manifest:
@@ -137,11 +134,7 @@ def advance_cleaned_offset(ulids: Collection[str], cleaned_through: int) -> Chan
 
 
 def unlink_uploads(entries: Collection[SegmentEntry]) -> Change:
-    """Make objects of uploads that were never committed pending deletes.
-
-    Skips an upload that was committed after all (its reply was lost). Skips an upload with offsets that only a page
-    knows: its objects may be in use.
-    """
+    """Make uploads pending deletes, unless they were committed or only a page knows their offsets."""
 
     def change(manifest: Manifest) -> Manifest:
         named = {entry.ulid for entry in manifest.segments} | {each.key for each in manifest.pending_deletes}
@@ -249,7 +242,7 @@ def settle() -> Change:
 def loses_objects(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | None:
     """The first fact of `old` that `new` wrongly lacks: an object, a mark or an offset; None without one.
 
-    `entries_of` returns the entries of a page; it is called only for pages that one of the two manifests does not name.
+    `entries_of` reads a page; it is called only for pages that one of the two manifests does not name.
     """
     if (key := lost_object(old, new, entries_of)) is not None:
         return f"an object is neither in a segment entry nor a pending delete, key={key}"
@@ -310,7 +303,6 @@ def objects_of(entry: SegmentEntry, unlinked_ms: int, epoch: int) -> tuple[Pendi
 
 
 def _without_rows(manifest: Manifest) -> Manifest:
-    """Reset `tier_disabled` when the last entry has left."""
     return replace(manifest, tier_disabled=False) if manifest.tier_disabled and not manifest.has_entries else manifest
 
 
@@ -350,8 +342,7 @@ def is_done(manifest: Manifest, note: AppliedJob) -> bool:
 def append_entries(entries: Sequence[SegmentEntry], *, start_offset: int, note: AppliedJob) -> Change:
     """Append all of a job's segments to a partition that ends at `start_offset`, or none.
 
-    Raises Conflict if the partition ends elsewhere, or if the objects are pending deletes, and InvalidRequest while the
-    tier is being disabled.
+    Raises Conflict for another end or pending deletes, InvalidRequest while the tier is being disabled.
     """
 
     def change(manifest: Manifest) -> Manifest:
@@ -383,13 +374,11 @@ def replace_tiled(
 ) -> Change:
     """Replace the entries that each group tiles, and record that the `vouched` entries are clean.
 
-    `note` is recorded unless a group or a vouched entry was lost, or the replacements are not the `is_whole` job.
-
-    `bound` is the offset below which the job removed tombstones and markers, or set their delete horizon (I5; None: the
-    bucket had no entry, so there was nothing to remove). The changed manifest must still allow it.
-
-    With `keeps_maker` the new entries have the very same records as the old ones, and keep their `made_by`. So does an
-    entry in place of a redacted one: its records must not come back from a disk (`policies.compaction`).
+    - `note` is recorded unless a group or a vouched entry was lost, or the replacements are not the `is_whole` job.
+    - `bound` is the offset below which the job removed tombstones and markers, or set their delete horizon (I5; None:
+      the bucket had no entry, so there was nothing to remove). The changed manifest must still allow it.
+    - With `keeps_maker` the new entries have the very same records as the old ones, and keep their `made_by`. So does
+      an entry in place of a redacted one: its records must not come back from a disk (`policies.compaction`).
 
     Raises Conflict if an entry or a view below `bound` may hold older records again. Raises InvalidRequest if a group
     does not tile, or its objects have the names of others.
@@ -447,7 +436,6 @@ def _replaced(
     *,
     keeps_maker: bool,
 ) -> tuple[list[SegmentEntry], list[PendingDelete]]:
-    """(the manifest's entries after the replacement, the new pending deletes)."""
     at = {entry.ulid: number for number, entry in enumerate(manifest.segments)}
     known = {key for entry in manifest.segments for key in (entry.data_key, entry.indexes_key)}
     listed = {each.key for each in manifest.pending_deletes}

@@ -1,9 +1,8 @@
 """Lookups in a manifest and its pages: the segment that holds an offset, or that may hold a timestamp.
 
-`MetadataIndex` is the frozen view of one manifest. It answers sums, ranges and epochs from the manifest alone. An entry
-in a page costs one GET the first time. Pages never change and are cached (`Pages`), the most recently used in one cache
-for all partitions of the process (`PageCache`). Concurrent readers of a page share one GET. A page that does not exist
-any more was replaced after this manifest was the newest: NotFound. Then read the newest manifest and ask again.
+Sums, ranges and epochs come from the manifest alone. An entry in a page costs one GET the first time; concurrent
+readers of a page share one GET. A page that does not exist any more was replaced after this manifest was the newest:
+NotFound. Then read the newest manifest and ask again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class PageCache:
 
     @property
     def entries(self) -> int:
-        """The number of entries in the cached pages."""
         return self._entries
 
     def get(self, name: PageName) -> Rows | None:
@@ -98,12 +96,7 @@ class Pages:
         self._flights: dict[PageName, _Flight] = {}
 
     def entries(self, page: PageEntry) -> Rows:
-        """All entries of a page.
-
-        Raises NotFound if it does not exist, Corrupt if two reads differ from `page`.
-
-        A reader that waited for another reader's failed GET sends its own GET, and does not wait again.
-        """
+        """All entries of a page. Raises NotFound without it, Corrupt if two reads differ from `page`."""
         name = self._name(page)
         with self._lock:
             if (known := self._cache.get(name)) is not None:
@@ -157,11 +150,9 @@ class Pages:
 
 
 class MetadataIndex:
-    """One manifest with its own entries and the entries of its pages.
+    """One manifest with its own entries and the entries of its pages. Iterators may read pages.
 
-    Iterators may read pages; every other method says when it does. Entries wholly below the log start offset, and the
-    entries of a tier that was given up, are dead: they are skipped. Raises the errors of `Pages.entries`, and
-    Unavailable if the store cannot be reached.
+    Skips dead entries: wholly below the log start offset, or of a disabled tier. Raises the errors of `Pages.entries`.
     """
 
     def __init__(self, manifest: Manifest, entries_of: Callable[[PageEntry], Rows]) -> None:
@@ -175,8 +166,7 @@ class MetadataIndex:
     def find_by_timestamp(self, timestamp_ms: int, start: int = 0, end: int | None = None) -> SegmentEntry | None:
         """The first entry of ``[start, end)`` with a record at or after `timestamp_ms`; None if there is none.
 
-        Timestamps need not ascend from entry to entry, so this checks them in order, but reads a page only if it has
-        such an entry. Skips entries with an unknown largest timestamp.
+        Checks entries in order, since timestamps need not ascend; skips unknown largest timestamps.
         """
         for part in self.parts(start, end):
             if part.max_timestamp_ms is None or part.max_timestamp_ms < timestamp_ms:

@@ -1,23 +1,17 @@
 """In-memory cache of the newest manifests, for repeated read-only opens in one process.
 
-A process that opens many partitions repeatedly (``status --watch``, pages) keeps only this cache between two opens. The
-next open starts at the cached manifest instead of with a listing:
-
-* It requests only the next number, a 404 if nothing is new: one small request. It sees every later commit, unless GC
-  has deleted the next number already (`remote.gc.delayed_delete` keeps a few hundred).
-* So once in SURE_MS it verifies the cached manifest by three small requests: the bucket still has the very manifest
-  under the very name, and no GC boundary has passed it. The bucket may have been restored to an earlier state.
-* If the manifest is missing, or the next one does not follow it, the cache entry is discarded and the open starts with
-  a listing.
+* An open requests only the number after the cached manifest, a 404 if nothing is new. It sees every later commit,
+  unless GC has deleted that number already (`remote.gc.delayed_delete` keeps a few hundred).
+* Once in SURE_MS it verifies by three small requests that the bucket still has the cached manifest under its name, and
+  that no GC boundary has passed it. Otherwise the open lists.
 
 So an open may miss only events of the last SURE_MS, and only after hundreds of commits in that time, or after a restore
 of the bucket. No decision depends on such an open: a manager that writes does not use this cache.
 
-**Sealed manifests.** `SealMemory` records them over restarts, in the file ``sealed-manifests`` in a log directory:
-JSON, from the partition's prefix to the newest sequence and commit id. A bucket without this manifest, and without a
-newer sealed one, was rolled back or forged. The first sealed manifest of a partition is written at once. Later ones are
-written at most every KEEP_INTERVAL_MS, and when the node closes. So the file is a lower bound. A disk error only causes
-a log line; no commit and no read fails.
+`SealMemory` records **sealed manifests** over restarts, in the file ``sealed-manifests`` in a log directory: JSON, from
+the partition's prefix to the newest sequence and commit id. A bucket without this manifest, and without a newer sealed
+one, was rolled back or forged. The file is a lower bound: it is written at once for the first manifest, then at most
+every KEEP_INTERVAL_MS, and at the end. A disk error only causes a log line.
 """
 
 from __future__ import annotations
@@ -117,10 +111,7 @@ class ManifestMemoryCache:
 
 
 def check_not_rolled_back(known: Manifest, found: Manifest | None, prefix: str) -> None:
-    """Raise Corrupt if a sealed manifest was seen and the bucket has an older, another or no sealed one.
-
-    Unsealed manifests prove nothing: such a bucket may have been restored from a backup.
-    """
+    """Raise Corrupt if a sealed manifest was seen and the bucket has an older, another or no sealed one."""
     if known.seal_key_id is not None:
         step = "if the bucket was restored on purpose, restart the reader without its cache directory"
         check_seen((known.sequence, known.commit_id), found, prefix, step)
@@ -158,10 +149,7 @@ def warn_unsealed(store_url: str, prefix: str, found: Manifest) -> None:
 
 
 def is_same_manifest(store: ObjectStore, prefix: str, manifest: Manifest, body: bytes | None = None) -> bool:
-    """Whether the bucket has this very manifest, by its first line, which has the checksum of the rest; one small GET.
-
-    `body` are its bytes, if the caller has them.
-    """
+    """Whether the bucket has this manifest, with these `body` bytes, by its first line: one small GET."""
     body = encode_again(manifest, sealer_of(store, prefix)) if body is None else body
     line = body[: body.index(b"\n") + 1]
     try:
@@ -171,7 +159,7 @@ def is_same_manifest(store: ObjectStore, prefix: str, manifest: Manifest, body: 
 
 
 class SealMemory:
-    """The record for all partitions of a node. Thread safe."""
+    """The record of sealed manifests, for all partitions of a node. Thread safe."""
 
     def __init__(self, places: Iterable[Place], first: Callable[[], Place], *, is_writer: bool) -> None:
         """Load the files of all `places`. Writes to the place of `first`, if the caller `is_writer`."""

@@ -1,15 +1,9 @@
 """A manifest page: an immutable Parquet object with the older entries of a manifest.
 
-A row of the table is one `SegmentEntry`, and a column is one of its fields, under its name. So DuckDB, Spark and
-pandas read it directly: numbers are int64, `epochs` is a list of lists, `indexes` a map of structs. Compressed with
-zstd. The type of a column follows from the field's annotation, so pages of different versions agree in their common
-fields. The bytes are checked against the size and the CRC32C in the manifest's `PageEntry`.
-
-pyarrow is imported only when a page is written or read, and nowhere else in this package.
-
-`DecodedPage` decodes entries on demand: a lookup needs one of thousands. Two or three columns determine which entries
-overlap an offset range, and which have a late enough timestamp. Only requested entries are decoded, a block of
-neighbours at a time, and cached. Decoding all entries of a page takes forty times as long as reading its columns.
+A row is one `SegmentEntry`, a column one of its fields: numbers are int64, `epochs` is a list of lists, `indexes` a map
+of structs; zstd. Column types follow from the annotations, so pages of different versions agree in their common fields.
+`DecodedPage` decodes entries on demand: decoding all takes forty times as long as reading the searched columns. pyarrow
+is imported only when a page is written or read.
 """
 
 from __future__ import annotations
@@ -52,9 +46,9 @@ msgspec.json.Decoder(_ROWS)
 def encode_page(
     entries: Rows, epoch: int, ulid: str, *, sealer: Sealer | None = None, seal_key_id: str | None = None
 ) -> tuple[PageEntry, bytes]:
-    """The page's bytes, sealed by `seal_key_id`, and its entry for a manifest.
+    """The page's entry, and its bytes sealed by `seal_key_id`. Raises AccessDenied without the key.
 
-    `entries` ascend, not empty; `epoch` is the writer's. Raises AccessDenied if the sealing key is missing.
+    `entries` ascend, not empty; `epoch` is the writer's.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -151,7 +145,6 @@ def gaps_between(entries: Rows) -> tuple[tuple[int, int], ...]:
 
 
 def _other_classes(entries: Rows) -> tuple[tuple[str, int, int], ...]:
-    """(name, entries, stored bytes) of each storage class that entries name."""
     sizes: dict[str, list[int]] = {}
     for entry in entries:
         if entry.storage_class is not None:
@@ -160,7 +153,6 @@ def _other_classes(entries: Rows) -> tuple[tuple[str, int, int], ...]:
 
 
 def _first_starts(entries: Rows) -> tuple[tuple[int, int], ...]:
-    """Each leader epoch of the entries once, with its lowest start offset."""
     starts: dict[int, int] = {}
     for epoch, start in (start for entry in entries for start in entry.epochs):
         starts[epoch] = min(start, starts.get(epoch, start))
@@ -280,7 +272,6 @@ class DecodedPage(Sequence[SegmentEntry]):
         return entries, found
 
     def _check_columns(self) -> None:
-        """Check the offsets of all entries without decoding one. Raises Corrupt."""
         bases, ends = self._base_offsets, self._next_offsets
         is_sound = bases[0] >= 0 and bool((bases < ends).all()) and bool((ends[:-1] <= bases[1:]).all())
         if not is_sound:

@@ -12,8 +12,8 @@ The decoder checks the bounds of every number (`remote.segment_entry`). This mod
 | pending delete | its key names a segment object or a page of this form, and no entry names the object |
 | compacted view | a legal name; its entries' objects are in its own folder |
 
-`decode_manifest` runs it on every load and `encode_manifest` before every write, so readers and writers agree. A
-manifest that breaks a rule is Corrupt as a whole: nothing of it is served, written to a checkpoint or deleted.
+Runs on every load and before every write. A manifest that breaks a rule is Corrupt as a whole: nothing of it is served,
+written to a checkpoint or deleted.
 """
 
 from __future__ import annotations
@@ -60,8 +60,6 @@ _SUFFIXES = {  # of a data object, by (codec, whether it is encrypted)
 
 
 class Part(Enum):
-    """A field of a manifest."""
-
     TOPIC = "topic"
     SEGMENTS = "segments"
     PAGES = "spills"
@@ -123,10 +121,7 @@ def identity_contradiction(topic: str, topic_id: str, partition: int, prefix: st
 
 
 def entry_contradiction(entry: SegmentEntry, *, view: str | None = None, epoch_max: int | None = None) -> str | None:
-    """The first contradiction within a segment entry; None if there is none.
-
-    `view` is the entry's compacted view, None for the log. `epoch_max` is its manifest's epoch, None if unknown.
-    """
+    """The first contradiction of an entry of `view` or the log, in a manifest of epoch `epoch_max`."""
     if entry.state is not SegmentState.COPY_FINISHED or not entry.base_offset < entry.next_offset:
         return f"a segment is unfinished or empty: state={entry.state.name}"
     suffix = _SUFFIXES.get((entry.codec, entry.key_id is not None))
@@ -174,7 +169,6 @@ def pending_delete_contradiction(key: str) -> str | None:
 
 
 def _name_contradiction(entry: SegmentEntry, suffix: str, folder: str, epoch_max: int | None) -> str | None:
-    """Check that a segment's two objects have one stem with the entry's offsets and ULID."""
     stem, dot, ending = entry.data_key.partition(DATA_SUFFIX)
     name = stem
     if stem.startswith("/"):

@@ -1,16 +1,11 @@
 """Move entries from a manifest into pages, and back into the manifest for changes. Uses no store.
 
-A manifest holds its newest entries itself. When its size exceeds `PageRule.manifest_bytes_max`, the oldest of them move
-into a page (`remote.manifest.manifest_page`), and one `PageEntry` stands for them. Pages never change.
-
-To change entries in a page:
+When a manifest exceeds `PageRule.manifest_bytes_max`, its oldest entries move into a page
+(`remote.manifest.manifest_page`), and one `PageEntry` stands for them. Pages never change. To change entries in a page:
 
 1. The page is opened: its entries return to the manifest, and the page is unlinked.
-2. The change is made.
-3. Surplus entries are written to a new page.
-
-So a change (`remote.manifest.manifest_changes`) only ever sees entries, and stays a pure function of a manifest. A page
-is written before the manifest that names it, and deleted like every object, as a pending delete.
+2. The change is made. So a change only ever sees entries (`remote.manifest.manifest_changes`).
+3. Surplus entries are written to a new page, before the manifest that names it.
 
 An opened manifest may hold entries below a page; an encoded manifest never does (`move_to_page` ensures this).
 """
@@ -118,9 +113,7 @@ def move_oldest_to_page(manifest: Manifest, rule: PageRule, new_page: NewPage) -
 def lost_object(old: Manifest, new: Manifest, entries_of: EntriesOf) -> str | None:
     """The key of an object that `old` names and `new` does not; None if there is none.
 
-    A manifest names the objects of its entries and of its pages' entries, its pages, and its pending deletes. The
-    pending deletes of `old` do not count here, because removing them is the purpose of the lists. Pages that both
-    manifests name are equal and are not read.
+    The pending deletes of `old` do not count: removing them is their purpose. Pages that both name are not read.
     """
     before, after = set(old.pages), {*new.pages, *(each.page for each in new.pending_page_deletes)}
     after -= {each.page for each in old.pending_page_deletes}
@@ -159,9 +152,7 @@ def named_by(manifest: Manifest, entries_of: EntriesOf) -> set[str]:
 
 
 def entries_unless_deleted(newest: Manifest, entries_of: EntriesOf) -> EntriesOf:
-    """Read pages of older manifests.
-
-    A deleted page has no entries; a lost page raises the error of `entries_of`.
+    """Read pages of older manifests. A deleted page has no entries; a lost page raises its error.
 
     1. A page leaves the pending deletes only after its deletion. So a missing page was deleted if `newest` neither
        names nor lists it, and was lost otherwise.

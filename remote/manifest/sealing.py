@@ -15,13 +15,11 @@ An object of the index of an encrypted topic is an envelope around the bytes tha
 * Nonce: the first 12 bytes of HMAC-SHA256 over associated data and content, under a third key (HKDF-SHA256, info
   ``tiered manifest nonce 1``). Sealing is deterministic, so a commit that is sent again and a copy on a disk compare
   equal. Two contents share a nonce only by a collision of 96 bits.
+* The CRC32C distinguishes damage from forgery.
 
 A manifest names its parent's commit id, and a commit id is new for every commit. So the tags form a keyed MAC over the
 chain of commits. Without a key of the ring an attacker cannot make a manifest, a page or an order of manifests that a
-reader accepts. `seal_key_id` in a manifest is the key that seals it and its successors; in a page's entry, the key that
-seals the page. A chain that is sealed once stays sealed. docs/how-to/encrypt-the-bucket.md lists the remaining attacks.
-
-The CRC-32C in the line distinguishes damage from forgery; it covers only bytes that the store has anyway.
+reader accepts. A chain that is sealed once stays sealed. docs/how-to/encrypt-the-bucket.md lists the remaining attacks.
 """
 
 from __future__ import annotations
@@ -147,7 +145,6 @@ def key_ring_of(store: ObjectStore) -> KeyRing:
 
 
 def sealer_of(store: ObjectStore, prefix: str) -> Sealer:
-    """A sealer for the partition at `prefix`, with the store's key ring."""
     return Sealer(prefix, key_ring_of(store))
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def clean_upto(parts: Iterable[PageEntry | SegmentEntry], min_readable_offset: int = 0) -> int | None:
     """The offset below which every readable record was compared with all newer ones below it.
 
-    None without parts. `parts` are segment entries and pages, in any order. The `cleaned_through` of a page is the
-    least of its entries. So the result is at most the result for the entries themselves.
+    None without parts. `parts` may be in any order. The `cleaned_through` of a page is the least of its entries, so the
+    result is at most the result for the entries themselves.
     """
     readable = (part for part in parts if part.next_offset > min_readable_offset)
     return min((max(part.cleaned_through or 0, part.base_offset) for part in readable), default=None)

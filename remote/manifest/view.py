@@ -1,8 +1,8 @@
 """A compacted view: the newest value of every key below a horizon; the log itself stays unchanged.
 
 This is Pulsar's mode of compaction. A view has objects of its own in the bucket, ``view/<name>/...`` (`remote.keys`):
-the same bytes as a segment, batches with their original offsets, and entries of the same type. The manifest holds the
-view, so one commit switches horizon and entries together. A reader sees all of the old view or all of the new one.
+batches with their original offsets, as in a segment, and entries of the same type. The manifest holds the view, so one
+commit switches horizon and entries together.
 
 | fact | meaning |
 |---|---|
@@ -11,10 +11,8 @@ view, so one commit switches horizon and entries together. A reader sees all of 
 | ``lost`` | ranges that the log had lost before the view could include them, as an operator accepted |
 
 The horizon is never above the bucket's part of the log: after the loss of a disk the log restarts there, and the same
-offsets are assigned to other records.
-
-The view also records its last run, or the error. The epoch shows a run that a crash ended: only the writer of that
-epoch could still execute it.
+offsets are assigned to other records. The view also records its last run, or the error. The epoch shows a run that a
+crash ended: only the writer of that epoch could still execute it.
 """
 
 from __future__ import annotations
@@ -44,12 +42,10 @@ T = TypeVar("T")
 
 
 class StoredForm(Generic[T]):
-    """The stored form of `kind`. Create it at import: msgspec decoders of a type are not created in two threads.
+    """Stored JSON of frozen dataclasses whose stored field names differ from the names in the code.
 
-    Stored JSON of frozen dataclasses whose stored field names differ from the names in the code.
-
-    The format keeps the field names of its first version (docs/reference/formats.md). A `StoredForm` converts between a
-    value and a msgspec struct with these names, for the value and for the listed fields that hold such values.
+    The format keeps the field names of its first version (docs/reference/formats.md). Create it at import: msgspec
+    decoders of a type must not be created in two threads.
     """
 
     def __init__(self, kind: type[T], names: Mapping[str, str], **nested: StoredForm[Any]) -> None:
@@ -71,7 +67,7 @@ class StoredForm(Generic[T]):
         return msgspec.json.encode(self.stored(value))
 
     def decode(self, text: bytes | msgspec.Raw) -> T:
-        """The inverse. Raises msgspec.DecodeError, UnicodeDecodeError."""
+        """Raises msgspec.DecodeError, UnicodeDecodeError."""
         return self.value(self._decoder.decode(text))
 
     def stored(self, value: T) -> msgspec.Struct:
@@ -102,8 +98,8 @@ class ViewState(Enum):
 class ViewRun:
     """A completed run. Times in ms, offsets half open, bytes of batches.
 
-    Input records come from the old view and from ``[from_offset, upto_offset)`` of the log; markers count. `key_ranges`
-    is the number of parts into which the keys were split so that each fits the buffer.
+    `key_ranges`: number of parts of the keys. Input records come from the old view and from ``[from_offset,
+    upto_offset)`` of the log; markers count.
     """
 
     started_ms: ClockMs
@@ -127,18 +123,13 @@ class ViewStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewFailure:
-    """The reason why the last run did not change the view."""
-
     failed_ms: ClockMs
     error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedView:
-    """See the module text. `source_sequence` is the manifest from which the last run read the log.
-
-    `record_count` includes records without a key, if the view keeps them.
-    """
+    """A compacted view. The last run read manifest `source_sequence`. `record_count`: all records."""
 
     name: str
     start_offset: Offset = 0

@@ -1,16 +1,10 @@
-"""Changes of compacted views: start, switch, fail, drop.
+"""Changes of compacted views: pure functions of a manifest, or of a `ViewCatalog`.
 
-Pure functions, as in `remote.manifest.manifest_changes`. Each is a change of a manifest, or of the `ViewCatalog` of a
-partition without a remote tier.
+Readers see only `switch_view`. Unlinked objects stay for the grace period, for readers of an older manifest.
 
-Readers see only `switch_view`: horizon, entries and figures change together. Objects of entries that the new view does
-not contain become pending deletes. They stay for the grace period, for readers of an older manifest.
-
-**View catalog.** Without a bucket there is no manifest, so the file ``view-catalog`` of a partition holds the same
-`CompactedView`, and the pending deletes: parts that no view names any more. Keys are relative to the partition's
-directory. The bytes are a line with format, CRC-32C and length, then JSON.
-
-Every process that opens the partition for writing and changes the catalog raises `epoch`. A run of an earlier epoch was
+**View catalog.** Without a bucket the file ``view-catalog`` of a partition holds the views and the pending deletes;
+keys are relative to the partition's directory. The bytes are a line with format, CRC32C and length, then JSON. Every
+process that opens the partition for writing and changes the catalog raises `epoch`: a run of an earlier epoch was
 interrupted.
 """
 
@@ -128,7 +122,6 @@ def _voided(view: CompactedView, offset: int, now_ms: int) -> CompactedView:
 
 
 def _altered(manifest: Holder, name: str, alter: Callable[[CompactedView], CompactedView]) -> Holder:
-    """The manifest with the altered or new view; the same manifest if nothing changes."""
     known = find_view(manifest.views, name)
     altered = alter(CompactedView(name=check_view(name)) if known is None else known)
     if altered == known:
@@ -148,7 +141,7 @@ def _ulids(view: CompactedView | None) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewCatalog:
-    """See the module text. `views` are ordered by name; `pending_deletes` are pending deletes."""
+    """The views and pending deletes of a partition without a remote tier; `views` are ordered by name."""
 
     epoch: WriterEpoch = 1
     views: tuple[CompactedView, ...] = ()

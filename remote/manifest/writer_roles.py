@@ -1,6 +1,6 @@
 """Roles in the commit protocol: what a process may do with the manifests of a partition.
 
-A `MetadataLog` begins as READER and takes at most one other role. The role answers three questions:
+A `MetadataLog` begins as READER and takes at most one other role; FENCED is final:
 
 | role | begins by | may start if | may delete | on a newer epoch |
 |---|---|---|---|---|
@@ -10,19 +10,14 @@ A `MetadataLog` begins as READER and takes at most one other role. The role answ
 | CO_WRITER | `join`: no manifest, the writer's epoch | the topic exists, the epoch is the expected one | no | fenced |
 | RESUMED | `resume`: no manifest, its own epoch | the newest manifest has its epoch and writer id | yes | fenced |
 
-States of a log: READER, then WRITER (any role that commits), then FENCED, which is final.
-
-**WRITER** takes over from any writer: a manager on its own node, or an ingest that an operator started.
-
 **CONDITIONAL**: housekeeping must not take over from a writer that started after its check. The first manifest of an
 epoch is created only if absent behind its base manifest. So it is enough to check that base: a writer that commits in
 between takes the name, and the check runs again on its manifest.
 
-**CO_WRITER**: a job of hours that rewrites objects must not stop the manager that appends, nor be stopped by it. So it
-**joins** the current epoch. Its manifests carry the writer's epoch and name and are created only if absent. To the
-writer such a manifest looks like an earlier commit of its own with a lost reply, and the writer applies its change on
-top of it (`remote.manifest.commit_protocol`, rebase). Every change is a pure function of the manifest before it, so
-neither process overwrites the other's changes.
+**CO_WRITER**: a job of hours that rewrites objects must not stop the manager that appends, nor be stopped by it. Its
+manifests carry the writer's epoch and name. To the writer such a manifest looks like an earlier commit of its own with
+a lost reply, and the writer rebases its change on it (`remote.manifest.commit_protocol`). Every change is a pure
+function of the manifest before it, so neither process overwrites the other's changes.
 
 | | co-writer | writer |
 |---|---|---|
@@ -35,14 +30,12 @@ neither process overwrites the other's changes.
 | crash before its commit | objects that no manifest names, until the next epoch | the same |
 | crash after its commit (one manifest) | all of its work | the same |
 
-The last rule about orphans protects the co-writer's uploads. Before their commit they are unnamed objects of the newest
-epoch, and only the process that made them may judge them (`remote.gc.orphan_search`). After the start of another epoch
-they can never be named: the co-writer is fenced, at the latest when it creates its manifest. So a co-writer never
-carries objects into a later epoch; it starts again there. To fence all co-writers and delete their remains, raise the
-epoch; every manager does that at its start.
+The rule about orphans protects the co-writer's uploads: before their commit they are unnamed objects of the newest
+epoch (`remote.gc.orphan_search`). After the start of another epoch they can never be named: the co-writer is fenced. To
+fence all co-writers and delete their remains, raise the epoch; every manager does that at its start.
 
 **RESUMED**: an ingest starts its epoch in one process and commits, as a co-writer, in others (`tiered.jobs.ingest`). It
-may also do what a co-writer must not do, because the epoch is its own. It is the writer until another epoch starts.
+may also do what a co-writer must not do, because the epoch is its own.
 """
 
 from __future__ import annotations
@@ -55,8 +48,6 @@ from remote.manifest.manifest import Manifest
 
 
 class WriterState(Enum):
-    """State of a `MetadataLog`."""
-
     READER = "reader"
     WRITER = "writer"
     FENCED = "fenced"
@@ -129,10 +120,7 @@ RESUMED = Role(name="resumed writer", attempt="cannot take over the partition")
 def takeover_draft(
     latest: Manifest | None, topic: str, topic_id: str, partition: int, seal_key_id: str | None
 ) -> Manifest:
-    """The content of the first manifest of an epoch: that of `latest`, or none, sealed by `seal_key_id`.
-
-    Raises InvalidRequest if `latest` is the manifest of another partition.
-    """
+    """The first manifest of an epoch: as `latest`, or empty. InvalidRequest for another partition."""
     names = {"topic": topic, "topic_id": topic_id, "partition": partition}
     if latest is None:
         unset = {"commit_id": "", "parent_id": None, "writer_id": "", "log_start_offset": 0, "committed_ms": 0}

@@ -2,8 +2,8 @@
 
 Every segment has a **data key** of its own, 32 random bytes. Its chunks and its indexes are encrypted with AES-256-GCM
 under the data key. The data key is wrapped with AES-256-GCM under a key that HKDF-SHA256 derives from a **key of the
-ring** (info ``tiered wrap 2``). The segment's entry holds the wrapped key. A change of the ring's key wraps the data
-keys again: entries change, objects do not.
+ring** (info ``tiered wrap 2``). The segment's entry holds the wrapped key. A change of the ring's key changes entries,
+not objects.
 
 | sealed | nonce, 12 bytes | associated data | result |
 |---|---|---|---|
@@ -12,11 +12,11 @@ keys again: entries change, objects do not.
 | data key | 12 random bytes | ``tiered key 2 <binding> <name> <key id>`` | ``2:<binding>:<base64>`` |
 
 Big-endian. `base64` is of nonce, ciphertext and tag. `name` is the data object's name, starting with its topic's
-directory (`remote.keys.object_identity`). It contains topic, topic id, partition, base offset, last offset, epoch, the
-attempt's ULID, and the encoding as suffix. A chunk that is moved to another place, object, partition or topic fails
+directory (`remote.keys.object_identity`): topic, topic id, partition, base offset, last offset, epoch, the attempt's
+ULID, and the encoding as suffix. A chunk that is moved to another place, object, partition or topic fails
 authentication there. So does a wrapped key in another entry.
 
-`binding` is the version of the associated data of chunks and indexes: 2 as above.
+`binding` is the version of the associated data of chunks and indexes: 2 as above. The older form:
 
 | older form | associated data |
 |---|---|
@@ -109,8 +109,7 @@ class ObjectCipher:
 class KeyRing:
     """Keys by id, which are never shown, and the topics that must be encrypted. Immutable, thread safe.
 
-    For a topic in `required` (``*``: for every topic) a reader refuses manifests that are not sealed and segments that
-    are not encrypted.
+    For a topic in `required` (``*``: all topics) a reader refuses unsealed manifests and unencrypted segments.
     """
 
     def __init__(self, keys: Mapping[str, bytes], required: Collection[str] = ()) -> None:
@@ -132,11 +131,9 @@ class KeyRing:
         return key_id in self._keys
 
     def __bool__(self) -> bool:
-        """Whether the ring holds a key or a requirement."""
         return bool(self._keys or self._required)
 
     def requires(self, topic: str) -> bool:
-        """Whether this topic must be encrypted and its manifests sealed."""
         return ALL_TOPICS in self._required or topic in self._required
 
     def new_object(self, key_id: str, name: str) -> tuple[ObjectCipher, str]:
@@ -166,7 +163,7 @@ class KeyRing:
         return f"{WRAPPING}:{binding}:{base64.b64encode(nonce + sealed).decode()}"
 
     def _unwrapped(self, key_id: str, wrapped: str, name: str) -> tuple[int, bytes]:
-        """The binding of the object and its data key."""
+        """(binding of the object, data key)."""
         from cryptography.exceptions import InvalidTag
 
         of_ring = self._key(key_id, name)
@@ -197,8 +194,7 @@ NO_KEYS = KeyRing({})
 def parse_key_ring(lines: Iterable[str], where: str) -> KeyRing:
     """Parse lines ``<key id> <base64 of 32 bytes>`` and ``@require <topic>...`` (``*``: all topics).
 
-    Skips empty lines and lines that begin with #. Raises InvalidRequest with `where` and the line number, never with
-    the line's content.
+    Skips empty lines and comments (#). Raises InvalidRequest with `where` and the line number, never with the content.
     """
     keys: dict[str, bytes] = {}
     required: set[str] = set()

@@ -179,10 +179,9 @@ def decode_chunks(data: Body) -> ChunkTable:
 
 
 def combine(crcs: Sequence[int], lengths: Sequence[int]) -> int:
-    """CRC32C of a concatenation of chunks, computed from their checksums and lengths alone.
+    """CRC32C of concatenated chunks, from their checksums and lengths. Source: zlib, crc32_combine.
 
-    Appending n zero bytes to a message is a linear map of its CRC over GF(2); crc(a + b) = zeros(len(b)) crc(a) xor
-    crc(b). Source: zlib, crc32_combine.
+    Appending n zero bytes is a linear map of the CRC over GF(2); crc(a + b) = zeros(len(b)) crc(a) xor crc(b).
     """
     assert len(crcs) == len(lengths)
     alike = next((at for at, length in enumerate(lengths) if length != lengths[0]), len(lengths))
@@ -264,7 +263,7 @@ class IndexBundle:
     chunks: ChunkTable
 
     def __len__(self) -> int:
-        """Its size in a cache, in bytes."""
+        """Size in a cache, in bytes."""
         return sum(len(getattr(self, name)) for name in SECTIONS[:-1]) + 16 * len(self.chunks)
 
 

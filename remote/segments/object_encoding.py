@@ -1,8 +1,7 @@
-"""Object encoding of a segment: its chunks unchanged, compressed, encrypted, or both.
+"""Object encoding of a segment: its chunks unchanged, compressed, then perhaps encrypted.
 
-With both, compression comes first. Each compressed chunk is one independent zstd frame, so their sequence is an
-ordinary zstd file (``zstd -d`` opens it). The first chunk decides whether compression pays: batches that their producer
-compressed do not shrink again. The entry's `codec` records the decision.
+Each compressed chunk is one independent zstd frame, so their sequence is an ordinary zstd file (``zstd -d`` opens it).
+The first chunk decides whether compression pays: batches that their producer compressed do not shrink again.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ CODECS = {RAW: "none", ZSTD: "zstd"}  # the `codec` of an entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectEncoding:
-    """The object encoding of new objects. `key_id` names a key of `keys`; None: not encrypted.
+    """The object encoding of new objects. `level` is zstd's.
 
-    `storage_class` is only recorded in the entry; the store puts objects there
-    (`remote.store.s3_store.ObjectSettings`).
-
-    `level` is zstd's. Existing objects keep their encoding and stay readable after any change here.
+    `key_id` names a key of `keys`; None: not encrypted. `storage_class` is only recorded in the entry; the store
+    applies it (`remote.store.s3_options.ObjectSettings`).
     """
 
     codec: int = RAW
@@ -89,10 +86,7 @@ def open_chunk(table: ChunkTable, number: int, stored: Body, cipher: ObjectCiphe
 
 
 def open_ring(entry: SegmentEntry, prefix: str, keys: KeyRing = NO_KEYS) -> ObjectCipher | None:
-    """The cipher of a segment of the partition at `prefix`; None if the segment is not encrypted.
-
-    Raises AccessDenied if its key is missing, Corrupt if it is not encrypted and the ring requires encryption.
-    """
+    """The cipher; None if not encrypted. Raises AccessDenied without the key, Corrupt if required."""
     name = object_identity(prefix, entry.data_key)
     if entry.key_id is not None:
         return keys.open_object(entry.key_id, entry.wrapped_key or "", name)

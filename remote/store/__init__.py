@@ -1,8 +1,4 @@
-"""The object-store protocol and its implementations.
-
-`protocol` has the operations and their guarantees. `open_store` opens a store by its URL. Each store has one module:
-files, HDFS, memory, S3 by s3fs, S3 by obstore. Wrappers are in `middleware`.
-"""
+"""The object-store protocol and its implementations. Start with `protocol` and `open_store`."""
 
 from remote.store.protocol import (
     DELETE_PAGE,

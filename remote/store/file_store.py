@@ -1,18 +1,13 @@
 """An object store in a directory: ``file://``. For one machine or a shared file system; durable.
 
-fsspec's local file system is not used: its create checks and then writes, which is a race, and it never syncs. This
-store uses `local.storage.storage`, the project's access to the disk.
-
-Order of effects of a write:
+Order of effects of a write (fsspec's create checks and then writes, which is a race, and never syncs):
 
 1. Write and sync a temporary file (``<root>/~aside/<ulid>``).
 2. Rename it over the target. For create-if-absent make a hard link instead, which fails if the name is taken.
 3. Sync the target's directory.
 
-A crash leaves the target untouched or complete, and maybe a temporary file. No listing shows temporary files. They may
-be removed by hand while no writer runs.
-
-The root itself is never created: a mistyped path must not look like an empty store.
+A crash leaves the target untouched or complete, and maybe a temporary file, which no listing shows. The root itself is
+never created: a mistyped path must not look like an empty store.
 """
 
 from __future__ import annotations
@@ -50,7 +45,7 @@ ASIDE = "~aside"  # no topic name contains a tilde
 
 
 class FileStore(ObjectStore):
-    """See `remote.store.protocol.ObjectStore`. `root` is an existing absolute directory."""
+    """A store in `root`, an existing absolute directory."""
 
     def __init__(self, root: str, *, storage: Storage | None = None) -> None:
         self._root = root.rstrip("/") or "/"
@@ -161,10 +156,7 @@ class FileStore(ObjectStore):
         return f"{self._root.rstrip('/')}/{key}"
 
     def _walk(self, directory: str, above: tuple[str, ...] = ()) -> Iterator[ObjectInfo]:
-        """Yield all files below, in no order, without files deleted during the walk; follow symbolic links.
-
-        `above` are the real paths of the enclosing directories: a link to one of them would never end.
-        """
+        """All files below, unordered; follows symbolic links except to `above`, the enclosing directories."""
         if not above and self._is_lost(directory):
             return
         place = self._place(directory, above) if above else ""  # the root: only if the walk descends
@@ -186,14 +178,12 @@ class FileStore(ObjectStore):
                     yield self.head(key)
 
     def _place(self, directory: str, above: tuple[str, ...]) -> str:
-        """Return the real path of a directory inside others."""
         path = f"{self._root}/{directory}"
         if os.path.islink(path):
             return os.path.realpath(path)
         return f"{above[-1].rstrip('/')}/{directory.rpartition('/')[2]}"
 
     def _is_lost(self, key: str) -> bool:
-        """Whether the key is a broken symbolic link: to itself, or to a missing target."""
         path = f"{self._root}/{key}"
         return os.path.islink(path) and not os.path.exists(path)
 

@@ -1,9 +1,7 @@
 """The HDFS store: ``hdfs://namenode:8020/directory``, over hdfs-native, fsspec's client for HDFS.
 
-fsspec's layer lacks three things: a rename that does not overwrite, hsync, and ranges. These use the client below it
-(`filesystem.client`). fsspec's `pipe_file(mode="create")` checks and then writes, which is a race, and is not used.
-
-Order of effects of a write:
+fsspec's layer lacks a rename that does not overwrite, hsync, and ranges: they use the client below it
+(`filesystem.client`). Order of effects of a write:
 
 1. Write a temporary file (``<root>/~aside/<ulid>``), with an hsync after every part, so that the bytes are on the
    DataNodes' disks.
@@ -11,20 +9,18 @@ Order of effects of a write:
 3. Rename it at the NameNode, which is atomic: over the target, or for create-if-absent failing if the name is taken.
 
 A crash leaves the target untouched or complete, and maybe a temporary file, which no listing shows. The first write of
-a process removes temporary files older than ASIDE_AGE_MAX_MS by the NameNode's clock, and only files with this store's
-names. Directories are created as needed and stay when empty; they are no objects.
+a process removes such files older than ASIDE_AGE_MAX_MS by the NameNode's clock. Empty directories are no objects. The
+root itself is never created: a mistyped path must not look like an empty store.
 
 A rename whose answer was lost, and which the client repeats, finds its source missing. The store raises Unavailable. A
-retry of the whole create then meets its own object and raises AlreadyExists, as documented in
-`ObjectStore.put_if_absent`.
+retry of the whole create then meets its own object and raises AlreadyExists (`ObjectStore.put_if_absent`).
 
-The root itself is never created: a mistyped path must not look like an empty store. Kerberos, high availability and
-nameservices are configured by the files in ``HADOOP_CONF_DIR``; options are single Hadoop settings in addition. A
-client must not be used in a forked child, so every process makes its own at its first request.
+A client must not be used in a forked child, so every process makes its own at its first request. Options are Hadoop
+settings in addition to the files in ``HADOOP_CONF_DIR``.
 
 **Errors.** The client raises Python's classes for a missing and for a taken name, OSError for a connection, and
-RuntimeError for the rest, with the Java class of the NameNode's exception: the class decides, and only the class is
-reported. A panic of its Rust code is not an Exception. It is caught too: one odd answer must not end the process.
+RuntimeError for the rest, with the Java class of the NameNode's exception: only this class decides and is reported. A
+panic of its Rust code is not an Exception. It is caught too: one odd answer must not end the process.
 """
 
 from __future__ import annotations
@@ -95,10 +91,7 @@ _REFUSED = {
 
 
 class HdfsStore(ObjectStore):
-    """See `remote.store.protocol.ObjectStore`.
-
-    `authority` is ``host:port``, a nameservice, or "" for the default one.
-    """
+    """A store in HDFS. `authority` is ``host:port``, a nameservice, or "" for the default one."""
 
     def __init__(self, authority: str, root: str, options: Mapping[str, object] | None = None) -> None:
         self._authority = authority
@@ -330,7 +323,7 @@ class HdfsStore(ObjectStore):
 
 
 def make_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa: ANN401
-    """Return a fresh fsspec file system. `authority` is as in `HdfsStore`; errors are the library's."""
+    """A fresh fsspec file system. `authority` is as in `HdfsStore`; errors are the library's."""
     import fsspec
 
     host, _, port = authority.partition(":")
@@ -340,7 +333,6 @@ def make_filesystem(authority: str, options: Mapping[str, str]) -> Any:  # noqa:
 
 
 def _settings(options: Mapping[str, object]) -> dict[str, str]:
-    """Return the Hadoop settings for the client. Raises InvalidRequest for a value that is not plain."""
     for name, value in options.items():
         if not isinstance(value, str | int | float | bool):
             raise InvalidRequest("cannot open the store, an option is not a Hadoop setting", option=name)
@@ -374,7 +366,6 @@ def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) ->
 
 
 def translate(error: OSError | RuntimeError, attempt: str, facts: dict[str, object]) -> LogError:
-    """Return this project's error for an error of the client."""
     name = java_class(error)
     if isinstance(error, FileNotFoundError) or (name == "AccessControlException" and _NOT_A_DIRECTORY in str(error)):
         return NotFound(f"{attempt}, it does not exist", **facts)

@@ -1,7 +1,4 @@
-"""The object store in memory: the reference for the other stores, used in unit tests.
-
-Every operation is atomic under one lock. The objects are lost with the process.
-"""
+"""The object store in memory, for tests. Every operation is atomic under one lock."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from remote.store.protocol import (
 
 
 class MemoryStore(ObjectStore):
-    """See `remote.store.protocol.ObjectStore`. `now_ms` gives the objects' times."""
+    """A store in this process. `now_ms` gives the objects' times."""
 
     def __init__(self, url: str = "memory://x", *, now_ms: Callable[[], int] | None = None) -> None:
         self._url = url

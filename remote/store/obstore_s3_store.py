@@ -1,22 +1,12 @@
 """The S3 store over obstore: puts, uploads, gets and ranges by a Rust client without the GIL.
 
-Listings and deletes use s3fs, because obstore cuts prefixes at slashes and names at their last slash. Listings of
-manifests are the exception, because every read-only open begins with one: s3fs and its dependencies take a process a
-quarter of a second to load.
-
-obstore's own functions are used, not its fsspec interface, which has no create-if-absent and adds a copy. Both are
-measured in `tests/bench/bench_stores.py`.
-
-obstore does not retry (one layer does, `remote.store.middleware.retrying_store`), except parts of an upload. Only the
-client can send a single part again; it retries them within the limits of the policy. Every request is signed over the
-SHA-256 of its body, so S3 refuses a body that differs.
-
-A large upload has UPLOAD_PARTS + 1 parts in memory, so at most `uploads_max` should run at once;
-`remote.store.middleware.deadline_store` enforces that. Uploads are invisible until completed; obstore aborts a failed
-one.
-
-obstore's threads do not survive a fork, and a forked child would hang. A process forked after the first use of obstore
-uses s3fs.
+- Listings and deletes use s3fs, because obstore cuts prefixes at slashes and names at their last slash. Listings of
+  manifests use obstore, because every read-only open begins with one, and loading s3fs takes a quarter of a second.
+- obstore's fsspec interface is not used: it has no create-if-absent and adds a copy.
+- obstore does not retry (`remote.store.middleware.retrying_store` does), except parts of an upload, within the limits
+  of the policy. Every request is signed over the SHA-256 of its body, so S3 refuses a body that differs.
+- A large upload has UPLOAD_PARTS + 1 parts in memory. Uploads are invisible until completed; a failed one is aborted.
+- obstore's threads do not survive a fork. A process forked after the first use of obstore uses s3fs: it would hang.
 """
 
 from __future__ import annotations
@@ -189,10 +179,7 @@ class ObstoreS3Store(S3Store):
         yield from super().list(prefix, start_after=start_after)
 
     def _page(self, pages: Iterator[Sequence[Any]], prefix: str) -> Sequence[ObjectInfo] | None:
-        """Return the next entries, none at the end; None if obstore would cut or refuse a name.
-
-        Such names have an empty component, or belong to an empty object, which may be a folder marker.
-        """
+        """The next entries, none at the end; None for a name that obstore would cut or refuse."""
         nothing: Sequence[Any] = ()
         try:
             with self._at("cannot list objects", None, prefix=prefix):
@@ -217,7 +204,6 @@ class ObstoreS3Store(S3Store):
         return self._root + check_key(key)
 
     def _obstore(self) -> _Clients | None:
-        """Return the clients, made at the first request; None in a process where obstore would hang."""
         if not _may_use_obstore():
             return None
         with self._lock:
@@ -312,7 +298,6 @@ def _may_use_obstore() -> bool:
 
 
 def _is_obstores(error: BaseException) -> bool:
-    """Whether the error is obstore's own, or a panic of its Rust code."""
     import obstore.exceptions
 
     return isinstance(error, OSError | ValueError | obstore.exceptions.BaseError) or (
@@ -321,7 +306,6 @@ def _is_obstores(error: BaseException) -> bool:
 
 
 def _translate(error: BaseException, attempt: str, facts: dict[str, object], endpoint: str | None) -> LogError:
-    """Return this project's error, by code, status, or class. The client's text is not passed on."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status or code:

@@ -9,8 +9,8 @@
 
 S3 options of this project:
 
-- ``client``: ``s3fs``, ``obstore`` or ``auto``, the default. ``auto`` chooses obstore, the faster client, if it is
-  installed and supports all other options.
+- ``client``: ``s3fs``, ``obstore`` or ``auto``, the default: obstore, the faster client, if it is installed and
+  supports all other options.
 - ``sse`` and ``sse_kms_key_id``: server-side encryption of all writes, unless `objects` has one. A bucket whose policy
   refuses unencrypted objects then accepts pins and manifests from a reader or a job too.
 
@@ -50,10 +50,9 @@ def open_store(
     policy: RetryPolicy | None = None,
     objects: ObjectSettings = BUCKETS_OWN,
 ) -> ObjectStore:
-    """Return the store at `url`, with deadlines and the one retry layer. No request is sent yet.
+    """The store at `url`, with deadlines and the one retry layer. No request is sent yet.
 
-    `objects` are for an S3 store, and rejected for any other. Raises InvalidRequest for a wrong URL or option, or if
-    the scheme's library is not installed.
+    Raises InvalidRequest for a wrong URL or option, a missing library, or `objects` for a store that is not S3.
     """
     parts = check_url(url)
     shown = _shown(parts)
@@ -75,7 +74,7 @@ def open_store(
 
 
 def check_url(url: str) -> SplitResult:
-    """Return the parts of a store's URL without opening it. Raises InvalidRequest for a wrong one."""
+    """The parts of a store's URL, without opening it. Raises InvalidRequest for a wrong one."""
     wrong, schemes = "cannot open the store, the url is not the url of a store", ",".join(SCHEMES)
     try:
         parts = urlsplit(url)
@@ -105,7 +104,6 @@ def _shown(parts: SplitResult) -> str:
 
 
 def _unescaped(path: str) -> str:
-    """Return the path as the operating system has it; any bytes may be escaped."""
     return os.fsdecode(unquote_to_bytes(path))
 
 

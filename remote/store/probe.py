@@ -25,9 +25,8 @@ RACERS = 4  # concurrent creates of one name
 class StoreGuarantees:
     """The guarantees that the probe observed.
 
-    `create_if_absent`: a second create of one name was refused and changed nothing. `one_winner`: of RACERS concurrent
-    creates at most one succeeded, and the object has its body. An implementation that checks and then writes fails
-    here, most of the time.
+    - `create_if_absent`: a second create of one name was refused and changed nothing.
+    - `one_winner`: of RACERS concurrent creates at most one succeeded, and the object has its body.
     """
 
     create_if_absent: bool
@@ -43,7 +42,7 @@ def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_rac
     """Create a fresh key twice, read it, and remove it. Raises the store's errors if it cannot be written to.
 
     `is_racing` also creates a key from several threads at once; otherwise `one_winner` is assumed. The key is removed
-    only if the first create was answered: a delete request to a store that does not answer would double the wait.
+    only if the first create was answered.
     """
     key = f"{prefix}{PROBES}{new_ulid(now_ms)}"
     first, second = b"tiered probe 1\n", b"tiered probe 2\n"
@@ -65,7 +64,6 @@ def probe_store(store: ObjectStore, prefix: str = "", now_ms: int = 0, *, is_rac
 
 
 def _has_one_winner(store: ObjectStore, key: str) -> bool:
-    """Whether concurrent creates have at most one winner, whose body is in the object."""
     bodies = [b"tiered probe by %d\n" % number for number in range(RACERS)]
     together = threading.Barrier(RACERS)
 

@@ -1,12 +1,9 @@
 """The object-store protocol: the few operations of the remote tier, and the guarantees of each.
 
 Keys are relative to the store's root, use ``/`` and never begin with it. Every implementation and every wrapper obeys
-this contract; `tests/contract` runs one suite over all of them.
-
-The only errors: `NotFound`, `AlreadyExists`, `AccessDenied`, `Unavailable` (may be retried), `InvalidRequest`,
-`Corrupt` (an answer of the wrong length). An operation that raises `Unavailable` may or may not have taken effect.
-
-Thread safety: all operations may be called from several threads at once.
+this contract; `tests/contract` runs one suite over all of them. All operations are thread safe. The only errors:
+`NotFound`, `AlreadyExists`, `AccessDenied`, `Unavailable` (may be retried; the operation may or may not have taken
+effect), `InvalidRequest`, `Corrupt` (an answer of the wrong length).
 """
 
 from __future__ import annotations
@@ -44,8 +41,6 @@ class ObjectInfo:
 class UploadSource:
     """Bytes to upload in parts, without holding all of them; the number of parts may be unknown.
 
-    Contract:
-
     - Each call of `parts()` begins at the first part and gives the same bytes: a failed upload is retried from there.
     - A store takes the parts in order, from one thread. It holds the parts that it has not sent yet, and resends a
       failed part from memory.
@@ -57,10 +52,7 @@ class UploadSource:
 
 
 class ObjectStore(Protocol):
-    """The operations of a store; the module text has the contract of all of them.
-
-    A store that reads sequentially derives from this class and inherits `get_ranges` and `get_each`.
-    """
+    """The operations of a store. A subclass that reads sequentially inherits `get_ranges` and `get_each`."""
 
     @property
     def url(self) -> str:
@@ -84,42 +76,35 @@ class ObjectStore(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """Return the whole body. Raises NotFound."""
+        """The whole body. Raises NotFound."""
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `start`.
-
-        Raises NotFound; Corrupt if the object ends earlier; Unavailable for an answer with another range.
-        """
+        """Exactly `length` bytes from `start`. Raises NotFound, Corrupt for an early end, Unavailable."""
         ...
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[Body]:
-        """Return `get_range` of each (start, length), concurrently where the store can. Immutable."""
+        """`get_range` of each (start, length), concurrently where the store can. Immutable."""
         return [self.get_range(key, start, length) for start, length in ranges]
 
     def get_each(self, ranges: Sequence[GetRange]) -> Sequence[Body | None]:
-        """Return the bodies of several requests, in order, concurrently where the store can.
-
-        None for an object that is missing or ends earlier. For speculative reads that should cost no extra time.
-        Immutable, as in `get_ranges`.
-        """
+        """The bodies, in order, concurrently where the store can; None if missing or short. Immutable."""
         return [read_if_there(self, each) for each in ranges]
 
     def head(self, key: str) -> ObjectInfo:
-        """Return size and time of one object. Raises NotFound."""
+        """Size and time of one object. Raises NotFound."""
         ...
 
     def list_prefixes(self, prefix: str) -> list[str]:
-        """Return the path components that begin with `prefix` and contain objects, sorted, without slashes.
+        """The path components that begin with `prefix` and contain objects, sorted, without slashes.
 
-        The result has the component after the last ``/`` of `prefix`, whole: for ``"a/"`` all of them, for ``"a/b-"``
-        the ones that begin with ``b-``. Where the store can, it examines no others. Raises as `list` does.
+        Each is the whole component after the last ``/`` of `prefix`: for ``"a/"`` all of them, for ``"a/b-"`` the ones
+        that begin with ``b-``. Where the store can, it examines no others. Raises as `list` does.
         """
         ...
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects with prefix `prefix` and a key after `start_after`, in key order. Never cached.
+        """Objects with `prefix` and a key after `start_after`, in key order. Never cached.
 
         Raises NotFound if the store's root (bucket, directory) does not exist. An empty prefix yields nothing.
         """
@@ -144,10 +129,7 @@ def read_if_there(store: ObjectStore, wanted: GetRange) -> Body | None:
 
 
 def read_named(ask: Callable[[], T]) -> T:
-    """Read an object that a manifest names: a 404 is final only after MISSING_TRIES tries.
-
-    A 404 may come from one node of the store alone. Raises NotFound; the caller then reads the newest manifest.
-    """
+    """Read an object that a manifest names: a 404 (of one node) is final after MISSING_TRIES tries."""
     for _ in range(MISSING_TRIES - 1):
         with suppress(NotFound):
             return ask()
@@ -155,7 +137,7 @@ def read_named(ask: Callable[[], T]) -> T:
 
 
 def parts_of(size_bytes: int) -> list[tuple[int, int]]:
-    """Return (start, length) of each part of a body, in order. One part means one plain PUT."""
+    """(start, length) of each part of a body, in order. One part means one plain PUT."""
     step = part_step(size_bytes)
     return [(start, min(step, size_bytes - start)) for start in range(0, size_bytes, step)]
 
@@ -166,7 +148,7 @@ def ranged_source(size_bytes: int, read: Callable[[int, int], Body]) -> UploadSo
 
 
 def begun_parts(key: str, source: UploadSource) -> Iterator[Body]:
-    """Return the parts of a source, the first one made. Raises InvalidRequest without one, or an empty one."""
+    """The parts of a source, the first one made. Raises InvalidRequest without one, or an empty one."""
     parts = source.parts()
     first = next(parts, b"")
     check_body(key, len(first))
@@ -198,10 +180,7 @@ def check_range(key: str, start: int, length: int) -> None:
 
 
 def check_length(body: Body, attempt: str, facts: Mapping[str, object], length: int) -> None:
-    """Check a ranged GET: raise Corrupt for a short answer, because the object ends there.
-
-    Raise Unavailable for a long one: an error of the store or of a proxy before it, so a retry may succeed.
-    """
+    """Raise Corrupt if a ranged GET ended early, Unavailable for a long answer (a proxy's error)."""
     if len(body) < length:
         raise Corrupt(f"{attempt}, the object ends before the range", **facts, found=len(body))
     if len(body) > length:

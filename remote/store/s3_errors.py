@@ -87,7 +87,6 @@ def is_about_options(error: BaseException) -> bool:
 
 
 def _endpoint(error: BaseException) -> str | None:
-    """Return scheme, host and port of the server that did not answer, if the client reports them."""
     url = getattr(error, "kwargs", {}).get("endpoint_url")
     if not isinstance(url, str):
         return None

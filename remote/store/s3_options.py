@@ -1,8 +1,8 @@
 """Translation of s3fs options into obstore options: one set of names with one meaning.
 
-For s3fs, botocore interprets the options: the endpoint, the region, whether the bucket is in the host's name, the
-credentials. This module gets the same answers from botocore, once per store and process, and passes them to obstore.
-Options without a counterpart are `untranslatable`: such a store uses s3fs.
+botocore interprets the options for s3fs: the endpoint, the region, whether the bucket is in the host's name, the
+credentials. This module passes the same answers to obstore, once per store and process. A store with options that are
+`untranslatable` uses s3fs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _unknown(options: Mapping[str, object]) -> Iterator[str]:
 
 
 def settings(bucket: str, options: Mapping[str, Any]) -> Settings:
-    """Return the meaning of the options. Raises AccessDenied without credentials, and botocore's errors."""
+    """The meaning of the options. Raises AccessDenied without credentials, and botocore's errors."""
     import botocore.session
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -111,7 +111,7 @@ class _Seen(Exception):
 
 
 def _address(client: Any, bucket: str) -> str:  # noqa: ANN401
-    """Return the URL of a request for an object; a presigned URL would have the global endpoint."""
+    """The URL of a request for an object; a presigned URL would have the global endpoint."""
 
     def see(request: Any, **_: object) -> None:  # noqa: ANN401
         raise _Seen(request.url)
@@ -170,10 +170,9 @@ def encryption(objects: ObjectSettings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectSettings:
-    """Object settings; None uses the bucket's defaults.
+    """Object settings; None: the bucket's defaults. `encryption` is ``AES256`` or ``aws:kms``.
 
-    `encryption` is S3's name, ``AES256`` or ``aws:kms``. `storage_class` applies to uploads, which are segments.
-    Indexes and manifests are small, read often and replaced soon, and cheaper classes charge extra for that.
+    `storage_class` applies to segments only: cheaper classes charge extra for small objects that are soon replaced.
     """
 
     storage_class: str | None = None

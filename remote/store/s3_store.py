@@ -1,33 +1,19 @@
 """The S3 store, over s3fs: every operation is one request where S3 has one for it.
 
-These features of s3fs are disabled or bypassed:
-
-- retries (the one retry layer is `remote.store.middleware.retrying_store`);
-- cached listings and read-ahead;
-- a HEAD before a GET, and the test whether a missing key is a directory.
-
-Every body and every part is sent with the CRC32 that botocore adds by default, and S3 refuses a body that differs. The
-user's `config_kwargs` can disable the CRC32.
-
-Large uploads:
-
-- They are sent in parts, each retried alone. `PartSender` bounds their memory. They are invisible until
-  completed.
-- A failed upload is aborted, with as many retries as a part. Uploads left by a killed process or an outage are removed
-  by `remote.store.unfinished_uploads` or a lifecycle rule (abort incomplete multipart uploads).
-- A completion with a lost answer is settled by the size of the object. Names are never reused, so the object can only
+- s3fs's retries, cached listings, read-ahead, and additional HEADs are disabled or bypassed.
+- Every body and every part is sent with the CRC32 that botocore adds by default, and S3 refuses a body that differs.
+  The user's `config_kwargs` can disable the CRC32.
+- Large uploads are sent in parts, each retried alone, and are invisible until completed. A failed upload is aborted;
+  `remote.store.unfinished_uploads` or a lifecycle rule removes the uploads of a killed process.
+- A completion with a lost answer is resolved by the size of the object. Names are never reused, so the object can only
   be this upload.
-
-A file system must not be used in a forked child, so every process makes its own at its first request. The client is
-built at that time too, so wrong options raise InvalidRequest there. The error has their names and no values.
-
-A client reads the keys in a file or a profile once. If they are refused later, they may have been replaced: the client
-is rebuilt, and the call raises Unavailable so that it is retried. The refusal of a client younger than CLIENT_AGE_MIN_S
-is final.
-
-**Parts.** For any size of segments and any number of copies, `parts_max` parts are sent at once. Each upload holds one
-more part, made while it waits for a slot. So an upload never waits for memory that only it could free, and the next
-part is ready when a slot is free.
+- `parts_max` parts of all uploads are sent at once. Each upload holds one more part, made while it waits for a slot. So
+  an upload never waits for memory that only it could free.
+- A file system must not be used in a forked child, so every process makes its own at its first request. Wrong options
+  raise InvalidRequest there, with their names and no values.
+- A client reads the keys in a file or a profile once. If they are refused later, they may have been replaced: the
+  client is rebuilt, and the call raises Unavailable so that it is retried. The refusal of a client younger than
+  CLIENT_AGE_MIN_S is final.
 """
 
 from __future__ import annotations
@@ -106,11 +92,7 @@ class PartSender:
         self._places = threading.BoundedSemaphore(parts_max)
 
     def send(self, parts: Iterable[Body], send_one: Callable[[int, Body], SentPart]) -> list[SentPart]:
-        """Return the answer of `send_one(number, body)` for every part, in order; calls run concurrently.
-
-        Raises the error of `parts` or of the first failing call. At that point no call is running, and no further part
-        was requested.
-        """
+        """The answers of concurrent `send_one(number, body)`, in order. Raises once no call is running."""
         under_way: list[Future[SentPart]] = []
         has_failed = threading.Event()
 
@@ -135,7 +117,7 @@ class PartSender:
 
 
 class S3Store(ObjectStore):
-    """See `ObjectStore`. `options` are s3fs's. `policy` is for the parts of large uploads."""
+    """A store in S3. `options` are s3fs's. `policy` is for the parts of large uploads."""
 
     uploads_max: int | None = None  # concurrent large uploads; None for any number
 
@@ -195,17 +177,13 @@ class S3Store(ObjectStore):
             raise
 
     def _store_once(self, key: str, body: bytes, settings: Mapping[str, object]) -> None:
-        """Send one PUT without a condition."""
         try:
             self._call("cannot store an object", "put_object", key, Body=body, **settings)
         except AlreadyExists as error:
             self._resolve_put(key, body, error)
 
     def _resolve_put(self, key: str, body: Body, error: AlreadyExists) -> None:
-        """Determine the outcome of a PUT without a condition that got a 412: compare the stored object.
-
-        Raises Unavailable if there is no object.
-        """
+        """Compare the stored object after a 412 for a plain PUT. Raises Unavailable without an object."""
         try:
             found = self.get(key)
         except NotFound:
@@ -338,7 +316,6 @@ class S3Store(ObjectStore):
 
     @contextmanager
     def _door(self, attempt: str, **facts: object) -> Iterator[None]:
-        """Translate errors in every use of the client, the first one included: it builds the client."""
         made = self._clients_made
         try:
             with translated(attempt, options=self._given, store=self.url, **facts):
@@ -348,7 +325,7 @@ class S3Store(ObjectStore):
             raise self._worth_a_try(error, made) from error.__cause__
 
     def _worth_a_try(self, error: LogError, made: int) -> LogError:
-        """Return Unavailable for a refusal after which a call with new credentials may succeed, else the error itself.
+        """Unavailable for a refusal that new credentials may resolve, else the error itself.
 
         A new client reads the credentials again. It exists already if the number of clients is above `made`, the number
         at the start of the call. Otherwise this method drops the client, unless the client is new.
@@ -386,7 +363,7 @@ class S3Store(ObjectStore):
 
 
 def _client_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return s3fs's options over this project's defaults: the user's value wins, except for retries."""
+    """s3fs's options over this project's defaults: the user's value wins, except for retries."""
     given = options.get("config_kwargs") or {}
     if not isinstance(given, Mapping):
         raise InvalidRequest("cannot open the store, an option is not a table", option="config_kwargs")
@@ -401,7 +378,6 @@ def _client_options(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def object_info(key: str, size_bytes: int, modified: Any) -> ObjectInfo:  # noqa: ANN401
-    """Return the facts of a listing about an object."""
     return ObjectInfo(
         key=key, size_bytes=size_bytes, modified_ms=int(modified.timestamp() * 1000) if modified is not None else None
     )
@@ -424,11 +400,7 @@ def translated(attempt: str, *, options: Iterable[str] = (), **facts: object) ->
 
 
 def refusal(refused: Sequence[tuple[str, str]], attempt: str, facts: dict[str, object]) -> LogError | None:
-    """Return the error for the refusals of one DeleteObjects; None without a refusal.
-
-    `refused` holds (key, error code). The response as a whole is a 200. A permanent refusal is reported before one that
-    a retry may resolve.
-    """
+    """The error for the refusals (key, code) of one DeleteObjects, permanent ones first, or None."""
     kinds: dict[type[LogError], list[tuple[str, str]]] = {}
     for key, code in refused:
         if code != "NoSuchKey":  # a missing key is no error
@@ -465,11 +437,7 @@ def of_answer(code: str, status: int, attempt: str, facts: dict[str, object]) ->
 
 
 def make_filesystem(options: Mapping[str, object]) -> Any:  # noqa: ANN401
-    """Return a fresh s3fs file system with its client built.
-
-    It is never shared, so closing it affects no other store. By default fsspec builds the client in its first request.
-    Errors are the library's; the caller translates them.
-    """
+    """A fresh s3fs file system with its client built; never shared. Errors are the library's."""
     import fsspec
     from aiobotocore.session import AioSession
 

@@ -1,12 +1,8 @@
 """Multipart uploads that were never completed: they cost money, and no object listing shows them.
 
-As for orphans, the epoch in the object's name decides (`remote.gc.orphan_search`): the writer of an older epoch is
-fenced, so no such upload can become an object that counts. Only S3 has such uploads. This module is the only use of
-boto3. Every request, a page of a listing included, passes the one retry layer and has a deadline.
-
-Also here, because they are S3's too: the settings that an authorized person makes once, bucket lifecycle and inline IAM
-policies. They are compared by content, in any order. Rules and policies with other names stay unchanged. Their requests
-are not retried: an operator is waiting for the answer.
+The epoch in the object's name decides (`remote.gc.orphan_search`): the writer of an older epoch is fenced, so no such
+upload can become an object that counts. Every request, a page of a listing included, passes the one retry layer and has
+a deadline. Bucket lifecycle and IAM policies are compared by content, in any order; their requests are not retried.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ class UnfinishedUploads:
         self._known: Any = None
 
     def list(self, prefix: str = "") -> list[UnfinishedUpload]:
-        """Return the uploads below `prefix`, by key, without sizes. Raises AccessDenied, Unavailable, NotFound."""
+        """The uploads below `prefix`, by key, without sizes. Raises AccessDenied, Unavailable, NotFound."""
         attempt, named = "cannot list unfinished uploads", {"Bucket": self._bucket, "Prefix": self._root + prefix}
         found = []
         for page in self._pages(attempt, "list_multipart_uploads", named, _UPLOADS_MARKS, prefix=prefix):
@@ -91,7 +87,6 @@ class UnfinishedUploads:
             self._missing(error)
 
     def _missing(self, error: NotFound) -> int:
-        """Return 0 for an upload that no longer exists. Raises the error if the bucket is missing."""
         if error.facts.get("cause") == "NoSuchBucket":
             raise error
         return 0
@@ -109,8 +104,6 @@ class UnfinishedUploads:
             place = {mark: page[field] for mark, field in marks.items() if page.get(field)}
 
     def _ask(self, attempt: str, method: str, named: Mapping[str, object], **facts: object) -> dict[str, Any]:
-        """Send one request, with retries and a deadline for each try."""
-
         def once() -> dict[str, Any]:
             with translated(attempt, options=self._options, store=self._url, **facts):
                 call: Callable[..., dict[str, Any]] = getattr(self._client(), method)
@@ -144,7 +137,7 @@ def boto3_client(service: str, options: Mapping[str, object]) -> Any:  # noqa: A
 
 
 def orphaned_uploads(uploads: list[UnfinishedUpload], prefix: str, *, epoch: int) -> list[UnfinishedUpload]:
-    """Return the uploads below a partition's prefix whose epoch is below `epoch`: no manifest can ever name them."""
+    """The uploads below a partition's prefix whose epoch is below `epoch`: no manifest can ever name them."""
     found = []
     for upload in uploads:
         made_in = parse_epoch(upload.key.removeprefix(prefix)) if upload.key.startswith(prefix) else None

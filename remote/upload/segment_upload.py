@@ -2,18 +2,13 @@
 
 Order of effects:
 
-1. Upload the data object.
-2. Ask the store for its size.
-3. Compare the facts found in the bytes with the facts for the entry.
-4. Upload the indexes object and ask for its size.
-5. Return the entry, which the caller commits with `MetadataLog.commit`. Before the commit no reader sees the objects.
+1. Upload the data object, and ask the store for its size.
+2. Compare the facts found in the bytes with the facts for the entry.
+3. Upload the indexes object, and ask the store for its size.
+4. Return the entry, which the caller commits with `MetadataLog.commit`. Before the commit no reader sees the objects.
 
-A crash before the commit leaves objects that no manifest names. Their names are never used again, because each attempt
-has a ULID of its own. The checksums and the entry's facts come from the very bytes of the requests
-(`remote.upload.segment_upload_stream`).
-
-"Verified" means: the store says that the object exists and has the right size. Nothing is read back. The store checks
-the bits during the upload as far as it can:
+A crash before the commit leaves objects that no manifest names, under names that are never used again. Nothing is read
+back. The store checks the bits during the upload as far as it can:
 
 | store | check of the bits during the upload |
 |---|---|
@@ -22,8 +17,8 @@ the bits during the upload as far as it can:
 | ``memory://`` | the bytes themselves |
 
 Not every server that speaks S3 compares the CRC32, and the client's option ``request_checksum_calculation =
-"when_required"`` leaves it out. The indexes object contains the chunk checksums. So the first read of changed bits
-finds them, and no reader gets them; the local copy may be dropped before that.
+"when_required"`` leaves it out. Then the first read finds changed bits by the chunk checksums in the indexes object;
+the local copy may be dropped before that.
 """
 
 from __future__ import annotations
@@ -58,11 +53,8 @@ class SegmentToCopy:
     - `epochs`: pairs (leader epoch, start offset), ascending, the first starting at `base_offset`.
     - `leader_epochs`: the bytes for the indexes object.
     - `read(start, length)`: returns exactly these bytes; may be called again for the same range.
-    - `path`: the local ``.log`` file, to read it ahead (`FileAhead`); None if not on this
-      machine.
-    - `inspect`: makes an inspector, which sees all bytes in order and returns `record_count` and the timestamps.
-
-    `record_count` or `inspect` is required. If both are given, the bytes must agree with the given numbers.
+    - `path`: the local ``.log`` file, to read it ahead (`FileAhead`); None if not on this machine.
+    - `inspect`: makes an inspector. It or `record_count` is required; the bytes must agree with all given numbers.
     """
 
     base_offset: int
@@ -95,17 +87,12 @@ def copy_segment(
     chunk_bytes: int | None = None,
     progress: Callable[[int], None] = lambda read_bytes: None,
 ) -> SegmentEntry:
-    """Upload and verify a segment; returns the entry to commit. Memory is bounded for any segment size.
+    """Upload and verify a segment; return the entry to commit. Memory is bounded for any segment size.
 
-    With `view` the segment is a part of the compacted view of that name, and its objects are among that view's.
-    `chunk_bytes` None uses the defaults of `remote.segments.index_bundle`. `progress` receives the number of bytes read
-    for the first time; calls are serial and add up to the segment's size.
-
-    After an error the objects of this attempt are deleted if possible, and the error is raised. Raises:
-
-    - Unavailable if the store does not have the sent objects.
-    - Corrupt if the segment changed during the copy, or its bytes contradict its place in the log.
-    - AccessDenied if the encryption key is not in the ring.
+    With `view` the segment is a part of that compacted view. `progress` receives the number of bytes read for the first
+    time; calls are serial and add up to the segment's size. After an error the objects of this attempt are deleted if
+    possible. Raises Unavailable if the store does not have the sent objects, Corrupt if the segment changed during the
+    copy or contradicts its place in the log, AccessDenied without the encryption key.
     """
     if segment.size_bytes <= 0 or segment.base_offset >= segment.next_offset:
         facts = {"base_offset": segment.base_offset, "next_offset": segment.next_offset}
@@ -124,8 +111,6 @@ def copy_segment(
 
 
 class _Copy:
-    """One attempt, under names of its own."""
-
     def __init__(
         self,
         store: ObjectStore,
@@ -200,7 +185,6 @@ class _Copy:
         )
 
     def remove(self) -> None:
-        """Delete the objects of this attempt, if possible."""
         try:
             keys = self._data_key, self._indexes_key
             delete_objects(self._store, self._prefix, keys, DeleteReason.OWN_UPLOAD)
@@ -221,14 +205,13 @@ class _Copy:
             raise
 
     def _codec(self, chunk_bytes: int) -> int:
-        """Zstd if it is configured and pays, judged by the segment's first chunk."""
         if self._object_encoding.codec == RAW:
             return RAW
         first = self._segment.read(0, min(chunk_bytes, self._segment.size_bytes))
         return self._object_encoding.codec if self._object_encoding.pays(first) else RAW
 
     def _facts(self) -> SegmentFacts:
-        """The facts found in the bytes. Raises Corrupt if they contradict the known facts of the segment."""
+        """Raises Corrupt if the facts found in the bytes contradict the known facts of the segment."""
         segment, facts = self._segment, self._upload_stream.inspector.facts()
         known = (segment.record_count, segment.max_timestamp_ms, segment.min_timestamp_ms)
         if facts is None:
@@ -263,7 +246,6 @@ class _Copy:
         return len(body), ranges
 
     def _verify(self, key: str, size_bytes: int) -> None:
-        """Raise Unavailable unless the store has the object in full size. The module text lists the other checks."""
         key = self._prefix + key
         try:
             found = self._store.head(key).size_bytes

@@ -1,22 +1,16 @@
 """Stream the stored bytes of one segment: read, inspect, cut into chunks, encode, cut into parts.
 
-Every byte is read once: this module computes the checksum of each chunk, and the caller's `Inspector`, which knows
-batches, finds offsets, counts and times.
-
 | chunks are | cut |
 |---|---|
 | compressed or encrypted | at batch starts: as many whole batches as fit into `chunk_bytes`, or one larger batch |
 | stored unchanged | at exactly `chunk_bytes` |
 
-A new try (the store lost the first one) reads and inspects again. It must find the same bytes, which is checked before
-they are encoded. So the same name never gets other content, a late request of the first try does no harm, and no nonce
-is used for two contents. Memory: one part, and the chunks that are being encoded concurrently.
+A new try (the store lost the first one) must find the same bytes, which is checked before they are encoded. So the same
+name never gets other content, and no nonce is used for two contents. Memory: one part, and the chunks being encoded.
 
-`FileAhead` reads a local file ahead of its upload: the next block while the last one is processed. Without it the disk
-waits for the processor, and the processor for the disk. One event loop for the process reads with aiofiles. A file has
-one block in use and one being read, so memory stays bounded. This path bypasses `local.storage.storage`, so its errors
-are never final: after an error (the file was moved, the disk fails) the caller's `read` reads through the storage,
-which handles the error. The caller checks the bytes of both paths.
+`FileAhead` reads the next block of a local file while the last one is processed. It bypasses `local.storage.storage`,
+so its errors are never final: after an error the caller's `read` reads through the storage. The caller checks the bytes
+of both paths.
 """
 
 from __future__ import annotations
@@ -52,8 +46,7 @@ _JOINED_BYTES = 64 << 10  # of the next part, to complete a batch that crosses t
 class SegmentFacts:
     """Facts found in the bytes of a segment. Offsets are of its batches, both inclusive; None without batches.
 
-    `offset_index`, `time_index` and `txn_index` replace the segment's own index files where these contradict the bytes;
-    None where they agree.
+    The three indexes replace the segment's own index files where these contradict the bytes; None where they agree.
     """
 
     record_count: int
@@ -70,10 +63,9 @@ class Inspector(Protocol):
     """Inspects a segment's bytes as they stream. One for each try; used by one thread at a time."""
 
     def take(self, data: memoryview) -> int:
-        """The number of bytes of `data` that are whole batches.
+        """The number of bytes of `data` in whole batches. `data` starts where the last batches ended.
 
-        `data` starts where the batches of the last call ended. Raises Corrupt and InvalidRequest; their fact `at` is a
-        position in `data`.
+        Raises Corrupt and InvalidRequest; their fact `at` is a position in `data`.
         """
         ...
 
@@ -83,8 +75,6 @@ class Inspector(Protocol):
 
 
 class _TakesAll:
-    """Inspector for bytes of unknown content."""
-
     def take(self, data: memoryview) -> int:
         return len(data)
 
@@ -178,8 +168,6 @@ class SegmentUploadStream:
 
 
 class _Try:
-    """One pass over the segment from its beginning."""
-
     def __init__(self, segment: SegmentUploadStream, inspector: Inspector) -> None:
         self.inspector = inspector
         self.sent: list[tuple[int, int]] = []  # (length, CRC) of each chunk of the segment
@@ -219,7 +207,6 @@ class _Try:
             yield rest
 
     def _sealed(self) -> Iterator[bytes]:
-        """Stored chunks in order; several are encoded concurrently."""
         ahead: deque[Future[tuple[bytes, int]]] = deque()
 
         def sealed(number: int, chunk: Body) -> tuple[bytes, int]:
@@ -243,7 +230,6 @@ class _Try:
         return body
 
     def _chunks(self) -> Iterator[Body]:
-        """Chunks of whole batches."""
         position, want = 0, self._segment.chunk_bytes
         while position < self._segment.size_bytes:
             length = min(want, self._segment.size_bytes - position)
@@ -265,10 +251,7 @@ class _Try:
         self.sent.append((length, crc))
 
     def _inspected(self, tail: bytes, data: memoryview, start: int) -> tuple[bytes, int]:
-        """Pass `data` to the inspector, first completing the batch that started in `tail`.
-
-        Returns (the rest of the tail that is still incomplete, the number of bytes of `data` that were taken).
-        """
+        """Inspect `data` after the batch begun in `tail`; return (rest of an incomplete tail, bytes taken)."""
         at, more = 0, _JOINED_BYTES
         while tail:
             taken = self._taken(memoryview(tail + data[:more]), start - len(tail))
@@ -316,11 +299,7 @@ _LOOP = _Loop()
 
 
 class FileAhead:
-    """One file of `size_bytes` that is read roughly in order.
-
-    Thread safe; concurrent readers only lose the speed gain. `path` is the file, `read` the path through the storage,
-    which always works.
-    """
+    """A file of `size_bytes`, read ahead for one reader; `read` is the path through the storage. Thread safe."""
 
     def __init__(
         self, path: str, size_bytes: int, read: Callable[[int, int], Body], *, block_bytes: int = PART_BYTES
@@ -348,7 +327,7 @@ class FileAhead:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Close the file. Idempotent; later reads use the storage."""
+        """Idempotent; later reads use the storage."""
         with self._lock:
             self._has_failed = True
             ahead, self._ahead, self._block, self._at = self._ahead, None, b"", -1

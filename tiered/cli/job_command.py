@@ -1,7 +1,5 @@
 """The skeleton of a command that runs a job: options, bucket, work here or on Spark, result, exit code.
 
-A command has the options of a `BucketCommand`, or of a `JobCommand` if its work can run on Spark:
-
 1. `BucketCommand.opened` opens the bucket; from here on a signal only asks to stop (`BucketCommand.should_stop`).
 2. The command makes a plan. `BucketCommand.proceeds` prints it under ``--dry-run``, else asks, unless ``--yes``.
 3. `BucketCommand.carry_out` runs the job, in this process or in tasks, which open `JobCommand.tasks_of` the bucket.
@@ -48,7 +46,7 @@ _JOB_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 @dataclass(kw_only=True)
 class BucketCommand:
-    """One invocation of a command about a bucket: its shared options, the bucket, the signal that stops it."""
+    """One invocation of a command about a bucket."""
 
     url: str | None = REMOTE
     options: dict[str, object] = REMOTE_OPTIONS
@@ -101,10 +99,7 @@ class BucketCommand:
     def proceeds(
         self, planned: PricedWork, doing: str, done: str, summary: str, *, yes: bool, nothing: str | None = None
     ) -> bool:
-        """Print the plan of a dry run, or of `nothing` to do, and return False. Otherwise ask, unless `yes`.
-
-        `doing` and `done` are the verb of the command, in ``write 3 segments?`` and ``would be written``.
-        """
+        """Print the plan of a dry run or of no work and return False; else ask, unless `yes`."""
         if planned.dry_run or nothing is not None:
             self.print(planned)
             self.session.say(nothing or f"${format_dollars(planned.dollars)}; nothing changed")
@@ -152,7 +147,7 @@ class JobCommand(BucketCommand):
     def opened(
         self, *, rate: str | None = None, copies: bool = False, writes_segments: bool = False
     ) -> Iterator[Bucket]:
-        """As `BucketCommand.opened`. Raises UsageError for a rate with Spark, which decides how many tasks run."""
+        """Raises UsageError for a rate with Spark, which decides how many tasks run."""
         if self.is_on_spark and rate is not None:
             raise click.UsageError(
                 "--rate limits one process; with Spark use fewer cores: --spark 'local[2]', --conf spark.cores.max=4"
@@ -162,10 +157,7 @@ class JobCommand(BucketCommand):
 
     @contextmanager
     def spark(self, description: str) -> Iterator[Any]:
-        """A Spark session for this command, stopped at the end.
-
-        Raises InvalidRequest for invalid settings, or if Spark is not installed.
-        """
+        """A Spark session, stopped at the end. Raises InvalidRequest for invalid settings, or without Spark."""
         from tiered.spark.session import launched_session
 
         conf = parse_conf(self.spark_conf)
@@ -208,11 +200,7 @@ class JobCommand(BucketCommand):
         storage_class: str | None,
         rate: str | None,
     ) -> Iterator[TaskBucket]:
-        """Open the store that a rewrite of `bucket` writes to; with Spark it is opened only as a check.
-
-        The objects get that storage class, and the server-side encryption of the settings: those of the configuration
-        if the source bucket is the configured one, else those of -X.
-        """
+        """Open the store that a rewrite of `bucket` writes to, as `open_target`; with Spark only as a check."""
         from tiered.config.properties import DEFAULTS
         from tiered.jobs.job_bucket import Bucket as TaskBucket
         from tiered.jobs.job_bucket import OpenBucket
@@ -284,10 +272,7 @@ class Bucket:
     copies: LocalCopies | None = None
 
     def settings_of(self, topic: str, own: Mapping[str, str], **more: str) -> dict[str, str]:
-        """Return the settings of a topic whose manifest has `own`; `more` are command flags, which win.
-
-        Raises InvalidRequest for a key that the key ring lacks, before any read or write.
-        """
+        """Return a topic's settings; flags `more` win over `own`. Raises InvalidRequest for a key not in the ring."""
         from tiered.stores.object_encoding import encoding_of
 
         found = {**self.settings.of(topic, own), **more}
@@ -295,10 +280,7 @@ class Bucket:
         return found
 
     def partitions(self, targets: Sequence[str], topic_id: str | None) -> list[RemotePartitionName]:
-        """Return the partitions that ``TOPIC[/PARTITION]`` words name, all without a word.
-
-        Raises NotFound if a word names none.
-        """
+        """Return the partitions that `targets` name, or all. Raises NotFound for a target without a partition."""
         from remote.manifest.catalog import chosen_partitions
 
         requested = [parse_partition(each) for each in targets]
@@ -329,8 +311,8 @@ def open_bucket(
 ) -> Iterator[Bucket]:
     """Open the bucket at `url`, or the configured one. `rate` limits reads and writes separately.
 
-    With `writes_segments` it refuses settings that the bucket cannot honour for new segments. With `copies` this
-    directory's logs serve as good copies; a log is opened read-only on the first request for it.
+    `writes_segments` refuses settings that the bucket cannot honour for new segments. With `copies` this directory's
+    logs serve as good copies, opened read-only on the first request.
     """
     from remote.store.middleware.store_wrapper import ThrottledStore
     from tiered.config.config import Config
@@ -375,10 +357,7 @@ def open_bucket(
 
 
 def lost_partitions(session: Session, targets: Sequence[str]) -> dict[TopicPartition, LogError]:
-    """Return the partitions whose dropped records the configured bucket lacks: it is lost or wrong.
-
-    Checks this directory's partitions, or only `targets` if given. Every log is opened read-only.
-    """
+    """Return the partitions of this directory whose dropped records the bucket lacks; `targets` limit them."""
     wanted = [parse_partition(each) for each in targets]
     with session.manager(read_only=True) as manager:
         return {
@@ -400,10 +379,7 @@ def open_target(
     rate: str | None,
     is_configured: bool,
 ) -> ObjectStore:
-    """Open the store that a rewrite writes to, with that class and the settings' server-side encryption.
-
-    The settings are those of the configuration if the source bucket `is_configured`, else those of -X.
-    """
+    """Open the store that a rewrite writes to; settings as configured if the source `is_configured`, else by -X."""
     from remote.store.middleware.store_wrapper import ThrottledStore
     from remote.store.open_store import open_store
     from remote.store.s3_options import ObjectSettings

@@ -1,23 +1,18 @@
 """Compaction of a partition in the bucket by a co-writer: plan, two passes over groups, one commit.
 
-A manager cleans the segments on its disk. This job cleans segments that the disk has dropped:
-
-1. `plan_compaction` joins the newest epoch (`remote.manifest.writer_roles`), reads the segment entries of a range, and
-   divides them into **groups** of neighbours. A plan can be pickled and sent to tasks.
-2. Pass one (`tiered.jobs.compaction_passes`), for each group by itself: a digest of each key with the offset of the
-   newest record of the key in the group. Between the passes a Spark shuffle, or `newest_by_group` in one process, finds
-   the largest offset of each digest. Only digests and offsets leave a task.
-3. Pass two, for each group by itself: the cleaner decides, rebuilds and merges segments, and uploads them. Any number
-   of attempts may run, also in parallel: object names are never used twice.
+1. `plan_compaction` joins the newest epoch and divides a range of segment entries into **groups** of neighbours.
+2. Pass one (`compaction_passes`), for each group by itself: the digest of each key with the offset of its newest
+   record. A Spark shuffle, or `newest_by_group`, then finds the largest offset of each digest. Only digests and offsets
+   leave a task.
+3. Pass two, for each group by itself: the cleaner decides, rebuilds and merges segments, and uploads them. Attempts may
+   repeat and run in parallel: object names are never used twice.
 4. `commit_compaction` commits all groups in one manifest.
 
-The rules for removing records are the local cleaner's (`local.cleaner.record_retention`), with the same gates:
+The rules are the local cleaner's (`local.cleaner.record_retention`), with the same gates:
 
 - Nothing at or above the last stable offset, nothing younger than `min.compaction.lag.ms`.
-- Tombstones and markers only below the tombstone bound (I5) of the planned manifest, and only after their delete
-  horizon.
-- A transaction that extends from one group into the next keeps its marker: the group cannot see whether the
-  transaction's data is still there.
+- Tombstones and markers only below the tombstone bound (I5) of the planned manifest, after their delete horizon.
+- A transaction that extends into the next group keeps its marker: the group cannot see the rest of its data.
 
 | a crash or an error after | leaves | outcome |
 |---|---|---|
@@ -26,13 +21,11 @@ The rules for removing records are the local cleaner's (`local.cleaner.record_re
 | the commit, its reply lost | the new manifest | the same job finds its note there |
 | the commit | pending deletes of the replaced objects | the writer deletes them after the grace period |
 
-**Rounds.** One plan takes at most `ROWS_MAX` entries: every manifest names its pending deletes until the grace period
-ends. A job over more entries runs in rounds, as long as manifests have room (`wants_another`):
-
-- Each round takes the entries above the previous round's. Once the remaining entries fit one plan, a last round
-  compares all of them with each other.
-- The job's note holds its progress, as a number below zero until the job is done. A repeated job continues there.
-- If the entries never become few enough, they are clean through the end of their round only.
+**Rounds.** A job over more than `ROWS_MAX` entries runs in rounds, as long as manifests have room (`wants_another`):
+every manifest names its pending deletes. Each round takes the entries above the previous one's; once the remaining
+entries fit one plan, a last round compares all of them. If they never fit, entries are clean through the end of their
+round only. The job's note holds its progress, as a number below zero until the job is done: a repeated job continues
+there.
 
 Memory: a plan holds the entries of the range; a pass needs the memory of one group.
 """
@@ -89,11 +82,7 @@ _ROUNDS = -(1 << 62)  # a note's turn is this plus the offset that the rounds ha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Neighbouring segment entries without a gap between them: the work of one task.
-
-    `before` is the entry in front of them: its index names the transactions that are open at the group's base offset.
-    `aborted` are the aborted transactions with records or a marker in the group.
-    """
+    """Neighbouring entries of one task; the index of `before` names the transactions open at the base offset."""
 
     number: int
     entries: tuple[SegmentEntry, ...]
@@ -115,12 +104,10 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPlan:
-    """One partition's compaction: the groups to rewrite and the rules. Times in ms, offsets half open.
+    """One partition's compaction: groups and rules. Times in ms, offsets half open. Can be pickled.
 
-    Records in ``[start_offset, upto_offset)`` are compared with each other. `settings` are the topic's; a missing one
-    has its default. `producers` is the producer state at the end of the bucket. `secret` is the key of the digests.
-    With `is_done` the plan has no groups, because the manifest has this job's note. With `is_cut` the plan is one
-    round: there are more entries than one plan takes.
+    `producers` is the producer state at the end of the bucket, `secret` the key of the digests. `is_done`: the manifest
+    has this job's note. `is_cut`: the plan is one round of several.
     """
 
     job_id: str
@@ -150,11 +137,7 @@ class CompactionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupResult:
-    """Result of pass two for one group.
-
-    `replaced` are new entries in place of old ones. `vouched` are ULIDs of entries that stay unchanged and are now
-    clean.
-    """
+    """New entries in place of `replaced` ones; `vouched` are ULIDs of unchanged entries that are now clean."""
 
     number: int
     replaced: tuple[Replacement, ...] = ()
@@ -163,15 +146,10 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionOutcome:
-    """Result of a compaction job.
+    """Result of a compaction job; the counts cover the committed groups of all rounds.
 
-    `was_done`: an earlier run had committed it, and this run changed nothing.
-
-    Segments, records and bytes count the committed groups, in all rounds. `given_up` groups were not committed, because
-    another writer or job replaced some of their segments. The job is not done then: run it again with its id to do the
-    rest. Entries are clean through `upto_offset`, the bucket's end unless the job was bounded or `is_cut`. `is_cut`
-    means: there were too many entries to compare with each other, or too many pending deletes; a later job continues.
-    `is_stopped`: on request the job ended before another round that it wanted; a run under its id continues it.
+    `given_up` groups lost segments to another writer or job. Entries are clean through `upto_offset`. `is_cut`: too
+    many entries or pending deletes; a later job continues. `is_stopped`: ended on request before another round.
     """
 
     name: RemotePartitionName
@@ -212,14 +190,8 @@ def plan_compaction(
 ) -> CompactionPlan:
     """Plan the compaction of the entries that are wholly inside ``[start_offset, upto_offset)``.
 
-    An `upto_offset` of None means: as far as may be cleaned. If there are more than `rows_max` entries, the plan is
-    one round (see the module text): the first `rows_max` entries above the earlier rounds'.
-
-    A job with the `job_id` of a committed job has nothing to do. `settings` override the topic's own settings, which
-    are in the manifest.
-
-    Raises NotFound if there is no manifest, Conflict for a deleted topic, InvalidRequest for a topic that is not
-    compacted. Raises the errors of reading the bucket.
+    The plan is one round of at most `rows_max` entries; `upto_offset` None: as far as may be cleaned. Raises NotFound
+    without a manifest, Conflict for a deleted topic, InvalidRequest for a topic that is not compacted.
     """
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
@@ -292,13 +264,9 @@ def compact_partitions(
 ) -> list[CompactionOutcome]:
     """Compact partitions, in as many rounds as needed; return an outcome for each one without an error.
 
-    A parallel executor has all partitions at a time, otherwise one is compacted after the other. A job with the
-    `job_id` of an earlier one skips partitions that the earlier one committed. If `should_stop` the job ends before the
-    next partition, and after a round; a run under its `job_id` continues it.
-
-    After the commits of all other partitions the first error is raised: Fenced after a takeover by another writer,
-    Conflict after too many changes. With `errors` the errors are added there instead. An error of the work itself ends
-    the job of a parallel executor at once.
+    Partitions with the note of `job_id` are skipped. `should_stop` ends the job before the next partition and after a
+    round. Errors of commits (Fenced, Conflict) are added to `errors`, or the first one is raised at the end. An error
+    of the work itself ends the job of a parallel executor at once.
     """
     failed: dict[TopicPartition, LogError] = {}
     outcomes: list[CompactionOutcome] = []
@@ -345,10 +313,7 @@ def compact_in_rounds(
     should_stop: Callable[[], bool] = lambda: False,
     **options: Unpack[PlanOptions],
 ) -> list[CompactionOutcome]:
-    """Plan, run both passes by `compacted`, and commit, until no partition needs another round.
-
-    Errors of commits are added to `errors`. Raises the errors of planning and of the passes.
-    """
+    """Plan, run both passes by `compacted`, commit, repeat; errors of commits are added to `errors`."""
     job_id = job_id or f"compact-{new_ulid(now_ms)}"
     outcomes: dict[RemotePartitionName, CompactionOutcome] = {}
     remaining = list(names)
@@ -373,10 +338,7 @@ def compact_in_rounds(
 def wants_another(
     store: ObjectStore, plan: CompactionPlan, outcome: CompactionOutcome, *, rows_max: int = ROWS_MAX
 ) -> bool:
-    """Return whether the job continues with another round after `plan` had `outcome`. Raises NotFound.
-
-    True if no group was lost, more entries are left, and the manifest has room for their objects.
-    """
+    """Whether no group was lost, entries are left, and the manifest has room for their objects. Raises NotFound."""
     if not plan.is_cut or not plan.groups or outcome.given_up:
         return False
     return len(MetadataLog(store, plan.name.prefix).refresh(exact=True).pending_deletes) < 2 * _ROUNDS_LISTED * rows_max
@@ -385,15 +347,11 @@ def wants_another(
 def commit_compaction(
     store: ObjectStore, plan: CompactionPlan, results: Iterable[GroupResult], *, now_ms: int
 ) -> CompactionOutcome:
-    """Commit the new entries of all groups in one manifest.
+    """Commit the new entries of all groups in one manifest. May be repeated: after Unavailable it is in doubt.
 
-    A group that is missing or was lost stays as it is. Its uncleaned entries then hold the tombstone bound down. The
-    job is noted as done only if there is no such group. If the oldest entries of a group expired since the plan, the
-    group is committed without them (`remote.manifest.manifest_changes`).
-
-    May be repeated: after Unavailable the outcome is unknown. Raises Fenced if another writer took over since the plan.
-    Raises Conflict if the topic was deleted or the tombstone bound no longer holds. After either error nothing of the
-    job is visible.
+    A missing or lost group stays as it is, holds the tombstone bound down, and keeps the job from being noted as done.
+    A group loses the entries that expired since the plan. Raises Fenced after a takeover, Conflict if the topic was
+    deleted or the tombstone bound no longer holds: then nothing of the job is visible.
     """
     results = sorted(results, key=lambda each: each.number)
     note = plan.note
@@ -454,16 +412,12 @@ def _outcome(
 
 
 def _give_up(log: MetadataLog, entries: Sequence[SegmentEntry], touches: tuple[int, int], now_ms: int) -> None:
-    """Make the objects of unnamed entries pending deletes; entries that a manifest names are skipped."""
     if entries:
         log.commit(unlink_uploads(entries), now_ms, touches=touches)
 
 
 def _entries(entries: Sequence[SegmentEntry], start: int, end: int, young_ms: int | None) -> list[SegmentEntry]:
-    """Return the entries wholly inside ``[start, end)``, up to the first dirty entry that is too young.
-
-    Too young: it has a record after `young_ms`.
-    """
+    """Return the entries wholly inside ``[start, end)``, up to the first dirty one with a record after `young_ms`."""
     found = []
     for entry in entries:
         is_dirty = (entry.cleaned_through or 0) < entry.next_offset
@@ -488,7 +442,6 @@ def _groups(
     aborted: Sequence[AbortedTransaction],
     group_bytes: int,
 ) -> Iterator[RowGroup]:
-    """Yield runs of neighbours of up to `group_bytes`, with at least one entry each."""
     runs: list[list[SegmentEntry]] = []
     for entry in entries:
         is_next = runs and runs[-1][-1].next_offset == entry.base_offset

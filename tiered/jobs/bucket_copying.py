@@ -1,16 +1,15 @@
 """Copy of a topic to another bucket, complete and verified, resumable after any interruption.
 
-The copy is an ordinary bucket: the same topic names and ids, offsets, batches, indexes and leader epochs, with
-manifests of its own. The source is only read. Its manager keeps running, and another run copies the segments that have
-arrived since.
+The copy is an ordinary bucket with the same topic names and ids, offsets, batches, indexes and leader epochs. The
+source is only read, while its manager runs.
 
-1. `plan_copy` compares both manifests and lists the entries that the copy lacks.
+1. `plan_copy` lists the entries that the copy lacks.
 2. `copy_entry` copies one of them, in any process.
-3. `commit_entries` adds entries to the copy, in the order of offsets. The entries of a cleaned partition are committed
-   all at once: the cleaner removed older records in favour of newer ones, so a part of the copy would lack keys.
+3. `commit_entries` adds entries in the order of offsets. Those of a cleaned partition are committed all at once: the
+   cleaner removed older records in favour of newer ones, so a part of the copy would lack keys.
 4. `finish_copy` sets the log start offset, and `compare` lists the differences.
 
-The copy has one writer: each run raises its epoch. A run refuses a partition that another writer wrote to.
+The copy has one writer: each run raises its epoch, and refuses a partition that another writer wrote to.
 
 | a crash or an error after | leaves in the copy | outcome |
 |---|---|---|
@@ -19,8 +18,7 @@ The copy has one writer: each run raises its epoch. A run refuses a partition th
 | a commit, its reply lost | the new manifest | the next plan finds the entries there |
 | all entries, no log start offset | perhaps entries that have expired in the source | the next run finishes |
 
-Views are not copied: they are rebuilt from the log. Data is encrypted again, under the key ids of the entries or a
-requested one, so the key ring must have these keys.
+Views are not copied. Data is encrypted again, under the key ids of the entries or a requested one.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ _SAME = ("base_offset", "next_offset", "size_bytes", "record_count", "content_cr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyEntry:
-    """One segment to copy, and its object encoding in the target (`encoding`). It can be pickled."""
+    """One segment to copy, and its object encoding in the target. Can be pickled."""
 
     entry: SegmentEntry
     encoding: EncodingChoice
@@ -68,7 +66,7 @@ class CopyEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPlan:
-    """The entries missing in one partition's copy. `at_once`: they are committed together."""
+    """The entries that one partition's copy lacks; `at_once`: they are committed together."""
 
     name: RemotePartitionName
     now_ms: int
@@ -85,10 +83,7 @@ class CopyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
-    """Result of copying one partition: `entries` were copied.
-
-    `behind` entries have arrived in the source since. `differences` must be empty; each one is a fault.
-    """
+    """Result for one partition: `behind` entries arrived since; each of `differences` is a fault."""
 
     name: RemotePartitionName
     entries: int
@@ -112,11 +107,9 @@ def plan_copy(
 ) -> CopyPlan:
     """Plan the copy of one partition.
 
-    With None, codec and key stay as in the source, and the storage class is the target's default. The objects of a
-    plaintext entry are encrypted if `settings` of the topic name a key.
-
-    Raises NotFound if the source has no manifest, InvalidRequest if both stores are the same. Raises Conflict if
-    another writer writes to the target, or the target holds other ranges than the source.
+    None keeps codec and key; the storage class is then the target's default. A plaintext entry is encrypted if
+    `settings` of the topic name a key. Raises NotFound without a manifest, InvalidRequest if both stores are the same,
+    Conflict if another writer writes to the target or the target has other ranges than the source.
     """
     if source.url == target.url:
         raise InvalidRequest("cannot copy to another bucket, source and target are the same", store=source.url)
@@ -178,11 +171,7 @@ def copy_entry(
     keys: KeyRing = NO_KEYS,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> SegmentEntry:
-    """Read, check, upload and verify one segment under the copy's `epoch`; return the entry to commit.
-
-    Raises NotFound for an entry that expired since the plan: plan again. Raises Corrupt for a damaged segment: repair
-    it first.
-    """
+    """Read, check, upload and verify one segment. Raises NotFound for an expired entry, Corrupt for a damaged one."""
     remote = RemotePartition(source, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
     entry = copy_segment(
         target,
@@ -226,12 +215,7 @@ class CopyUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class CopyJob:
-    """Copies of any number of partitions, with a comparison; a unit is an entry.
-
-    The job begins every partition's copy. Entries are committed in offset order, at most `batch_size` in one
-    manifest, so a partition ends with the first failed entry. Those of a cleaned partition are committed together,
-    after the last one.
-    """
+    """Copies of any number of partitions; a unit is an entry. A partition ends with its first failed entry."""
 
     source: Bucket
     target: Bucket
@@ -351,11 +335,7 @@ def run_copy(
 
 
 def compare(source: ObjectStore, target: ObjectStore, name: RemotePartitionName) -> tuple[int, list[str]]:
-    """Return (entries that the copy lacks at its end, a sentence for each other difference).
-
-    Only the manifests are read. They were checked against the bytes during the copy; `tiered.health.scrub` reads all
-    bytes again.
-    """
+    """Compare manifests: (entries that the copy lacks at its end, a sentence for each other difference)."""
     manifest, entries = _entries(source, name)
     copied, copied_entries = _entries(target, name)
     found = []
@@ -389,7 +369,6 @@ def _entries(store: ObjectStore, name: RemotePartitionName) -> tuple[Manifest, l
 def _reached(
     source: ObjectStore, target: ObjectStore, name: RemotePartitionName, entries: Sequence[SegmentEntry]
 ) -> int:
-    """Return the offset up to which the copy has entries."""
     manifest = MetadataLog(target, name.prefix).load(exact=True)
     _check_ours(source, target, name, manifest)
     if manifest is None:

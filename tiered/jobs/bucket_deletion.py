@@ -1,10 +1,9 @@
 """Deletion of pending deletes in partitions without a writer: filled by ingests, served by no manager.
 
-Jobs next to a manager only unlink (`tiered.jobs.bucket_retention`, compaction, merging): the writer's next maintenance
-deletes the bytes. A partition that only ingests wrote has no such maintenance. An ingest takes over the epoch, and is
-finished once its note is in the manifest. A takeover after that stops no work, and the new writer may delete as any
-writer does (`remote.gc.delayed_delete`). The job also deletes old manifests, if there are as many as a manager would
-delete (`policies.remote_retention`).
+Jobs next to a manager only unlink: the writer's maintenance deletes the bytes. A partition that only ingests wrote has
+no maintenance. An ingest is finished once its note is in the manifest: a takeover then stops no work, and the new
+writer may delete as any writer does (`remote.gc.delayed_delete`). The job also deletes old manifests, if there are as
+many as a manager would delete (`policies.remote_retention`).
 
 | state of a partition | how the newest manifest shows it | action |
 |---|---|---|
@@ -63,12 +62,7 @@ _GRACE = "remote.log.delete.grace.ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan:
-    """The objects and manifests that are due in one partition.
-
-    `size_bytes` are the bytes of `objects`; a page counts with all objects that it names. `manifests` are old
-    manifests, pinned ones included. `skip_reason` is the reason for doing nothing. Without `is_due` nothing is due, or
-    a running writer has the work.
-    """
+    """The objects and manifests that are due in one partition; a page counts with all objects that it names."""
 
     name: RemotePartitionName
     epoch: int
@@ -86,7 +80,7 @@ class DeletionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """The deleted objects and manifests. `size_bytes` are the bytes of the objects."""
+    """The deleted objects and manifests."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -127,8 +121,8 @@ def plan_deletion(
 def delete_pending(store: ObjectStore, plan: DeletionPlan, *, now_ms: int) -> Freed:
     """Take over the epoch, delete the objects that are due, then old manifests. May be repeated.
 
-    Raises Conflict if another writer came since the plan, Fenced if one comes during the work. Raises Unavailable, and
-    Corrupt for a pin or a fork's manifest that cannot be read.
+    Raises Conflict if another writer came since the plan, Fenced if one comes during the work, Unavailable, and Corrupt
+    for a pin or a fork's manifest that cannot be read.
     """
     if not plan.is_due:
         return Freed()
@@ -162,7 +156,7 @@ def _delete_due(store: ObjectStore, log: MetadataLog, manifest: Manifest, plan: 
 
 
 def at_work(manifest: Manifest, now_ms: int) -> str | None:
-    """Return why an ingest may still be writing the partition; None if the partition has no writer."""
+    """Return why an ingest may still be writing the partition; None if it has no writer."""
     if manifest.writer_id.startswith(AFTER_INGEST):
         return None
     job = manifest.writer_id.removeprefix(INGEST)
@@ -190,5 +184,4 @@ def _takeover_check(plan: DeletionPlan, now_ms: int) -> Callable[[Manifest], Non
 
 
 def _due(manifest: Manifest, plan: DeletionPlan, now_ms: int) -> list[DeletePending | DeletePage]:
-    """Return the deletions that a manager's maintenance would decide."""
     return deletions(snapshot_of_bucket(manifest, plan.name, plan.rules, now_ms))

@@ -1,14 +1,11 @@
 """Retention in a bucket by a co-writer: expired segment entries leave the manifest.
 
-The policies are a manager's (`policies.remote_retention`), applied to the bucket alone. No disk is known, so retention
-by size counts too few bytes rather than too many. The job commits as a co-writer of the epoch
-(`remote.manifest.writer_roles`): it raises the log start offset, takes entries out of the manifest and makes their
-objects pending deletes. The writer's next maintenance deletes the objects after the grace period. In a partition
-without a writer `tiered.jobs.bucket_deletion` does.
+The policies are a manager's (`policies.remote_retention`), without a disk: retention by size counts too few bytes
+rather than too many. The job raises the log start offset, takes entries out of the manifest and makes their objects
+pending deletes. The writer, or `tiered.jobs.bucket_deletion`, deletes these after the grace period.
 
-**Unknown settings.** A manifest has the settings with which a topic was created, not the defaults of the machines that
-serve it. So the job assumes nothing: an unknown limit is no limit, and a topic with an unknown ``cleanup.policy``
-expires nothing.
+**Unknown settings.** A manifest has the settings with which a topic was created, not the defaults of its machines. So
+an unknown limit is no limit, and a topic with an unknown ``cleanup.policy`` expires nothing.
 
 | a crash after | leaves |
 |---|---|
@@ -42,11 +39,7 @@ _NOT_SAID = {"retention.ms": "-1", "retention.bytes": "-1", "local.retention.ms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPlan:
-    """The segment entries and pages that expire in one partition.
-
-    `entries` and `size_bytes` count a page with all its entries. `skip_reason` is the reason why the partition was
-    skipped.
-    """
+    """The entries and pages that expire in one partition; a page counts as all its entries."""
 
     name: RemotePartitionName
     epoch: int
@@ -90,10 +83,7 @@ def plan_retention(
 
 
 def commit_retention(store: ObjectStore, plan: RetentionPlan, *, now_ms: int) -> None:
-    """Raise the log start offset, then take entries and pages out. May be repeated.
-
-    Raises Fenced if another writer took over since the plan, Conflict if the topic was deleted.
-    """
+    """Raise the log start offset, then take entries and pages out. May be repeated. Raises Fenced, Conflict."""
     if not plan.log_start_offset:
         return
     log = MetadataLog(store, plan.name.prefix)
@@ -141,7 +131,6 @@ def snapshot_of_bucket(
 
 
 def _with_oldest_rows(snapshot: PartitionSnapshot, log: MetadataLog, manifest: Manifest) -> PartitionSnapshot:
-    """Return the snapshot with the entries of the oldest pages, as far as some of them may have expired."""
     index = log.index(manifest)
     for _ in range(PAGES_MAX):
         page = page_to_know(snapshot)

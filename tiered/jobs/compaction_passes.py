@@ -1,12 +1,8 @@
-"""Both passes of a bucket compaction over one group of segment entries.
+"""Both passes of a bucket compaction over one group: steps 2 and 3 of `tiered.jobs.bucket_compaction`.
 
-The passes are steps 2 and 3 of `tiered.jobs.bucket_compaction`.
-
-A task reads the group's segments into a directory of its own on the local disk. The cleaner then treats them like any
-local segments. One thing differs: the offsets of the newest records come from pass one of all groups.
-
-Memory: the dedupe buffer, or eight bytes for each surviving record of the group; two bits a record; a few MiB of
-records. Disk: the group, and one new segment.
+A task reads the group's segments into a directory of its own; the cleaner then treats them like local segments. Memory:
+the dedupe buffer, or 8 bytes for each surviving record of the group; 2 bits a record; a few MiB of records. Disk: the
+group, and one new segment.
 """
 
 from __future__ import annotations
@@ -76,10 +72,7 @@ Numbers = NDArray[np.int64]
 
 
 class GroupWork:
-    """One attempt at one group.
-
-    `directory` is empty and belongs to this attempt; the caller removes it with its content.
-    """
+    """One attempt at one group; `directory` is empty and its own, and the caller removes it."""
 
     def __init__(
         self,
@@ -104,8 +97,8 @@ class GroupWork:
     def newest_keys(self, buffer: Buffer) -> Iterator[KeyRun]:
         """Yield the newest record of each key in the group; with a small `buffer` perhaps some older ones.
 
-        Entries that expired since the plan are skipped. Raises NotFound if other entries of the group have left the
-        bucket since the plan, Corrupt for damaged bytes.
+        Entries that expired since the plan are skipped. Raises NotFound if other entries of the group left the bucket
+        since the plan, Corrupt for damaged bytes.
         """
         self._group = self._without_expired()
         segments = [self._fetched(entry) for entry in self._group.entries]
@@ -117,10 +110,7 @@ class GroupWork:
             segments = segments[count:]
 
     def _mapped(self, segments: Sequence[Segment], buffer: Buffer) -> tuple[OffsetMap | None, int]:
-        """Return the offset map of as many segments as fit, and their count.
-
-        Returns (None, 1) if the first segment does not fit by itself: all its keys are then yielded.
-        """
+        """Return the offset map of the segments that fit, and their count; (None, 1) if the first one does not fit."""
         end = self._group.next_offset
         newest, count = build_offset_map(self._storage, segments, end, self._group.aborted, buffer, self._pace)
         return (newest, count) if count else (None, 1)
@@ -144,14 +134,10 @@ class GroupWork:
     # --- pass two ----------------------------------------------------------------------------------------------------
 
     def rewrite(self, newest: NDArray[np.int64]) -> GroupResult:
-        """Build and upload the new segments of the group.
+        """Build and upload the new segments of the group, one after another. Raises as `newest_keys`.
 
-        `newest` are offsets of records that are the newest of their keys, ascending; at least all such records of the
-        group.
-
-        Uploads are made one after another. After an error the uploads of this attempt are deleted if possible; no
-        manifest names them. Entries that expired since the plan are skipped. Raises NotFound if other entries of the
-        group have left the bucket since the plan, Corrupt for damage.
+        `newest` are offsets of newest records, ascending; at least all of the group. After an error the uploads of this
+        attempt are deleted if possible; no manifest names them.
         """
         plan, group = self._plan, self._without_expired()
         if not group.entries:
@@ -190,10 +176,7 @@ class GroupWork:
         )
 
     def _without_expired(self) -> RowGroup:
-        """Return the group without entries below the log start offset.
-
-        Their objects may be deleted at any time.
-        """
+        """Return the group without entries below the log start offset: their objects may be deleted at any time."""
         start = MetadataLog(self._store, self._plan.name.prefix).refresh().log_start_offset
         entries = tuple(entry for entry in self._group.entries if entry.next_offset > start)
         expired = len(self._group.entries) - len(entries)
@@ -213,11 +196,7 @@ class GroupWork:
         )
 
     def _open_producers(self, segments: Sequence[Segment]) -> set[int]:
-        """Return the ids of producers with a transaction that may be open at the group's base offset.
-
-        If the entry before the group has no producer snapshot, the result has all producers with a control batch in the
-        group.
-        """
+        """Return the producers that may have an open transaction at the group's base offset: a superset."""
         before = self._group.before
         if before is None:
             return set()
@@ -236,10 +215,7 @@ class GroupWork:
         return found
 
     def _uploaded(self, together: Sequence[SegmentVerdict], olds: Sequence[SegmentEntry]) -> SegmentEntry:
-        """Upload one segment made of `together`.
-
-        Raises InvalidRequest if its positions would not fit an index.
-        """
+        """Upload one segment made of `together`. Raises InvalidRequest if its positions would not fit an index."""
         plan, base = self._plan, olds[0].base_offset
         path = join(self._directory, segment_file(base, LOG) + CLEANED)
         entries, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
@@ -297,7 +273,6 @@ class GroupWork:
         return Segment.load(SegmentFiles(self._storage, self._directory, entry.base_offset))
 
     def _written(self, path: str, parts: Iterable[memoryview]) -> int:
-        """Write a file that needs no recovery after a crash; return its size."""
         size, file = 0, self._storage.create(path)
         try:
             for part in parts:
@@ -379,11 +354,7 @@ def compact_partition(
     job_id: str | None = None,
     **options: Unpack[PlanOptions],
 ) -> CompactionOutcome:
-    """Compact one partition in this process, in as many rounds as needed.
-
-    The key digests of the partition (24 bytes each) must fit into memory. `directory` is empty and belongs to the
-    caller. Raises the errors of the steps.
-    """
+    """Compact one partition in this process; `directory` is empty and the caller's. Memory: 24 bytes a key."""
     errors: dict[TopicPartition, LogError] = {}
     outcomes = compact_in_rounds(
         store,
@@ -411,26 +382,22 @@ def _keyed(columns: Columns) -> Flags:
 
 
 def _data(columns: Columns, group: RowGroup) -> Flags:
-    """Return a mask of records that have a key and belong to no aborted transaction."""
     aborted = aborted_batches(columns.table, group.aborted)[columns.batch_ordinals]
     found: Flags = _keyed(columns) & ~aborted
     return found
 
 
 def _flags(bits: Bits, first: int, count: int) -> Flags:
-    """Return the flags of `count` records from index `first`."""
     found: Flags = np.unpackbits(bits[first >> 3 : (first + count + 7) >> 3], bitorder="little").view(np.bool_)
     return found[first & 7 : (first & 7) + count]
 
 
 # Exchange between the two passes of a distributed compaction: find the newest record of each key.
 #
-# 1. Pass one yields digests of keys with offsets (`KeyRun`).
-# 2. The task combines its records (`Combiner`), so a key with a hundred records is sent once.
-# 3. `parted` divides the records by digest into **buckets**: all records of one key are in one bucket.
-# 4. For each bucket `newest` finds the largest offset of each digest.
-# 5. `by_group` sends these offsets back to the group of segments that has them. Pass two needs offsets only
-#    (`offsets_of`).
+# 1. Pass one yields digests of keys with offsets; `Combiner` sends a key with a hundred records once.
+# 2. `parted` divides the records by digest into **buckets**: all records of one key are in one bucket.
+# 3. For each bucket `newest` finds the largest offset of each digest.
+# 4. `by_group` sends these offsets back to the group of segments that has them, for pass two (`offsets_of`).
 #
 # The data is sent as byte strings:
 #
@@ -445,9 +412,7 @@ def _flags(bits: Bits, first: int, count: int) -> Flags:
 #
 # Numbers are little-endian. A record costs about 19 bytes on its way to a bucket, and 1 to 3 on its way back.
 #
-# Memory does not depend on the number of keys. A combiner holds as many records as `records_held` allows for a buffer,
-# and a bucket about as many (digests are spread evenly). A record takes 24 bytes, about 90 while it is sorted. A group
-# takes eight bytes for each surviving record.
+# Memory: a combiner and a bucket hold about `records_held` records of 24 bytes, about 90 while they are sorted.
 
 
 class KeyRun(NamedTuple):
@@ -506,10 +471,7 @@ def parted(run: KeyRun, buckets: int) -> Iterator[tuple[int, bytes]]:
 
 
 def newest(strings: Iterable[bytes]) -> Numbers:
-    """Return the largest offset of each digest of a bucket, ascending.
-
-    Raises Corrupt for bytes that `parted` did not make.
-    """
+    """Return the largest offset of each digest of a bucket, ascending. Raises Corrupt for invalid bytes."""
     return newest_offsets(_decoded(each) for each in strings)
 
 
@@ -539,10 +501,7 @@ def offsets_of(strings: Iterable[bytes]) -> Numbers:
 
 
 def _newest_of(run: KeyRun) -> KeyRun:
-    """Return the newest record of each digest, in the order of the upper half.
-
-    Almost all digests differ in the upper half.
-    """
+    """Return the newest record of each digest, by the upper half, in which almost all digests differ."""
     order = np.argsort(run.high)
     high, low = run.high[order], run.low[order]
     again = high[1:] == high[:-1]
@@ -565,7 +524,6 @@ def _joined(runs: list[KeyRun]) -> KeyRun:
 
 
 def _bucket_of(high: Numbers, buckets: int) -> Numbers:
-    """Return the bucket by 32 bits of the digest, which are spread evenly over the buckets."""
     return (((high.view(np.uint64) >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).view(np.int64)
 
 

@@ -1,25 +1,22 @@
 """Bulk ingest: records become closed segments in the bucket, without a manager or a local log.
 
 1. `plan_ingest`, in one process: the job takes over the epoch of every partition of the topic (P1: before any upload).
-   The previous writer is fenced, because only one writer may give the offsets after the bucket's end.
+   Only one writer may give the offsets after the bucket's end.
 2. `tiered.jobs.ingest_task.IngestTask`, in any number of processes: batches are encoded as by an append, given offsets,
-   spooled to disk, and uploaded segment by segment. Attempts may fail and run twice: object names are never reused.
+   and uploaded segment by segment. Attempts may fail and run twice: object names are never reused.
 3. `commit_ingest`, in one process: one manifest for each partition, which names the segments of the winning attempts.
 
-**Offsets.** The offsets of a batch cannot be changed after the upload, and a task does not know how many records the
-other tasks have. So each task has an offset range of its own: task t of a partition gives offsets from ``start + t *
-span``, where `start` is the bucket's end. A repeated attempt gives the same offsets, and only one attempt is committed,
-so no offset is given twice. The records of a task keep their order, and tasks follow one another by number. The unused
-end of a range is a gap, as in a compacted log: the entry before it reaches up to the next entry's base offset. With a
-span of None there are no gaps; then one task must have all records of a partition.
+**Offsets.** A task does not know how many records the other tasks have, so it has an offset range of its own: task t of
+a partition gives offsets from ``start + t * span``, where `start` is the bucket's end. A repeated attempt gives the
+same offsets, and only one attempt is committed, so no offset is given twice. Tasks follow one another by number. The
+unused end of a range is a gap, as in a compacted log: the entry before it reaches up to the next entry's base offset.
+With a span of None there are no gaps; then one task must have all records of a partition.
 
-**Exactly once.** A manifest has notes of the jobs that are committed in it (`remote.manifest.manifest_changes`). A
-partition with the job's note is skipped when the job runs again. The `turn` of a stream is its batch number: a turn at
-or below the noted one is already committed.
+**Exactly once.** A manifest notes its committed jobs (`remote.manifest.manifest_changes`): a partition with the job's
+note is skipped. The `turn` of a stream is its batch number: a turn at or below the noted one is already committed.
 
-**Old manifests.** A stream commits a manifest with every batch, for years, and no manager runs to delete old ones. So
-the commit deletes them, if there are as many as a manager would delete (`policies.remote_retention`). An error there
-does not fail the ingest.
+**Old manifests.** A stream commits a manifest with every batch, and no manager deletes old ones. So the commit deletes
+as many as a manager would (`policies.remote_retention`). An error there does not fail the ingest.
 
 | a crash or an error after | leaves | outcome |
 |---|---|---|
@@ -65,11 +62,7 @@ SPAN = 1 << 31  # offsets of one task in one partition; 2^32 such ranges fit the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestTarget:
-    """One partition at the start of a job.
-
-    `start_offset` is None for a stream: each turn reads the end again. `producers` and `epochs` are from the indexes of
-    the partition's `last` entry: a segment of this job repeats them and adds its own epoch.
-    """
+    """A partition at a job's start; `start_offset` None: each turn reads the end again. Segments repeat `epochs`."""
 
     name: RemotePartitionName
     epoch: int
@@ -82,10 +75,7 @@ class IngestTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPlan:
-    """The partitions, settings and offset ranges of a job.
-
-    `targets` are all partitions of the topic, by number. `span`: see the module text.
-    """
+    """A job's settings and offset ranges (`span`, see the module), and all partitions of the topic, by number."""
 
     job_id: str
     topic: str
@@ -98,10 +88,7 @@ class IngestPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
-    """The uploads of one attempt of a task, by partition, in order.
-
-    `starts` are the partition ends from which the attempt computed its offsets.
-    """
+    """The uploads of one attempt of a task, in order; its offsets begin at the partition ends `starts`."""
 
     task: int
     entries: Mapping[int, tuple[SegmentEntry, ...]]
@@ -110,7 +97,7 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOutcome:
-    """Result for one partition. `was_done`: an earlier run had committed it; this run changed nothing."""
+    """Result for one partition. `was_done`: an earlier run had committed it."""
 
     name: RemotePartitionName
     head_sequence: int
@@ -138,12 +125,9 @@ def plan_ingest(
 ) -> IngestPlan:
     """Take over all partitions of a topic. A missing topic is created with `create_partitions`.
 
-    `settings` override the topic's own; a new topic gets them as its own. A partition with the job's note is skipped,
-    unless the job is a stream. A partition with an epoch of this job is joined.
-
-    Raises NotFound for an unknown topic. Raises InvalidRequest for two topics of one name, another number of
-    partitions, or an open transaction. Raises Conflict if another writer wrote the partition and `takes_leadership` is
-    False.
+    `settings` override the topic's own; a new topic gets them as its own. Partitions with an epoch of this job are
+    joined. Raises NotFound for an unknown topic, InvalidRequest for two topics of one name, another number of
+    partitions, or an open transaction, Conflict if another writer wrote the partition and `takes_leadership` is False.
     """
     if span is not None and span < 1:
         raise InvalidRequest("cannot ingest, the offset span is below 1", span=span)
@@ -183,10 +167,10 @@ def plan_ingest(
 def commit_ingest(
     store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested], *, now_ms: int, turn: int = 0
 ) -> list[IngestOutcome]:
-    """Commit the uploads of the winning attempts, one manifest for each partition; return the results.
+    """Commit the uploads of the winning attempts, one manifest for each partition. May be repeated.
 
-    May be repeated. An error in one partition does not stop the others; the first error is raised at the end. Fenced
-    means that another writer took over. Conflict means that offsets of tasks overlap or the partition's end has moved.
+    An error in one partition does not stop the others; the first one is raised at the end: Fenced after a takeover,
+    Conflict if offsets of tasks overlap or the partition's end has moved.
     """
     parts = sorted(parts, key=lambda each: each.task)
     outcomes, errors = [], []
@@ -204,9 +188,8 @@ def commit_ingest(
 def abort_ingest(store: ObjectStore, plan: IngestPlan, parts: Iterable[Ingested], *, now_ms: int) -> None:
     """Make the reported uploads of the attempts pending deletes, unless a manifest names them.
 
-    Nothing is deleted here: a commit may be in doubt. The function commits a manifest that lists the objects, which
-    settles the doubt. Either the entries are already there, and their objects are not listed, or they can never be
-    committed.
+    Deletes nothing: a commit may be in doubt. The new manifest settles the doubt: either the entries are already there,
+    or they can never be committed.
     """
     parts = list(parts)
     for target in plan.targets:
@@ -231,7 +214,6 @@ def end_of(manifest: Manifest) -> int:
 def _partitions(
     store: ObjectStore, topic: str, topic_id: str | None, create_partitions: int | None
 ) -> list[RemotePartitionName]:
-    """Return the topic's partitions by number, including the ones to create."""
     known = [name for name in list_partitions(store, [topic]) if topic_id in (None, name.topic_id)]
     deleted = {name.topic_id for name in known if (h := MetadataLog(store, name.prefix).load()) and h.deleted_ms}
     known = [name for name in known if name.topic_id not in deleted]
@@ -257,7 +239,6 @@ def _partitions(
 def _check_free(
     store: ObjectStore, name: RemotePartitionName, manifest: Manifest, *, takes_leadership: bool, keys: KeyRing
 ) -> None:
-    """Raise Conflict or InvalidRequest for a partition that must not be taken over."""
     if manifest.tier_disabled:
         facts = {"partition": name.topic_partition, "writer": manifest.writer_id}
         raise InvalidRequest("cannot ingest, the remote tier of the topic is being disabled", **facts)
@@ -271,7 +252,6 @@ def _check_free(
 
 
 def _taken(store: ObjectStore, name: RemotePartitionName, job_id: str, own: Mapping[str, str], now_ms: int) -> Manifest:
-    """Take over the partition for this job; return the manifest of the takeover."""
     log = MetadataLog(store, name.prefix)
     return log.become_writer(
         INGEST + job_id,
@@ -301,10 +281,7 @@ def _target(
 
 
 def _with_key(settings: Mapping[str, str], targets: Sequence[IngestTarget]) -> dict[str, str]:
-    """Return the job's settings with a key id.
-
-    After encrypted entries the job encrypts, even if no setting says so.
-    """
+    """Return the job's settings with a key id: after encrypted entries the job encrypts in any case."""
     return with_key_of(settings, [each.last for each in targets if each.last is not None])
 
 
@@ -371,10 +348,7 @@ def _outcome(
 
 
 def _in_order(entries: Iterable[SegmentEntry], name: RemotePartitionName) -> list[SegmentEntry]:
-    """Sort by offset and extend each entry to the next one's base offset.
-
-    Raises Conflict if tasks gave the same offsets.
-    """
+    """Sort and extend each entry to the next one's base offset. Raises Conflict if tasks gave the same offsets."""
     found = sorted(entries, key=lambda entry: entry.base_offset)
     for at, (one, other) in enumerate(pairwise(found)):
         if one.next_offset > other.base_offset:

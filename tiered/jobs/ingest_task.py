@@ -1,11 +1,8 @@
 """One task of a bulk ingest: records in, uploaded segments out (`tiered.jobs.ingest`).
 
-The task holds records of a partition until they fill batches of a sensible size. Then it encodes them, gives them
-offsets and writes them to a spool file. A file of about ``segment.bytes`` is uploaded as a segment, with the indexes
-that a manager would make. The object encoding is that of the topic's settings.
-
-Memory: HELD_BYTES of records over all partitions and one batch's encoding. Disk: one segment for each partition of
-which the task has records.
+Records of a partition are held until they fill batches, then encoded, given offsets and written to a spool file. A file
+of about ``segment.bytes`` is uploaded as a segment, with the indexes that a manager would make. Memory: HELD_BYTES of
+records and one batch's encoding. Disk: one segment for each partition of the task.
 """
 
 from __future__ import annotations
@@ -48,8 +45,6 @@ _OFFSET_MAX = 2**63 - 1
 
 @dataclass(slots=True)
 class _Partition:
-    """State of one partition in a task. `next_offset` is the next record's; the file holds one segment."""
-
     target: IngestTarget
     start_offset: int
     next_offset: int
@@ -64,10 +59,7 @@ class _Partition:
 
 
 class IngestTask:
-    """One attempt of task number `task`.
-
-    `directory` is empty and belongs to this attempt; the caller removes it.
-    """
+    """One attempt of task number `task`; `directory` is empty and its own, and the caller removes it."""
 
     def __init__(
         self,
@@ -80,7 +72,6 @@ class IngestTask:
         keys: KeyRing = NO_KEYS,
         progress: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
-        """`progress` is called with the bytes of each uploaded segment."""
         self._store, self._plan, self._task = store, plan, task
         self._storage, self._directory = storage, directory
         self._settings = log_settings({**DEFAULTS, **plan.settings})
@@ -93,9 +84,8 @@ class IngestTask:
     def add(self, partition: int, columns: RecordColumns) -> None:
         """Add records of one partition after its earlier ones. The task holds references to their buffers.
 
-        Raises InvalidRequest for an unknown partition, for records that the topic refuses, and for more records than
-        the task has offsets. Raises the errors of the disk and the store. After an error the attempt is over: call
-        `discard`.
+        Raises InvalidRequest for an unknown partition, records that the topic refuses, or more records than offsets.
+        Raises the errors of the disk and the store. After an error only `discard` is allowed.
         """
         if partition not in self._targets:
             raise InvalidRequest(
@@ -178,10 +168,7 @@ class IngestTask:
         known.next_offset += header.record_count
 
     def _end_segment(self, known: _Partition) -> None:
-        """Upload the spool file as a segment.
-
-        Order of effects: 1. the file is read again, checked and uploaded; 2. the file is deleted.
-        """
+        """Upload the spool file as a segment: 1. it is read again, checked and uploaded; 2. it is deleted."""
         if known.file is None:
             return
         known.file.close()
@@ -215,7 +202,6 @@ class IngestTask:
         self._progress(known.size_bytes)
 
     def _epochs(self, known: _Partition) -> tuple[tuple[int, int], ...]:
-        """Return the partition's leader epochs up to this job's, which begins at the old end of the bucket."""
         epoch, before = known.target.epoch, known.target.epochs
         start_offset = dict(before).get(epoch, known.start_offset)
         return (*(each for each in before if each[0] < epoch), (epoch, start_offset))

@@ -1,4 +1,4 @@
-"""The bucket of a job: its location, sent to tasks in place of a client, which cannot be pickled; or an open store."""
+"""The bucket of a job: an open store, or its location for tasks, since no client can be pickled."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ from tiered.stores.configured_store import object_settings
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """The address and options of a bucket. Each process opens it itself.
+    """A bucket's address and options. Each process opens it: a client made before a fork hangs or fails.
 
-    A client made before a fork hangs or fails after it. `settings` are settings of the topics that the job writes, as
-    far as they concern the store (``remote.storage.class``, ``remote.sse``, ``remote.immutable``). `key_ring` is a file
-    on every worker; if it is None the environment may name one. `work_directory` is the directory for temporary files
-    of tasks, None for the system's.
+    `settings` are those of the topics that concern the store. `key_ring` is a file on every worker; None: the
+    environment may name one. `work_directory` is for temporary files of tasks, None for the system's.
     """
 
     url: str
@@ -59,10 +57,7 @@ class Bucket:
 
     @contextmanager
     def scratch(self) -> Iterator[str]:
-        """Yield a directory for this attempt, removed with its content at the end.
-
-        If the task is killed the directory stays; the operating system cleans it up.
-        """
+        """Yield a directory for this attempt, removed at the end; it stays if the task is killed."""
         with tempfile.TemporaryDirectory(prefix="tiered-", dir=self.work_directory) as directory:
             yield directory
 

@@ -1,17 +1,11 @@
 """Neighbouring tiered segments as one segment: concatenated bytes and joined indexes.
 
-Nothing is decoded except the header of each segment's first batch. The indexes are joined from the indexes of the
-parts:
-
 - An offset index entry is moved by the number of bytes before its part.
 - A time index entry is used only if its time is later than all times before it.
-- Aborted transactions are copied unchanged.
-- The first batch of a part gets an offset index entry of its own if the last entry is too far back. So a segment made
-  of many tiny ones can be searched.
+- The first batch of a part gets an offset index entry of its own if the last entry is too far back.
 
-The upload checks every index entry against the batches (`SegmentInspector`).
-
-Memory: the indexes of all parts, and the chunk cache of `remote`.
+Only the header of each first batch is decoded. The upload checks every index entry against the batches
+(`SegmentInspector`). Memory: the indexes of all parts, and the chunk cache of `remote`.
 """
 
 from __future__ import annotations
@@ -34,11 +28,7 @@ INTERVAL_BYTES = 4096
 
 
 def joined(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> SegmentToCopy:
-    """Return `entries`, neighbours without a gap, as one segment; a single entry gives its own segment.
-
-    The result states the record count and the timestamps of the entries, so the upload is refused if the bytes
-    contradict them. Raises NotFound for an entry that expired, Corrupt for a damaged segment.
-    """
+    """Return `entries`, neighbours without a gap, as one segment. Raises NotFound if expired, Corrupt if damaged."""
     bundles = [remote.indexes(entry) for entry in entries]
     starts = list(accumulate((entry.size_bytes for entry in entries), initial=0))
     base, following = entries[0].base_offset, entries[-1].next_offset
@@ -127,7 +117,6 @@ def _time_entries(remote: RemotePartition, entries: Sequence[SegmentEntry]) -> l
 def _read(
     remote: RemotePartition, entries: Sequence[SegmentEntry], starts: Sequence[int], start: int, length: int
 ) -> bytes | memoryview:
-    """Read bytes ``[start, start + length)`` of the concatenated segments."""
     parts = []
     at = bisect_right(starts, start) - 1
     while length > 0 and at < len(entries):

@@ -1,17 +1,17 @@
-"""Key rotation in a manager: wrap the data keys by the key that each topic's settings name now, and seal the index.
+"""Key rotation in a manager: wrap data keys by the key of each topic's settings, and seal the index.
 
-Reads no data object, and the objects keep their data keys. So this covers a change of the key ring's key (its owner,
-its age, its storage). If an attacker has data keys, only new objects help.
+Objects keep their data keys. So this covers a change of the key ring's key. If an attacker has data keys, only new
+objects help.
 
 | step | effect | a crash after it leaves |
 |---|---|---|
 | 1 | a commit for each page of older entries: entries wrapped again, in a new, sealed page | both forms in use |
 | 2 | the same for the newest entries, and for the entries of views | all is done |
 
-Each of these commits seals its manifest by the key, so the first commit already requires that readers have the ring. A
-repeated run does the remaining steps. Memory and manifests stay bounded. Each wrapped key gets the current form
-(`remote.segments.encryption`), which binds it to topic, partition and entry. Old manifests and old pages keep the old
-form until `tiered gc` deletes them. After that the old key can be removed.
+Each commit seals its manifest by the key: from the first one on readers need the ring. A repeated run does the
+remaining steps. Each wrapped key gets the current form (`remote.segments.encryption`), which binds it to topic,
+partition and entry. Old manifests and pages keep the old form until `tiered gc` deletes them; after that the old key
+can be removed.
 
 The job holds a partition's `tier_lock`, not its `lock`: appends continue while the store is slow. Uploads that wait for
 their commit are wrapped again too: otherwise their commit would bring the old key back.
@@ -37,11 +37,9 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotatedPartition:
-    """Result for one partition.
+    """Result for one partition; in a dry run `rewrapped` segments, `sealed` manifests and pages would be changed.
 
-    `used` counts its segments by the key that wrapped their data keys before. `key_id` is the topic's key, None if the
-    topic is no longer encrypted. `rewrapped` segments were wrapped by it, or would be in a dry run. `sealed` index
-    objects, manifest and pages, were or would be sealed by it (`remote.manifest.sealing`).
+    `used` counts segments by their former wrapping key. `key_id` is the topic's key, None without encryption.
     """
 
     partition: TopicPartition
@@ -61,8 +59,8 @@ def rotate_keys(
 ) -> list[RotatedPartition]:
     """Return a result for each partition with remote data, by name; with `dry_run` nothing changes.
 
-    `progress` is called with (partitions done, all partitions), at first with 0 done. Raises NotFound for an unknown
-    topic before any change. Raises the errors of `rewrap_keys`; the partitions before the failed one are done.
+    `progress` receives (partitions done, all partitions), at first with 0 done. Raises NotFound for an unknown topic
+    before any change, and the errors of `rewrap_keys` after the partitions before the failed one.
     """
     names = None if topics is None else [manager.topics.get(name).name for name in topics]
     partitions = manager.partitions.all(names)
@@ -95,10 +93,7 @@ def _rotated(held: Partition, now_ms: int, *, dry_run: bool) -> RotatedPartition
 
 
 def _rewrap_waiting(held: Partition, key_id: str) -> int:
-    """Wrap the keys of waiting uploads that the newest manifest does not name; return their count.
-
-    The caller holds `tier_lock`.
-    """
+    """Wrap the keys of waiting uploads that no manifest names; return their count. The caller holds `tier_lock`."""
     manifest, changed = held.manifest(), 0
     known = {entry.ulid for entry in manifest.segments} if manifest is not None else set()
     for segment, upload in held.uploads.items().items():
@@ -110,11 +105,7 @@ def _rewrap_waiting(held: Partition, key_id: str) -> int:
 
 
 def rewrap_keys(metadata: MetadataLog, keys: KeyRing, key_id: str, now_ms: int) -> int:
-    """Wrap every data key by `key_id`, and seal manifest and pages by it.
-
-    Returns how many data keys changed. Raises AccessDenied if `keys` lacks a key, before the page concerned is
-    committed, and the errors of `commit`.
-    """
+    """Wrap every data key, seal manifest and pages; return the changed data keys. Raises AccessDenied."""
     if metadata.has_commit_in_doubt:
         metadata.commit(settle(), now_ms)  # a commit in doubt could add entries with the former wrapping
     manifest = metadata.refresh()
@@ -143,10 +134,7 @@ def rewrap(keys: KeyRing, key_id: str, prefix: str) -> Change:
 
 
 def rewrapped_entry(keys: KeyRing, key_id: str, prefix: str, entry: SegmentEntry) -> SegmentEntry:
-    """The entry with its data key wrapped by `key_id`, in the current form. `prefix` is its partition's.
-
-    Returns `entry` itself if it is current or not encrypted. Raises AccessDenied.
-    """
+    """The entry, wrapped by `key_id` in the current form; itself if current or plaintext. Raises AccessDenied."""
     if entry.key_id is None or not is_due(entry, key_id):
         return entry
     name = object_identity(prefix, entry.data_key)

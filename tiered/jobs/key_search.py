@@ -1,7 +1,6 @@
 """Search of given keys in a bucket: which readable segments and parts of compacted views have records of them.
 
-No index of a segment knows its keys, so each segment is read once, in any process. `scan_keys` does so by an executor.
-`RedactState` is a file of the counts of finished segments, with which an interrupted search continues.
+No index of a segment knows its keys, so each segment is read once, in any process.
 
 **Keys are personal data.** They are in the memory of the process that reads the key file, and nowhere else: a task gets
 digests (`local.cleaner.offset_map.digest_keys`) with a secret of the run. The state file has a fingerprint of the keys,
@@ -101,7 +100,7 @@ def parse_keys(data: bytes, format_name: str, *, path: str) -> frozenset[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeyDigests:
-    """The digests of the keys to erase; can be pickled. The keys cannot be read from it, but a guess can be tested."""
+    """Digests of the keys to erase; can be pickled. No key can be read from it, but a guess can be tested."""
 
     count: int
     secret: bytes = field(repr=False)
@@ -145,10 +144,7 @@ def fingerprint(keys: Iterable[bytes], salt: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyCount:
-    """The records of the keys in one segment or view part. `size_bytes` are their keys and values, inflated.
-
-    The records are in ``[first_offset, next_offset)``; both are 0 without records.
-    """
+    """Records of the keys in ``[first_offset, next_offset)`` of a segment or view part; sizes are inflated."""
 
     ulid: str
     records: int = 0
@@ -252,10 +248,7 @@ class ScanUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class ScanJob:
-    """Counts the records of the keys in the surveyed segments; the outcome of a partition is a `Scan`.
-
-    Segments in `known`, by ulid, are not read. `on_count` receives the counts of the others.
-    """
+    """Counts records of the keys, with a `Scan` for each partition; segments in `known`, by ulid, are not read."""
 
     bucket: Bucket
     surveys: Sequence[Survey]
@@ -385,10 +378,7 @@ class RedactState(StateFile[_Redaction, KeyCount]):
     def __init__(
         self, storage: Storage, path: str, store_url: str, keys: frozenset[bytes], *, resume: bool = False
     ) -> None:
-        """With `resume`, continue with the file of an earlier run, if there is one.
-
-        Raises InvalidRequest if the file is for another bucket or other keys.
-        """
+        """With `resume`, continue an earlier run's file. Raises InvalidRequest for another bucket or other keys."""
 
         def is_resumable(found: _Redaction) -> bool:
             if not resume or found.tiered_redaction != STATE_VERSION:

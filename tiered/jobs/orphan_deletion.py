@@ -1,16 +1,13 @@
 """Orphans of a bucket: list them with bytes and price, then delete the listed ones.
 
-The two steps allow a review of the list. The second step deletes nothing that is not listed, but it trusts the list no
-further:
-
 | condition to delete an entry of the list | reason |
 |---|---|
 | it is an orphan by a new check | the rule holds at any time; the list may be a year old |
 | it has existed for the grace period, by the store's clock | courtesy: for people, and for a broken rule |
 
-So the second step may be repeated, with an old list, on another machine, while managers and jobs run. It deletes only
-orphans. Order of effects: 1. the check; 2. the deletes, a page of keys at a time. A crash between two pages leaves list
-entries for objects that no longer exist, which is no error. No writer is fenced: no manifest is written.
+The second step may be repeated, with an old list, on another machine, while managers and jobs run. No writer is fenced:
+no manifest is written. Order of effects: 1. the check; 2. the deletes, a page of keys at a time. A crash between two
+pages leaves list entries for objects that no longer exist, which is no error.
 """
 
 from __future__ import annotations
@@ -106,8 +103,8 @@ _LIST = msgspec.json.Decoder(GarbageList)
 class Deleted:
     """The deleted entries, and counts of the entries that stayed.
 
-    `young` entries are in their grace period. `somebodys` are named by a manifest, or no longer exist. The entries of
-    `unjudged` partitions stayed too; the dict has the error of their manifests by prefix.
+    `young`: in their grace period. `somebodys`: named by a manifest, or no longer there. `unjudged`: the error by
+    prefix of each partition that could not be checked.
     """
 
     entries: tuple[Garbage, ...]
@@ -138,8 +135,8 @@ def list_garbage(
 ) -> GarbageList:
     """List all orphans of these partitions; reads only. With `uploads`, unfinished uploads too.
 
-    A partition with a manifest or page that is missing or unreadable is left out and reported: the page may name any
-    object. Raises Unavailable.
+    A partition with a missing or unreadable manifest or page is reported and left out: the page may name any object.
+    Raises Unavailable.
     """
     found, errors = _judged(store, names, now_ms, uploads)
     entries = [each for name in names if name in found for each in found[name].garbage]
@@ -164,11 +161,7 @@ def search_garbage(
     partitions_a_task: int = PARTITIONS_A_TASK,
     progress: Callable[[int], None] = lambda partitions: None,
 ) -> GarbageList | None:
-    """Run `list_garbage` by an executor, with the unfinished uploads of the bucket; None if it is to stop.
-
-    A task returns the orphans of a few partitions only, so the process of the executor holds no listing. `progress`
-    receives the number of finished partitions.
-    """
+    """Run `list_garbage` by an executor, a few partitions a task, with unfinished uploads; None if it is to stop."""
     packs = packed(names, lambda name: 1, partitions_a_task if executor.is_parallel else 1)
 
     def search(pack: Sequence[RemotePartitionName]) -> GarbageList:
@@ -196,7 +189,7 @@ def delete_listed(
     dry_run: bool = False,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> Deleted:
-    """Run `delete_garbage` by an executor, a partition at a time. If the executor is to stop, the rest stays listed."""
+    """Run `delete_garbage` by an executor, a partition at a time. After a stop the rest stays listed."""
     parts: dict[RemotePartitionName, list[Garbage]] = {}
     for each in listed.entries:
         parts.setdefault(each.name, []).append(each)
@@ -225,10 +218,7 @@ def delete_garbage(
     uploads: UnfinishedUploads | None = None,
     dry_run: bool = False,
 ) -> Deleted:
-    """Delete listed entries that are still orphans and old enough; with `dry_run` return them only.
-
-    Raises InvalidRequest for the list of another store.
-    """
+    """Delete listed entries that are still orphans and old enough. Raises InvalidRequest for another store's list."""
     if listed.store != store.url:
         raise InvalidRequest(
             "cannot delete orphans, the list belongs to another store", store=store.url, found=listed.store
@@ -282,7 +272,6 @@ class _Orphans(NamedTuple):
 def _judged(
     store: ObjectStore, names: Iterable[RemotePartitionName], now_ms: int, uploads: UnfinishedUploads | None
 ) -> tuple[dict[RemotePartitionName, _Orphans], dict[RemotePartitionName, LogError]]:
-    """Return the orphans of each partition, or the error if it cannot be checked."""
     found, errors = dict[RemotePartitionName, _Orphans](), dict[RemotePartitionName, LogError]()
     for name in names:
         try:

@@ -8,18 +8,15 @@
 | compaction | a partition, or groups of a large one's segment entries | co-writer (`tiered.jobs.bucket_compaction`) |
 | merge | groups of entries of small segments | co-writer (`tiered.jobs.rewriting`) |
 
-A node belongs to a manager. One task opens it with its own configuration, recovers it, does all due work and closes it.
-Opening takes over the epochs of its partitions. So the job opens a node only if both conditions hold:
+One task opens a node with its own configuration, does all due work and closes it. Opening takes over the epochs of the
+node's partitions. So the job opens a node only if both conditions hold:
 
 1. No other process holds the lock of the directory.
 2. The last writer of its partitions in the bucket is this node (`tiered.node.writer_ids`). Otherwise the job would
    fence a live manager that took over from another directory.
 
 The bucket's stages fence no running writer. Deletion comes before the stages that unlink: their manifests would end the
-silence which shows that an ingest is finished.
-
-Each stage reads the current state again, so a repeated run of the pipeline, or of a part of it, does the remaining
-work. This module has the work of the units, for any process; `tiered.jobs.pipeline_job` runs them in order.
+silence which shows that an ingest is finished. Each stage reads the current state again: a repeated run does the rest.
 """
 
 from __future__ import annotations
@@ -74,10 +71,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """The plan or the result for one unit. `unit` is a node's directory, or a partition's prefix.
-
-    Rows are segments: on the disk for a node, in the bucket otherwise. `size_bytes` is the size of the work.
-    """
+    """Plan or result for a node's directory or a partition's prefix; rows are segments."""
 
     stage: Stage
     unit: str
@@ -97,10 +91,9 @@ class Unit:
 class Fleet:
     """The nodes, the bucket and the settings of a pipeline. It can be pickled and has no secrets.
 
-    `nodes` are directories with a ``tiered.toml``. `topics` limit all stages; empty means all. `config` has the
-    settings that apply in the bucket together with the topics' own settings. Without it only `overrides` and the
-    topics' own settings are known. `takes_over` opens nodes even if other writers have written their partitions since.
-    `takes_epochs` deletes due objects in the bucket under any writer, and fences this writer.
+    `nodes` are directories with a ``tiered.toml``. Empty `topics`: all. `config` has the settings for the bucket;
+    without it only `overrides` and the topics' own settings are known. `takes_over` opens nodes whose partitions other
+    writers have written since. `takes_epochs` deletes due objects under any writer, and fences this writer.
     """
 
     bucket: Bucket
@@ -135,10 +128,7 @@ def plan_units_of_partition(fleet: Fleet, store: ObjectStore, name: RemotePartit
 def failed_on_error(
     stage: Stage, do: Callable[..., R], fleet: Fleet, store: ObjectStore, name: RemotePartitionName, *more: object
 ) -> R | Unit:
-    """Run `do` for a partition of a topic that is not deleted; turn errors into a failed unit.
-
-    For a deleted topic there is nothing to do. Raises Unavailable, which is worth a retry.
-    """
+    """Run `do` unless the topic is deleted; turn errors into a failed unit. Raises Unavailable."""
     try:
         manifest = MetadataLog(store, name.prefix).refresh()
         if manifest.deleted_ms is not None:
@@ -226,10 +216,7 @@ def plan_unit_of_compaction(fleet: Fleet, store: ObjectStore, name: RemotePartit
 
 
 def dirty_bytes(entries: Sequence[SegmentEntry]) -> int:
-    """Return the bytes of entries at or after the offset through which all entries are clean.
-
-    These entries have not been compared with the entries below them.
-    """
+    """Return the bytes of entries that have not been compared with the clean entries below them."""
     clean = clean_upto(entries) or 0
     return sum(entry.size_bytes for entry in entries if entry.base_offset >= clean)
 
@@ -333,7 +320,7 @@ def plan_unit_of_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
     totals = planned.totals()
     count = sum(each.count for each in totals.values())
     words = [f"{name} {each.count}" for name, each in sorted(totals.items())]
-    words += [f"{name}: {error}" for name, error in sorted(problems.items())]  # e.g. an unfinished swap
+    words += [f"{name}: {error}" for name, error in sorted(problems.items())]
     return _of_node(
         directory,
         State.LEFT_ALONE if why else State.DUE if count or problems else State.NOTHING,
@@ -345,10 +332,7 @@ def plan_unit_of_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
 
 
 def work_node(fleet: Fleet, directory: str, *, now_ms: int) -> Unit:
-    """Open a node, clean and tier until nothing is due, close it. Raises Unavailable.
-
-    A crash at any point equals a crash of the node's manager: the next open recovers.
-    """
+    """Open a node, do all due work, close it; a crash is like one of its manager. Raises Unavailable."""
     from tiered.manager.manager import LogManager
 
     planned = plan_unit_of_node(fleet, directory, now_ms=now_ms)
@@ -399,7 +383,6 @@ def _node_config(fleet: Fleet, directory: str) -> Config:
 
 
 def _skip_reason(fleet: Fleet, config: Config, manager: LogManager) -> str:
-    """Return why a node is skipped; empty if it may be opened."""
     from local.storage import DiskStorage
     from tiered.node.writer_ids import is_of_node, node_mark
 

@@ -1,11 +1,8 @@
 """The stages of a pipeline in order, with the units of each stage done by an executor (`tiered.jobs.runner`).
 
-Within a stage the largest units start first and small ones are packed together, so no worker has a large one left at
-the end. Before each bucket stage its partitions are read again, and only the due ones are returned. So this process
-holds one line for each partition and the segment entries of one batch of merging.
-
-A run may stop at any point, and every unit may be done twice: the next run reads the stage's state again.
-`PipelineState` lets a resumed job skip finished units.
+Within a stage the largest units start first and small ones are packed together. Before each bucket stage its partitions
+are read again, so this process holds one line for each partition and the segment entries of one batch of merging. A run
+may stop at any point, and every unit may be done twice. `PipelineState` lets a resumed job skip finished units.
 """
 
 from __future__ import annotations
@@ -50,10 +47,7 @@ Progress = Callable[[Stage, int, int], None]  # stage, finished units, all units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineResult:
-    """The units of a run: each was worked on, or has the reason why not. If not complete, run the job again.
-
-    A unit that is still `DUE` was done in part or not at all.
-    """
+    """The units of a run. A `DUE` unit was done in part or not at all: run the job again."""
 
     job_id: str
     units: tuple[Unit, ...]
@@ -67,11 +61,7 @@ def plan_pipeline(
     now_ms: int,
     progress: Callable[[int, int], None] = lambda done, everything: None,
 ) -> list[Unit]:
-    """Return every unit in its current state. Changes nothing.
-
-    Changes that an earlier stage will make for a later one are not foreseen. `progress` is called with (nodes and
-    partitions read, all of them), at first with 0 read.
-    """
+    """Return every unit in its current state; `progress` receives (read, all) nodes and partitions, from 0."""
     names = _names(fleet)
     packs = packs_of(names)
     found, done, everything = list[Unit](), 0, len(fleet.nodes) + len(names)
@@ -108,10 +98,10 @@ def run_pipeline(
     small_bytes: int = SMALL_BYTES,
     progress: Progress = lambda stage, done, everything: None,
 ) -> PipelineResult:
-    """Run all stages, in order; return the units.
+    """Run all stages, in order; return the units. Ends between two batches if the runner is to stop.
 
-    A unit that fails for good does not stop the others and is reported. If the runner is to stop, the run ends between
-    two batches. Raises Unavailable, and the error of a runner for a task that failed for good.
+    A unit that fails for good is reported and does not stop the others. Raises Unavailable, and the error of a runner
+    for a task that failed for good.
     """
     run = _Run(fleet, runner, job_id, now_ms, state, small_bytes, progress)
     for stage in (run.clean_and_tier, run.free, run.retain, run.compact, run.merge):
@@ -137,7 +127,6 @@ class _Run:
     # -- stages ------------------------------------------------------------------------------------------------------
 
     def clean_and_tier(self) -> None:
-        """Clean and tier nodes, the largest work first, one task each: a node has one manager."""
         fleet, now_ms = self.fleet, self.now_ms()
         nodes = self._remaining(Stage.CLEAN_AND_TIER, fleet.nodes, str)
         due = self._due(self._all("reading nodes", nodes, lambda node: plan_unit_of_node(fleet, node, now_ms=now_ms)))
@@ -149,17 +138,14 @@ class _Run:
         )
 
     def free(self) -> None:
-        """Delete pending deletes after their grace period, where no manager deletes them."""
         do = _each(self.fleet, Stage.DELETION, delete_due, self.now_ms())
         self._work(Stage.DELETION, "deletion in the bucket", self._packs(Stage.DELETION), do)
 
     def retain(self) -> None:
-        """Expire segment entries."""
         do = _each(self.fleet, Stage.RETENTION, retain, self.now_ms())
         self._work(Stage.RETENTION, "retention in the bucket", self._packs(Stage.RETENTION), do)
 
     def compact(self) -> None:
-        """Compact small partitions whole, one or several to a task, and large ones group by group."""
         stage, now_ms = Stage.COMPACTION, self.now_ms()
         packs = self._packs(stage)
         of = {name.prefix: name for pack in packs for name in pack}
@@ -175,7 +161,6 @@ class _Run:
         self._work(stage, "compacting partitions", packed, _each(self.fleet, stage, compact_whole, self.job_id, now_ms))
 
     def merge(self) -> None:
-        """Plan a batch of partitions, then run their groups on any free worker."""
         plan = _each(self.fleet, Stage.MERGE, plan_merging, self.now_ms())
         packs = self._packs(Stage.MERGE)
         everything, done = sum(map(len, packs)), 0
@@ -215,7 +200,6 @@ class _Run:
         return found
 
     def _due(self, units: Sequence[Unit]) -> list[Unit]:
-        """Return the due units, the largest first. The others are finished."""
         self._finish([each for each in units if each.state is not State.DUE])
         due = (each for each in units if each.state is State.DUE)
         return sorted(due, key=lambda each: (-each.size_bytes, each.unit))
@@ -237,8 +221,6 @@ class _Run:
 def _each(
     fleet: Fleet, stage: Stage, work: Callable[..., R], *more: object
 ) -> Callable[[Sequence[RemotePartitionName]], list[R | Unit]]:
-    """Return a function for tasks: `work(fleet, store, name, *more)` of partitions, or a failed unit."""
-
     def do(pack: Sequence[RemotePartitionName]) -> list[R | Unit]:
         with fleet.bucket.opened() as store:
             return [failed_on_error(stage, work, fleet, store, name, *more) for name in pack]
@@ -247,10 +229,7 @@ def _each(
 
 
 def by_size(units: Sequence[Unit], task_bytes: int) -> list[list[Unit]]:
-    """Pack units, largest first, into packs of up to `task_bytes`, at least one unit in each.
-
-    A unit is added to the first pack that has room.
-    """
+    """Pack units, largest first, each into the first pack of up to `task_bytes` with room."""
     packs: list[list[Unit]] = []
     sizes: list[int] = []
     for unit in units:
@@ -293,8 +272,7 @@ _DECODERS = msgspec.json.Decoder(_Pipeline), msgspec.json.Decoder(_Finished)
 class PipelineState(StateFile[_Pipeline, _Finished]):
     """The finished units of a pipeline.
 
-    `run_id` is the job id of the compaction notes in manifests. It changes when the file is removed, so a job of the
-    same name on the next night does not count as done.
+    `run_id` names the compaction notes in manifests. It changes with a new file: a later job of the name is not done.
     """
 
     def __init__(self, storage: Storage, path: str, store_url: str, job_id: str, *, now_ms: int) -> None:

@@ -1,28 +1,24 @@
 """Redaction: erase all records of given keys from a bucket, as erasure requests of data protection law demand.
 
-1. `tiered.jobs.key_search` surveys each partition, and counts the records of the keys in each segment and each part of
-   a compacted view. It reads all of them.
+1. `tiered.jobs.key_search` counts the records of the keys in each segment and each part of a compacted view.
 2. `plan_redaction` makes a `Redaction` of the counts: the segments and the view parts to rewrite, with their price.
 3. `ViewRedactionJob` rewrites view parts, one commit for each view.
-4. `tiered.jobs.rewriting.RewriteJob` rewrites the segments with `Redactor`, up to 64 in a commit. `run_redaction` runs
-   both jobs.
+4. `tiered.jobs.rewriting.RewriteJob` rewrites the segments with `Redactor`, up to 64 in a commit.
 5. The proof is a second scan of all that is readable now, except segments that the first scan proved free of the keys.
 
-What a rewritten segment keeps: base and next offset, the offsets and order of all other records, leader epochs,
-producer snapshot, transaction index, `cleaned_through`. A batch without a record of the keys is copied byte for byte,
-markers too. A batch that loses all its records is removed, as by Kafka's cleaner, or stays empty:
+A rewritten segment keeps base and next offset, the offsets and order of all other records, leader epochs, producer
+snapshot, transaction index, `cleaned_through`. A batch without a record of the keys is copied byte for byte, markers
+too. A batch that loses all its records is removed, as by Kafka's cleaner, or stays empty:
 
-| batch | reason |
+| batch that stays | reason |
 |---|---|
 | the last data batch of a producer in the segment's producer snapshot | its last sequence |
 | the last batch of the segment | no segment is empty, and offsets do not fall |
 
 A tombstone of a key is erased too: it contains the key. It must not leave before the older records that it hides. So
 views are committed before segments, segments in the order of their offsets, and a segment with such a tombstone only
-after every segment below it was committed (`RewriteGroup.must_follow`). A segment that could not be read holds back
-the tombstones above it.
-
-A redacted entry is never replaced by a local copy of its segment, which may have the records
+after every segment below it (`RewriteGroup.must_follow`). An unread segment holds back the tombstones above it. A
+redacted entry is never replaced by a local copy of its segment, which may have the records
 (`SegmentEntry.is_redacted`).
 
 | a crash or an error after | leaves | outcome |
@@ -33,8 +29,6 @@ A redacted entry is never replaced by a local copy of its segment, which may hav
 | some commits of segments | the lowest segments are redacted | the next run finds only the others |
 | a commit, its reply lost | the new manifest | these segments have none of the keys in the next scan |
 | all commits, before the proof | all is redacted | the next run finds nothing to do, which is the proof |
-
-Keys are personal data: `tiered.jobs.key_search` says where they are.
 """
 
 from __future__ import annotations
@@ -105,9 +99,8 @@ DAY_MS = 86_400_000
 class Redaction:
     """The plan of one partition: `rewrite` has a group for each segment with a record of the keys.
 
-    `view_parts` are the parts to rewrite, by view. `held_back` segments have tombstones of the keys above an unread
-    segment, and stay. `scan_gets` and `scan_bytes` are the price of the scan in requests and bytes.
-    `storage_dollars` is the price of the old objects until they are deleted.
+    `view_parts` are to be rewritten, by view. `held_back` segments have tombstones of the keys above an unread segment,
+    and stay. `storage_dollars` is the price of the old objects until they are deleted.
     """
 
     rewrite: RewritePlan
@@ -205,10 +198,7 @@ def _commits(groups: Sequence[RewriteGroup]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redactor:
-    """Makes the segment of a group without the records of the keys (`tiered.jobs.rewriting.GroupRewriter`).
-
-    Needs disk for one new segment, in the scratch directory of `bucket`.
-    """
+    """Makes a group's segment without records of the keys. Needs scratch disk for one segment (`GroupRewriter`)."""
 
     bucket: Bucket
     erased: KeyDigests
@@ -249,10 +239,7 @@ class Redactor:
         keys: KeyRing = NO_KEYS,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> SegmentEntry | None:
-        """Upload the segment, or the part of `view`, without the records; None if nothing is left to upload.
-
-        For a segment None means that it has no such record, for a view part that it has no other.
-        """
+        """Upload the segment, or the part of `view`; None: no such record in a segment, no other in a view part."""
         remote = RemotePartition(store, plan.name.prefix, ChunkCache(), read_ahead_chunks=0, keys=keys)
         storage = DiskStorage()
         with self.bucket.scratch() as directory:
@@ -290,7 +277,6 @@ class Redactor:
     def _written(
         self, storage: Storage, path: str, remote: RemotePartition, entry: SegmentEntry, *, is_view: bool
     ) -> tuple[IndexRows, int, int]:
-        """Write the remaining batches; return their index rows, their size, and the number of erased records."""
         lasts = _last_data_offsets(remote, entry)
         rows, out = IndexRows(), np.empty(kernels.REBUILT_PART_BYTES, np.uint8)
         size, erased, at = 0, 0, 0
@@ -317,14 +303,12 @@ class Redactor:
 
 
 def _last_data_offsets(remote: RemotePartition, entry: SegmentEntry) -> NDArray[np.int64]:
-    """Return the last offset of each producer in the segment's producer snapshot."""
     snapshot = remote.indexes(entry).producers
     known = decode_snapshot(snapshot, path=entry.indexes_key) if len(snapshot) else []
     return np.array(sorted(each.last_offset for each in known if each.last_offset >= 0), np.int64)
 
 
 def _actions(table: BatchTable, keep: Flags, stays: Flags) -> NDArray[np.uint8]:
-    """Return the action for each batch; a batch that was empty before stays as it is."""
     counts = table.record_counts
     kept = kernels.count_bits(packed(keep), counts)
     actions = np.full(len(table), REBUILD, np.uint8)
@@ -380,11 +364,7 @@ NewParts = Mapping[str, SegmentEntry | None]  # by the ulid of the old part; Non
 
 @dataclass(kw_only=True)
 class ViewRedactionJob:
-    """Rewrites parts of compacted views; a unit is a view, and each is one commit.
-
-    The outcome is whether all views of the partition were committed. A view that a run replaced since the plan is not
-    committed: Conflict.
-    """
+    """Rewrites views, one commit each; the outcome is whether all were committed."""
 
     bucket: Bucket
     plans: Sequence[Redaction]
@@ -443,10 +423,7 @@ class ViewRedactionJob:
 
 
 def commit_view(store: ObjectStore, unit: ViewUnit, parts: NewParts, *, now_ms: int) -> None:
-    """Replace parts of a view in one manifest.
-
-    Raises Fenced after a takeover, Conflict if a part was replaced since the plan.
-    """
+    """Replace parts of a view in one manifest. Raises Fenced, and Conflict if a part was replaced since the plan."""
     log = MetadataLog(store, unit.plan.name.prefix)
     view = find_view(log.join(epoch=unit.plan.epoch).views, unit.view)
     if view is None or not {entry.ulid for entry in unit.parts} <= {entry.ulid for entry in view.entries}:

@@ -1,7 +1,5 @@
 """Rewriting of segments in the bucket: merge small neighbours, or change the object encoding.
 
-The records stay unchanged.
-
 | kind | change | segment entries |
 |---|---|---|
 | merge | many small segments become one | neighbours without a gap, of one object encoding, all clean or none |
@@ -13,11 +11,9 @@ Steps, as for every co-writer (`remote.manifest.writer_roles`):
 2. `rewrite_group` does one group, in any process, any number of times.
 3. `commit_groups` commits the results of some groups in one manifest.
 
-`RewriteJob` does all steps of any number of partitions (`tiered.jobs.runner`), `run_rewrite` those of one.
-
-A group's new segment covers exactly the offsets of the entries that it replaces and has their bytes, by checksum. It is
-as clean as the least clean of them. So a reader finds the same records before, during and after. With an older manifest
-it reads the old objects, which stay for the grace period. Views are unchanged: they are rebuilt from the log.
+A new segment covers exactly the offsets of the entries that it replaces and has their bytes, by checksum. It is as
+clean as the least clean of them. So a reader finds the same records before, during and after; with an older manifest it
+reads the old objects, which stay for the grace period. Views are unchanged.
 
 | a crash or an error after | leaves | outcome |
 |---|---|---|
@@ -68,11 +64,7 @@ OFFSETS_MAX = 2**31 - 1  # an index's relative offset, and its position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryFilter:
-    """Filter of segment entries by size and by the newest record's time; None is no bound.
-
-    An entry passes with at least `min_bytes` stored bytes and a newest record in ``[since_ms, until_ms)``. The upload
-    time stands in for an unknown record time.
-    """
+    """Filter of entries by stored bytes and newest record's time, in ``[since_ms, until_ms)``; None is no bound."""
 
     min_bytes: int = 0
     since_ms: int | None = None
@@ -86,10 +78,7 @@ class EntryFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Entries that become one segment in the object encoding `encoding`. It can be pickled.
-
-    With `must_follow` the group is committed only after all groups of the plan before it.
-    """
+    """Entries that become one segment. `must_follow`: committed only after all earlier groups. Can be pickled."""
 
     number: int
     entries: tuple[SegmentEntry, ...]
@@ -107,11 +96,7 @@ class RewriteGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteCost:
-    """Requests and bytes of a plan.
-
-    `dollars` are the price of the requests. They include bytes read, bytes written and early deletion, for a class that
-    bills them.
-    """
+    """Requests and bytes of a plan. `dollars` include bytes and early deletion where a class bills them."""
 
     gets: int = 0
     puts: int = 0
@@ -130,10 +115,7 @@ class RewriteCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewritePlan:
-    """The rewriting of one partition.
-
-    The effect of compression is unknown before, so `cost` assumes objects as large as their segments.
-    """
+    """The rewriting of one partition; `cost` assumes objects as large as their segments."""
 
     job_id: str
     name: RemotePartitionName
@@ -145,10 +127,7 @@ class RewritePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenGroup:
-    """Result of one group. `replacement` has the new entry.
-
-    It is None if the entry would be the existing one, or if all entries of the group expired.
-    """
+    """Result of one group; `replacement` None: the entry would not change, or all entries expired."""
 
     number: int
     replacement: Replacement | None
@@ -159,11 +138,7 @@ class RewrittenGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteOutcome:
-    """Result of several groups. Entries and object sizes count committed groups only.
-
-    `given_up` groups were not committed: another writer or job replaced their entries. `expired` groups lost all
-    entries.
-    """
+    """Counts of committed groups. Entries of `given_up` groups were replaced, of `expired` groups deleted."""
 
     groups: int = 0
     unchanged: int = 0
@@ -193,11 +168,7 @@ def plan_merge(
     prices: PriceTable = BUILT_IN,
     settings: SettingsOf = own_settings,
 ) -> RewritePlan:
-    """Plan to merge runs of small neighbours into segments of at most `target_bytes` each.
-
-    `settings` returns the settings of the topic from its own ones. Raises NotFound if there is no manifest, Conflict
-    for a deleted topic.
-    """
+    """Plan to merge runs of small neighbours. Raises NotFound without a manifest, Conflict for a deleted topic."""
     log, entries, own = _joined_rows(store, name)
     known = settings(name.topic, own)
     groups = [
@@ -220,11 +191,10 @@ def plan_recode(
     entry_filter: Callable[[SegmentEntry], bool] | None = None,
     settings: SettingsOf = own_settings,
 ) -> RewritePlan:
-    """Plan to rewrite each entry that has another object encoding than the requested one.
+    """Plan to rewrite each entry that has another object encoding than the requested one. Raises as `plan_merge`.
 
-    A parameter of None leaves each entry's value as it is. `decrypts` removes encryption; without it a rewritten entry
-    is encrypted if `settings` of the topic name a key. Entries that zstd would not make smaller are detected during
-    execution. Raises as `plan_merge`.
+    None leaves a value as it is. `decrypts` removes encryption; without it a rewritten entry is encrypted if `settings`
+    name a key. Entries that zstd would not make smaller are detected during execution.
     """
     if decrypts and key_id is not None:
         raise InvalidRequest("cannot rewrite, a key and no encryption exclude each other", key_id=key_id)
@@ -247,10 +217,7 @@ def plan_recode(
 
 
 def small_runs(entries: Iterable[SegmentEntry], target_bytes: int) -> Iterator[list[SegmentEntry]]:
-    """Yield neighbours to merge, at least two in each run.
-
-    A run has no gap and one object encoding. Either all of its entries were cleaned, or none.
-    """
+    """Yield runs of at least two neighbours without a gap, of one object encoding, all cleaned or none."""
     run: list[SegmentEntry] = []
     for entry in entries:
         if run and not (_fits(run, entry, target_bytes) and entry.size_bytes < SMALL_RATIO * target_bytes):
@@ -276,7 +243,6 @@ def _fits(run: Sequence[SegmentEntry], entry: SegmentEntry, target_bytes: int) -
 def _joined_rows(
     store: ObjectStore, name: RemotePartitionName
 ) -> tuple[MetadataLog, list[SegmentEntry], Mapping[str, str]]:
-    """Return the entries that readers can reach completely, and the topic's own settings."""
     log = MetadataLog(store, name.prefix)
     manifest = log.join()
     entries = log.ask(manifest, lambda index: list(index.entries()))
@@ -339,11 +305,9 @@ def rewrite_group(
 ) -> RewrittenGroup:
     """Read a group's segments, upload and verify the new one; nothing is visible yet.
 
-    `target` is the same bucket opened in another way (a storage class is an option of the store). Entries that expired
-    since the plan are skipped.
-
-    Raises NotFound if other entries have left the bucket since the plan. Raises Corrupt if one is damaged or its object
-    is lost, AccessDenied if a key is missing.
+    `target` is the same bucket opened with another storage class. Expired entries are skipped. Raises NotFound if
+    others have left the bucket since the plan, Corrupt if one is damaged or its object is lost, AccessDenied without a
+    key.
     """
     return unless_expired(
         plan, group, store, lambda due: _rewritten(plan, due, store, keys, target or store, chunk_bytes)
@@ -397,7 +361,6 @@ def _rewritten(
 
 
 def _would_stay(remote: RemotePartition, group: RewriteGroup, object_encoding: ObjectEncoding) -> bool:
-    """Return whether compression is the only requested change and would not pay."""
     (entry,) = group.entries
     if replace(group.encoding, codec=entry.codec) != encoding_of_entry(entry) or object_encoding.codec == RAW:
         return False
@@ -416,13 +379,11 @@ def commit_groups(
     now_ms: int,
     keeps_maker: bool = True,
 ) -> RewriteOutcome:
-    """Replace the old entries by the new ones, in one manifest.
+    """Replace the old entries by the new ones, in one manifest (`remote.manifest.manifest_changes`).
 
-    `remote.manifest.manifest_changes` describes the outcome for a group with entries that are no longer there. The
-    objects of a group that is not committed become pending deletes.
-
-    May be repeated with the same `turn`, which rises from commit to commit of a plan. `keeps_maker` is for groups with
-    the very same records. Raises Fenced if another writer took over since the plan: plan again.
+    The objects of a group that is not committed become pending deletes. May be repeated with the same `turn`, which
+    rises from commit to commit of a plan. `keeps_maker` is for groups with the very same records. Raises Fenced after a
+    takeover.
     """
     made = [each for each in done if each.replacement is not None]
     outcome = RewriteOutcome(
@@ -482,11 +443,10 @@ class RewriteUnit(NamedTuple):
 class RewriteJob:
     """The rewriting of any number of partitions; a unit is a group, which `rewrite` makes.
 
-    `target` is the same bucket opened in another way. Each manifest has at most `batch_size` groups. A partition
-    ends with the first failed commit (Fenced after a takeover by another writer, Conflict for a deleted topic), and is
-    done as far as its manifest can list pending deletes: plan the rest again after the grace period. `keeps_maker` as
-    in `commit_groups`. A group that `must_follow` is not committed in the commit of earlier groups, and not at all
-    after an earlier group failed or was given up, nor in the `incomplete` plans: earlier work of theirs failed.
+    Each manifest has at most `batch_size` groups. A partition ends with the first failed commit (Fenced, Conflict for a
+    deleted topic), and is done as far as its manifest can list pending deletes: plan the rest after the grace period. A
+    group that `must_follow` has a commit after that of earlier groups. It is not committed after a failed or lost
+    group, nor in the `incomplete` plans, whose earlier work failed.
     """
 
     bucket: Bucket

@@ -2,13 +2,12 @@
 
 1. A plan lists what is due. It is made and shown before a job runs.
 2. A `Job` divides its plans into units. An executor does them, in any order and any number of times: in this process
-   (`Here`) or in Spark tasks (`tiered.spark.jobs.runner.SparkRunner`). The results are the same. A `LocalJob` is done
-   in this process alone, unit after unit.
+   (`Here`) or in Spark tasks (`tiered.spark.jobs.runner.SparkRunner`).
 3. `run_job` hands the results of each batch to the job, which commits them. Only the process of the runner commits.
 
-A unit that fails for good (damaged, expired, a missing key) is recorded and does not affect the other units. If the
-store does not answer, the job ends with Unavailable: here after a commit of the finished units, in Spark after the
-retries of the task. An interrupted job loses one batch at most; to continue, plan again.
+A unit that fails for good is recorded and does not affect the other units. If the store does not answer, the job ends
+with Unavailable: here after a commit of the finished units, in Spark after the retries of the task. An interrupted job
+loses one batch at most; to continue, plan again.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ class Executor(Protocol):
     def run(
         self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
     ) -> Iterator[list[tuple[W, R]]]:
-        """Yield each piece of `work` with the result of `do`, in order. Ends early if `should_stop`.
+        """Yield lists of (piece of `work`, result of `do`) that finished together, in order; ends if `should_stop`.
 
-        A list has the pieces that finished together. `work` is read as pieces begin, and may skip pieces that are no
-        longer wanted; `total` is its length if it is no sequence. Raises the error of `do`, after the earlier pieces.
+        `work` is read as pieces begin, and may skip pieces that are no longer wanted; `total` is its length if it is no
+        sequence. Raises the error of `do`, after the earlier pieces.
         """
         ...
 
@@ -130,7 +129,6 @@ class Failures:
             self._log(number, error)
 
     def _log(self, number: int, error: LogError) -> None:
-        """Log an error that no caller receives."""
         _log.error("work failed: partition=%s error=%s", self._names[number].topic_partition, error)
 
     @contextmanager
@@ -167,10 +165,7 @@ class Job(Protocol[U, R, Outcome]):
         ...
 
     def units(self) -> Iterable[U]:
-        """Return the units that are due now, in the order of the plans.
-
-        In one process the runner reads them one at a time, so a unit may depend on the commits before it.
-        """
+        """Yield the due units in the order of the plans; in one process each is read after the commits before it."""
         ...
 
     def size_of(self, unit: U) -> int:
@@ -195,10 +190,7 @@ class Job(Protocol[U, R, Outcome]):
 
 
 class LocalJob(ABC, Generic[U, R]):
-    """The common part of jobs that need this process: a unit depends on the ones before it, or on the local disk.
-
-    Each unit is committed before the next one begins. A plan ends with its first error.
-    """
+    """Jobs of this process: each unit is committed before the next begins, and a plan ends with its first error."""
 
     batch_size = 1
     failures: Failures
@@ -225,11 +217,11 @@ def run_job(
     progress: Callable[[int], None] = lambda size_bytes: None,
     errors: dict[int, LogError] | None = None,
 ) -> list[Outcome]:
-    """Do and commit all units; return the outcome of each plan, in order. `progress` receives the bytes of each unit.
+    """Do and commit all units; return the outcome of each plan, in order. `progress` receives a unit's bytes.
 
     If the executor is to stop, all finished units are committed. The first error of each plan is added to `errors`, by
-    the number of the plan; without `errors` the first one is raised after all possible commits. Raises Unavailable,
-    and Spark's error for a task that failed for good.
+    the number of the plan; without `errors` the first one is raised after all possible commits. Raises Unavailable, and
+    Spark's error for a task that failed for good.
     """
 
     def finished() -> Iterator[list[tuple[U, R | LogError]]]:
@@ -256,7 +248,6 @@ def run_job(
 
 
 def _in_batches(lists: Iterator[list[W]], batch_size: int) -> Iterator[list[W]]:
-    """Join lists until they have `batch_size` items. The last items are yielded before an error too."""
     batch: list[W] = []
     try:
         for items in lists:
@@ -307,9 +298,8 @@ L = TypeVar("L")
 class StateFile(Generic[F, L]):
     """The state of a resumable job: JSON lines, the first about the job, then one for each finished unit.
 
-    A crash may lose the last lines or tear one. These units are then done again, which is safe. So no fsync is needed,
-    and an unreadable line ends the file for the reader. A context manager that closes the file; `first` is its first
-    line. One thread at a time.
+    A crash may lose or tear the last lines: these units are done again, which is safe. So no fsync is needed, and an
+    unreadable line ends the file. A context manager that closes the file. Not thread safe.
     """
 
     def __init__(
@@ -322,17 +312,13 @@ class StateFile(Generic[F, L]):
         job: str,
         is_resumable: Callable[[F], bool],
     ) -> None:
-        """Continue with the file of an earlier run that `is_resumable`, else begin a file with `first`.
-
-        `job` is the job's name for messages. Raises InvalidRequest if the file is for another bucket.
-        """
+        """Continue an earlier file that `is_resumable`, else begin one with `first`. Raises InvalidRequest."""
         self._storage, self._path = storage, path
         self.first, self.lines = first, list[L]()
         self.is_resumed = self._read(decoders, job, is_resumable)
         if dirname(path):
             storage.make_directory(dirname(path))
-        # Rewritten: a torn line would join the next one. Written under another name: a crash must not lose the old
-        # file.
+        # Rewritten: a torn line would join the next one. Under another name: a crash must not lose the old file.
         self._file = storage.create(path + TEMPORARY)
         for each in (self.first, *self.lines):
             self._file.append(msgspec.json.encode(each) + b"\n")

@@ -1,10 +1,8 @@
 """Compaction of a topic on request, and an estimate of its effect.
 
-`compact_topic` cleans everything that is dirty in closed segments, whatever the dirty ratio; the lags and open
-transactions still hold.
-
-`estimate` reads every key of the dirty section and a sample of the clean one: `SAMPLES_MAX` slices, evenly spread.
-Bytes are assumed proportional to records; markers and aborted transactions are not counted. Nothing is written.
+`compact_topic` cleans whatever the dirty ratio; the lags and open transactions still hold. `estimate` reads every key
+of the dirty section and `SAMPLES_MAX` evenly spread slices of the clean one. Bytes are assumed proportional to records;
+markers and aborted transactions are not counted. Nothing is written.
 """
 
 from __future__ import annotations
@@ -32,12 +30,7 @@ SAMPLES_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Estimated effect of one pass. The `dirty_*` fields are counted.
-
-    Of the `clean_*` section only the bytes are known; the `sampled_*` fields are from the sample. `keyless_records` are
-    records of the dirty section without a key; the pass removes them. `tiered_bytes` of the segments are in the object
-    store too; their entries are replaced if they lose enough.
-    """
+    """Estimated effect of one pass. `dirty_*` are counted; `sampled_*` are from a sample of the clean section."""
 
     log: LogToClean
     dirty_bytes: int
@@ -86,8 +79,8 @@ def compact_topic(
 ) -> dict[TopicPartition, Applied]:
     """Clean the dirty closed segments of every partition; with `roll` the active one is closed before.
 
-    Returns the applied decisions by partition, without partitions that had nothing to clean. Failed partitions are in
-    `manager.problems`. Raises NotFound, and InvalidRequest for a topic that is not compacted.
+    Returns the applied decisions by partition; failed partitions are in `manager.problems`. Raises NotFound, and
+    InvalidRequest for a topic that is not compacted.
     """
     check_compacted(manager, topic, now_ms)
     if roll:
@@ -148,13 +141,11 @@ def estimate(log: Log, found: LogToClean, *, bucket_end: int = 0) -> Estimate:
 
 
 def _spread(items: Sequence[SegmentInfo]) -> list[SegmentInfo]:
-    """Return at most `SAMPLES_MAX` of the items, evenly spread."""
     step = max(1, -(-len(items) // SAMPLES_MAX))
     return list(items[::step])
 
 
 def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:
-    """Return bytes, records, and records with a key of `keys`, of the first slice of a segment."""
     for _, data in batch_slices(segment):
         records = superseded = 0
         for columns in kernels.decode_in_steps(data):
@@ -166,7 +157,6 @@ def _sample(segment: Segment, keys: set[int]) -> tuple[int, int, int]:
 
 
 def _key_hashes(columns: Columns) -> list[int]:
-    """Return 64 bits of each key; records without a key are left out, as compaction removes them."""
     bounds, gathered = kernels.gather(columns.data, columns.key_starts, columns.key_lengths)
     data = gathered.tobytes()
     has_key = (columns.key_lengths >= 0).tolist()

@@ -1,7 +1,6 @@
 """Compacted views of a topic, in the bucket or on the local disk: build on request, show, drop.
 
-A view consists of one view in each partition, under one name. Building uses `LogManager.apply`: a problem in one
-partition does not stop the others, and is in `LogManager.problems`.
+A view consists of one view in each partition, under one name.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ from tiered.partition.partition import Partition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStatus:
-    """State of a view of one partition. `gap`: offsets neither in the view nor in the log, half open.
-
-    `is_local`: the view is on the local disk, next to the log, not in the bucket.
-    """
+    """A view of one partition; `gap`: offsets in neither view nor log, half open; `is_local`: on the local disk."""
 
     partition: TopicPartition
     view: CompactedView
@@ -43,10 +39,7 @@ class ViewStatus:
 def plan_views(
     manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, accepts_loss: bool = False, now_ms: int
 ) -> Plan:
-    """Plan to build the view on request, by partition, without partitions that have nothing to do.
-
-    Raises NotFound for the topic, InvalidRequest for the name.
-    """
+    """Plan to build the view where it is due. Raises NotFound for the topic, InvalidRequest for the name."""
     check_view(name)
     manager.topics.get(topic)
     decisions = {}
@@ -73,10 +66,7 @@ def build_views(
     should_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[TopicPartition, Decision], None] = lambda partition, decision: None,
 ) -> Plan:
-    """Carry out the plan of `plan_views`; return the part that was done.
-
-    Errors are in `LogManager.problems`.
-    """
+    """Carry out the plan; return the part that was done. Errors are in `LogManager.problems`."""
     applied = manager.apply(plan, should_stop=should_stop, progress=progress)
     return Plan(now_ms=plan.now_ms, decisions={name: each.done for name, each in applied.items() if each.done})
 
@@ -86,8 +76,7 @@ def view_status(
 ) -> list[ViewStatus]:
     """Return every view of every partition, by partition and name; with `name` also unbuilt ones.
 
-    Without `name` and `topics` a partition without a remote tier is listed only if it has a view, or its settings ask
-    for one. A damaged local view catalog is reported as the failure of its view.
+    Without `name` and `topics` a partition without a remote tier is listed only if it has, or wants, a view.
     """
     found: list[ViewStatus] = []
     held = {each.name: each for each in manager.partitions.all(topics)}
@@ -138,9 +127,7 @@ def drop_views(manager: LogManager, topic: str, *, name: str = DEFAULT_VIEW, now
     """Drop a view from every partition of a topic. Readers of the view then get an error.
 
     Its objects are deleted after the grace period, local ones after `file.delete.delay.ms`. A damaged local catalog is
-    replaced by an empty one.
-
-    Raises NotFound if no partition has the view, before any change. Raises the errors of the commits.
+    replaced by an empty one. Raises NotFound, before any change, if no partition has the view.
     """
     manager.topics.get(topic)
     held = [each for each in manager.partitions.all([topic]) if _has_view(each, name)]

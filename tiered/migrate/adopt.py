@@ -3,26 +3,24 @@
 The sidecar opens the broker's files only for reading. The broker may roll, delete and compact at any time: an open file
 stays readable through its inode. One pass over a partition:
 
-1. The sidecar lists the directory, opens the closed segments that the bucket lacks, and lists the directory again. It
-   uses them only if both listings have the same files of the same sizes and the same topic id. Otherwise the broker is
-   changing them, and the next pass tries again.
+1. The sidecar lists the directory, opens the closed segments that the bucket lacks, and lists the directory again. If
+   the listings differ in files, sizes or topic id, the broker is changing them: the next pass tries again.
 2. A segment is due when it ends at or below all of three offsets:
    - the high watermark (``replication-offset-checkpoint``), because records above it may be truncated;
    - the newest producer snapshot, because a broker rolls first and then writes the snapshot of the segment's end;
    - the first offset of the oldest transaction that this snapshot calls open.
-3. `remote.upload.segment_upload` and the commit protocol copy it: every batch is checked on the way, and manifests
-   are created only if absent. One sidecar writes a partition. A fenced sidecar does not take over again by itself. The
-   topic id is Kafka's.
+3. `remote.upload.segment_upload` and the commit protocol copy it: every batch is checked on the way, and manifests are
+   created only if absent. One sidecar writes a partition. A fenced sidecar does not take over again by itself.
 
-In a **compacted** topic the sidecar copies at most `WORK_BYTES` of the due segments to a work directory and cleans them
-there (tombstones stay). It uploads the result in one commit: each entry is as if the broker's cleaner had never read
+In a **compacted** topic the sidecar copies at most `WORK_BYTES` of the due segments to a work directory, cleans them
+there (tombstones stay) and uploads the result in one commit: each entry is as if the broker's cleaner had never read
 older records. A work directory may be lost at any time.
 
-Leader epochs are Kafka's (``leader-epoch-checkpoint``). If the bucket and the broker have different epochs for the same
-offset, the log was truncated and rewritten, as after an unclean leader election. The sidecar raises Conflict with the
-offset from which the bucket holds the branch that the broker lost, and copies nothing more. Until the new leader writes
-records, the high watermark is below the bucket's end (`AdoptedPartition.ahead`) and nothing is due. Manifests have
-writer epochs far above Kafka's (`EPOCHS_APART`), so that a later takeover appends in a later epoch.
+Leader epochs are Kafka's (``leader-epoch-checkpoint``). If bucket and broker have different epochs for the same offset,
+the log was truncated and rewritten, as after an unclean leader election: the sidecar raises Conflict with the first
+such offset and copies nothing more. Until the new leader writes records, the high watermark is below the bucket's end
+(`AdoptedPartition.ahead`) and nothing is due. Manifests have writer epochs far above Kafka's (`EPOCHS_APART`), so that
+a later takeover appends in a later epoch.
 
 The sidecar repeats DeleteRecords of the broker: it raises the bucket's log start offset to the broker's
 (`policies.tier_relation`). Segments that the broker's retention deletes stay in the bucket, on purpose. Segments that
@@ -98,13 +96,12 @@ _GAUGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedPartition:
-    """One partition after a pass. Offset ranges are half open.
+    """One partition after a pass. Offset ranges are half open. With a `problem` the pass stopped at these figures.
 
     `lag_bytes` are closed and not in the bucket yet. `at_risk_bytes` are only on the broker's disk, including the
-    active segment. The broker deleted the ranges in `lost` before they were copied. `lag_since_ms` is the time of the
-    last write to the oldest waiting segment. `ahead` is the number of offsets in the bucket at or above the broker's
-    high watermark: an unclean election removed them, or the broker's disk is catching up. `problem` is the reason why
-    the pass stopped: the figures are then from that moment, and None if the bucket's end is not known.
+    active segment. The broker deleted the ranges in `lost` before they were copied. `lag_since_ms` is the last write to
+    the oldest waiting segment. `ahead` counts the bucket's offsets at or above the broker's high watermark, after an
+    unclean election or while its disk catches up. None: the end of the bucket is not known.
     """
 
     partition: TopicPartition
@@ -122,11 +119,7 @@ class AdoptedPartition:
 
 
 class AdoptMetrics:
-    """Metrics of the passes, under the names of a manager's metrics. `text` may be called from any thread.
-
-    Copy lag and bytes at risk are from the last pass, also for a partition with a problem. If the figures of such a
-    partition are not known, the previous ones stay.
-    """
+    """Metrics of the passes; an unknown figure keeps its last value. `text` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -187,8 +180,6 @@ class AdoptMetrics:
 
 @dataclass(slots=True)
 class _Work:
-    """One partition's pass: the broker's high watermark and log start at its begin, and the copies so far."""
-
     partition: TopicPartition
     directory: str
     watermark: int
@@ -197,10 +188,7 @@ class _Work:
     copied_bytes: int = 0
 
     def figures(self, sizes: dict[int, int], waiting: Sequence[int], reached: int | None) -> AdoptedPartition:
-        """The partition's figures if the segments of `waiting` bytes are not in the bucket, which ends at `reached`.
-
-        `sizes` are the bytes of all segments by base offset. Without `reached` no lag is known.
-        """
+        """The figures; `sizes` by base offset; `waiting` is not in the bucket, which ends at `reached`, if known."""
         bases, lag = sorted(sizes), sum(waiting)
         active = sizes[bases[-1]] if bases else 0
         return AdoptedPartition(
@@ -217,24 +205,18 @@ class _Work:
 
 
 def _check_free(newest: Manifest | None) -> None:
-    """Raise Conflict unless a sidecar or a finished job wrote the newest manifest.
-
-    Another kind of writer has records of its own at the broker's next offsets. The sidecar therefore leaves a partition
-    that a manager, or a restore for a manager, has taken over.
-    """
+    """Raise Conflict unless a sidecar or a finished job wrote the manifest: others have own records."""
     if newest is not None and not newest.writer_id.startswith((ADOPT, COPY, DELETION)):
         wrong = "cannot adopt the partition, another writer owns it in the bucket"
         raise Conflict(wrong, topic=newest.topic, partition=newest.partition, writer=newest.writer_id)
 
 
 class Adopter:
-    """Passes over one log directory.
+    """Passes over one log directory. Without `effective`, a topic's own `properties` and the defaults apply.
 
-    `properties` returns a topic's own settings, for the manifest. `effective` returns all effective settings; without
-    it, the topic's own settings and the defaults apply. `keys` is the key ring for encrypted topics. `work` is a
-    directory for compacted topics, used by this object alone, on a disk with room for twice `WORK_BYTES`.
-    `is_single_writer`: no other process ever writes to that store, so the store may overwrite objects. `on_copied`
-    receives the partition, the segment's base offset, the bytes copied and the segment's size.
+    `work` is a directory for compacted topics, used by this object alone, with room for twice `WORK_BYTES`.
+    `is_single_writer`: no other process ever writes to that store, so it may overwrite objects. `on_copied` receives
+    the partition, the segment's base offset, the bytes copied and the segment's size.
     """
 
     def __init__(
@@ -264,10 +246,7 @@ class Adopter:
         self._writer = signed_for(f"{ADOPT}{socket.gethostname()} {os.getpid()}", storage, root)
 
     def tick(self, now_ms: int, *, should_stop: Callable[[], bool] = lambda: False) -> list[AdoptedPartition]:
-        """Run a pass over every wanted partition. An error of one partition is its `problem`.
-
-        Raises InvalidRequest if two writers of the store could both commit. The first pass checks this.
-        """
+        """Run a pass over every wanted partition. Raises InvalidRequest if two writers of the store could commit."""
         if not self._is_checked and not self._is_single_writer:
             check_writers(self._store, now_ms)
             self._is_checked = True
@@ -297,10 +276,7 @@ class Adopter:
         ]
 
     def _stopped(self, work: _Work, problem: LogError) -> AdoptedPartition:
-        """Return the figures of a partition that cannot continue: copy lag and bytes at risk.
-
-        The figures come from the current files and the newest manifest that was read.
-        """
+        """Return copy lag and bytes at risk of a stopped partition, by current files and the newest read manifest."""
         try:
             topic_id = checkpoints.read_topic_id(self._storage, work.directory)
             known = self._logs.get((work.partition, topic_id)) if topic_id is not None else None
@@ -334,7 +310,6 @@ class Adopter:
             )
 
     def _topic_id(self, work: _Work) -> str:
-        """The partition's topic id. Raises NotFound without one, InvalidRequest for a key that the key ring lacks."""
         topic_id = checkpoints.read_topic_id(self._storage, work.directory)
         if topic_id is None:
             raise NotFound("cannot adopt the partition, it has no topic id yet", partition=work.partition)
@@ -429,7 +404,6 @@ class Adopter:
         return log
 
     def _with_settings(self, log: MetadataLog, partition: TopicPartition, now_ms: int) -> Manifest:
-        """The newest manifest, with the topic's current settings."""
         manifest, properties = log.refresh(), self._properties(partition.topic)
         return manifest if manifest.properties == properties else log.commit(set_properties(properties), now_ms)
 
@@ -450,7 +424,6 @@ class Adopter:
         )
 
     def _collect_manifests(self, log: MetadataLog, now_ms: int) -> None:
-        """Delete old manifests as a manager does: every copied segment adds one."""
         manifest = log.refresh()
         if upto := collectable_upto(manifest.sequence, log.gc_boundary):
             place = partition_prefix(manifest.topic, manifest.topic_id, manifest.partition)
@@ -467,8 +440,8 @@ class Adopter:
     ) -> int:
         """Clean a copy of the due segments in the work directory and upload the result; the number of entries.
 
-        The broker's cleaner may have merged a segment that is in the bucket with a segment that is not. The copy takes
-        the batches from `reached` on. No batch spans `reached`, because a segment once ended there.
+        The broker's cleaner may have merged a segment that is in the bucket with one that is not: the copy takes the
+        batches from `reached` on. No batch spans `reached`, because a segment once ended there.
         """
         place = join(self._work, partition.directory)
         self._storage.make_directory(place)
@@ -501,11 +474,7 @@ class Adopter:
 
 
 def _settled(due: Sequence[ClosedSegment], size_bytes: int) -> list[ClosedSegment]:
-    """Return the first due segments, about `size_bytes`, up to a segment end at which no transaction is open.
-
-    A transaction with its data in this pass and its marker in a later one could not be cleaned. The other segments wait
-    for the next passes.
-    """
+    """Return the first due segments, about `size_bytes`, up to a segment end without an open transaction."""
     sizes = accumulate(each.size_bytes for each in due)
     ends = [(at + 1, size) for at, size in enumerate(sizes) if due[at].is_settled]
     fitting = [count for count, size in ends if size <= size_bytes] or [count for count, _ in ends[:1]]
@@ -513,20 +482,13 @@ def _settled(due: Sequence[ClosedSegment], size_bytes: int) -> list[ClosedSegmen
 
 
 def _is_never_settled(due: Sequence[ClosedSegment], reached: int) -> bool:
-    """Whether a compacted partition is copied uncleaned.
-
-    This holds if `IN_DOUBT_BYTES` are due and some transaction is open at the end of every due segment. The broker's
-    transaction indexes are copied too. The job that cleans the bucket sees the whole transactions.
-    """
+    """Whether a partition is copied uncleaned: `IN_DOUBT_BYTES` are due, and no segment is settled."""
     is_much = sum(each.size_bytes for each in due) >= IN_DOUBT_BYTES
     return is_much and due[0].base_offset >= reached and not any(each.is_settled for each in due)
 
 
 def _covering(due: Sequence[ClosedSegment], epochs: LeaderEpochs) -> LeaderEpochs:
-    """`epochs`, extended to all due segments.
-
-    Below the checkpoint's first entry the epochs come from the batches.
-    """
+    """`epochs` extended to all due segments, by their batches below the checkpoint's first entry."""
     for each in reversed(due):
         first = epochs.entries[0][1] if epochs.entries else each.next_offset
         if each.base_offset < first:
@@ -563,7 +525,6 @@ def _as_it_is(directory: str, each: ClosedSegment, epochs: LeaderEpochs) -> Segm
 
 
 def _check_lineage(partition: TopicPartition, manifest: Manifest, epochs: LeaderEpochs) -> None:
-    """Raises Conflict if bucket and broker have different leader epochs for an offset that both have."""
     in_bucket = LeaderEpochs(tuple(manifest.lineage))
     held = coverage(manifest)
     first = epochs.entries[0][1] if epochs.entries else 0

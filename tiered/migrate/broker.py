@@ -1,8 +1,7 @@
-"""A broker's log directory, only read: its check, its closed segments, its log starts, the settings of its topics.
+"""A broker's log directory, only read: check, closed segments, log starts, settings of its topics.
 
-The settings come from the cluster metadata log, which is only read. A broker of a KRaft cluster, controller or not, has
-it as a partition, ``__cluster_metadata-0``, in its ``metadata.log.dir`` (by default the first log directory). Its
-records:
+The settings come from the cluster metadata log. A broker of a KRaft cluster has it as a partition,
+``__cluster_metadata-0``, in its ``metadata.log.dir`` (by default the first log directory). Its records:
 
 | record | api key | use |
 |---|---|---|
@@ -17,8 +16,8 @@ before them (unsigned varint, 0 for null), a topic id is 16 bytes. Source: kafka
 the same batches.
 
 Each refresh continues at the end of the previous one. An uncommitted tail counts: if the controllers withdraw a
-setting, the next record corrects it. The cluster's broker defaults are in ``server.properties``, which is not read.
-Records of unknown versions are skipped.
+setting, the next record corrects it. ``server.properties``, with the broker defaults, is not read. Records of unknown
+versions are skipped.
 """
 
 from __future__ import annotations
@@ -97,10 +96,7 @@ class BrokerTopics:
         return self._replicas.get(ids[-1], {}).get(name.partition) if ids else None
 
     def refresh(self) -> bool:
-        """Read new records; whether a metadata log exists here.
-
-        Raises Corrupt if its records cannot be decoded.
-        """
+        """Read new records; whether a metadata log exists here. Raises Corrupt if its records cannot be decoded."""
         try:
             files = self._storage.list_files(self._directory)
         except NotFound:
@@ -190,7 +186,6 @@ class _Fields:
         return int.from_bytes(self.take(4), "big", signed=True)
 
     def tagged(self) -> dict[int, bytes]:
-        """The tagged fields at the end of a record, undecoded."""
         return {self.number(): self.take(self.number()) for _ in range(self.number())}
 
     def text(self) -> str | None:
@@ -212,10 +207,7 @@ class _Fields:
 
 @dataclass(frozen=True, slots=True)
 class ClosedSegment:
-    """A closed segment of the broker with its files open.
-
-    `is_settled`: the broker's snapshot has no open transaction at the segment's end.
-    """
+    """A closed segment of the broker with its files open; `is_settled`: no transaction is open at its end."""
 
     base_offset: int
     next_offset: int
@@ -287,10 +279,7 @@ def log_sizes(storage: Storage, directory: str, upto: Sequence[int] = ()) -> dic
 
 
 def stable_offset(storage: Storage, directory: str) -> int:
-    """The offset below which every transaction has ended and the producers are known.
-
-    It comes from the newest whole producer snapshot. A broker writes a snapshot in place: an incomplete one is ignored.
-    """
+    """The offset below which all transactions have ended, by the newest whole producer snapshot."""
     offsets = [
         parsed[0]
         for name in storage.list_files(directory)
@@ -305,7 +294,6 @@ def stable_offset(storage: Storage, directory: str) -> int:
 
 
 def _decoded_producers(snapshot: bytes) -> list[ProducerEntry] | None:
-    """The entries of a producer snapshot; None if the bytes are not one, or are incomplete."""
     try:
         return decode_snapshot(snapshot)
     except Corrupt:
@@ -315,11 +303,7 @@ def _decoded_producers(snapshot: bytes) -> list[ProducerEntry] | None:
 def log_start_facts(
     storage: Storage, directory: str, sizes: dict[int, int], start: int, epochs: LeaderEpochs
 ) -> LogStartFacts | None:
-    """The facts of a log start inside one of the segments `sizes` (base offset to bytes), as after DeleteRecords.
-
-    None if the log start is not inside one, or if epochs and batches do not confirm it: the broker writes its
-    checkpoints at different times.
-    """
+    """The facts of a log start inside a segment, as after DeleteRecords; None if epochs and batches do not agree."""
     bases = [base for base in sizes if base < start]
     if not bases or start <= min(sizes) or (epochs.entries and epochs.entries[0][1] < start):
         return None
@@ -372,17 +356,16 @@ def adopted_topics(storage: Storage, root: str, topics: Sequence[str] = ()) -> l
 class AdoptSettings:
     """The settings of adopted topics, from all layers. `has_broker`: the broker's own are known. Not thread safe.
 
-    Precedence, highest first: ``-X topic:key=value`` of the command, then its ``-X key=value``, then the layers of
-    `tiered.config.config`. In these layers the broker's settings are the topic's own.
+    Precedence, highest first: ``-X topic:key=value``, ``-X key=value``, then the layers of `tiered.config.config`, with
+    the broker's settings as the topic's own.
     """
 
     def __init__(
         self, storage: Storage, metadata: str, options: Mapping[str, str], config: Config | None = None
     ) -> None:
-        """`metadata` is the log directory with the broker's metadata log.
+        """`metadata` is the log directory with the broker's metadata log. Without `config`: built-in defaults alone.
 
-        None for `config` means built-in defaults alone. Raises InvalidRequest for an option that no topic has or that
-        has a wrong value. Raises Corrupt if the broker's metadata cannot be decoded.
+        Raises InvalidRequest for an unknown option or a wrong value, Corrupt for metadata that cannot be decoded.
         """
         self._all: dict[str, str] = {}
         self._one: dict[str, dict[str, str]] = {}
@@ -424,10 +407,7 @@ class AdoptSettings:
         return values
 
     def retention(self, name: TopicPartition) -> BrokerRetention:
-        """The retention of a partition at its broker.
-
-        A topic without a setting of its own has Kafka's default: ``server.properties`` is not read.
-        """
+        """The retention of a partition at its broker, by the topic's own settings, else Kafka's defaults."""
         rules = resolve_rules(self._broker.of(name.topic))
         replicas = self._broker.replicas(name)
         return BrokerRetention(

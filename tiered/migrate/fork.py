@@ -1,11 +1,8 @@
 """Fork a topic: a new topic of the same bucket with the same records, without copying them.
 
-The fork's entries name the source's objects. `remote.gc.fork_references` has the protocol: states, crashes, and which
-partition deletes which object. Afterwards the topics are independent. The fork exists only in the bucket: to write to
-it, a machine restores it (`tiered.migrate.restore_plan`, ``takes_over``).
-
-`upto_offset` ends the fork before the first segment that reaches above it: a segment is forked whole or not at all. A
-second run of the same fork adds missing partitions and leaves the others unchanged.
+`remote.gc.fork_references` has the protocol: states, crashes, and which partition deletes which object. A machine
+writes to a fork after it restores it (`tiered.migrate.restore_plan`, ``takes_over``). `upto_offset` ends the fork
+before the first segment that reaches above it. A second run adds missing partitions and leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -62,11 +59,7 @@ class PartitionFork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """A topic's fork.
-
-    `unfinished` are remains of forks that were not made in time; the run removes them. `missing` are partitions of the
-    source without a manifest, between others: the fork lacks them.
-    """
+    """A topic's fork. The run removes `unfinished` remains; the source has no manifest of `missing` partitions."""
 
     topic: str
     topic_id: str
@@ -87,11 +80,10 @@ def plan_fork(
     known: Sequence[RemotePartitionName],
     upto_offset: int | None = None,
 ) -> ForkPlan:
-    """Plan a fork of all partitions `names` of one topic.
+    """Plan a fork of all partitions `names` of one topic. `known` are the bucket's partitions of the name `topic`.
 
-    `known` are the bucket's partitions of the name `topic`. Raises InvalidRequest for partitions of several topics and
-    for a name that another topic has. Raises NotFound for a deleted topic. Raises InvalidRequest if a cleaned topic
-    would lack keys below `upto_offset`.
+    Raises InvalidRequest for partitions of several topics, for a name that another topic has, and for a cleaned topic
+    that would lack keys below `upto_offset`. Raises NotFound for a deleted topic.
     """
     check_topic(topic)
     names = without_deleted(store, names)
@@ -135,8 +127,7 @@ def run_fork(
 ) -> tuple[PartitionFork, ...]:
     """Fork each partition; returns the partitions forked now or before. To repeat it, plan again.
 
-    Raises Conflict if a partition was not forked in time (its pin ended before everything was written). The fork is
-    then removed: plan and run again.
+    Raises Conflict, and removes the fork, if the pin of a partition ended before everything was written.
     """
     done = []
     for name in plan.unfinished:
@@ -175,10 +166,7 @@ def _forked(store: ObjectStore, plan: ForkPlan, each: PartitionFork, now_ms: Cal
 
 
 def _begun(store: ObjectStore, each: PartitionFork, manifest: Manifest, now_ms: int) -> MetadataLog:
-    """Create the fork's first manifest.
-
-    Its epoch is above all leader epochs of the entries: appends continue in it.
-    """
+    """Create the fork's first manifest, in an epoch above all leader epochs of the entries: appends use it."""
     log = MetadataLog(store, each.fork.prefix)
     log.become_writer(
         _writer(each.source),
@@ -215,11 +203,10 @@ def _is_in_time(
     announced: Sequence[tuple[str, Pin]],
     now_ms: Callable[[], int],
 ) -> bool:
-    """Whether the fork was made in time.
+    """Whether the fork was made in time: announced, its objects still in the source, pins with time left.
 
-    The fork must still be announced, and the source's newest manifest must still name every object of its entries. The
-    pins must have time left. A process that saw a pin expired before the fork existed may still
-    delete that pin. A process that finds the pin expired from now on also finds the fork.
+    A process that saw a pin expired before the fork existed may still delete that pin. A process that finds the pin
+    expired from now on also finds the fork.
     """
     if any(pin.key not in {found.key for found in list_pins(store, home)} for home, pin in announced):
         return False
@@ -238,10 +225,7 @@ def _end_pins(store: ObjectStore, announced: Sequence[tuple[str, Pin]], now_ms: 
 
 
 def _mark_removed(log: MetadataLog, manifest: Manifest, now_ms: int) -> None:
-    """Mark the fork as deleted: the first step of a removal, in this run's epoch.
-
-    Raises Conflict if another run has taken the fork over: that run may already have reported success.
-    """
+    """Mark the fork as deleted. Raises Conflict if another run, perhaps already successful, has taken it over."""
     try:
         log.commit(delete_partition(now_ms=now_ms), now_ms)
     except Fenced as error:
@@ -249,10 +233,7 @@ def _mark_removed(log: MetadataLog, manifest: Manifest, now_ms: int) -> None:
 
 
 def _remove(store: ObjectStore, name: RemotePartitionName, now_ms: Callable[[], int]) -> None:
-    """Delete a partition of a fork that no run reported as made, without a grace period.
-
-    The next run finishes an interrupted removal.
-    """
+    """Delete a partition of an unreported fork without a grace period. A next run can finish the removal."""
     if _manifest(store, name) is None:
         return
     removal = PartitionRemoval(
@@ -282,10 +263,7 @@ def _forked_by_another(manifest: Manifest) -> Conflict:
 
 
 def _is_whole(store: ObjectStore, each: PartitionFork) -> bool:
-    """Whether some run finished its last check: a pin of the fork was ended on purpose.
-
-    Other runs may have been interrupted. The fork's present content does not matter.
-    """
+    """Whether some run finished its last check: a pin was ended on purpose. The content does not matter."""
     manifest = _manifest(store, each.fork)
     if manifest is None or manifest.deleted_ms is not None:
         return False

@@ -1,12 +1,11 @@
 """Import an external bucket: same records, same offsets, our layout; verified and resumable.
 
 Each segment is read once, to a temporary file. Counts, times, indexes, leader epochs and checksums are computed from
-its bytes. Only the facts about transactions that began before the first segment come from the source. The upload checks
-the segment as for a manager. No entry names an object of the source, whose retention could delete it (decision 0020).
+its bytes. Only the facts about transactions that began before the first segment come from the source. No entry names an
+object of the source, whose retention could delete it (decision 0020).
 
 1. `plan_import` lists the source and the target: the entries that are due, with requests and dollars.
 2. `ImportJob` becomes the target's writer, copies entry by entry and commits each in offset order.
-3. A second run continues behind the existing entries; if nothing is due it changes nothing.
 
 | a crash, or an error, after | leaves in the target | afterwards |
 |---|---|---|
@@ -70,9 +69,8 @@ PIECE_BYTES = 8 << 20
 class PartlyImported:
     """The rest of a segment that has grown since an import took its first part.
 
-    `entry` begins at the offset reached so far. Its first `skipped_bytes` are already in the target: the entries of the
-    first part tile the segment from its base offset. `check` compares their checksums before the rest is imported.
-    A segment that was cut in another way is refused.
+    `entry` begins at the offset reached so far. Its first `skipped_bytes` are in the target, as entries that tile the
+    segment from its base offset; `check` compares their checksums.
     """
 
     entry: SegmentEntry
@@ -91,10 +89,7 @@ class PartlyImported:
 def partly_imported(
     entries: Sequence[SegmentEntry], log: MetadataLog, manifest: Manifest, reached: int
 ) -> PartlyImported | None:
-    """The rest of the source segment in which the target ends; None if the target ends inside no segment.
-
-    Raises Conflict if the target's entries are not the beginning of that segment.
-    """
+    """The rest of the source segment in which the target ends, or None. Raises Conflict if it begins otherwise."""
     inside = next((entry for entry in entries if entry.base_offset < reached < entry.next_offset), None)
     if inside is None:
         return None
@@ -121,10 +116,8 @@ def _other(entry: SegmentEntry) -> Conflict:
 class ImportPlan:
     """The plan of one partition's import: the entries that are not imported yet.
 
-    `gaps` are offsets that the source lacks between two segments. The first of `entries` may be the rest of a segment
-    that has `partly_imported` since an earlier run. `findings` are contradictions in the source. If one makes a segment
-    unreadable, the import ends before that segment, at `blocked_from`: nothing can be inserted in front of existing
-    entries.
+    `gaps` are offsets that the source lacks between two segments. The first of `entries` may be `partly_imported`.
+    `findings` are contradictions in the source. The import ends at `blocked_from`, before an unreadable segment.
     """
 
     source: ExternalName
@@ -148,10 +141,7 @@ class ImportPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOutcome:
-    """The result of one run: `entries` imported entries; the target ends at `next_offset`.
-
-    `is_complete`: no work is left.
-    """
+    """The result of one run: count of imported `entries`, end of the target, whether no work is left."""
 
     name: RemotePartitionName
     entries: int
@@ -217,8 +207,7 @@ def topic_id_for(
 ) -> str:
     """The id under which a topic is imported: `asked`, that of an earlier run, the source's, or a new one.
 
-    Raises Conflict if the target already has a living topic of the name that this import did not make. With `asked`
-    two topics may have one name, and readers must choose by id.
+    Raises Conflict, unless `asked`, if the target has a living topic of the name that this import did not make.
     """
     others = set()
     for name in list_partitions(target):
@@ -269,11 +258,7 @@ class ImportUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class ImportJob(LocalJob[ImportUnit, SegmentEntry]):
-    """Imports of any number of partitions; a unit is a segment.
-
-    The producers and leader epochs of a segment depend on the segments before it. `scratch` is a directory with room
-    for one segment, None for the system's.
-    """
+    """Imports of partitions; a unit is a segment, in order. `scratch` has room for one segment."""
 
     source: ObjectStore
     layout: ExternalFormat
@@ -332,8 +317,6 @@ class ImportJob(LocalJob[ImportUnit, SegmentEntry]):
 
 
 class _Partition:
-    """The state of one partition's import, in offset order."""
-
     def __init__(self, job: ImportJob, plan: ImportPlan, epoch: int) -> None:
         self.epoch = epoch
         self._job, self._source, self._layout, self._plan = job, job.source, job.layout, plan
@@ -341,7 +324,6 @@ class _Partition:
         self._is_cleaned = False  # a batch of this run lacks records: a cleaner has processed the topic
 
     def copied(self, entry: SegmentEntry, following: SegmentEntry | None) -> SegmentEntry:
-        """Read, check and upload one segment; return the new entry."""
         if following is not None and entry.next_offset < following.base_offset:
             self._is_cleaned = self._is_cleaned or self._is_cleaned_behind(entry)
         job, parts, rest = self._job, self._layout.parts(self._source, entry), self._plan.partly_imported
@@ -426,10 +408,7 @@ class _Partition:
 
 
 def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> MetadataLog:
-    """Become the writer of the target; a new partition begins at the source's start.
-
-    The writer epoch is far above the source's leader epochs, so that a later takeover appends in a later epoch.
-    """
+    """Become the target's writer, in an epoch far above the source's leader epochs: a takeover appends later."""
     log = MetadataLog(target, plan.name.prefix)
     known = log.load(exact=True)
     _check_ours(source, target, plan.name, known)
@@ -450,7 +429,6 @@ def _begin(source: ObjectStore, target: ObjectStore, plan: ImportPlan) -> Metada
 
 
 def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> tuple[ProducerState, LeaderEpochs]:
-    """The producers, and the start of each leader epoch, after the last imported entry."""
     log = MetadataLog(target, plan.name.prefix)
     manifest = log.refresh(exact=True)
     last = log.ask(manifest, MetadataIndex.last_entry)
@@ -462,10 +440,7 @@ def _state(target: ObjectStore, plan: ImportPlan, keys: KeyRing) -> tuple[Produc
 
 
 def lacks_records(table: BatchTable, from_offset: int) -> bool:
-    """Whether a cleaner removed records from `from_offset` on.
-
-    Offsets are then missing between batches or inside one. No other part of Kafka leaves such a hole inside a segment.
-    """
+    """Whether records are missing from `from_offset` on: only a cleaner leaves a hole inside a segment."""
     starts = np.concatenate(([from_offset], table.last_offsets[:-1] + 1))
     spans = table.last_offsets - table.base_offsets + 1
     return bool((table.base_offsets > starts).any() or (table.record_counts < spans).any())

@@ -1,7 +1,5 @@
 """Plans for restoring topics of a bucket to a disk: entries that become files, ends and prices.
 
-`tiered.migrate.restore_running` carries them out.
-
 The result is a Kafka log directory that a broker and `LogManager` open.
 
 | `LocalSegments` | files on the disk | afterwards |
@@ -12,8 +10,7 @@ The result is a Kafka log directory that a broker and `LogManager` open.
 
 A cut (`to_offset`, `to_time_ms`) ends the log exactly there: a batch that contains the cut keeps its records below it.
 The bucket has the records above the cut, so a cut topic cannot take over; a fork can (`tiered.migrate.fork`). In a
-cleaned topic a cut may lack keys: newer records above the cut replaced their older ones. Such a cut is refused unless
-the caller accepts it.
+cleaned topic a cut may lack keys, because newer records above it replaced older ones: the caller must accept that.
 """
 
 from __future__ import annotations
@@ -51,10 +48,7 @@ class LocalSegments(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """The caller's options of a restore.
-
-    `takes_over`: the restored directory becomes the topic's writer and fences the previous one.
-    """
+    """The caller's options; `takes_over`: the restored directory becomes the topic's writer, fencing the previous."""
 
     kept: LocalSegments = LocalSegments.ALL
     to_offset: int | None = None
@@ -111,10 +105,7 @@ class PartitionRestore:
         return 2 + sum(map(_gets, self.entries))
 
     def dollars(self, prices: PriceTable = BUILT_IN) -> float:
-        """The price of the requests, and of retrieval if a storage class bills it.
-
-        Traffic out of a region is not included.
-        """
+        """The price of the requests and of retrieval, without traffic out of a region."""
         dollars = request_cost(gets=2, prices=prices.of(None))
         for entry in self.entries:
             here = prices.of(entry.storage_class)
@@ -162,10 +153,8 @@ def plan_restore(
     """Plan the restore of these partitions, by topic; writes nothing.
 
     A deleted topic does not block a living topic of its name. Raises InvalidRequest for an impossible wish, and for a
-    takeover of a part of a topic. Raises NotFound for a deleted topic or one without a manifest.
-
-    With `skipped`, a topic with a corrupt or `missing` partition is left out and noted there, if another topic can be
-    restored. A topic without one of its partitions would look like a whole one.
+    takeover of a part of a topic. Raises NotFound for a deleted topic or one without a manifest. With `skipped`, a
+    topic with a corrupt or `missing` partition is left out and noted there, if another topic can be restored.
     """
     wish.check()
     topics: dict[tuple[str, str], list[PartitionRestore]] = {}
@@ -218,11 +207,7 @@ def _missing(
 
 
 def _check_whole(store: ObjectStore, topic: str, topic_id: str, taken: Collection[RemotePartitionName]) -> None:
-    """Raises InvalidRequest if the bucket has further partitions of a topic.
-
-    A manager owns all partitions of its topics. It would take the further ones from a writer that may have records of
-    them on its disk alone.
-    """
+    """Raises InvalidRequest if the bucket has further partitions: a manager would take them from their writer."""
     missing = [name.partition for name in partitions_of(store, topic, topic_id) if name not in taken]
     if missing:
         wrong = "cannot take over a part of a topic, a writer owns all of its partitions: name the topic alone"
@@ -303,7 +288,6 @@ def _on_disk(entries: Sequence[SegmentEntry], wish: RestoreWish, manifest: Manif
 
 
 def _recent(entries: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> list[SegmentEntry]:
-    """The newest entries that local retention would not have dropped."""
     recent: list[SegmentEntry] = []
     size = 0
     for entry in reversed(entries):
@@ -317,8 +301,5 @@ def _recent(entries: Sequence[SegmentEntry], limits: Limits, now_ms: int) -> lis
 
 
 def _properties(manifest: Manifest, wish: RestoreWish) -> dict[str, str]:
-    """The topic's settings.
-
-    Without a takeover the topic is not tiered: it would fence the writer of this bucket.
-    """
+    """The topic's settings; without a takeover not tiered: the topic would fence the writer of this bucket."""
     return {**manifest.properties, ENABLE: "true" if wish.takes_over else "false"}

@@ -17,8 +17,7 @@ If two machines take over at once, the machine that did step 2 last is the write
 
 **Files.** A Kafka broker refuses to start on a log directory with a ``.restoring`` directory; our manager ignores it.
 For each entry its indexes are written first. Then its ``.log`` is written under a temporary name, synced, compared with
-the entry's checksum, and renamed. A ``.log`` under its final name is therefore whole: a later run compares its bytes
-again and then uses it.
+the entry's checksum, and renamed: a ``.log`` under its final name is whole. A later run compares its bytes again.
 
 | file | content |
 |---|---|
@@ -39,8 +38,8 @@ Records that the bucket lacks are never replaced:
 | segments of its topic id that are all in the bucket, byte for byte | refused | renamed aside, then restored |
 | anything else | refused | refused |
 
-Records that only a disk has (a broker's newest, a directory with a lost registry) look much like the fourth case. The
-check therefore compares every file with an entry's size and checksum, before any rename and before any takeover.
+Records that only a disk has look much like the fourth case. The check therefore compares every file with an entry's
+size and checksum, before any rename and before any takeover.
 """
 
 from __future__ import annotations
@@ -102,10 +101,7 @@ _CRC_START, _LAST_OFFSET_DELTA = 21, 23  # in a batch's header
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredPartition:
-    """`size_bytes` are on the disk, `remote_bytes` in the tier alone.
-
-    `open_transactions` began below the end and have no end there: `read_committed` readers stop at the first of them.
-    """
+    """A restored partition. `read_committed` readers stop at the first of its `open_transactions`."""
 
     partition: TopicPartition
     log_start_offset: int
@@ -119,11 +115,7 @@ class RestoredPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOutcome:
-    """The restored partitions.
-
-    If `should_stop` ended the run, it is not complete: run it again, whole segments stay. `skipped` has the partitions
-    that prevented the restore of their topics, with the reasons.
-    """
+    """The restored partitions, and the `skipped` ones, which prevented the restore of their topics."""
 
     partitions: tuple[RestoredPartition, ...] = ()
     is_complete: bool = True
@@ -160,10 +152,7 @@ def run_restore(
 
 
 class RestoreUnit(NamedTuple):
-    """An entry to write, and the one after it; without an entry, the other files of the partition.
-
-    `is_last`: the unit is the last one of its topic.
-    """
+    """An entry to write, and the one after it; or the other files of a partition. `is_last`: last of its topic."""
 
     number: int
     files: _PartitionFiles
@@ -174,10 +163,7 @@ class RestoreUnit(NamedTuple):
 
 @dataclass(kw_only=True)
 class RestoreJob(LocalJob[RestoreUnit, None]):
-    """The restore of topics to a log directory of this machine; a unit is a segment.
-
-    `current` has the partition of each topic that was processed last. Steps 4 to 7 of a topic follow its last unit.
-    """
+    """The restore of topics to this machine; a unit is a segment. Steps 4 to 7 of a topic follow its last unit."""
 
     store: ObjectStore
     plans: Sequence[TopicRestore]
@@ -269,7 +255,6 @@ class _TopicWork:
         self.parts.append(_PartitionFiles(job, planned, place, topic_id))
 
     def finish(self, registry: TopicRegistry) -> list[RestoredPartition]:
-        """Steps 4 to 7."""
         for writer in self._writers:
             writer.check_still_writer()
         for part in self.parts:
@@ -333,8 +318,8 @@ class _PartitionFiles:
     def missing_entries(self) -> Sequence[SegmentEntry]:
         """Return the entries to write, none if an earlier run has put the files in place.
 
-        Prepares the staging directory: files of a run by another plan are deleted, and the active segment, which is
-        written last. The topic id stays: the empty partition with that id may already be renamed aside.
+        Deletes files of another plan's run, and the active segment, which is written last. The topic id stays: the
+        empty partition with that id may already be renamed aside.
         """
         self._is_there = self._storage.is_directory(self._place) and holds_all(self._storage, self._place, self.planned)
         if self._is_there:
@@ -350,10 +335,7 @@ class _PartitionFiles:
         return self.planned.entries
 
     def write(self, entry: SegmentEntry | None, following: SegmentEntry | None) -> None:
-        """Write the files of `entry`, durable on return, or without an entry the files besides segments.
-
-        Raises NotFound if the bucket no longer has an entry, Corrupt if an entry's bytes are wrong.
-        """
+        """Write the files of `entry`, durable on return; without one, the others. Raises NotFound, Corrupt."""
         try:
             if entry is None:
                 self._write_others()
@@ -402,7 +384,6 @@ class _PartitionFiles:
         replace_file(self._storage, join(self._directory, segment_file(offset, suffix)), body)
 
     def _checked(self, entry: SegmentEntry) -> Iterator[memoryview]:
-        """Yield the bytes of a segment. Raises Corrupt at the end if their checksum is not the entry's."""
         found = 0
         for position in range(0, entry.size_bytes, READ_BYTES):
             piece = self._remote.read(entry, position, READ_BYTES)
@@ -426,7 +407,6 @@ class _PartitionFiles:
         self._write_log(entry, chain(before, [cut_batches(found, end)]))
 
     def _write_log(self, entry: SegmentEntry, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a ``.log`` under a temporary name, sync it, and rename it."""
         path = join(self._directory, segment_file(entry.base_offset, LOG))
         file = self._storage.create(path + TEMPORARY)
         try:
@@ -465,8 +445,8 @@ def is_whole(storage: Storage, directory: str, entry: SegmentEntry) -> bool:
 def cut_batches(data: bytes, end: int) -> bytes:
     """The batches of `data` below the offset `end`; a batch that contains it keeps the records below.
 
-    In that batch only the records, their largest timestamp and the last offset (`end` - 1) change. Codec, producer and
-    first sequence stay. `data` begins with a batch and may end inside one.
+    In that batch only the records, their largest timestamp and the last offset (`end` - 1) change. `data` begins with a
+    batch and may end inside one.
     """
     table = kernels.scan_batches(data, verify=False)
     below = int((table.last_offsets < end).sum())
@@ -485,11 +465,7 @@ def cut_batches(data: bytes, end: int) -> bytes:
 
 
 def check_restore(topics: Sequence[TopicRestore], storage: Storage, root: str) -> None:
-    """Check that no topic or file in the directory prevents the restore; changes nothing.
-
-    Raises InvalidRequest if a topic is already there, Conflict if files there may not be replaced. The restore repeats
-    the check under the directory's lock.
-    """
+    """Raises InvalidRequest if a topic is already there, Conflict if files there may not be replaced."""
     if storage.exists(root) and not storage.is_directory(root):
         raise InvalidRequest("cannot restore, the target is a file: name a directory", directory=root)
     registry = TopicRegistry([(storage, root)])
@@ -544,7 +520,6 @@ def _check_free(storage: Storage, root: str, registry: TopicRegistry, topic: Top
 def _may_give_way(
     storage: Storage, root: str, planned: PartitionRestore, topic: TopicRestore, topic_id: str | None
 ) -> bool:
-    """Whether all records there are records that this restore writes."""
     partition = planned.name.topic_partition
     place = join(root, partition.directory)
     if topic.wish.takes_over:
@@ -554,7 +529,6 @@ def _may_give_way(
 
 
 def _is_in_the_bucket(storage: Storage, place: str, planned: PartitionRestore) -> bool:
-    """Whether every segment there is an entry of the bucket, byte for byte."""
     entries = {
         segment_file(entry.base_offset, LOG): entry for entry in (*planned.remote_only_entries, *planned.entries)
     }

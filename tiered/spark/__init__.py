@@ -1,4 +1,4 @@
-"""Spark over the bucket. The import is light: each name is imported on first use, and pyspark by its first call."""
+"""Spark over the bucket. Each name is imported on first use, and pyspark by its first call."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The options of Spark's formats ``tiered`` and ``tiered-segments``: one table, its checks, and the typed options.
+"""The options of Spark's formats ``tiered`` and ``tiered-segments``: one table, its checks, the typed options.
 
-Names and meanings are those of Spark's Kafka source where it has the option; names ignore case. A timestamp has
+Names and meanings are those of Spark's Kafka source (`KafkaSourceProvider`); names ignore case. A timestamp has
 precedence over offsets by timestamp, and these over offsets. Options for a broker's client (``kafka.*`` and a few more)
-are accepted and have no effect. Source: Spark `KafkaSourceProvider`.
+have no effect.
 """
 
 from __future__ import annotations
@@ -162,10 +162,7 @@ _PARSERS: dict[Kind, Callable[[str], int | None]] = {Kind.COUNT: int, Kind.BYTES
 
 
 class GivenOptions:
-    """The options that were given for one use, all known to it. A missing option has its default.
-
-    Every method raises InvalidRequest with the name of a wrong option, and never with a secret.
-    """
+    """The options that were given for one use. Every method raises InvalidRequest, never with a secret."""
 
     def __init__(self, given: Mapping[str, str], use: Use) -> None:
         """Raises InvalidRequest for an unknown name, with the nearest known one."""
@@ -292,8 +289,8 @@ class Bound:
 class ReadOptions:
     """The options of one ``load()``. Exactly one of `topics`, `pattern` and `partitions` is not None.
 
-    `view` is the compacted view to read, None for the log alone. `pin_ms` None means no pins. With `must_pin` a bucket
-    without write access is an error. `pins` are already pinned manifests, by prefix.
+    `view` None: the log alone. `pin_ms` None: no pins. With `must_pin` a bucket without write access is an error.
+    `pins` are already pinned manifests, by prefix.
     """
 
     bucket: Bucket
@@ -351,10 +348,7 @@ class WriteOptions:
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options of a batch read, checked and parsed; options of streams are ignored.
-
-    Raises InvalidRequest with the name of a wrong option.
-    """
+    """The options of a batch read; options of streams are ignored. Raises InvalidRequest for a wrong option."""
     return _read_options(_read(given, Use.BATCH))
 
 
@@ -413,21 +407,14 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def includes_headers(given: Mapping[str, str]) -> bool:
-    """Whether the column ``headers`` is requested.
-
-    Raises InvalidRequest for names and topics as `parse_options`.
-    """
+    """Whether the column ``headers`` is requested. Raises InvalidRequest for names and topics as `parse_options`."""
     options = _read(given, Use.BATCH)
     _chosen_topics(options)
     return options.is_on("includeHeaders")
 
 
 def _read(given: Mapping[str, str], use: Use) -> GivenOptions:
-    """Raises InvalidRequest for an unknown option, and if Spark's catalog creates or reads a table.
-
-    The catalog stores no options of a Python source. `CREATE TABLE` passes its own properties with the options, and a
-    read of that table passes nothing at all.
-    """
+    """Raises InvalidRequest for unknown options, and for tables of Spark's catalog, which stores no options."""
     if not given or "provider" in {name.lower() for name in given}:
         fix = "CREATE TEMPORARY VIEW name USING tiered OPTIONS (path '...', subscribe '...')"
         attempt = "a table of the Spark catalog stores no options of a Python source, create a temporary view"
@@ -464,7 +451,6 @@ def _read_options(options: GivenOptions, *, is_stream: bool = False) -> ReadOpti
 def _chosen_topics(
     options: GivenOptions,
 ) -> tuple[tuple[str, ...] | None, str | None, tuple[TopicPartition, ...] | None]:
-    """(topics, pattern, partitions), of which one is not None."""
     selections = [name for name in ("subscribe", "subscribePattern", "assign") if name in options]
     if len(selections) != 1:
         needed = "cannot read with Spark, exactly one of subscribe, subscribePattern and assign is required"
@@ -495,7 +481,6 @@ def _chosen_topics(
 
 
 def _bound(options: GivenOptions, side: str, default: int, *, is_stream: bool = False) -> Bound:
-    """`side` is ``starting`` or ``ending``."""
     if (text := options.text(f"{side}Timestamp")) is not None:
         try:
             return Bound(kind=BoundKind.TIMESTAMP, everywhere=int(text))

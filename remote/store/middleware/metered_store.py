@@ -42,7 +42,6 @@ class RequestCounts:
     data_bytes_out: int = 0
 
     def __sub__(self, before: RequestCounts) -> RequestCounts:
-        """Return the counts since `before`."""
         return RequestCounts(**{name: getattr(self, name) - getattr(before, name) for name in self.__slots__})
 
     def __add__(self, other: RequestCounts) -> RequestCounts:
@@ -54,11 +53,7 @@ _OF_DATA = {"puts": "data_puts", "gets": "data_gets", "bytes_in": "data_bytes_in
 
 
 class MeteredStore(StoreWrapper):
-    """See `remote.store.protocol.ObjectStore`. A request counts when it is sent, whatever its result.
-
-    `bytes_in` go to the store. `bytes_out` come from it, and count on arrival. Retries inside the inner store are
-    invisible; put this wrapper inside a RetryingStore to count them.
-    """
+    """Counts requests when sent, `bytes_out` on arrival. Inside a RetryingStore it counts retries too."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -128,7 +123,6 @@ class MeteredStore(StoreWrapper):
         self._inner.delete(wanted)
 
     def _count(self, key: str, **more: int) -> None:
-        """Add to the counts of the topic of `key`, a key or a prefix."""
         name = key.partition("/")[0]
         if is_segment_object(key) and not key.endswith(INDEXES_SUFFIX):
             more |= {_OF_DATA[what]: count for what, count in more.items() if what in _OF_DATA}

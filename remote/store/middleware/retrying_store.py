@@ -1,13 +1,8 @@
 """The one retry layer: a store that retries `Unavailable` until a deadline.
 
-The clients' own retries are disabled (`remote.store.s3_store`), because two layers would multiply. Only `Unavailable`
-is retried, with exponential backoff and full jitter. The final error has the number of tries. An outer layer never
-retries such an error, so nesting is harmless.
-
-All calls share a **budget** of retries: successes earn them, failures spend them. So an outage does not multiply the
-load that may have caused it.
-
-A retried create may find the object of its own first try and raise AlreadyExists: see `ObjectStore.put_if_absent`.
+Exponential backoff with full jitter. An outer layer never retries the final error, so nesting is harmless. The clients'
+own retries are disabled, because two layers would multiply. All calls share a **budget** of retries: successes earn
+them, failures spend them. So an outage does not multiply the load that may have caused it.
 """
 
 from __future__ import annotations
@@ -34,10 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class RetryBudget:
-    """The shared budget of retries: it begins with `capacity`, and every successful call adds `earned`. Thread safe.
-
-    Source: the retry quotas of gRPC (A6) and of the AWS SDKs.
-    """
+    """Retries: begins with `capacity`, a success adds `earned`. Thread safe. Source: gRPC (A6), AWS SDKs."""
 
     def __init__(self, capacity: float = 64.0, earned: float = 0.5) -> None:
         self._capacity = capacity
@@ -72,9 +64,8 @@ class RetryBudget:
 class RetryPolicy:
     """Limits of retries and waits, in seconds.
 
-    No try begins later than `deadline_s` after the first; a running try ends by its own deadline
-    (`remote.store.middleware.deadline_store`). A call that has taken `warn_after_s`, the next wait included, logs once
-    why it waits. `sleep` is replaceable for tests.
+    No try begins later than `deadline_s` after the first; a running try ends by its own deadline. A call that has taken
+    `warn_after_s`, the next wait included, logs once why it waits.
     """
 
     attempts_max: int = 8
@@ -103,7 +94,7 @@ class RetryPolicy:
 
 
 class RetryingStore(StoreWrapper):
-    """See `ObjectStore`. A page of a listing, and DELETE_PAGE keys of a delete, are one operation."""
+    """A store with retries. A page of a listing, and DELETE_PAGE keys of a delete, are one operation."""
 
     def __init__(self, inner: ObjectStore, policy: RetryPolicy | None = None) -> None:
         super().__init__(inner)
@@ -136,7 +127,6 @@ class _Listing:
         self._infos: Iterator[ObjectInfo] | None = None
 
     def page(self) -> list[ObjectInfo]:
-        """Return the next page, empty at the end. After an error another call retries the same page."""
         infos, self._infos = self._infos, None  # an iterator that raised is unusable
         if infos is None:
             infos = self._store.list(self._prefix, start_after=self._last)
@@ -149,10 +139,7 @@ class _Listing:
 def _next_tries(
     policy: RetryPolicy, attempt: Callable[[], T], first: Unavailable, spent_s: float, facts: dict[str, object]
 ) -> T:
-    """The result of the next successful `attempt`, after the first raised `first` within `spent_s`.
-
-    Raises the last Unavailable, with the number of tries. `facts` describe the call in the log.
-    """
+    """The next successful result after `first`; raises the last Unavailable. `facts` are for the log."""
     import tenacity  # here, because nearly all calls succeed at once, and many commands have no others
 
     is_over = tenacity.stop_after_attempt(policy.attempts_max) | tenacity.stop_before_delay(policy.deadline_s - spent_s)
@@ -183,8 +170,6 @@ def _next_tries(
 
 
 class _Warning:
-    """Logs one line before a wait of a slow call, so that waiting is never silent."""
-
     def __init__(self, after_s: float, facts: dict[str, object]) -> None:
         self._after_s, self._facts = after_s, facts
         self._is_logged = False

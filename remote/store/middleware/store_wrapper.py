@@ -79,11 +79,7 @@ class StoreWrapper:
 
 
 class ObservedStore(StoreWrapper):
-    """A store that runs a context manager around each call, for timing, counting and tracing.
-
-    The calls are the user's: retries, and the requests of a multipart upload, are inside one call. Of a listing only
-    the time before its first entry is inside. As thread safe as the inner store and `around`.
-    """
+    """Runs a context manager around each call, retries included; of a listing until its first entry."""
 
     def __init__(self, inner: ObjectStore, around: Around) -> None:
         super().__init__(inner)
@@ -106,15 +102,13 @@ class ObservedStore(StoreWrapper):
 class ImmutableStore(StoreWrapper):
     """A store that never overwrites or deletes objects: for buckets under object lock, or by choice.
 
-    `spared` is the number of objects that were not deleted.
-
     GC runs as usual: objects are unlinked, wait for the grace period and the pins, and leave the list of pending
-    deletes. Only the delete itself is skipped and logged. The objects are orphans from then on. `tiered gc` lists them
-    with their price, for a lifecycle rule or a person to delete. Manifests below the GC boundary are void whether they
-    exist or not. Probes and expired pins stay.
+    deletes. Only the delete itself is skipped and logged; `spared` counts these objects. They are orphans from then on.
+    `tiered gc` lists them with their price, for a lifecycle rule or a person to delete. Probes and expired pins stay.
+    Manifests below the GC boundary are void whether they exist or not.
 
     A `put` creates. The same bytes again are no error (a lost answer); other bytes raise AlreadyExists. So a pin cannot
-    be renewed, and a long read must request a long enough pin.
+    be renewed in place.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -149,12 +143,8 @@ class ThrottledStore(StoreWrapper):
     |---|---|
     | written | before they are sent, part by part |
     | read | on arrival, because their size is not known earlier |
-    | metadata (`remote.keys.is_metadata`: manifests, pages, boundaries, pins) | sent at once; later writes wait for it
-    |
+    | metadata (`remote.keys.is_metadata`) | sent at once: a commit blocks its partition; later writes wait for it |
     | listings, deletes, HEADs | never |
-
-    Metadata does not wait because a commit blocks its partition, and would queue behind the segments of all other
-    partitions.
 
     Source: Kafka's `remote.log.manager.copy` and `fetch` `.max.bytes.per.second` (KIP-956).
     """

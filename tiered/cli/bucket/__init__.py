@@ -1,1 +1,1 @@
-"""Commands for a bucket, such as restore, import, gc, scrub, rewrite and pipeline."""
+"""Commands for a bucket."""

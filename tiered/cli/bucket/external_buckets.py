@@ -1,7 +1,4 @@
-"""Data of other software: ``tiered import`` an external bucket, ``tiered adopt`` a broker's log directory.
-
-``tiered remote`` inspects any bucket by its address alone.
-"""
+"""``tiered import`` an external bucket, ``tiered adopt`` a broker's directory, ``tiered remote`` any bucket."""
 
 from __future__ import annotations
 
@@ -152,7 +149,6 @@ def import_(
 
 
 def _report_source(plans: list[ImportPlan]) -> None:
-    """Print a line for each gap and each contradiction of the source."""
     for plan in plans:
         for start, end in plan.gaps:
             click.echo(f"! {plan.source.topic_partition}: the source lacks {start} to {end - 1}", err=True)
@@ -210,10 +206,7 @@ def _plans(
 
 
 def _named(there: list[ExternalName], targets: tuple[str, ...], url: str) -> list[ExternalName]:
-    """Return the partitions that the words name, all without a word.
-
-    Raises NotFound, and InvalidRequest for two topics of one name.
-    """
+    """Return the partitions that `targets` name, or all. Raises NotFound, InvalidRequest for twin names."""
     requested = [parse_partition(each) for each in targets]
     found = [
         name
@@ -317,7 +310,6 @@ def _row(view: RemoteLog, name: TopicPartition) -> RemotePartition:
 
 
 def _unread(view: RemoteLog, name: TopicPartition, error: LogError) -> RemotePartition:
-    """A partition of which only the name is known."""
     ids = view.topic_ids(name.topic)
     return RemotePartition.of(name, None, topic_id=ids[0] if len(ids) == 1 else None, error=str(error))
 
@@ -435,7 +427,6 @@ def _total(done: Sequence[AdoptedPartition], figure: str) -> str:
 
 
 def _print_problems(done: Sequence[AdoptedPartition]) -> None:
-    """Print one line for each cause."""
     from tiered.node.problems import group_problems, problems_of
 
     for group in group_problems(problems_of({each.partition: each.problem for each in done if each.problem})):
@@ -444,7 +435,6 @@ def _print_problems(done: Sequence[AdoptedPartition]) -> None:
 
 @contextmanager
 def _serving(address: str | None, figures: AdoptMetrics, hosts: tuple[str, ...]) -> Iterator[tuple[str, int] | None]:
-    """Serve ``/metrics`` and ``/health`` within the block, if requested, and print their address."""
     if address is None:
         yield None
         return

@@ -1,8 +1,4 @@
-"""Commands for Spark: ``tiered pipeline`` and ``tiered backfill``.
-
-The pipeline is clean → tier → deletion → retention → recompaction → merge of a fleet. A backfill writes a bucket's
-records as Parquet files.
-"""
+"""Commands for Spark: ``tiered pipeline`` and ``tiered backfill``."""
 
 from __future__ import annotations
 
@@ -194,7 +190,6 @@ def _run(session: Session, job: PipelineCommand, job_id: str | None, *, yes: boo
 
 
 def _report(session: Session, job: JobCommand, result: PipelineResult, job_id: str) -> int:
-    """Print the result; return the exit code."""
     from tiered.jobs.pipeline import State
 
     job.print(PipelineRun(job_id, result.is_complete, [_row(each) for each in result.units]))
@@ -376,10 +371,7 @@ def _exported(stage: str, done: int, everything: int) -> str:
 def _line_progress(
     session: Session, unit: str, line: Callable[[str, int, int], str]
 ) -> Callable[[str, int, int], None]:
-    """Return a callback for a stage, its finished work and all its work in `unit`s.
-
-    It prints a line every few seconds and at the end of a stage, or sends events.
-    """
+    """Return a callback (stage, done, all in `unit`s) that prints a line every few seconds, or sends events."""
     progress, known = session.progress, dict[str, int]()
     lines = Lines(session.say, every_s=_LINE_EVERY_S)
 

@@ -116,8 +116,6 @@ class KeysSearched(Result):
 
 @dataclass(kw_only=True)
 class _Work:
-    """What all phases of one invocation share."""
-
     session: Session
     job: RewriteCommand
     bucket: Bucket
@@ -126,7 +124,6 @@ class _Work:
     keys: KeyDigests
 
     def surveys(self) -> list[Survey]:
-        """List all that is readable now."""
         from tiered.jobs.key_search import survey
 
         bucket = self.bucket
@@ -140,7 +137,6 @@ class _Work:
         *,
         verb: str = "searched",
     ) -> list[Scan]:
-        """Read the surveyed segments, except the `known` ones."""
         from tiered.jobs.key_search import scan_keys
 
         known = known or {}

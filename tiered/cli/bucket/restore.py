@@ -142,7 +142,6 @@ def restore(
 
 
 def _print_skipped(skipped: Sequence[SkippedPartition]) -> int:
-    """Print each partition that prevented the restore of its topic; return the exit code."""
     for each in skipped:
         hint = "exclude the topic: name its other partitions, or repair this one ('tiered scrub')"
         click.echo(f"! {each.name.topic}/{each.name.partition}: {each.error}; {hint}", err=True)
@@ -229,7 +228,6 @@ def fork(
 
 
 def _print_missing(plan: ForkPlan) -> int:
-    """Print a line for each partition that the fork lacks; return the exit code."""
     for name in plan.missing:
         what = "the bucket has no manifest of this partition: its records may be lost, and the fork lacks them"
         click.echo(f"! {name.topic}/{name.partition}: {what}", err=True)

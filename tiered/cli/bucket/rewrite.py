@@ -1,8 +1,4 @@
-"""``tiered rewrite``: merge small segments, change their object encoding, or copy them to another bucket.
-
-``tiered rotate-keys``: wrap data keys with another key and encrypt manifests and manifest pages; no segment is
-rewritten.
-"""
+"""``tiered rewrite merge``, ``recode`` and ``copy``, and ``tiered rotate-keys``."""
 
 from __future__ import annotations
 
@@ -40,10 +36,7 @@ class RewriteCommand(JobCommand):
     rate: str | None = option("--rate SIZE/s", "Limit the read rate and the write rate, each separately.")
 
     def names(self, bucket: Bucket) -> list[RemotePartitionName]:
-        """Return the selected partitions of topics that are not deleted.
-
-        Raises the result of `MetadataLog.missing` if there is no manifest.
-        """
+        """Return the selected partitions of living topics. Raises as `MetadataLog.missing` without a manifest."""
         from remote.manifest.commit_protocol import MetadataLog
 
         found = bucket.partitions(self.targets, self.topic_id)
@@ -281,7 +274,6 @@ def _run(session: Session, job: RewriteCommand, planner: Planner, storage_class:
 
 
 def _report(session: Session, done: list[tuple[RewritePlan, RewriteOutcome]]) -> Exit:
-    """Warn about work that is still due; return the exit code."""
     code = Exit.DONE
     for plan, outcome in done:
         if outcome.given_up:

@@ -1,4 +1,4 @@
-"""``tiered scrub``, ``tiered repair`` and ``tiered gc``: check a bucket, repair damage, list and delete orphans."""
+"""``tiered scrub``, ``repair`` and ``gc``: check a bucket, repair damage, list and delete orphans."""
 
 from __future__ import annotations
 
@@ -280,7 +280,6 @@ def _row(each: SegmentRepair | PageRepair, state: str) -> RepairRow:
 
 
 def _relative(each: SegmentRepair | PageRepair) -> str | None:
-    """Return the fork, or the origin of the fork, that has the good copy."""
     relative = getattr(each, "relative", None)
     return str(relative.topic_partition) if relative is not None else None
 

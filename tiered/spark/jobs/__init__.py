@@ -1,4 +1,1 @@
-"""The jobs of `tiered.jobs` in Spark tasks, and exports.
-
-`runner` has the executor and a function for each job, `exporting` the export to Parquet.
-"""
+"""The jobs of `tiered.jobs` in Spark tasks, and exports to Parquet."""

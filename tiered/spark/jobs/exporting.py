@@ -10,9 +10,9 @@
 The day is that of the record's timestamp, in UTC. Records without one are under ``__HIVE_DEFAULT_PARTITION__``. Readers
 of directories (Spark, DuckDB, pyarrow) skip names that begin with an underscore.
 
-**Once.** A task's file names follow from its records and its wave, and these from the pinned manifest. A task that runs
-twice therefore writes the same files twice. A wave's record is written after all its tasks. A resumed job first deletes
-its files that no record names, then continues behind the last record. Two drivers must not run one job at a time.
+**Once.** A task's file names follow from its records, its wave and the pinned manifest: a task that runs twice writes
+the same files twice. A wave's record is written after all its tasks. A resumed job first deletes its files that no
+record names, then continues behind the last record. Two drivers must not run one job at a time.
 
 | interrupted | left behind | resumed |
 |---|---|---|
@@ -103,8 +103,6 @@ class _Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The record ``plan.json``."""
-
     source: str
     ranges: tuple[_Range, ...]
     version: int = VERSION
@@ -124,8 +122,6 @@ _PLAN, _WAVE = msgspec.json.Decoder(_Plan), msgspec.json.Decoder(_Wave)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """A unit: one split, and the wave in which it is read."""
-
     split: Split
     wave: int
     job_id: str
@@ -146,12 +142,10 @@ def export(
     progress: Callable[[int, int], None] = lambda done_bytes, all_bytes: None,
     **options: str,
 ) -> ExportResult:
-    """Export the records that `options` select, as in ``spark.read.format("tiered")``, to `to`.
+    """Export the records that `options` select, as in ``spark.read.format("tiered")``, to the store's URL `to`.
 
-    A `job_id` that `to` has continues that job: it has the offsets of its begin, and only the other `options` count.
-    `to` is a store's URL. `progress` receives the finished bytes of batches of this run and their total.
-
-    Raises the errors of planning a read, and InvalidRequest for an invalid codec or job id, or a job of another bucket.
+    A `job_id` that `to` has continues that job with its own offsets. `progress` receives the finished and all bytes.
+    Raises the errors of planning a read, and InvalidRequest for an invalid codec or job id, or another bucket's job.
     """
     if codec not in CODECS:
         raise InvalidRequest("cannot export with Spark, the codec is unknown", codec=codec, choices=",".join(CODECS))
@@ -187,10 +181,7 @@ class PlannedRange:
 
 
 def plan_export(url: str, **options: str) -> list[PlannedRange]:
-    """The ranges that `export` of a new job would read.
-
-    Needs no Spark and pins nothing. Raises the errors of planning a read.
-    """
+    """Return the ranges that a new export would read, without Spark and pins. Raises the errors of planning."""
     found: dict[tuple[str, int], list[Split]] = {}
     for split in _planned(parse_options({"path": url, **options, "includeHeaders": "true", "pin": "none"})):
         found.setdefault((split.topic, split.partition), []).append(split)
@@ -226,10 +217,7 @@ class ExportJob:
     def __init__(
         self, store: ObjectStore, target: Bucket, request: ReadOptions, codec: Codec, job_id: str, *, wave_tasks: int
     ) -> None:
-        """Begin the job, or continue it.
-
-        Raises InvalidRequest for a job that exports another bucket, Corrupt for an unreadable record.
-        """
+        """Begin or continue the job. Raises InvalidRequest for another bucket's, Corrupt for an unreadable record."""
         self.job_id, self._source = job_id, request.bucket.url
         self.failures = Failures(())
         self.description = f"exporting to {store.url}, job {job_id}"
@@ -269,10 +257,7 @@ class ExportJob:
         return lambda tasks: [write(task) for task in tasks]
 
     def commit(self, results: Sequence[tuple[_Task, list[ExportedFile] | LogError]]) -> None:
-        """Record a finished wave.
-
-        Splits are in offset order, so the rest of a partition is behind the last record that was read.
-        """
+        """Record a finished wave; splits are in offset order: the rest of a partition is behind its last record."""
         files = tuple(file for _, written in results if not isinstance(written, LogError) for file in written)
         reached: dict[tuple[str, int], int] = {}
         for file in files:
@@ -302,7 +287,6 @@ class ExportJob:
         self._reached.update({(topic, partition): offset for topic, partition, offset in wave.reached})
 
     def _begun(self) -> list[Split]:
-        """Fix the ranges of the export. Raises InvalidRequest if another driver begins the same job."""
         splits = _planned(self._request)
         ranges: dict[tuple[str, int], _Range] = {}
         for split in splits:  # a partition may have several: a view's and the log's, or limited ones
@@ -320,7 +304,6 @@ class ExportJob:
         return splits
 
     def _resumed(self, plan: _Plan) -> list[Split]:
-        """Return the splits that no wave has reached, ordered so that waves continue earlier ones."""
         self._delete_unrecorded({each.topic for each in plan.ranges})
         starts, ends = dict[TopicPartition, int](), dict[TopicPartition, int]()
         for each in plan.ranges:
@@ -335,7 +318,6 @@ class ExportJob:
         return _planned(remaining)
 
     def _delete_unrecorded(self, topics: Iterable[str]) -> None:
-        """Delete files of this job that no record names: a wave was interrupted."""
         for topic in sorted(topics):
             names = [(info.key, _FILE.fullmatch(info.key)) for info in self._store.list(f"topic={topic}/")]
             cut = [
@@ -407,10 +389,7 @@ class _Written:
 
 
 def _files(directory: str, codec: Codec, batches: Iterator[pa.RecordBatch]) -> Iterator[_Written]:
-    """Write the records of each day to separate files; yields each file when it is whole.
-
-    The caller may then delete it.
-    """
+    """Write the records of each day to separate files; yield each when whole, for the caller to delete."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,7 +1,7 @@
 """The jobs of `tiered.jobs` in Spark tasks: the executor, and a function for each job.
 
-A function runs plans that were made in this process, which is the driver, and commits here after each wave of tasks.
-Keys and values of records never leave the Python worker that read them. Managers may run at the same time.
+The driver plans, and commits after each wave of tasks. Keys and values of records never leave the Python worker that
+read them. Managers may run at the same time.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ _RESULTS = "tp int, result binary"
 class SparkRunner:
     """An executor with one task for each piece, in waves of `wave_tasks` tasks. It stops between two waves.
 
-    A wave is one action, which is collected once and never cached: a second action would repeat the effects. It ends
-    with its slowest task. `job_id` groups the waves in Spark's UI. Pieces are pickled into the function that the tasks
-    run, so neither they nor their content appear there. `buffer_bytes` is the memory of a compaction's task for keys.
+    A wave is one action, collected once and never cached: a second action would repeat the effects. It ends with its
+    slowest task. `job_id` groups the waves in Spark's UI. Pieces are pickled into the tasks' function, so their content
+    does not appear in the UI. `buffer_bytes` is the memory of a compaction's task for keys.
     """
 
     is_parallel: ClassVar[bool] = True
@@ -95,11 +95,7 @@ class SparkRunner:
     def run(
         self, description: str, work: Iterable[W], do: Callable[[W], R], total: int | None = None
     ) -> Iterator[list[tuple[W, R]]]:
-        """One list for each wave. The driver holds the results: they should be small.
-
-        `description` is shown in Spark's UI, with the progress. Raises Spark's error if a task has failed for good;
-        earlier waves have been returned by that time.
-        """
+        """Yield one list for each wave; the driver holds the results. Raises Spark's error for a failed task."""
         everything = len(work) if isinstance(work, Sequence) else total
         done, remaining = 0, iter(work)
         while wave := list(islice(remaining, self.tasks_of_a_wave)):
@@ -172,10 +168,7 @@ def rewrite(
     errors: dict[int, LogError] | None = None,
     **waves: Unpack[Waves],
 ) -> list[RewriteOutcome]:
-    """Run plans of `tiered.jobs.rewriting`, of any number of partitions; the outcome of each, in order.
-
-    `target`, `progress` and `errors` as in `tiered.jobs.rewriting.RewriteJob` and `tiered.jobs.runner.run_job`.
-    """
+    """Run plans of `tiered.jobs.rewriting.RewriteJob`, of any number of partitions; the outcome of each, in order."""
     job = RewriteJob(bucket=bucket, plans=plans, now_ms=now_ms, target=target, chunk_bytes=chunk_bytes)
     return run_job(job, SparkRunner(spark, **waves), task_bytes=task_bytes, progress=progress, errors=errors)
 
@@ -194,8 +187,8 @@ def copy(
 ) -> list[CopyOutcome]:
     """Run plans of `tiered.jobs.bucket_copying` and compare; the outcome of each, in order.
 
-    After the other partitions it raises the first error of the failed ones: Conflict if another writer writes to the
-    copy, Fenced if another run of it began, NotFound for an entry that has expired, Corrupt for a damaged one.
+    After the other partitions it raises the first error: Conflict if another writer writes to the copy, Fenced if
+    another run of it began, NotFound for an expired entry, Corrupt for a damaged one.
     """
     job = CopyJob(source=source, target=target, plans=plans, now_ms=now_ms, chunk_bytes=chunk_bytes)
     return run_job(job, SparkRunner(spark, **waves), task_bytes=task_bytes, progress=progress)
@@ -233,10 +226,7 @@ def delete_garbage(
     grace_ms: int = GRACE_MS,
     **waves: Unpack[Waves],
 ) -> Deleted:
-    """Delete the listed objects that a new check of the task confirms as orphans and that are old enough.
-
-    If `should_stop` ends the job, the rest stays listed. Raises InvalidRequest for another store's list.
-    """
+    """Delete listed objects that are still orphans and old enough. Raises InvalidRequest for another store's list."""
     now_ms = wall_ms() if now_ms is None else now_ms
     return orphan_deletion.delete_listed(SparkRunner(spark, **waves), bucket, listed, now_ms=now_ms, grace_ms=grace_ms)
 
@@ -256,10 +246,8 @@ def scrub(
 ) -> ScrubReport | None:
     """Read every byte of `topics`, by default of all; the report is that of ``tiered scrub --deep``.
 
-    `state` records the finished segments after each wave; segments in it are not read again. `progress` receives the
-    bytes of each segment. None if `should_stop` ended the scrub. Changes nothing in the bucket.
-
-    Raises NotFound for a topic that the bucket lacks.
+    `state` records the finished segments after each wave: they are not read again. `progress` receives the bytes of
+    each segment. None if `should_stop` ended the scrub. Raises NotFound for a topic that the bucket lacks.
     """
     started_ms = state.started_ms if state is not None else wall_ms()
     bucket = Bucket(url=url, options=store_options or {}, key_ring=key_ring)
@@ -295,15 +283,12 @@ def compact(
 ) -> list[CompactionOutcome]:
     """Compact topics in the bucket, all of their partitions or `partitions`; the outcome of each.
 
-    `options` are `settings`, which override the topics' own in their manifests; `start_offset` and `upto_offset`, which
-    limit the segments to compact in every partition; `group_bytes` and `rows_max`. `bucket` replaces url, options, ring
-    and directory. Between rounds (of `rows_max` entries a partition) the job ends if `should_stop`; a run under its
-    `job_id` continues it.
-
-    If an outcome has `given_up` groups, the job is still due: run it again under its `job_id`.
+    `options` are `settings`, which override the topics' own; `start_offset` and `upto_offset`, which limit the segments
+    of every partition; `group_bytes` and `rows_max`. `bucket` replaces url, options, ring and directory. `should_stop`
+    ends the job between rounds. A job with `given_up` groups is still due: run it again under its `job_id`.
 
     Raises NotFound for a topic or partition that the bucket lacks, InvalidRequest for one that is not compacted, and
-    the errors of `tiered.jobs.bucket_compaction.compact_partitions`. The job may then be run again.
+    the errors of `tiered.jobs.bucket_compaction.compact_partitions`.
     """
     bucket = bucket or Bucket(
         url=url,
@@ -353,10 +338,9 @@ def _selected(
 # | the newest of each key | a bucket: all records of some keys | the offsets that stay, by group |
 # | pass two | a group | the uploaded segments |
 #
-# The stages exchange a few byte strings (`tiered.jobs.compaction_passes`), never the millions of records. It is one
-# action, because a second one would repeat the uploads. Tasks may fail, be retried and run twice: each attempt uploads
-# under its own names, and only those of the successful attempts are committed. Executors need disk for one group each
-# (``work_directory``) and no memory for data. The driver holds segment entries, never records.
+# It is one action, because a second one would repeat the uploads. Each attempt uploads under its own names, and only
+# those of the successful attempts are committed. Executors need disk for one group each (``work_directory``). The
+# driver holds segment entries, never records.
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +387,6 @@ def rewritten(
 
 
 def _parts(groups: Sequence[tuple[int, RowGroup]], cores: int) -> list[tuple[tuple[int, RowGroup], ...]]:
-    """Runs of groups, at least one for each core if there are enough groups."""
     total = sum(group.size_bytes for _, group in groups)
     return packed(groups, lambda each: each[1].size_bytes, min(PART_BYTES, -(-total // cores)))
 
@@ -441,10 +424,7 @@ def _pass_one(bucket: Bucket, layout: _Layout) -> Callable[[Iterator[pa.RecordBa
 
 
 def _combined(bucket: Bucket, layout: _Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, KeyRun]]:
-    """The newest records of the groups in `batches`, with their plan's number.
-
-    Older records of a key are dropped as far as memory allows.
-    """
+    """The newest records of the groups in `batches`, with their plan's number; some older ones if memory is short."""
     buffer = Buffer(size_bytes=layout.buffer_bytes)
     at, combiner = -1, Combiner(records_held(layout.buffer_bytes))
     with bucket.opened() as store:
@@ -504,7 +484,6 @@ def _rewrite(bucket: Bucket, plan: CompactionPlan, strings: list[bytes]) -> Grou
 
 
 def _plans_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, CompactionPlan]]:
-    """Plans in the order of their numbers, so that the groups of a partition follow each other."""
     for tp, _, _, plan in sorted(_rows_of(batches), key=lambda row: row[2]):
         yield tp, pickle.loads(plan)  # noqa: S301 - our own driver's
 
@@ -515,7 +494,6 @@ def _rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 
 def _as_batches(rows: Iterable[tuple[Any, ...]], ddl: str) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of numbers and byte strings, some megabytes each."""
     fields = [field.split() for field in ddl.split(", ")]
     schema = pa.schema([(name, pa.binary() if kind == "binary" else pa.int32()) for name, kind in fields])
     held: list[tuple[Any, ...]] = []

@@ -1,7 +1,4 @@
-"""Manifests pinned by a driver for several reads of one state.
-
-The pins of a crashed driver expire (`tiered.spark.source.pinning`).
-"""
+"""Manifests pinned by a driver for several reads of one state."""
 
 from __future__ import annotations
 
@@ -31,10 +28,9 @@ class PinnedSnapshots:
 
 @contextmanager
 def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
-    """Pin the newest manifests of the partitions that `options` select, until the block ends.
+    """Pin the selected newest manifests until the block ends. Raises the errors of planning a read.
 
-    `options` are those of the source: ``subscribe`` and similar, ``storeOptions``, ``topicId``, and ``pin``: the time
-    that the pins live after their last renewal. Raises the errors of planning a read.
+    The option ``pin`` is the life of the pins after their last renewal.
     """
     selection = parse_options({"path": url, "pin": str(60 * 60 * 1000), **options})
     if selection.pin_ms is None:
@@ -55,7 +51,6 @@ def pinned(url: str, **options: str) -> Iterator[PinnedSnapshots]:
 
 
 def _renew_until(over: threading.Event, keepers: Sequence[PinKeeper], pin_ms: int) -> None:
-    """Renew the pins between the driver's jobs, when no task renews them."""
     while not over.wait(pin_ms / 4000):
         for keeper in keepers:
             keeper.keep()

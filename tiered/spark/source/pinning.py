@@ -1,13 +1,8 @@
-"""Pins of Spark jobs: a long job reads one state during retention, compaction and deletion.
+"""Pins of Spark jobs (`remote.gc.pins`): a long job reads one state during retention, compaction and deletion.
 
-Planning a read pins its manifests (`remote.gc.pins`). Spark does not notify a batch source of the end of its job. Such
-a pin therefore expires `PIN_MS` after its last renewal. Every task checks the pin when it begins and while it reads. At
-its begin it also checks some pins of other partitions. It renews a pin in the second half of its life. The pins of a
-crashed job expire.
-
-A driver that can signal its end pins the manifests itself: `tiered.spark.source.pinned_snapshots`.
-
-A read-only bucket cannot be pinned. Such a read relies on the grace period, unless the options require a pin.
+Spark does not notify a batch source of the end of its job: a pin expires `PIN_MS` after its last renewal. Every task
+checks its pin when it begins and while it reads, and some pins of other partitions when it begins. It renews a pin in
+the second half of its life. A read of a read-only bucket relies on the grace period, unless the options require a pin.
 """
 
 from __future__ import annotations
@@ -80,10 +75,7 @@ class PinKeeper:
         self._clock = clock
 
     def keep(self) -> None:
-        """Renew the pin if it is due; call it repeatedly. An error is only logged.
-
-        The read continues, perhaps unpinned.
-        """
+        """Renew the pin if it is due; call it repeatedly. An error is only logged: the read continues."""
         if self._pin is None:
             return
         now_ms, name = self._clock(), self._prefix + self._pin.key
@@ -121,8 +113,6 @@ def pinned_log(store: ObjectStore, prefix: str, *, sequence: int, commit_id: str
 
 
 class _PinnedManifest:
-    """The only manifest of such a log."""
-
     def __init__(self, store: ObjectStore, prefix: str, sequence: int, commit_id: str, holder: str) -> None:
         self._chain, self._sequence, self._commit_id = ManifestChain(store, prefix), sequence, commit_id
         self._facts = {"prefix": prefix, "sequence": sequence, "holder": holder}

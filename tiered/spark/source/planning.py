@@ -1,7 +1,6 @@
 """Plan a read: select partitions, offsets and segments by the options and make splits.
 
-Each partition's newest manifest is read once and pinned. The plan is computed from it, so one ``load()`` is one state
-of the log. The requests:
+Each partition's newest manifest is read once and pinned, so one ``load()`` is one state of the log. The requests:
 
 | for | requests |
 |---|---|
@@ -12,14 +11,12 @@ of the log. The requests:
 | each segment that is cut | an index |
 | each timestamp | an index and a range |
 
-Partitions, and then cut segments, are read in parallel. The result, and which error is raised, are as in sequence.
-
-A failed plan releases its pins. A partition without records to read releases its pin too.
+Partitions, and then cut segments, are read in parallel. The result, and which error is raised, are as in sequence. A
+failed plan, and a partition without records to read, release their pins.
 
 Timestamps become offsets as in Spark's Kafka source: the first record at or after the timestamp, in offset order. Under
-read_committed the log ends before the first transaction without a known end in the bucket, and a range has the aborted
-transactions of its offsets. With a compacted view a partition has two ranges: the view's below its horizon, the log's
-from there on.
+read_committed the log ends before the first transaction without a known end in the bucket. With a compacted view a
+partition has two ranges: the view's below its horizon, the log's from there on.
 """
 
 from __future__ import annotations
@@ -186,10 +183,7 @@ class OpenPartition:
         )
 
     def _check_lacking(self, start: int, end: int) -> None:
-        """Raises OffsetOutOfRange if an external bucket lacks a segment: Kafka tiers every segment of a log.
-
-        A directory of logs may have been compacted: offsets between two segments may then have no records.
-        """
+        """Raises OffsetOutOfRange for a gap in an external bucket, unless its layout may have compacted logs."""
         source = external_manifests(self.source.metadata)
         if source is None or source.layout in (Layout.LOGS, Layout.PINTEREST):
             return
@@ -258,10 +252,7 @@ def splits_of(opened: Sequence[OpenPartition], ranges: Sequence[PartitionRange],
 
 
 def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> list[OpenPartition]:
-    """The partitions that the options select, in order, by their newest manifests, which are pinned.
-
-    Raises NotFound and InvalidRequest as `plan_read` does; no pin remains then.
-    """
+    """Pin and return the selected partitions, in order. Raises as `plan_read`; no pin remains then."""
     layout = format_of(store, options)
     names = named_partitions(listed_partitions(store, layout, options), options)
     cache, keys = ChunkCache(_CACHE_BYTES), options.bucket.keys()
@@ -287,20 +278,14 @@ def open_partitions(store: ObjectStore, options: ReadOptions, now_ms: int) -> li
 
 
 def format_of(store: ObjectStore, options: ReadOptions) -> ExternalFormat | None:
-    """The bucket's external layout; None for our own.
-
-    Raises InvalidRequest if its names do not identify one.
-    """
+    """The bucket's external layout; None for our own. Raises InvalidRequest if its names do not identify one."""
     return None if options.layout.is_ours else external_format(store, options.layout)
 
 
 def listed_partitions(
     store: ObjectStore, layout: ExternalFormat | None, options: ReadOptions
 ) -> list[RemotePartitionName]:
-    """The partitions of the named topics, or of the whole bucket for a pattern, ordered by name.
-
-    If a named topic is missing, all partitions of the bucket, for the error message.
-    """
+    """The partitions of the named topics, by name; all of the bucket for a pattern or if a topic is missing."""
     if layout is not None:
         return list(layout.partitions(store))
     if options.pattern is not None:
@@ -311,10 +296,7 @@ def listed_partitions(
 
 
 def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> list[RemotePartitionName]:
-    """The partitions of the topics that `options` name, ordered by name.
-
-    Raises NotFound for a missing topic.
-    """
+    """The partitions of the topics that `options` name, by name. Raises NotFound for a missing topic."""
     topics = {name.topic for name in there}
     if options.pattern is not None:
         wanted = {topic for topic in topics if re.fullmatch(options.pattern, topic)}
@@ -332,11 +314,7 @@ def named_partitions(there: list[RemotePartitionName], options: ReadOptions) -> 
 
 
 def chosen_partitions(opened: Sequence[OpenPartition], options: ReadOptions) -> list[OpenPartition]:
-    """The partitions of living topics, in the order of the options.
-
-    Raises InvalidRequest if a name means two living topics. Raises NotFound for a partition that is missing or was
-    deleted with its topic; a pattern skips deleted topics.
-    """
+    """The partitions of living topics, in option order. Raises InvalidRequest for twin names, NotFound."""
     living = [each for each in opened if not each.is_deleted]
     for topic in sorted({each.name.topic for each in opened}):
         ids = sorted({each.name.topic_id for each in living if each.name.topic == topic})
@@ -378,6 +356,5 @@ def check_complete(side: str, bound: Bound, known: set[TopicPartition]) -> None:
 
 
 def _release(store: ObjectStore, opened: Iterable[OpenPartition], options: ReadOptions) -> None:
-    """Release the pins that this plan made."""
     pins = [(each.name.prefix, each.pin) for each in opened if each.pin and each.name.prefix not in options.pins]
     side_by_side(lambda pin: release_all(store, [pin]), pins)

@@ -1,15 +1,14 @@
-"""The Spark data sources ``tiered`` (batch and streaming reads, writes) and ``tiered-segments``, and `read_arrow`.
+"""The Spark data sources ``tiered`` (reads, streams, writes) and ``tiered-segments``, and `read_arrow`.
 
-`partitions` runs once for each ``load()``, so a DataFrame is a snapshot: call ``load()`` again to see newer segments.
-Spark does not prune columns of a Python source by itself. An explicit schema does:
-``.schema("offset long, key binary")`` transfers only these two columns.
+`partitions` runs once for each ``load()``, so a DataFrame is a snapshot. Spark does not prune columns of a Python
+source; an explicit schema does: ``.schema("offset long, key binary")`` transfers only these two columns.
 
 There is no `pushFilters` and must be none: Spark 4.x keeps pushed filters in the relation that all uses of a DataFrame
-share, so one query's filter leaks into the next (tests/spark/test_filter_leak.py shows it). Ranges are options instead.
+share, so one query's filter leaks into the next (tests/spark/test_filter_leak.py shows it).
 
-``tiered-segments`` is a bucket's segment entries as a table for SQL (`tiered.inspect.segment_table` has its columns).
-Each task reads the newest manifests of its partitions when it runs: cache the table to keep one state. Deleted topics
-are included as long as they have objects.
+``tiered-segments`` is a bucket's segment entries as a table (`tiered.inspect.segment_table`). Each task reads the
+newest manifests of its partitions when it runs: cache the table to keep one state. Deleted topics are included as long
+as they have objects.
 """
 
 from __future__ import annotations
@@ -64,11 +63,7 @@ COLUMNS = {
 
 
 class TieredSource(DataSource):
-    """The data source. Its options are in `tiered.spark.options`.
-
-    An unknown option and a wrong choice of topics raise InvalidRequest at ``load()``. A wrong value raises it when the
-    read is planned.
-    """
+    """The data source ``tiered``. Wrong topics and unknown options fail at ``load()``, wrong values at planning."""
 
     @classmethod
     def name(cls) -> str:
@@ -123,10 +118,7 @@ class BucketReader(DataSourceReader):
 
 
 def chosen_columns(schema: StructType, columns: Mapping[str, str] = COLUMNS) -> tuple[str, ...]:
-    """The names in `schema`.
-
-    Raises InvalidRequest unless they are columns of this source with their own types.
-    """
+    """The names in `schema`. Raises InvalidRequest unless they are columns of this source with their types."""
     for field in schema.fields:
         if columns.get(field.name) != field.dataType.simpleString():
             asked = f"{field.name} {field.dataType.simpleString()}"
@@ -209,15 +201,13 @@ def read_arrow(
 ) -> DataFrame:
     """Decode the records that `options` select to Arrow batches in the workers: a fast path for jobs.
 
-    A data source passes every record to the JVM, at about a third of a microsecond each. Here a task returns either the
-    result of `function` (a filter, an aggregate, or nothing because it wrote a file) or the requested columns only. The
-    DataFrame is planned when it is created and has one partition for each split. The function that the tasks run
+    A data source passes every record to the JVM, at about a third of a microsecond each. Here a task returns the result
+    of `function`, or the requested columns only. The DataFrame has one partition for each split. The tasks' function
     contains the splits and options, so they do not appear in a plan that the UI shows.
 
-    Options, splits and pins are as in ``spark.read.format("tiered")``. `columns` are the columns to decode, None for
-    all but headers. `function` receives a task's batches and returns batches of `schema` (DDL), which it requires. It
-    runs once for each split and must be picklable. Raises the errors of planning a read, and InvalidRequest for an
-    unknown column or a function without a schema.
+    `columns` None: all but headers. `function` receives a task's batches and returns batches of `schema` (DDL), which
+    it requires; it must be picklable. Raises the errors of planning a read, and InvalidRequest for an unknown column or
+    a function without a schema.
     """
     from tiered.spark.source.planning import plan_read
 

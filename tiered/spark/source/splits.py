@@ -1,8 +1,8 @@
 """Splits: tasks made of segment entries, as pure functions without Spark or a store.
 
-A `Split` is one task: a run of neighbouring pieces of one partition, packed up to `split_bytes`. Segments larger than a
-split are cut at batch starts, which their offset index names. Splits contain the entries of the manifest of the plan,
-so a long job reads one state of the log.
+A `Split` is a run of neighbouring pieces of one partition, packed up to `split_bytes`. Larger segments are cut at batch
+starts, which their offset index names. Splits contain the entries of the plan's manifest: a job reads one state of the
+log.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def one_by_one(work: Callable[[T], R], of: Sequence[T], /) -> list[R]:
 class Piece:
     """Whole batches of one segment: the batches with last offsets in ``[from_last, upto_last)``.
 
-    By the segment's offset index they are in the bytes ``[position, end_position)``. A task compares both positions
-    with the batches there (`tiered.spark.source.task`). The offsets therefore define the piece, and a wrong index entry
-    cannot change it.
+    By the offset index they are in the bytes ``[position, end_position)``. The offsets define the piece: a task
+    compares both positions with the batches there, so a wrong index entry cannot change it.
     """
 
     segment: SegmentEntry
@@ -57,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRange:
-    """A part of a read in one partition: the offsets ``[start_offset, next_offset)`` by the manifest `head_sequence`.
+    """Offsets ``[start_offset, next_offset)`` of one partition to read, by the manifest `head_sequence`.
 
     `prefix` is the prefix of the partition's keys in the store. Records of the `aborted` transactions are left out.
     `pin` protects the manifest, None without a pin. `layout` is the bucket's (`remote.external.external_layout`).
@@ -83,10 +82,7 @@ class PartitionRange(ReadRange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(ReadRange):
-    """One task. It drops the records of its batches outside its offsets.
-
-    `others` are pins of other partitions of the same read, with their prefixes. This task renews them too.
-    """
+    """One task; drops records outside its offsets. It renews the pins of `others`, partitions of the same read."""
 
     pieces: tuple[Piece, ...]
     others: tuple[tuple[str, Pin], ...] = ()
@@ -141,10 +137,7 @@ def wanted_segments(each: PartitionRange) -> tuple[SegmentEntry, ...]:
 
 
 def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRange]:
-    """Divide a range into equal parts of at most `records_max` offsets, as Kafka's source does.
-
-    Parts without a segment are left out.
-    """
+    """Divide a range into equal parts of at most `records_max` offsets, without parts that have no segment."""
     span = each.next_offset - each.start_offset
     shares = -(-span // records_max)
     bounds = [each.start_offset + share * span // shares for share in range(shares + 1)] if span else []
@@ -158,9 +151,8 @@ def _of_records(each: PartitionRange, records_max: int) -> Iterator[PartitionRan
 def trimmed(entries: Entries, segment: SegmentEntry, start_offset: int, next_offset: int) -> Piece:
     """The segment without leading and trailing batches that are outside the offsets by the index.
 
-    An entry names the last offset of the batch at its position. Everything from the **following** entry on is therefore
-    above that offset, and everything before the entry's position is below it. An entry with a position outside the
-    segment, or before the other cut, cuts nothing.
+    An entry names the last offset of the batch at its position: everything from the **following** entry on is above it.
+    An entry outside the segment, or before the other cut, cuts nothing.
     """
     first = bisect_right(entries, start_offset, key=_offset) - 1
     past = bisect_left(entries, next_offset - 1, key=_offset) + 1
@@ -179,10 +171,7 @@ def is_partial(segment: SegmentEntry, start_offset: int, next_offset: int) -> bo
 
 
 def with_others(splits: Sequence[Split]) -> list[Split]:
-    """The splits, each with up to OTHERS pins of other partitions, in rotation.
-
-    Tasks of one partition may wait for hours behind other tasks, or run again, and its pin must not expire.
-    """
+    """Add to each split up to OTHERS pins of other partitions, in rotation: their tasks may wait for hours."""
     pins = list(dict.fromkeys((split.prefix, split.pin) for split in splits if split.pin is not None))
     found, at = [], 0
     for split in splits:
@@ -207,10 +196,7 @@ def _cut_at_index(
 
 
 def _cut(piece: Piece, entries: Entries, split_bytes: int) -> Iterator[Piece]:
-    """Equal shares no larger than `split_bytes`, as nearly as batch starts in the index allow.
-
-    Both columns of an index ascend. An entry that is not above the previous cut is wrong and cuts nothing.
-    """
+    """Equal shares up to `split_bytes`, as nearly as the index allows; an entry that does not ascend cuts nothing."""
     shares = -(-piece.size_bytes // split_bytes)
     inside = [entry for entry in entries if piece.position < entry[1] < piece.end_position]
     starts = [position for _, position in inside]
@@ -257,7 +243,6 @@ def _split(each: PartitionRange, pieces: Sequence[Piece]) -> Split:
 
 
 def _within(aborted: Sequence[AbortedTransaction], start: int, end: int) -> tuple[AbortedTransaction, ...]:
-    """The aborted transactions that may have records in ``[start, end)``."""
     return tuple(each for each in aborted if each.first_offset < end and each.last_offset >= start)
 
 

@@ -1,8 +1,7 @@
 """A streaming read: the planner of its micro-batches, and the adapter to Spark's streaming engine.
 
-The planner lives in the driver as long as the query. Its only state is its view of the bucket: a restart finds the same
-again. Polling costs one small GET a partition, for the manifest after the last one seen, at most every POLL_MS even if
-Spark asks more often. New partitions and topics are listed every LIST_MS.
+The planner lives in the driver as long as the query. Polling costs one small GET a partition, for the manifest after
+the last one seen, at most every POLL_MS. New partitions and topics are listed every LIST_MS.
 
 A batch is planned on the newest manifests seen, without a pin: it is far shorter than the grace period. If an object is
 missing, the batch fails; at the restart of the query it is planned again, by newer manifests. A batch is a range of
@@ -74,9 +73,8 @@ class StreamPosition:
     | ``"@since": {"orders":{"0":100}}`` | the begin of the batch that ends here, if its start position lacks it |
     | ``"@initial": true`` | no batch was read: a restart may choose another start |
 
-    With the last two, a batch that was planned and not finished is the same batch after a restart. Spark does not store
-    the initial offsets; after a restart `latest` is another offset, and a new partition's log may begin later. No topic
-    name begins with ``@``.
+    With the last two, a planned batch is the same batch after a restart: Spark does not store the initial offsets, and
+    `latest` or the begin of a new partition's log may change. No topic name begins with ``@``.
     """
 
     offsets: Offsets
@@ -116,10 +114,7 @@ def batch_start(start: StreamPosition, end: StreamPosition, partition: TopicPart
 
 
 def prorated(start: Offsets, ends: Offsets, limit: int) -> dict[TopicPartition, int]:
-    """Ends that are `limit` offsets in all behind `start`, each partition by its share of the backlog.
-
-    As in Kafka's source a share below one is one: with many partitions the total may exceed `limit` by a few.
-    """
+    """Ends `limit` offsets in all behind `start`, by backlog; as in Kafka's source a share is at least one."""
     sizes = {each: max(0, ends[each] - start[each]) for each in ends}
     total = sum(sizes.values())
     if total <= limit:
@@ -157,10 +152,7 @@ def _words(given: object) -> dict[str, str]:
 
 
 class StreamPlanner:
-    """One query's view of the bucket. Not thread safe.
-
-    Every method raises Unavailable if the store is out of reach.
-    """
+    """One query's view of the bucket. Not thread safe. Every method may raise Unavailable."""
 
     def __init__(self, store: ObjectStore, options: StreamOptions, clock: Callable[[], int] = wall_ms) -> None:
         self._store = store
@@ -195,11 +187,7 @@ class StreamPlanner:
     def next_end(
         self, start: StreamPosition, *, offsets_max: int | None, bytes_max: int | None, may_wait: bool = True
     ) -> StreamPosition:
-        """The end of the batch that begins at `start`; `start` itself if there is nothing to read yet.
-
-        `offsets_max` and `bytes_max` limit the batch over all partitions; None for no limit. Raises OffsetOutOfRange
-        and NotFound for lost data.
-        """
+        """The end of the batch from `start`, perhaps `start` itself. Raises OffsetOutOfRange and NotFound."""
         now_ms = self._clock()
         self._batch_ms = now_ms if self._batch_ms is None else self._batch_ms
         seen = self._checked(start, self._newest_partitions())
@@ -234,7 +222,6 @@ class StreamPlanner:
     # --- the bucket ---------------------------------------------------------------------------------------------------
 
     def _newest_partitions(self) -> Partitions:
-        """The partitions by their newest manifests, at most POLL_MS old."""
         now_ms = self._clock()
         is_due = now_ms - self._listed_ms >= LIST_MS
         if is_due:
@@ -271,10 +258,7 @@ class StreamPlanner:
     # --- data loss ---------------------------------------------------------------------------------------------------
 
     def _checked(self, position: StreamPosition, seen: Partitions) -> Partitions:
-        """The partitions to read further.
-
-        Raises NotFound if one of `position` is missing or was created again.
-        """
+        """The partitions to read further. Raises NotFound if one of `position` is missing or was created again."""
         for name in sorted(position.offsets):
             each = seen.get(name)
             known_id = position.topic_ids.get(name.topic)
@@ -286,7 +270,6 @@ class StreamPlanner:
         return seen
 
     def _start_of(self, start: StreamPosition, each: OpenPartition) -> int:
-        """The next offset to read: that of `start`, or the log's first offset if `start` has none."""
         name = each.name.topic_partition
         edges = each.edges(self._options)
         is_the_same = start.topic_ids.get(name.topic) in (None, each.name.topic_id)
@@ -352,11 +335,7 @@ def _ids(seen: Partitions) -> dict[str, str]:
 
 
 class BucketStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The stream reader. Spark creates it twice.
-
-    One instance lives in a Python process next to the driver for the whole query and returns offsets and batches. The
-    other is pickled once, and the workers call its `read`: it has only options.
-    """
+    """The stream reader. One instance lives next to the driver; a pickled one reads in the workers."""
 
     def __init__(self, options: StreamOptions, names: tuple[str, ...]) -> None:
         self._options = options

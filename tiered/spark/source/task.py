@@ -1,11 +1,8 @@
 """One Spark task: fetch the pieces of its split, decode them, return Arrow batches.
 
-Data is fetched in windows of WINDOW_BYTES. A thread fetches the next window while one is decoded. All bytes pass the
-chunk checksums of `remote.fetch.range_reader` and the batch CRCs. The begin and end of a piece are compared with the
-batches there (`of_piece`). The store is opened here, in the worker process that uses it: a client created before a fork
-hangs or fails after it.
-
-The batches have the row schema of Spark's Kafka source:
+Data is fetched in windows of WINDOW_BYTES, the next one by a thread while one is decoded. All bytes pass the chunk
+checksums of `remote.fetch.range_reader` and the batch CRCs. The store is opened here, in the worker process: a client
+created before a fork hangs or fails after it. The batches have the row schema of Spark's Kafka source:
 
 | column | type | |
 |---|---|---|
@@ -15,8 +12,8 @@ The batches have the row schema of Spark's Kafka source:
 | timestampType | int | 0 create time, 1 log append time |
 | headers | array of struct of key string, value binary | null for a record without headers, as in Kafka's source |
 
-Keys and values are copied from the decoded buffer to Arrow's without becoming Python objects. Headers, which are rare,
-do become Python objects.
+Keys and values are copied from the decoded buffer to Arrow's without becoming Python objects. Headers do become Python
+objects.
 """
 
 from __future__ import annotations
@@ -131,7 +128,6 @@ def split_columns(
 
 
 def _remote(store: ObjectStore, split: Split, keys: KeyRing, layout: LayoutOptions) -> RemotePartition:
-    """The partition in the layout that the plan of the split detected."""
     cache = ChunkCache(_CACHE_BYTES)
     found = external_format(store, replace(layout, layout=split.layout)) if split.layout != OURS.layout else None
     if found is None:
@@ -150,10 +146,7 @@ def _gone(split: Split, error: NotFound) -> NotFound:
 
 
 class _Fetch:
-    """Reads windows, and fetches the likely next one into the cache.
-
-    An error of such a fetch is ignored: the read itself meets it again.
-    """
+    """Reads windows and prefetches the likely next one; the read itself meets an error of a prefetch again."""
 
     def __init__(self, remote: RemotePartition, threads: ThreadPoolExecutor, pin: PinKeeper) -> None:
         self._remote = remote
@@ -186,7 +179,6 @@ def _tightened(remote: RemotePartition, split: Split, piece: Piece) -> Piece:
 
 
 def _tightened_if_there(remote: RemotePartition, split: Split, piece: Piece | None) -> Piece | None:
-    """The piece for reading ahead; None if its segment is missing, which the real read reports."""
     with suppress(NotFound):
         return _tightened(remote, split, piece) if piece is not None else None
     return None
@@ -220,7 +212,6 @@ def _piece_columns(fetch: _Fetch, split: Split, piece: Piece, following: Piece |
 
 
 def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]:
-    """The batches in steps of bounded memory, at any compression ratio."""
     try:
         yield from kernels.decode_in_steps(data, step_bytes=STEP_BYTES)
     except Corrupt as error:
@@ -232,14 +223,14 @@ def _decoded(data: memoryview, piece: Piece, position: int) -> Iterator[Columns]
 
 # Read the remaining records of a piece with a deleted segment, for failOnDataLoss=false.
 #
-# A pinned read never needs this. Without a pin, or after its expiry, a segment may leave the bucket during a job:
+# Without a pin, or after its expiry, a segment may leave the bucket during a job:
 #
 # - Retention removes it, and its offsets are lost.
 # - Compaction, merging or encoding replaces it. Its offsets remain, some of its records perhaps not.
 #
-# The piece then continues with the newest manifest's entries for its offsets. Several tasks may share one segment. Each
-# task takes the same batches as before, selected by their last offsets, which survive a rewriting. No record is
-# read twice, and none is missed between two tasks.
+# The piece then continues with the newest manifest's entries for its offsets. Each task takes the same batches as
+# before, selected by their last offsets, which survive a rewriting. No record is read twice, and none is missed between
+# two tasks.
 
 
 def fallback_reads(
@@ -247,8 +238,7 @@ def fallback_reads(
 ) -> Iterator[Columns]:
     """The piece's records from `from_offset` on that the newest manifest still has, in offset order.
 
-    Raises Corrupt if that manifest names the missing object: this is damage, not data loss. Raises NotFound if the
-    replacement is missing too.
+    Raises Corrupt if that manifest names the missing object, NotFound if the replacement is missing too.
     """
     segment, name = piece.segment, TopicPartition(split.topic, split.partition)
     start, end = max(segment.base_offset, from_offset), segment.next_offset
@@ -276,8 +266,8 @@ def _rows(store: ObjectStore, split: Split, start: int, end: int) -> list[Segmen
 
 # The boundaries of a piece, compared with the batches there: an offset index is only a hint.
 #
-# An index bundle has a checksum, but its index may already have been wrong when it was copied. The offsets of a piece
-# therefore decide which batches belong to it. The bytes at both positions of the piece are compared with these offsets:
+# An index may already have been wrong when it was copied. So the offsets of a piece decide which batches belong to it.
+# The bytes at both positions of the piece are compared with these offsets:
 #
 # | the bytes there | the task |
 # |---|---|
@@ -316,10 +306,7 @@ def end_of_piece(piece: Piece, split: Split, data: memoryview, position: int, en
 
 
 def record_batches(columns: Columns, names: Sequence[str], topic: str, partition: int) -> Iterator[pa.RecordBatch]:
-    """The records in order, with the columns `names` of `TYPES`, in batches of bounded rows and bytes.
-
-    A record larger than BATCH_BYTES has a batch of its own.
-    """
+    """The records in order, in batches of bounded rows and bytes; one larger than BATCH_BYTES has its own."""
     schema = pa.schema([(name, TYPES[name]) for name in names])
     for rows in _slices(columns, names):
         part = columns.select(rows)
@@ -366,10 +353,7 @@ def _column(columns: Columns, name: str, topic: str, partition: int) -> pa.Array
 
 
 def _microseconds(columns: Columns, topic: str, partition: int) -> NDArray[np.int64]:
-    """The timestamps in microseconds. Raises InvalidRequest for a timestamp that does not fit.
-
-    A producer that wrote nanoseconds must not get a wrong year.
-    """
+    """The timestamps in microseconds. Raises InvalidRequest for one that does not fit, as one in nanoseconds."""
     strange = np.flatnonzero((columns.timestamps > _MS_MAX) | (columns.timestamps < -_MS_MAX))
     if len(strange):
         at = int(strange[0])
@@ -391,10 +375,7 @@ def _numbers(kind: pa.DataType, values: NDArray[Any]) -> pa.Array[Any]:
 
 
 def _repeated(word: bytes, count: int) -> pa.Array[Any]:
-    """One word `count` times.
-
-    `pyarrow.scalar` would import pandas into every worker: a quarter of a second.
-    """
+    """One word `count` times; `pyarrow.scalar` would import pandas into every worker (0.25 s)."""
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(word))
     return pa.Array.from_buffers(pa.string(), count, [None, _buffer(ends), pa.py_buffer(word * count)])
 
@@ -417,7 +398,6 @@ def _headers(columns: Columns) -> pa.Array[Any]:
 
 
 def _validity(is_there: NDArray[np.bool_]) -> pa.Buffer | None:
-    """Arrow's bit map; None if no value is null."""
     return None if is_there.all() else _buffer(np.packbits(is_there, bitorder="little"))
 
 
