@@ -258,7 +258,9 @@ def _compare_at(held: Partition, bucket: PartitionSource, manifest: Manifest, at
     try:
         ours = read_header(log.read(at, 1))
         entry, _ = bucket.entry_at(at)
-        if ours is None or ours.base_offset > at or entry is None or entry.cleaned_through is not None:
+        if ours is None or ours.base_offset > at or entry is None:
+            return None
+        if entry.cleaned_through is not None or entry.is_redacted:  # a job changed the batches of the bucket
             return None
         theirs = read_header(next(TieredReader(lambda _: bucket).batches(held.name, at, at + 1), memoryview(b"")))
     except Unavailable:

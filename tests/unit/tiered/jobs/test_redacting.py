@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from care_world import KEYS, MODES, NOW, SMALL_PAGES, CareWorld, all_kinds, batches, named
 from checked_bucket import check_bucket, damage
+from manager_world import NAME, TIERED, SwitchableStore, World, send, settle
 from rewrite_flows import records, small_segments
 
 from local import kernels
@@ -520,3 +521,23 @@ def test_redact_command_refuses_an_invalid_key_file_in_one_line(
     assert said in told
     assert told.startswith("Usage") or told.count("\n") == 1
     assert "person" not in told
+
+
+# --- managers --------------------------------------------------------------------------------------------------------
+
+
+def test_writer_with_offline_appends_continues_after_a_redaction_of_its_last_batch() -> None:
+    world = World()
+    with world.open() as manager:
+        manager.topics.create("t", 1, {**TIERED, "local.retention.ms": "-1"}, now_ms=NOW)
+        last = send(manager, 100)[-1]
+        manager.partitions.roll("t", now_ms=NOW)
+        settle(manager)
+    with world.open(store=SwitchableStore(world.store)) as manager:  # type: ignore[arg-type]
+        send(manager, 10, start=100)
+    assert last.key is not None
+    _redact(world.store, KeyDigests.of([last.key]))
+    with world.open() as manager:
+        assert manager.problems == {}
+        settle(manager)
+        assert manager.partitions.find(NAME).is_writer
