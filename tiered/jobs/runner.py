@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from os.path import dirname
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -132,13 +132,13 @@ class Failures:
         _log.error("work failed: partition=%s error=%s", self._names[number].topic_partition, error)
 
     @contextmanager
-    def noted(self, number: int) -> Iterator[None]:
-        """Record an error of the block, which then ends. Raises Unavailable."""
+    def noted(self, number: int, errors: tuple[type[LogError], ...] = (LogError,)) -> Iterator[None]:
+        """Record one of `errors` of the block, which then ends. Raises Unavailable, and errors of other types."""
         try:
             yield
         except Unavailable:
             raise
-        except LogError as error:
+        except errors as error:
             self.note(number, error)
 
     def settle(self, errors: dict[int, LogError] | None) -> None:
@@ -190,9 +190,13 @@ class Job(Protocol[U, R, Outcome]):
 
 
 class LocalJob(ABC, Generic[U, R]):
-    """Jobs of this process: each unit is committed before the next begins, and a plan ends with its first error."""
+    """Jobs of this process: each unit is committed before the next begins, and a plan ends with its first error.
+
+    An error that is none of `errors_of_plan` ends the job.
+    """
 
     batch_size = 1
+    errors_of_plan: ClassVar[tuple[type[LogError], ...]] = (LogError,)
     failures: Failures
 
     def begin(self, opened: ExitStack) -> None:
@@ -206,7 +210,7 @@ class LocalJob(ABC, Generic[U, R]):
         """Do one unit. Raises LogError."""
 
     def worker(self) -> Callable[[Sequence[U]], list[R | LogError]]:
-        return lambda units: [or_error(partial(self.do, unit)) for unit in units]
+        return lambda units: [or_error(partial(self.do, unit), self.errors_of_plan) for unit in units]
 
 
 def run_job(
@@ -276,13 +280,13 @@ def packed(work: Sequence[W], size_of: Callable[[W], int], task_bytes: int) -> l
     return [tuple(pack) for pack in packs]
 
 
-def or_error(do: Callable[[], R]) -> R | LogError:
-    """Return the result of `do`, or its error. Raises Unavailable, which is worth a retry."""
+def or_error(do: Callable[[], R], errors: tuple[type[LogError], ...] = (LogError,)) -> R | LogError:
+    """Return the result of `do`, or one of `errors`. Raises Unavailable, which is worth a retry, and other errors."""
     try:
         return do()
     except Unavailable:
         raise
-    except LogError as error:
+    except errors as error:
         return error
 
 

@@ -144,9 +144,8 @@ def run_restore(
     done = run_job(job, Here(should_stop), progress=progress, errors=errors)
     skipped = tuple(SkippedPartition(name=job.current[number], error=error) for number, error in errors.items())
     is_complete = len(done) + len(skipped) == len(topics)
-    for each in skipped:
-        if not isinstance(each.error, Corrupt | NotFound) or (is_complete and not done):
-            raise each.error
+    if skipped and is_complete and not done:
+        raise skipped[0].error
     partitions = tuple(each for topic in done for each in topic)
     return RestoreOutcome(partitions=partitions, is_complete=is_complete, skipped=skipped)
 
@@ -165,6 +164,7 @@ class RestoreUnit(NamedTuple):
 class RestoreJob(LocalJob[RestoreUnit, None]):
     """The restore of topics to this machine; a unit is a segment. Steps 4 to 7 of a topic follow its last unit."""
 
+    errors_of_plan = (Corrupt, NotFound)  # a takeover of the next topic after another error would only fence its writer
     store: ObjectStore
     plans: Sequence[TopicRestore]
     storage: Storage
@@ -196,7 +196,7 @@ class RestoreJob(LocalJob[RestoreUnit, None]):
     def units(self) -> Iterator[RestoreUnit]:
         """Take each topic over, and yield its entries."""
         for number, topic in enumerate(self.plans):
-            with self.failures.noted(number):
+            with self.failures.noted(number, self.errors_of_plan):
                 work = self._topics[number] = _TopicWork(self, topic)
                 for each in topic.partitions:
                     self.current[number] = each.name

@@ -10,7 +10,7 @@ import pytest
 from disk_model import ModelDisk, PowerCut
 from manager_world import COMPACTED, DAY, NAME, NOW, TIERED, World, send, settle
 
-from local.errors import Conflict, Corrupt, Fenced, InvalidRequest, NotFound
+from local.errors import Conflict, Corrupt, DiskFailed, Fenced, InvalidRequest, NotFound
 from local.format.record import Record, StoredRecord
 from local.log import checkpoints
 from local.log.producer_state import Producer
@@ -314,6 +314,26 @@ def test_segment_with_a_flipped_bit_is_never_restored() -> None:
     with pytest.raises(Corrupt):
         _restore(world.store, disk)
     assert not disk.is_directory(f"{ROOT}/t-0")
+
+
+def test_disk_error_ends_a_restore_before_it_takes_over_the_next_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, disk = World(), ModelDisk()
+    with world.open() as manager:
+        for topic in ("t", "u"):
+            manager.topics.create(topic, 1, TIERED, now_ms=NOW)
+            send(manager, 100, topic=topic)
+            manager.partitions.roll(topic, now_ms=NOW)
+        settle(manager)
+    logs = [MetadataLog(world.store, name.prefix) for name in list_partitions(world.store)]
+    epochs = [log.refresh(exact=True).epoch for log in logs]
+
+    def full(*_: object) -> None:
+        raise DiskFailed("no space left on the disk")
+
+    monkeypatch.setattr("tiered.migrate.restore_running._PartitionFiles.write", full)
+    with pytest.raises(DiskFailed):
+        _restore(world.store, disk, takes_over=True)
+    assert [log.refresh(exact=True).epoch for log in logs] == [epochs[0] + 1, epochs[1]]
 
 
 def test_restore_over_existing_files_is_refused() -> None:
