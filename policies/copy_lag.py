@@ -43,14 +43,14 @@ def copy_due_since_ms(snapshot: PartitionFigures) -> int | None:
     None while no segment is due, or where no time is known. A segment that is due only by `remote.copy.lag.bytes` has
     no time.
 
-    Pauses and running copies do not matter: the segment stays due. Of a compacted topic only cleaned segments are due.
+    Pauses, running copies and the end of the copy window do not matter: the segment stays due. Of a compacted topic only cleaned segments are due.
     """
     if not snapshot.is_tiered or snapshot.rules.copy_disabled:
         return None
     for segment, _ in uncopied_with_newer(snapshot):
         if snapshot.rules.cleanup_compact and segment.next_offset > snapshot.clean_cut:
             return None
-        since = segment_due_ms(snapshot, segment, newer_bytes=0)
+        since = _due_ms(snapshot, segment, newer_bytes=0)
         return int(since) if since <= snapshot.now_ms else None
     return None
 
@@ -71,20 +71,22 @@ def uncopied_with_newer(snapshot: PartitionFigures) -> Iterator[tuple[SegmentInf
 
 
 def segment_due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes: int) -> float:
-    """Return `copy_due_ms` of a local segment; outside the copy window, the next start of the window at least.
+    """Return the time in ms from which a local segment may be copied: outside the copy window, the window's next start
+    at least."""
+    due_ms, open_ms = _due_ms(snapshot, segment, newer_bytes), snapshot.rules.copy_window.next_open_ms(snapshot.now_ms)
+    return due_ms if open_ms == snapshot.now_ms else max(due_ms, open_ms)
 
-    A record timestamp or file time in the future does not delay the copy.
-    """
+
+def _due_ms(snapshot: PartitionFigures, segment: SegmentInfo, newer_bytes: int) -> float:
+    """Return `copy_due_ms` of a local segment. A record timestamp or file time in the future does not delay the copy."""
     now_ms = snapshot.now_ms
     newest_ms = -NEVER if segment.age_timestamp_ms > now_ms else segment.age_timestamp_ms
-    due_ms = copy_due_ms(
+    return copy_due_ms(
         snapshot.rules,
         closed_ms=min(segment.modified_ms, now_ms),
         newest_ms=newest_ms,
         reached_ms=lambda lag_bytes: now_ms if newer_bytes >= lag_bytes else NEVER,
     )
-    open_ms = snapshot.rules.copy_window.next_open_ms(now_ms)
-    return due_ms if open_ms == now_ms else max(due_ms, open_ms)
 
 
 def are_uploads_held(snapshot: PartitionFigures) -> bool:

@@ -192,7 +192,7 @@ def test_a_file_time_in_the_future_does_not_defer_a_copy_to_the_next_window() ->
     assert bases(taken) == [0]
 
 
-def test_a_copy_is_not_late_outside_the_copy_window_and_late_since_its_window_inside() -> None:
+def test_a_copy_is_late_since_its_first_copy_window_also_after_the_window_ended() -> None:
     def since(start: int, end: int) -> int | None:
         window = DailyWindow(start_ms=NOW + start, end_ms=NOW + end)
         segments = (replace(local(0, 2), modified_ms=NOW - 30), local(2, 3, active=True))
@@ -200,7 +200,8 @@ def test_a_copy_is_not_late_outside_the_copy_window_and_late_since_its_window_in
 
     assert since(-50, 50) == NOW - 30
     assert since(-20, 50) == NOW - 20
-    assert since(-50, -10) is None
+    assert since(-50, -10) == NOW - 30
+    assert since(-50, -31) is None
     assert since(10, 50) is None
 
 
